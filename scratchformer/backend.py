@@ -1,0 +1,159 @@
+"""Which array library an array belongs to, moving arrays, and choosing a device.
+
+The mathematics in `ops` is written once, against the functions that NumPy and CuPy share. Each operation asks
+`array_module` for the library of the arrays it was given, so both backends live in one process and there is no
+global switch. CuPy is imported only when a GPU is asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Array = Any  # numpy.ndarray, cupy.ndarray, or another library's array with the same functions
+
+CUPY_HELP = (
+    "CuPy is not installed; for a GPU install it with: pip install 'scratchformer[cuda13]' "
+    "(or [cuda12]); `scratchformer doctor` says which fits the driver"
+)
+
+
+class DeviceError(TypeError, ValueError):
+    """Arrays of two devices met in one call, or a device that is not there was asked for."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where arrays live: its `name` ("cpu", "gpu:0", ...), the array library `xp`, and for a GPU its `index`."""
+
+    name: str
+    xp: Any
+    index: int | None = None
+
+    def __enter__(self) -> Device:
+        if self.index is not None:
+            self.xp.cuda.Device(self.index).use()
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        pass
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __deepcopy__(self, _memo: dict) -> Device:
+        return self  # a device is a name for hardware: copies of a model share it
+
+
+CPU = Device("cpu", np)
+
+
+def _library(x: object) -> ModuleType | None:
+    """The array library that `x` belongs to, or None for plain numbers, strings and the like."""
+    if isinstance(x, np.ndarray):
+        return np
+    if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "__cuda_array_interface__"):
+        return sys.modules["cupy"]
+    if hasattr(x, "__array_namespace__") and not isinstance(x, np.generic):
+        return x.__array_namespace__()
+    return None
+
+
+def array_module(*arrays: object) -> Any:
+    """The array library (numpy, cupy, ...) that all `arrays` belong to; numbers and None belong to any.
+
+    Raises DeviceError if arrays of two libraries are given, naming both and the call that moves them.
+    """
+    found = None
+    for x in arrays:
+        library = _library(x)
+        if library is None or library is found:
+            continue
+        if found is not None:
+            raise DeviceError(
+                f"arrays of two devices in one call: {device_name(found)} and {device_name(library)}; "
+                "move one with scratchformer.backend.to_device(x, device), "
+                "or a whole model with layer.to(device)"
+            )
+        found = library
+    return np if found is None else found
+
+
+def device_name(library: Any) -> str:
+    """A short name for an array library, for messages: numpy is "cpu (numpy)", cupy is "gpu (cupy)"."""
+    kind = "cpu" if library is np else "gpu"
+    return f"{kind} ({library.__name__.rpartition('.')[2]})"
+
+
+def get_device(name: str = "auto") -> Device:
+    """The device called `name`: "cpu", "gpu" (the first), "gpu:1", or "auto" (a GPU if one works, else the CPU).
+
+    Raises DeviceError with what to install if a GPU is asked for by name and cannot be used.
+    """
+    kind, _, number = name.partition(":")
+    if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
+        raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
+    if kind == "cpu":
+        return CPU
+    try:
+        return _gpu(int(number or 0))
+    except DeviceError:
+        if kind == "gpu":
+            raise
+        return CPU
+
+
+def _gpu(index: int) -> Device:
+    try:
+        import cupy
+    except ImportError as error:
+        raise DeviceError(CUPY_HELP) from error
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"CuPy is installed but finds no usable GPU: {error}") from error
+    if index >= count:
+        raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
+    return Device(f"gpu:{index}", cupy, index)
+
+
+def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
+    """`x` as an array of `device` (and of `dtype`, if given); copies only when it must."""
+    library = _library(x)
+    with device:
+        if library is not None and library is not device.xp:
+            x = to_cpu(x)
+        return device.xp.asarray(x, dtype=dtype)
+
+
+def to_cpu(x: Array) -> np.ndarray:
+    """`x` as a NumPy array; a NumPy array is returned as it is."""
+    if isinstance(x, np.ndarray | np.generic) or _library(x) is None:
+        return np.asarray(x)
+    return x.get()
+
+
+def erf(x: Array) -> Array:
+    """The error function 2/√π ∫₀ˣ exp(−t²) dt, elementwise, in the precision of `x`.
+
+    NumPy has none, so SciPy's is used, and on a GPU the one that CuPy ships.
+    """
+    xp = array_module(x)
+    if xp is np:
+        from scipy.special import erf as erf_numpy
+
+        return erf_numpy(x)
+    if hasattr(xp, "erf"):
+        return xp.erf(x)
+    from cupyx.scipy.special import erf as erf_cupy
+
+    return erf_cupy(x)
+
+
+def scatter_add(target: Array, index: Array, values: Array) -> None:
+    """target[index] += values, unbuffered: an index that occurs twice is added twice. Changes `target` in place."""
+    array_module(target, index, values).add.at(target, index, values)

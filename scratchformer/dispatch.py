@@ -1,0 +1,79 @@
+"""One name, several implementations: a reference operation and its fast twins.
+
+An operation is a pair of functions. Decorating them makes the names dispatch:
+
+    @operation
+    def relu(x): ...                      # the reference, for every array library
+
+    @backward
+    def relu_backward(dy, cache): ...
+
+    @ops.relu.twin(np.ndarray)            # in kernels/: for NumPy arrays; its cache is a FastCache
+    def relu(x): ...
+
+    @ops.relu_backward.twin(FastCache)
+    def relu_backward(dy, cache): ...
+
+The forward twin is chosen by the type of the first array, the backward by the type of the cache. So a fused forward
+can never meet a reference backward, and inside `reference_only()` every call runs the plain mathematics.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_reference_depth = 0  # how many `reference_only()` blocks are open, in the whole process
+
+
+@contextmanager
+def reference_only() -> Iterator[None]:
+    """Inside this block every forward call runs the reference operation, never a twin.
+
+    It holds for the whole process, threads included, so that a training loop with replicas obeys it too.
+    A cache made by a twin before the block still goes to that twin's backward.
+    """
+    global _reference_depth
+    _reference_depth += 1
+    try:
+        yield
+    finally:
+        _reference_depth -= 1
+
+
+def operation(reference: Callable) -> Callable:
+    """Make `reference` an operation: the same function, for which twins can be registered with `.twin`."""
+    twins: dict[type, Callable] = {}
+
+    @functools.wraps(reference)
+    def forward(x, *args, **kwargs):
+        twin = twins.get(type(x)) if twins and not _reference_depth else None
+        return (twin or reference)(x, *args, **kwargs)
+
+    def twin(array_type: type) -> Callable:
+        """Register the decorated function for calls whose first argument is an `array_type`."""
+        return lambda function: twins.setdefault(array_type, function)
+
+    forward.reference = reference
+    forward.twins = twins
+    forward.twin = twin
+    return forward
+
+
+def backward(reference: Callable) -> Callable:
+    """Make `reference` the backward of an operation: twins registered with `.twin(CacheType)` take their caches."""
+    twins: dict[type, Callable] = {}
+
+    @functools.wraps(reference)
+    def dispatched(dy, cache, **kwargs):
+        return twins.get(type(cache), reference)(dy, cache, **kwargs)
+
+    def twin(cache_type: type) -> Callable:
+        """Register the decorated function for caches of `cache_type`."""
+        return lambda function: twins.setdefault(cache_type, function)
+
+    dispatched.reference = reference
+    dispatched.twins = twins
+    dispatched.twin = twin
+    return dispatched

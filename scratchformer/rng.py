@@ -1,0 +1,62 @@
+"""Counter-based random keys: the same key gives the same numbers, on every backend, however often it is asked.
+
+There is no generator whose state moves on. A `Key` is a tuple of words, (seed, step, micro-batch, layer, ...), and
+`fold` makes a new one from it. So a recomputed dropout mask is the same mask, replicas need no lock, and a resumed
+run needs no saved state beyond its step number.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Key:
+    """A random key, made of non-negative integers; `Key(seed)` starts a family and `fold` derives its members."""
+
+    words: tuple[int, ...]
+
+    def __init__(self, *words: int) -> None:
+        if any(w < 0 for w in words):
+            raise ValueError(f"seed: expected non-negative integers, got {words}")
+        object.__setattr__(self, "words", tuple(int(w) for w in words))
+
+    def fold(self, *parts: int | str) -> Key:
+        """A new key that depends on this one and on `parts` (step numbers, layer names)."""
+        return Key(*self.words, *(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts))
+
+    def generator(self) -> np.random.Generator:
+        """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
+        return np.random.Generator(np.random.Philox(self.seed_sequence()))
+
+    def seed_sequence(self) -> np.random.SeedSequence:
+        """NumPy's hash of the words; their number goes in too, since it pads short tuples with zeros."""
+        return np.random.SeedSequence((len(self.words), *self.words))
+
+
+# SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.
+_GAMMA = 0x9E3779B97F4A7C15
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
+    """`size` independent uniform 16-bit integers, in an array of library `xp`.
+
+    Word number i is the SplitMix64 mix of start(key) + i·γ, four 16-bit integers each. It needs only
+    multiplication, shift and exclusive-or, so it gives the same bits with every array library.
+    """
+    start = key.seed_sequence().generate_state(1, np.uint64)[0]
+    words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
+    words *= np.uint64(_GAMMA)
+    words += start
+    words ^= words >> np.uint64(30)
+    words *= np.uint64(_MIX_1)
+    words ^= words >> np.uint64(27)
+    words *= np.uint64(_MIX_2)
+    words ^= words >> np.uint64(31)
+    return words.view(np.uint16)[:size]
