@@ -1,0 +1,84 @@
+"""The classification transformer: which class does a text belong to?"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array
+from ..nn import Layer, Linear
+from ..ops.checks import expect_shape
+from ..rng import Key
+from .body import Body
+
+POOLS = {
+    "mean": (ops.mean_pool, ops.mean_pool_backward),
+    "max": (ops.max_pool, ops.max_pool_backward),
+}
+
+
+class ClassifierCache(NamedTuple):
+    body: Any
+    pool: Any
+    output: Any
+    log_softmax: Any
+
+
+class Classifier(Layer):
+    """Token ids -> body -> pooling over each text's true length -> linear -> log-probabilities.
+
+    vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
+    longest text. pool: "mean" or "max". `body` takes the remaining options of `Body`: norm, positions, dropout,
+    wide, d_ff, activation, bias, recompute.
+
+    Every position attends to every other of its text, but not to padding: a text's class does not depend on what it
+    was batched with.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_classes: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        max_length: int,
+        pool: str = "mean",
+        key: Key = Key(0),
+        **body: Any,
+    ) -> None:
+        if pool not in POOLS:
+            raise ValueError(f"pool: expected 'mean' or 'max', got {pool!r}")
+        self.pool = pool
+        self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
+        self.output = Linear(d_model, num_classes, key=key.fold("output"))
+
+    def forward(
+        self, ids: Array, lengths: Array | None = None, key: Key | None = None
+    ) -> tuple[Array, ClassifierCache]:
+        """Log-probabilities (B, num_classes) of ids (B, T), whose text b ends after lengths[b] tokens."""
+        if lengths is not None:
+            expect_shape("lengths", lengths, "B", B=ids.shape[0])
+        pool, _ = POOLS[self.pool]
+        x, body = self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)
+        x, pooled = pool(x, lengths)  # (B, C)
+        logits, output = self.output.forward(x)
+        y, log_softmax = ops.log_softmax(logits)
+        return y, ClassifierCache(body, pooled, output, log_softmax)
+
+    def backward(self, dy: Array, cache: ClassifierCache) -> None:
+        _, pool_backward = POOLS[self.pool]
+        dlogits = ops.log_softmax_backward(dy, cache.log_softmax)
+        dx = self.output.backward(dlogits, cache.output)
+        self.body.backward(pool_backward(dx, cache.pool), cache.body)
+
+    def loss(self, ids: Array, lengths: Array, labels: Array, key: Key | None = None) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,). (Log-probabilities are logits whose log Z is 0.)"""
+        y, forward = self.forward(ids, lengths, key)
+        loss, cross_entropy = ops.cross_entropy(y, labels)
+        return loss, (forward, cross_entropy)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        forward, cross_entropy = cache
+        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)

@@ -1,0 +1,63 @@
+"""The text-generation transformer: which token comes next?"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array
+from ..nn import Layer, Linear
+from ..rng import Key
+from .body import Body
+
+
+class LanguageModelCache(NamedTuple):
+    body: Any
+    output: Any
+
+
+class LanguageModel(Layer):
+    """Token ids -> causal body -> linear -> logits of the next token, at every position.
+
+    vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
+    sequence. `body` takes the remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias,
+    recompute.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        context: int,
+        key: Key = Key(0),
+        **body: Any,
+    ) -> None:
+        self.context = context
+        self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
+        self.output = Linear(d_model, vocab_size, key=key.fold("output"))
+
+    def forward(self, ids: Array, key: Key | None = None) -> tuple[Array, LanguageModelCache]:
+        """Logits (B, T, V) of ids (B, T): logits[:, t] predict the token behind ids[:, t]."""
+        x, body = self.body.forward(ids, key=key)
+        logits, output = self.output.forward(x)
+        return logits, LanguageModelCache(body, output)
+
+    def backward(self, dlogits: Array, cache: LanguageModelCache) -> None:
+        self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
+
+    def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind ids (B, T)."""
+        logits, forward = self.forward(ids, key)
+        loss, cross_entropy = ops.cross_entropy(logits, targets)
+        return loss, (forward, cross_entropy)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        forward, cross_entropy = cache
+        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+
+    def extend(self, ids: Array, keys: list[Array], values: list[Array], past: int) -> Array:
+        """Logits (B, T, V) of new tokens behind `past` stored ones: see `generation.KeyValueCache`."""
+        return self.output(self.body.extend(ids, keys, values, past))

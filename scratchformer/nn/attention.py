@@ -1,0 +1,119 @@
+"""Multi-head attention: of a sequence to itself, and of one sequence to another."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array
+from ..ops.checks import expect_shape
+from ..rng import Key
+from .layer import Layer
+from .linear import Linear
+
+
+class MultiHeadCache(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    attention: Any
+    unify: Any
+
+
+class CrossAttention(Layer):
+    """Queries from one sequence, keys and values from another: y_t is a mean over the memory, chosen by x_t.
+
+    d_model: C, the width of x (B, T, C), of memory (B, S, C) and of y (B, T, C).
+    heads: H. wide: False gives "narrow" heads of width D = C/H, which split the work of one head of width C; True
+    gives every head the full width D = C, at H times the cost. bias: of the query, key and value maps (the tutorial
+    has none); the map that unifies the heads always has one. Raises ValueError if narrow heads do not divide C.
+
+    All heads are computed at once. A map to H·D columns is H maps to D columns side by side, so that (B, T, H D) is
+    cut into (B, T, H, D), and the heads are brought in front of time, (B, H, T, D), as a second batch axis.
+
+    Backward. Cutting and moving axes only places numbers; their backward puts them back. The memory feeds keys and
+    values, so dmemory is the sum of the two. Backward gives (dx, dmemory).
+    """
+
+    def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
+        if heads < 1 or (d_model % heads and not wide):
+            raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
+        self.d_model, self.heads = d_model, heads
+        width = d_model * heads if wide else d_model  # H D
+        self.query = Linear(d_model, width, bias, key.fold("query"))
+        self.key = Linear(d_model, width, bias, key.fold("key"))
+        self.value = Linear(d_model, width, bias, key.fold("value"))
+        self.unify = Linear(width, d_model, key=key.fold("unify"))
+
+    def forward(self, x: Array, memory: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
+        """x: (B, T, C), memory: (B, S, C), pattern: which queries may see which places of the memory."""
+        expect_shape("x", x, "B T C", C=self.d_model)
+        expect_shape("memory", memory, "B S C", B=x.shape[0], C=self.d_model)
+        q, query = self.query.forward(x)
+        k, key = self.key.forward(memory)
+        v, value = self.value.forward(memory)
+        y, attention = ops.attention(*(self.split_heads(a) for a in (q, k, v)), pattern)
+        y, unify = self.unify.forward(self.join_heads(y))
+        return y, MultiHeadCache(query, key, value, attention, unify)
+
+    def backward(self, dy: Array, cache: MultiHeadCache) -> tuple[Array, Array]:
+        dy = self.unify.backward(dy, cache.unify)
+        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
+        dx = self.query.backward(self.join_heads(dq), cache.query)
+        dmemory = self.key.backward(self.join_heads(dk), cache.key)
+        dmemory += self.value.backward(self.join_heads(dv), cache.value)
+        return dx, dmemory
+
+    def split_heads(self, x: Array) -> Array:
+        """(B, T, H D) -> (B, H, T, D), a view."""
+        B, T, width = x.shape
+        return x.reshape(B, T, self.heads, width // self.heads).transpose(0, 2, 1, 3)
+
+    def join_heads(self, x: Array) -> Array:
+        """(B, H, T, D) -> (B, T, H D)."""
+        B, H, T, D = x.shape
+        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)
+
+
+class SelfAttention(CrossAttention):
+    """Multi-head attention of a sequence to itself: `CrossAttention` whose memory is x.
+
+    causal: position t sees only positions up to t, on top of any pattern that is given. The rest as in
+    `CrossAttention`. x, y: (B, T, C).
+
+    Backward. x is both the queries' and the memory's sequence, so its gradient is the sum of the two.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        causal: bool = False,
+        wide: bool = False,
+        bias: bool = False,
+        key: Key = Key(0),
+    ) -> None:
+        super().__init__(d_model, heads, wide, bias, key)
+        self.causal = causal
+
+    def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
+        if self.causal:
+            pattern = ops.Causal() if pattern is None else pattern & ops.Causal()
+        return super().forward(x, x, pattern)
+
+    def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
+        dx, dmemory = super().backward(dy, cache)
+        dx += dmemory
+        return dx
+
+    def extend(self, x: Array, keys: Array, values: Array, past: int) -> Array:
+        """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
+
+        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written behind. Causal.
+        """
+        total = past + x.shape[1]
+        keys[:, :, past:total] = self.split_heads(self.key(x))
+        values[:, :, past:total] = self.split_heads(self.value(x))
+        q = self.split_heads(self.query(x))
+        y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], ops.Causal())
+        return self.unify(self.join_heads(y))

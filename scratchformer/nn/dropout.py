@@ -1,0 +1,23 @@
+"""The dropout layer."""
+
+from __future__ import annotations
+
+from .. import ops
+from ..backend import Array
+from ..rng import Key
+from .layer import Layer
+
+
+class Dropout(Layer):
+    """Zeroes each element with probability p and scales the rest, given a key; without a key, or with p = 0, y = x."""
+
+    def __init__(self, p: float) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout: expected 0 <= p < 1, got {p}")
+        self.p = p
+
+    def forward(self, x: Array, key: Key | None = None) -> tuple[Array, tuple | None]:
+        return (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)
+
+    def backward(self, dy: Array, cache: tuple | None) -> Array:
+        return dy if cache is None else ops.dropout_backward(dy, cache)

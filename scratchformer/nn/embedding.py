@@ -1,0 +1,61 @@
+"""Token and position embeddings."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array, array_module
+from ..rng import Key
+from .layer import Layer, Param
+
+
+class TokenEmbedding(Layer):
+    """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens, standard normal at the start.
+
+    ids: (B, T), integers. Returns (B, T, C). There is nothing to pass back to ids, so backward gives None.
+    """
+
+    def __init__(self, vocab_size: int, d_model: int, key: Key = Key(0)) -> None:
+        draw = key.generator()
+        self.table = Param(draw.standard_normal((vocab_size, d_model), np.float32), "table")
+
+    def forward(self, ids: Array) -> tuple[Array, tuple]:
+        return ops.embedding(ids, self.table.data)
+
+    def backward(self, dy: Array, cache: tuple) -> None:
+        ops.embedding_backward(dy, cache, out=self.table.grad)
+
+
+class PositionEmbedding(Layer):
+    """y = x + table[:T]: a learned vector for each of max_length positions, standard normal at the start.
+
+    x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
+
+    Backward: y_btc = x_btc + table_tc, so dx = dy, and a position collects from every sequence, dtable_tc = Σ_b dy_btc.
+    """
+
+    def __init__(self, max_length: int, d_model: int, key: Key = Key(0)) -> None:
+        draw = key.generator()
+        self.table = Param(draw.standard_normal((max_length, d_model), np.float32), "table")
+
+    def forward(self, x: Array, start: int = 0) -> tuple[Array, slice]:
+        stop, max_length = start + x.shape[1], self.table.data.shape[0]
+        if stop > max_length:
+            raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
+        return x + self.table.data[start:stop], slice(start, stop)
+
+    def backward(self, dy: Array, cache: slice) -> Array:
+        self.table.grad[cache] += dy.sum(axis=0)
+        return dy
+
+
+class SinusoidalPositions(Layer):
+    """y = x + P[:T], with the fixed clock faces of `ops.sinusoidal_positions`; dx = dy. For any length."""
+
+    def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
+        _, T, C = x.shape
+        return x + ops.sinusoidal_positions(T, C, array_module(x), x.dtype, start), None
+
+    def backward(self, dy: Array, cache: None) -> Array:
+        return dy

@@ -1,0 +1,188 @@
+"""Parameters and layers: who owns the weights, and how they all come to lie in one flat array."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
+
+
+class Param:
+    """A trainable array and its gradient, of one shape. Sharing a Param between two layers ties their weights.
+
+    `name` is the leaf name ("w", "gamma"); the full name comes from where the Param stands in a model. `flat` is the
+    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own.
+    """
+
+    def __init__(self, data: Array, name: str) -> None:
+        self.data = data
+        self.grad = array_module(data).zeros_like(data)
+        self.name = name
+        self.flat: FlatParameters | None = None
+
+    def __deepcopy__(self, _memo: dict) -> Param:
+        twin = Param(self.data.copy(), self.name)
+        twin.grad = self.grad.copy()
+        return twin
+
+    def __repr__(self) -> str:
+        return f"Param({self.name}, shape={tuple(self.data.shape)}, dtype={self.data.dtype})"
+
+
+class FlatParameters:
+    """All parameters of a model as one array `data` (P,), and all their gradients as another, `grad` (P,).
+
+    Every Param becomes a view into both, so zeroing, clipping, Adam, casting, adding gradients of replicas, and saving
+    are each one operation on a flat array.
+    """
+
+    def __init__(self, params: list[Param], data: Array | None = None) -> None:
+        """Lay `params` out one after the other: in `data`, which has their values, or in a new array."""
+        xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
+        self.params = params
+        self.data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
+        self.grad = xp.zeros_like(self.data)
+        for p, view, grad in zip(params, self.views(self.data), self.views(self.grad), strict=True):
+            if data is None:
+                grad[...] = p.grad
+            p.data, p.grad, p.flat = view, grad, self
+
+    def views(self, flat: Array) -> Iterator[Array]:
+        """Cut a flat array (P,) into one view for each parameter, of its shape."""
+        start = 0
+        for p in self.params:
+            yield flat[start : start + p.data.size].reshape(p.data.shape)
+            start += p.data.size
+
+    @staticmethod
+    def of(params: Iterable[Param]) -> FlatParameters:
+        """The flat arrays of exactly these parameters; they are made if the parameters are not yet in any.
+
+        Raises ValueError if some of them belong to the flat arrays of a larger model.
+        """
+        params = list(params)
+        flat = params[0].flat if params else None
+        if flat is not None and {id(p) for p in flat.params} == {id(p) for p in params}:
+            return flat
+        if any(p.flat is not None for p in params):
+            raise ValueError("these parameters are part of a model whose flat arrays hold more than them")
+        return FlatParameters(params)
+
+
+class Layer:
+    """Something with parameters, a forward and a backward.
+
+        y, cache = layer.forward(x)
+        dx = layer.backward(dy, cache)      # and adds ∂L/∂w into the .grad of each of its parameters
+
+    The cache is all that passes from forward to backward: the layer keeps no activation. So it can be called twice
+    before either backward, from several threads, or once more in backward. `layer(x)` gives y alone.
+
+    Parameters and sub-layers are found among the attributes, in the order of their assignment, also inside lists.
+    A layer that drops out takes `key=`, a random key; without one it runs as in evaluation.
+    """
+
+    def forward(self, *inputs: Any, **options: Any) -> tuple[Any, Any]:
+        raise TypeError(f"{type(self).__name__} has no forward")
+
+    def backward(self, dy: Any, cache: Any) -> Any:
+        raise TypeError(f"{type(self).__name__} has no backward")
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return self.forward(*inputs, **options)[0]
+
+    def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
+        """Every attribute that is a layer or a parameter, with its name ("norm1", "blocks.0")."""
+        for name, value in vars(self).items():
+            if isinstance(value, Layer | Param):
+                yield name, value
+            elif isinstance(value, list):
+                yield from ((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Layer | Param))
+
+    def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
+        """This layer and all below it, outermost first, with their full names ("" for this one)."""
+        yield prefix, self
+        for name, child in self.named_children():
+            if isinstance(child, Layer):
+                yield from child.named_layers(f"{prefix}.{name}" if prefix else name)
+
+    def named_parameters(self) -> dict[str, Param]:
+        """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, under its first."""
+        found: dict[int, tuple[str, Param]] = {}
+        for prefix, layer in self.named_layers():
+            for name, child in layer.named_children():
+                if isinstance(child, Param):
+                    found.setdefault(id(child), (f"{prefix}.{name}" if prefix else name, child))
+        return dict(found.values())
+
+    def parameters(self) -> list[Param]:
+        """Every parameter, each once."""
+        return list(self.named_parameters().values())
+
+    @property
+    def flat(self) -> FlatParameters:
+        """The flat arrays that hold all parameters; made at the first call."""
+        return FlatParameters.of(self.parameters())
+
+    @property
+    def device(self) -> Device:
+        """Where the parameters are: its `xp` is their array library."""
+        parameters = self.parameters()
+        library = array_module(*(p.data for p in parameters))
+        if library is np:
+            return CPU
+        index = getattr(getattr(parameters[0].data, "device", None), "id", None)
+        return Device("strict" if index is None else f"gpu:{index}", library, index)
+
+    def zero_grad(self) -> None:
+        """Set every gradient to zero; nothing else."""
+        for p in self.parameters():
+            p.grad[...] = 0
+
+    def to(self, device: Device | None = None, dtype: Any = None) -> Self:
+        """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
+
+        The layer gets new arrays: make optimizers and replicas afterwards.
+        """
+        for p in self.parameters():
+            p.data, p.grad, p.flat = (*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
+        return self
+
+    def replica(self) -> Self:
+        """A copy of the layer that shares the parameter array and owns a gradient array (zero)."""
+        flat = self.flat
+        params = [Param(p.data, p.name) for p in flat.params]
+        FlatParameters(params, data=flat.data)
+        return copy.deepcopy(self, {id(p): twin for p, twin in zip(flat.params, params, strict=True)})
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """The parameters by name, as copies on the CPU."""
+        return {name: to_cpu(p.data).copy() for name, p in self.named_parameters().items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Copy the arrays of `state` into the parameters.
+
+        Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer; the message
+        names the tensors that are missing, left over or of another shape.
+        """
+        params = self.named_parameters()
+        problems = [f"missing: {name}" for name in params.keys() - state.keys()]
+        problems += [f"not in this model: {name}" for name in state.keys() - params.keys()]
+        problems += [
+            f"{name}: expected {tuple(p.data.shape)}, got {tuple(state[name].shape)}"
+            for name, p in params.items()
+            if name in state and tuple(state[name].shape) != tuple(p.data.shape)
+        ]
+        if problems:
+            raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
+        for name, p in params.items():
+            p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
+
+
+def _moved(x: Array, device: Device | None, dtype: Any) -> Array:
+    moved = x if device is None else to_device(x, device)
+    return moved.astype(moved.dtype if dtype is None else dtype)

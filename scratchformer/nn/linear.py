@@ -1,0 +1,34 @@
+"""The affine layer."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array
+from ..rng import Key
+from .layer import Layer, Param
+
+
+class Linear(Layer):
+    """y = x w + b.
+
+    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in.
+    """
+
+    def __init__(self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0)) -> None:
+        draw, bound = key.generator(), 1 / math.sqrt(d_in)
+        self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32), "w")
+        self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32), "b") if bias else None
+
+    def forward(self, x: Array) -> tuple[Array, tuple]:
+        return ops.linear(x, self.w.data, None if self.b is None else self.b.data)
+
+    def backward(self, dy: Array, cache: tuple) -> Array:
+        dx, dw, *db = ops.linear_backward(dy, cache)
+        self.w.grad += dw
+        if self.b is not None:
+            self.b.grad += db[0]
+        return dx

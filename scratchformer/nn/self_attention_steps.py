@@ -1,0 +1,120 @@
+"""Self-attention one step at a time, as the tutorial builds it; each class is the one before and one idea more.
+
+    BasicSelfAttention     no parameters: a sequence attends to itself
+    SingleHeadAttention    queries, keys and values, scaling, and a causal mask
+    MultiHeadLoop          several narrow heads, one after the other, and a matrix that unifies them
+
+They are for reading, and the tests hold each to the next. `attention.SelfAttention` computes all heads at once.
+Source: Bloem, "Transformers from scratch", 2019.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array, array_module
+from ..ops.checks import expect_shape
+from ..rng import Key
+from .layer import Layer
+from .linear import Linear
+
+
+class BasicCache(NamedTuple):
+    x: Array  # (B, T, C)
+    weights: Array  # (B, T, T)
+    softmax: Any
+
+
+class BasicSelfAttention(Layer):
+    """y_t = Σ_s w_ts x_s with w_t = softmax_s(x_t · x_s): every vector becomes a mean of all, by their likeness to it.
+
+    x: (B, T, C). No parameters, no scaling.
+
+    Backward. x stands in three places, and the gradient is the sum over them. As the values, dx_s = Σ_t w_ts dy_t.
+    The weights get dw_ts = dy_t · x_s, the scores z_ts = x_t · x_s get dz (see `ops.softmax`), and a score gives
+    dz_ts x_s to x_t, as the query, and dz_ts x_t to x_s, as the key:
+
+        dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
+    """
+
+    def forward(self, x: Array) -> tuple[Array, BasicCache]:
+        expect_shape("x", x, "B T C")
+        weights, cache = ops.softmax(x @ x.swapaxes(-1, -2))
+        return weights @ x, BasicCache(x, weights, cache)
+
+    def backward(self, dy: Array, cache: BasicCache) -> Array:
+        x, weights, softmax = cache
+        dz = ops.softmax_backward(dy @ x.swapaxes(-1, -2), softmax)
+        dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
+        return dx
+
+
+class SingleHeadCache(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    attention: Any
+
+
+class SingleHeadAttention(Layer):
+    """One head: x is made into queries, keys and values by three matrices, and attends to itself through them.
+
+    d_model: C, the width of x (B, T, C). d_head: D, the width of the head and of y (B, T, D); C if not given.
+    causal: position t sees only positions up to t.
+    """
+
+    def __init__(self, d_model: int, d_head: int | None = None, causal: bool = False, key: Key = Key(0)) -> None:
+        d_head = d_model if d_head is None else d_head
+        self.query = Linear(d_model, d_head, bias=False, key=key.fold("query"))
+        self.key = Linear(d_model, d_head, bias=False, key=key.fold("key"))
+        self.value = Linear(d_model, d_head, bias=False, key=key.fold("value"))
+        self.causal = causal
+
+    def forward(self, x: Array) -> tuple[Array, SingleHeadCache]:
+        expect_shape("x", x, "B T C", C=self.query.w.data.shape[0])
+        q, query = self.query.forward(x)
+        k, key = self.key.forward(x)
+        v, value = self.value.forward(x)
+        one_head = (slice(None), None)  # (B, T, D) -> (B, 1, T, D)
+        pattern = ops.Causal() if self.causal else None
+        y, attention = ops.attention(q[one_head], k[one_head], v[one_head], pattern)
+        return y[:, 0], SingleHeadCache(query, key, value, attention)
+
+    def backward(self, dy: Array, cache: SingleHeadCache) -> Array:
+        dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
+        dx = self.query.backward(dq, cache.query)
+        dx += self.key.backward(dk, cache.key)
+        dx += self.value.backward(dv, cache.value)
+        return dx
+
+
+class MultiHeadLoopCache(NamedTuple):
+    heads: list[SingleHeadCache]
+    unify: Any
+
+
+class MultiHeadLoop(Layer):
+    """y = [head_1(x), ..., head_H(x)] w + b: narrow heads of width C/H in a loop, side by side, then unified.
+
+    x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
+
+    Backward. Concatenation only places numbers, so each head gets its own columns of the gradient, and since
+    every head reads the same x, dx is the sum of what they return.
+    """
+
+    def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:
+        if d_model % heads:
+            raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
+        self.heads = [SingleHeadAttention(d_model, d_model // heads, causal, key.fold("head", h)) for h in range(heads)]
+        self.unify = Linear(d_model, d_model, key=key.fold("unify"))
+
+    def forward(self, x: Array) -> tuple[Array, MultiHeadLoopCache]:
+        outputs, caches = zip(*(head.forward(x) for head in self.heads), strict=True)
+        y, unify = self.unify.forward(array_module(x).concatenate(outputs, axis=-1))
+        return y, MultiHeadLoopCache(list(caches), unify)
+
+    def backward(self, dy: Array, cache: MultiHeadLoopCache) -> Array:
+        d_heads = self.unify.backward(dy, cache.unify)  # (B, T, C)
+        columns = array_module(dy).split(d_heads, len(self.heads), axis=-1)
+        return sum(head.backward(d, c) for head, d, c in zip(self.heads, columns, cache.heads, strict=True))

@@ -1,0 +1,60 @@
+"""The mathematics: each operation is a pair of pure functions, forward and backward, with its derivation.
+
+    y, cache = op(x, ...)          # cache: what the backward needs and no more
+    dx, ... = op_backward(dy, cache)
+
+The backward is the exact vector-Jacobian product: for a scalar loss L and dy = ∂L/∂y it gives dx = ∂L/∂x, one gradient
+for each differentiable argument, in their order. Nothing here holds state, and nothing writes to its arguments.
+
+Letters, the same in every module:
+
+    B batch            T query length     S key length      M memory length
+    C model width      H heads            D head width (C = H D)
+    F feed-forward width                  V vocabulary      N = B T tokens
+
+A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
+"""
+
+from .activations import gelu, gelu_backward, relu, relu_backward
+from .attention import attention, attention_backward
+from .cross_entropy import cross_entropy, cross_entropy_backward
+from .dropout import dropout, dropout_backward
+from .embedding import embedding, embedding_backward
+from .layernorm import layernorm, layernorm_backward
+from .linear import linear, linear_backward
+from .patterns import Causal, Full, Padding, Pattern
+from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
+from .positions import sinusoidal_positions
+from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+
+__all__ = [
+    "Causal",
+    "Full",
+    "Padding",
+    "Pattern",
+    "attention",
+    "attention_backward",
+    "cross_entropy",
+    "cross_entropy_backward",
+    "dropout",
+    "dropout_backward",
+    "embedding",
+    "embedding_backward",
+    "gelu",
+    "gelu_backward",
+    "layernorm",
+    "layernorm_backward",
+    "linear",
+    "linear_backward",
+    "log_softmax",
+    "log_softmax_backward",
+    "max_pool",
+    "max_pool_backward",
+    "mean_pool",
+    "mean_pool_backward",
+    "relu",
+    "relu_backward",
+    "sinusoidal_positions",
+    "softmax",
+    "softmax_backward",
+]

@@ -1,0 +1,91 @@
+"""Activations: ReLU and GELU, elementwise."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..backend import Array, array_module, erf
+from ..dispatch import backward, operation
+from .precision import widen
+
+
+@operation
+def relu(x: Array) -> tuple[Array, Array]:
+    """y = max(x, 0), elementwise.
+
+    x: any shape. Returns y of that shape, and as the cache where x > 0, a boolean array.
+
+    Backward. y_i = x_i where x_i > 0 and 0 elsewhere, so ∂y_i/∂x_j = δ_ij [x_i > 0]; at the kink x_i = 0 we take the
+    left derivative, 0. Then dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i [x_i > 0]:
+
+        dx = dy * positive
+
+    The cache keeps the comparison, one byte an element, rather than x.
+    Source: Nair, Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML 2010.
+    """
+    xp = array_module(x)
+    return xp.maximum(x, 0), x > 0
+
+
+@backward
+def relu_backward(dy: Array, positive: Array) -> Array:
+    """dx: see `relu`."""
+    dx = dy * positive
+    return dx
+
+
+class GeluCache(NamedTuple):
+    x: Array
+    approximate: str
+
+
+CUBIC = 0.044715  # the coefficient that Hendrycks and Gimpel fitted; it has no closed form
+
+
+@operation
+def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
+    """y = x Φ(x), with Φ the standard normal distribution function; elementwise.
+
+    x: any shape. approximate: "none" for Φ(x) = ½ (1 + erf(x/√2)); "tanh", as in GPT-2, for
+    Φ(x) ≈ ½ (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). Returns y of the shape of x, and the cache.
+    Raises ValueError for another `approximate`.
+
+    Backward. Elementwise, so dx = dy · dy/dx, and by the product rule dy/dx = Φ(x) + x Φ'(x).
+
+    Exact: Φ' is the normal density, φ(x) = exp(−x²/2)/√(2π), since erf'(z) = 2/√π exp(−z²):
+
+        dx = dy * (cdf + x * density)
+
+    Tanh: with t = tanh u, Φ' = ½ (1 − t²) u' and u' = √(2/π) (1 + 3·0.044715 x²), the same line holds with
+
+        density = 0.5 * (1 - t * t) * slope
+
+    The cache keeps x alone: Φ costs one more evaluation, and half the memory.
+    Source: Hendrycks, Gimpel, "Gaussian error linear units", 2016, section 2.
+    """
+    if approximate not in ("none", "tanh"):
+        raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    wide = widen(x)
+    if approximate == "none":
+        cdf = 0.5 * (1 + erf(wide * math.sqrt(0.5)))
+    else:
+        cdf = 0.5 * (1 + array_module(x).tanh(math.sqrt(2 / math.pi) * (wide + CUBIC * (wide * wide * wide))))
+    return (wide * cdf).astype(x.dtype, copy=False), GeluCache(x, approximate)
+
+
+@backward
+def gelu_backward(dy: Array, cache: GeluCache) -> Array:
+    """dx: see `gelu`."""
+    x = widen(cache.x)
+    xp = array_module(x)
+    if cache.approximate == "none":
+        cdf = 0.5 * (1 + erf(x * math.sqrt(0.5)))
+        density = xp.exp(-0.5 * (x * x)) / math.sqrt(2 * math.pi)
+    else:
+        t = xp.tanh(math.sqrt(2 / math.pi) * (x + CUBIC * (x * x * x)))
+        slope = math.sqrt(2 / math.pi) * (1 + 3 * CUBIC * (x * x))
+        cdf = 0.5 * (1 + t)
+        density = 0.5 * (1 - t * t) * slope
+    dx = dy * (cdf + x * density)
+    return dx.astype(dy.dtype, copy=False)

@@ -1,0 +1,90 @@
+"""Scaled dot-product attention with a pattern."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .checks import expect_shape
+from .patterns import Full, Pattern
+from .precision import widen
+
+
+class AttentionCache(NamedTuple):
+    q: Array  # (B, H, T, D)
+    k: Array  # (B, H, S, D)
+    v: Array  # (B, H, S, D)
+    probabilities: Array  # (B, H, T, S)
+
+
+def check_attention(q: Array, k: Array, v: Array) -> None:
+    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D)."""
+    array_module(q, k, v)
+    expect_shape("q", q, "B H T D")
+    B, H, _, D = q.shape
+    expect_shape("k", k, "B H S D", B=B, H=H, D=D)
+    expect_shape("v", v, "B H S D", B=B, H=H, S=k.shape[2], D=D)
+
+
+@operation
+def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, AttentionCache]:
+    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
+
+    q: (B, H, T, D). k, v: (B, H, S, D). pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
+    cache. A query that may see no key gets y = 0, and passes no gradient on. Raises ValueError if shapes do not fit.
+
+    Backward, for one sequence and one head. The forward is four steps,
+
+        a_ts = Σ_d q_td k_sd        z_ts = a_ts/√D        p_ts = exp(z_ts) / Σ_s' exp(z_ts')        y_td = Σ_s p_ts v_sd
+
+    with the sums over s restricted to the pattern (p_ts = 0 elsewhere). Going back, first the product with v:
+
+        dv_sd = Σ_t p_ts dy_td              dp_ts = Σ_d dy_td v_sd
+
+    then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0 so is
+    dz_ts: the pattern needs no second look. Last the scaled product of q and k:
+
+        dq_td = Σ_s dz_ts k_sd /√D          dk_sd = Σ_t dz_ts q_td /√D
+
+    A sum over s is a product from the left, dz k; a sum over t is a product with the transpose, dzᵀ q:
+
+        dv = probabilities.swapaxes(-1, -2) @ dy
+        dp = dy @ v.swapaxes(-1, -2)
+        dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+        dq = (dz * scale) @ k
+        dk = (dz * scale).swapaxes(-1, -2) @ q
+
+    The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
+    Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1.
+    """
+    check_attention(q, k, v)
+    xp = array_module(q)
+    scale = 1 / math.sqrt(q.shape[-1])
+    z = widen((q * scale) @ k.swapaxes(-1, -2))  # (B, H, T, S)
+    allowed = (pattern or Full()).dense(q.shape[2], k.shape[2], xp)
+    if allowed is None:
+        probabilities = xp.exp(z - z.max(axis=-1, keepdims=True))
+        probabilities /= probabilities.sum(axis=-1, keepdims=True)
+    else:
+        row_max = xp.where(allowed, z, -xp.inf).max(axis=-1, keepdims=True)
+        row_max = xp.where(allowed.any(axis=-1, keepdims=True), row_max, 0).astype(z.dtype, copy=False)
+        probabilities = xp.exp(xp.where(allowed, z - row_max, -xp.inf))
+        total = probabilities.sum(axis=-1, keepdims=True)
+        probabilities /= xp.where(total == 0, 1, total)  # a row that sees nothing stays zero
+    probabilities = probabilities.astype(q.dtype, copy=False)
+    return probabilities @ v, AttentionCache(q, k, v, probabilities)
+
+
+@backward
+def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv): see `attention`."""
+    q, k, v, probabilities = cache
+    scale = 1 / math.sqrt(q.shape[-1])
+    dv = probabilities.swapaxes(-1, -2) @ dy
+    dp = dy @ v.swapaxes(-1, -2)
+    dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+    dq = (dz * scale) @ k
+    dk = (dz * scale).swapaxes(-1, -2) @ q
+    return dq, dk, dv

@@ -1,0 +1,83 @@
+"""Softmax followed by cross-entropy, as one operation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .checks import expect_ids, expect_integers
+from .precision import widen
+
+
+class CrossEntropyCache(NamedTuple):
+    logits: Array  # (N, V)
+    log_z: Array  # (N, 1)
+    targets: Array  # (N,), 0 where ignored
+    counted: Array  # (N, 1), boolean
+    label_smoothing: float
+    shape: tuple[int, ...]
+
+
+@operation
+def cross_entropy(
+    logits: Array, targets: Array, ignore_index: int | None = None, label_smoothing: float = 0.0
+) -> tuple[Array, CrossEntropyCache]:
+    """loss = −1/n Σ_n Σ_v t_nv log softmax(z_n)_v: the mean over the n targets that count, in nats.
+
+    logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count.
+    label_smoothing: ε; the target distribution is t_v = (1 − ε)[v = target] + ε/V. Returns the loss, an array of no
+    axes, and the cache. If no target counts the loss is 0. Raises ValueError for shapes or ε that do not fit,
+    TypeError for targets that are not integers, and IndexError for one out of range.
+
+    Since Σ_v t_v = 1, with log Z = log Σ_v exp(z_v) the loss of a row needs no softmax:
+
+        ℓ = −Σ_v t_v (z_v − log Z) = log Z − (1 − ε) z_target − ε mean_v(z_v)
+
+    Backward. ∂ log Z/∂z_v = exp(z_v)/Z =: p_v, so ∂ℓ/∂z_v = p_v − t_v: softmax and logarithm have cancelled, and
+    nothing is divided by a small probability. The mean gives each of the n counted rows 1/n, every other row 0:
+
+        dlogits_nv = dloss [n counts] (p_nv − t_nv)/n
+
+    In the code t is subtracted from p in place: ε/V everywhere, 1 − ε at the target.
+
+        dlogits *= counted * (dloss / max(1, n))
+
+    The cache keeps the logits and log Z, from which p is one exponential, rather than p beside the logits.
+    Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
+    """
+    xp = array_module(logits, targets)
+    expect_integers("targets", targets)
+    V = logits.shape[-1]
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}")
+    z, targets = logits.reshape(-1, V), targets.reshape(-1)
+    counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
+    targets = xp.where(counted, targets, 0)
+    expect_ids("targets", targets, V)
+
+    wide = widen(z)
+    z_max = wide.max(axis=-1, keepdims=True)
+    log_z = z_max + xp.log(xp.exp(wide - z_max).sum(axis=-1, keepdims=True))  # (N, 1)
+    z_target = xp.take_along_axis(wide, targets[:, None], axis=1)
+    row = log_z - (1 - label_smoothing) * z_target
+    if label_smoothing:
+        row -= label_smoothing * wide.mean(axis=-1, keepdims=True)
+    n = int(counted.sum())
+    loss = xp.where(counted[:, None], row, 0).sum() / max(1, n)
+    return loss, CrossEntropyCache(z, log_z, targets, counted[:, None], label_smoothing, logits.shape)
+
+
+@backward
+def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
+    """dlogits: see `cross_entropy`. dloss: a number, or an array of no axes."""
+    z, log_z, targets, counted, label_smoothing, shape = cache
+    xp = array_module(z)
+    n = int(counted.sum())
+    dlogits = xp.exp(widen(z) - log_z)  # the softmax
+    dlogits -= label_smoothing / z.shape[1]
+    dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
+    dlogits *= counted * (dloss / max(1, n))
+    return dlogits.reshape(shape).astype(z.dtype, copy=False)

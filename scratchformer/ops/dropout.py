@@ -1,0 +1,47 @@
+"""Dropout with a key that replays it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from ..rng import Key, random_uint16
+
+LEVELS = 2**16  # a uniform 16-bit integer decides, so p is rounded to a multiple of 1/65536
+
+
+class DropoutCache(NamedTuple):
+    keep: Array  # of the shape of x, boolean
+    scale: float
+
+
+@operation
+def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
+    """y_i = k_i x_i / (1 − p), where k_i is 0 with probability p and 1 otherwise.
+
+    x: any shape. p: 0 ≤ p < 1. key: decides the k_i, so the same key drops the same elements on every backend.
+    Returns y of the shape of x, and the cache. The division keeps the expectation: E[y_i] = x_i.
+    Raises ValueError for another p.
+
+    Backward. Given the key the k_i are constants, and ∂y_i/∂x_j = δ_ij k_i/(1 − p):
+
+        dx = dy * cache.keep * cache.scale
+
+    The cache keeps k as booleans, one byte an element. (The key alone would do, at the price of drawing again.)
+    Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
+    """
+    if not 0 <= p < 1:
+        raise ValueError(f"p: expected 0 <= p < 1, got {p}")
+    xp = array_module(x)
+    threshold = min(round(p * LEVELS), LEVELS - 1)
+    keep = (random_uint16(key, x.size, xp) >= threshold).reshape(x.shape)
+    scale = LEVELS / (LEVELS - threshold)
+    return x * keep * scale, DropoutCache(keep, scale)
+
+
+@backward
+def dropout_backward(dy: Array, cache: DropoutCache) -> Array:
+    """dx: see `dropout`."""
+    dx = dy * cache.keep * cache.scale
+    return dx

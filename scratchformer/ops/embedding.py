@@ -1,0 +1,48 @@
+"""Looking rows up in a table."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module, scatter_add
+from ..dispatch import backward, operation
+from .checks import expect_ids
+
+
+class EmbeddingCache(NamedTuple):
+    ids: Array  # (...)
+    rows: int  # V
+
+
+@operation
+def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
+    """y_n = table[ids_n]: a row of the table for each id.
+
+    ids: (...), integers from 0 to V − 1. table: (V, C). Returns y (..., C) and the cache.
+    Raises TypeError for ids that are not integers, and IndexError for one out of range.
+
+    Backward. In indices, y_nc = Σ_v [ids_n = v] table_vc, a product with a matrix of ones and zeros, so that
+
+        dtable_vc = Σ_n [ids_n = v] dy_nc
+
+    Row v collects dy from every place where token v stands. A token that occurs twice is added twice, so the
+    addition must be unbuffered; `dtable[ids] += dy` would keep only the last of them. The ids have no gradient.
+
+        scatter_add(dtable, ids, dy)
+
+    The cache keeps the ids and the number of rows. `embedding_backward(dy, cache, out=grad)` adds into `grad`
+    instead of a new table of zeros, for tables much larger than a batch.
+    """
+    xp = array_module(ids, table)
+    expect_ids("ids", ids, table.shape[0])
+    return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape[0])
+
+
+@backward
+def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = None) -> Array:
+    """dtable, or `out` with dtable added to it: see `embedding`."""
+    xp = array_module(dy, cache.ids)
+    dtable = xp.zeros((cache.rows, dy.shape[-1]), dtype=dy.dtype) if out is None else out
+    ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
+    scatter_add(dtable, ids, dy)
+    return dtable

@@ -1,0 +1,62 @@
+"""Layer normalisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .precision import widen
+
+
+class LayerNormCache(NamedTuple):
+    xhat: Array  # (..., C), the normalised x
+    rstd: Array  # (..., 1), 1/σ
+    gamma: Array  # (C,)
+
+
+@operation
+def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[Array, LayerNormCache]:
+    """y = γ x̂ + β with x̂ = (x − μ)/σ: each row is brought to mean 0 and variance 1, then scaled and shifted.
+
+    x: (..., C). gamma, beta: (C,). eps: added to the variance. Returns y of the shape of x, and the cache.
+    For a row, μ = 1/C Σ_c x_c and σ² = 1/C Σ_c (x_c − μ)² + eps. Raises ValueError if the widths differ.
+
+    Backward. The parameters enter elementwise, and every row n uses them:
+
+        dγ_c = Σ_n dy_nc x̂_nc        dβ_c = Σ_n dy_nc        g_c := ∂L/∂x̂_c = dy_c γ_c
+
+    Within one row, x_k acts on x̂_c directly, through μ and through σ. From σ² above,
+
+        ∂μ/∂x_k = 1/C
+        ∂σ/∂x_k = 1/(2σ) · 2/C Σ_c (x_c − μ)(δ_ck − 1/C) = 1/C · (x_k − μ)/σ = x̂_k/C      (Σ_c (x_c − μ) = 0)
+        ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · x̂_k/C = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
+
+    and collecting dx_k = Σ_c g_c ∂x̂_c/∂x_k gives dx = (g − mean(g) − x̂ mean(g x̂))/σ: what is left of g when its
+    components along the vectors 1 and x̂, which normalising removes, are taken out. g carries γ *into* both means.
+
+        dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+
+    The cache keeps x̂, 1/σ and γ; x, μ and β are not needed again.
+    Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
+    """
+    xp = array_module(x, gamma, beta)
+    if gamma.shape != x.shape[-1:] or beta.shape != gamma.shape:
+        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+    wide = widen(x)
+    centred = wide - wide.mean(axis=-1, keepdims=True)
+    rstd = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    xhat = (centred * rstd).astype(x.dtype, copy=False)
+    return gamma * xhat + beta, LayerNormCache(xhat, rstd, gamma)
+
+
+@backward
+def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, Array]:
+    """(dx, dgamma, dbeta): see `layernorm`."""
+    dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
+    dy, xhat, rstd = widen(dy), widen(cache.xhat), cache.rstd
+    dgamma = (dy * xhat).sum(axis=rows)
+    dbeta = dy.sum(axis=rows)
+    g = dy * cache.gamma
+    dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+    return tuple(d.astype(dtype, copy=False) for d in (dx, dgamma, dbeta))

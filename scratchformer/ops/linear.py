@@ -1,0 +1,60 @@
+"""The affine map."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .precision import widen
+
+
+class LinearCache(NamedTuple):
+    x: Array  # (..., I)
+    w: Array  # (I, O)
+    has_bias: bool
+
+
+@operation
+def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCache]:
+    """y = x w + b, over the last axis of x.
+
+    x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for none.
+    Returns y (..., O) and the cache. Raises ValueError if the inner sizes differ.
+
+    Backward. In indices, y_no = Σ_i x_ni w_io + b_o, so that
+
+        ∂y_no/∂x_mi = δ_nm w_io        dx_ni = Σ_o dy_no w_io        (a row of dy meets every row of w)
+        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (w is used by every row: sum over them)
+        ∂y_no/∂b_j  = δ_oj             db_o  = Σ_n dy_no
+
+    The sums are matrix products, with all leading axes folded into n:
+
+        dx = dy @ w.T
+        dw = x.T @ dy
+        db = widen(dy).sum(axis=0).astype(dy.dtype)
+
+    The cache keeps x for dw and w for dx; b is needed by neither. Without b there is no db.
+    """
+    array_module(x, w, b)
+    if x.shape[-1] != w.shape[0]:
+        raise ValueError(f"x: expected (..., {w.shape[0]}), got {tuple(x.shape)}")
+    y = x.reshape(-1, w.shape[0]) @ w
+    if b is not None:
+        y += b
+    return y.reshape(*x.shape[:-1], w.shape[1]), LinearCache(x, w, b is not None)
+
+
+@backward
+def linear_backward(dy: Array, cache: LinearCache) -> tuple[Array, ...]:
+    """(dx, dw, db), or (dx, dw) without bias: see `linear`."""
+    w, shape = cache.w, cache.x.shape
+    x = cache.x.reshape(-1, w.shape[0])  # (N, I)
+    dy = dy.reshape(-1, w.shape[1])  # (N, O)
+    dx = dy @ w.T
+    dw = x.T @ dy
+    dx = dx.reshape(shape)
+    if not cache.has_bias:
+        return dx, dw
+    db = widen(dy).sum(axis=0).astype(dy.dtype)
+    return dx, dw, db

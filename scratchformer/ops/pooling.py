@@ -1,0 +1,92 @@
+"""Pooling over time, of sequences whose ends are padding."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .checks import expect_shape
+from .precision import widen
+
+
+class MeanPoolCache(NamedTuple):
+    weights: Array  # (B, T): 1/length within a sequence, 0 in its padding
+
+
+def _within(x: Array, lengths: Array | None) -> Array:
+    """(B, T), true where t < length; a sequence of length None is all true."""
+    xp = array_module(x, lengths)
+    expect_shape("x", x, "B T C")
+    if lengths is None:
+        return xp.ones(x.shape[:2], dtype=bool)
+    expect_shape("lengths", lengths, "B", B=x.shape[0])
+    return xp.arange(x.shape[1])[None, :] < lengths[:, None]
+
+
+@operation
+def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCache]:
+    """y_b = 1/n_b Σ_{t < n_b} x_bt: the mean of a sequence over its true length n_b.
+
+    x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
+    A sequence of length 0 has mean 0. Raises ValueError if the shapes do not fit.
+
+    Backward. With weights a_bt = [t < n_b]/n_b the mean is y_bc = Σ_t a_bt x_btc, linear in x, so that
+    ∂y_bc/∂x_btc = a_bt, and each step of the sequence gets its share of dy, the padding none:
+
+        dx = weights[:, :, None] * dy[:, None, :]
+
+    The cache keeps the a_bt; x is not needed.
+    """
+    within = _within(x, lengths)
+    wide = widen(x)
+    count = array_module(x).maximum(within.sum(axis=1, keepdims=True), 1)  # (B, 1)
+    weights = within / count.astype(wide.dtype)  # (B, T)
+    y = (wide * weights[:, :, None]).sum(axis=1)
+    return y.astype(x.dtype, copy=False), MeanPoolCache(weights)
+
+
+@backward
+def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
+    """dx: see `mean_pool`."""
+    weights = cache.weights
+    dx = weights[:, :, None] * dy[:, None, :]
+    return dx.astype(dy.dtype, copy=False)
+
+
+class MaxPoolCache(NamedTuple):
+    winner: Array  # (B, C), the step that has the maximum
+    live: Array  # (B, 1), false where a sequence has length 0
+    length: int  # T
+
+
+@operation
+def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCache]:
+    """y_bc = max_{t < n_b} x_btc: the maximum of each column over the true length n_b.
+
+    x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
+    A sequence of length 0 gives 0. Raises ValueError if the shapes do not fit.
+
+    Backward. Near x, y_bc = x_btc for the step t = t*_bc that wins, so ∂y_bc/∂x_btc = [t = t*_bc]: all of dy goes to
+    the winner. Of equal maxima the first wins, one of the subgradients.
+
+        dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
+
+    The cache keeps the winners, (B, C), rather than x, (B, T, C).
+    """
+    xp = array_module(x, lengths)
+    within = _within(x, lengths)
+    live = within.any(axis=1, keepdims=True)  # (B, 1)
+    winner = xp.where(within[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
+    y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
+    return xp.where(live, y, 0).astype(x.dtype, copy=False), MaxPoolCache(winner, live, x.shape[1])
+
+
+@backward
+def max_pool_backward(dy: Array, cache: MaxPoolCache) -> Array:
+    """dx: see `max_pool`."""
+    xp = array_module(dy)
+    winner, live = cache.winner, cache.live
+    steps = xp.arange(cache.length)[None, :, None]  # (1, T, 1)
+    dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
+    return dx.astype(dy.dtype, copy=False)

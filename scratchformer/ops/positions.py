@@ -1,0 +1,31 @@
+"""Position encodings that are computed, not learned."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array
+
+BASE = 10_000  # wavelengths run from 2π to BASE · 2π
+
+
+def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = np.float32, start: int = 0) -> Array:
+    """P[t, 2i] = sin(t / 10000^(2i/C)), P[t, 2i+1] = cos(t / 10000^(2i/C)): a clock face for each pair of columns.
+
+    length: T, positions `start` ... `start` + T − 1. d_model: C; if odd, the last pair has no cosine.
+    Returns (T, C) in library `xp`. It depends on no parameter and no input, so there is nothing to differentiate:
+    added to x, it passes dy on unchanged.
+
+    Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
+    """
+    if length < 1 or d_model < 1:
+        raise ValueError(f"length, d_model: expected positive numbers, got {length}, {d_model}")
+    t = np.arange(start, start + length)[:, None]  # (T, 1)
+    pair = np.arange(0, d_model, 2)  # (⌈C/2⌉,)
+    angle = t / BASE ** (pair / d_model)  # (T, ⌈C/2⌉), float64
+    table = np.empty((length, d_model))
+    table[:, 0::2] = np.sin(angle)
+    table[:, 1::2] = np.cos(angle[:, : d_model // 2])
+    return xp.asarray(table.astype(dtype))

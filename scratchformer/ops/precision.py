@@ -1,0 +1,12 @@
+"""Half precision is stored, not summed: reductions of float16 data run in float32."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..backend import Array
+
+
+def widen(x: Array) -> Array:
+    """`x` itself, or a float32 copy if it is float16."""
+    return x.astype(np.float32) if x.dtype == np.float16 else x

@@ -1,0 +1,73 @@
+"""Softmax and its logarithm, over the last axis."""
+
+from __future__ import annotations
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .precision import widen
+
+
+@operation
+def softmax(z: Array) -> tuple[Array, Array]:
+    """y_i = exp(z_i) / Σ_j exp(z_j), over the last axis.
+
+    z: (..., V). Returns y of that shape, each row positive with sum 1, and as the cache a copy of y.
+    The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
+
+    Backward. With Z = Σ_j exp(z_j), the quotient rule gives
+
+        ∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z² = y_i (δ_ik − y_k)
+
+    so that dz_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i). The Jacobian has V² entries, but it is a
+    diagonal minus a rank-one matrix, and its product with dy costs one dot product a row:
+
+        dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+
+    The cache keeps y alone, since the Jacobian is a function of y. It is a copy: the caller may change the y it got.
+    """
+    xp = array_module(z)
+    wide = widen(z)
+    y = xp.exp(wide - wide.max(axis=-1, keepdims=True))
+    y /= y.sum(axis=-1, keepdims=True)
+    y = y.astype(z.dtype, copy=False)
+    return y, y.copy()
+
+
+@backward
+def softmax_backward(dy: Array, y: Array) -> Array:
+    """dz: see `softmax`."""
+    dtype, dy, y = dy.dtype, widen(dy), widen(y)
+    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+    return dz.astype(dtype, copy=False)
+
+
+@operation
+def log_softmax(z: Array) -> tuple[Array, Array]:
+    """y_i = z_i − log Σ_j exp(z_j), over the last axis.
+
+    z: (..., V). Returns y of that shape, log-probabilities, and as the cache a copy of y.
+    The sum is taken after the row's maximum is subtracted, and so is at least 1: no logarithm of zero.
+
+    Backward. ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
+
+        dz_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
+
+        dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
+
+    The cache keeps y alone: exp(y) is the softmax.
+    """
+    xp = array_module(z)
+    wide = widen(z)
+    shifted = wide - wide.max(axis=-1, keepdims=True)
+    y = shifted - xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))
+    y = y.astype(z.dtype, copy=False)
+    return y, y.copy()
+
+
+@backward
+def log_softmax_backward(dy: Array, y: Array) -> Array:
+    """dz: see `log_softmax`."""
+    xp = array_module(dy, y)
+    dtype, dy, y = dy.dtype, widen(dy), widen(y)
+    dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
+    return dz.astype(dtype, copy=False)
