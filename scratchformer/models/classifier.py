@@ -49,6 +49,16 @@ class Classifier(Layer):
     ) -> None:
         if pool not in POOLS:
             raise ValueError(f"pool: expected 'mean' or 'max', got {pool!r}")
+        self.config = dict(
+            vocab_size=vocab_size,
+            num_classes=num_classes,
+            d_model=d_model,
+            heads=heads,
+            depth=depth,
+            max_length=max_length,
+            pool=pool,
+            **body,
+        )
         self.pool = pool
         self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
         self.output = Linear(d_model, num_classes, key=key.fold("output"))

@@ -10,6 +10,8 @@ from ..nn import Layer, Linear
 from ..rng import Key
 from .body import Body
 
+IGNORED = -1  # a target that does not count
+
 
 class LanguageModelCache(NamedTuple):
     body: Any
@@ -34,6 +36,9 @@ class LanguageModel(Layer):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
+        self.config = dict(
+            vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **body
+        )
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
         self.output = Linear(d_model, vocab_size, key=key.fold("output"))
@@ -48,9 +53,12 @@ class LanguageModel(Layer):
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind ids (B, T)."""
+        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind ids (B, T).
+
+        A target of IGNORED does not count.
+        """
         logits, forward = self.forward(ids, key)
-        loss, cross_entropy = ops.cross_entropy(logits, targets)
+        loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:

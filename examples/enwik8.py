@@ -1,0 +1,77 @@
+"""Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
+
+Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
+of Python's standard library.
+"""
+
+import sys
+
+from scratchformer import Key
+from scratchformer.data import DataError, TextBatches, load_enwik8, load_standard_library
+from scratchformer.generation import stream_text
+from scratchformer.models import LanguageModel
+from scratchformer.optim import Adam, Cosine
+from scratchformer.training import Replicas, evaluate_language_model, load_model, train
+from scratchformer.training.program import run_program, start_run
+
+PRESETS = {
+    "small": dict(
+        d_model=128, heads=4, depth=4, context=128, norm="pre", batch_size=32, lr=1e-3, warmup=100, steps=1000
+    ),
+    "tutorial": dict(
+        d_model=256, heads=8, depth=12, context=256, norm="post", batch_size=32, lr=1e-4, warmup=5000, steps=170_000
+    ),
+}
+
+
+def load_corpus(path):
+    try:
+        return load_enwik8(path)
+    except DataError as error:
+        if path is not None:
+            raise
+        corpus = load_standard_library()
+        print(f"{error}\ntraining on {corpus.name} instead")
+        return corpus
+
+
+def main(argv=None):
+    run = start_run("enwik8", __doc__, PRESETS, argv)
+    corpus = load_corpus(run.data)
+    key = Key(run.seed)
+    sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context", "norm")}
+    model = LanguageModel(256, key=key.fold("weights"), **sizes).to(run.device)
+    print(f"{corpus.name}: {len(corpus.train):,} training bytes; {model.flat.data.size:,} parameters")
+
+    batches = TextBatches(corpus.train, run.batch_size, run.context, key.fold("batches"))
+    with Replicas(model, **run.replicas_on_device()) as replicas:
+        validation = corpus.validation[:100_000]
+        state = train(
+            replicas,
+            Adam(model.parameters(), run.lr),
+            Cosine(run.lr, run.warmup, run.steps, floor=run.lr / 10),
+            batches,
+            run.steps,
+            run.out,
+            evaluate=lambda: evaluate_language_model(replicas, validation),
+            evaluate_every=max(250, run.steps // 20),
+            select=("bits_per_byte", "min"),
+            seed=run.seed,
+            identity={"corpus": corpus.name},
+            resume=run.resume,
+            tensorboard=run.tensorboard,
+        )
+        best, _ = load_model(run.out / "best.safetensors")
+        model.load_state_dict(best.state_dict())
+        test = evaluate_language_model(replicas, corpus.test)["bits_per_byte"]
+        print(f"{corpus.name}: {test:.4f} bits per byte on the last 5%, the best of {state['step']} steps")
+
+    prompt = corpus.test[: run.context // 2].tobytes().decode("utf-8", errors="ignore")
+    print(f"\n--- the model continues a text it has not seen ---\n{prompt}|", end="")
+    for text in stream_text(model, prompt, tokens=400, temperature=0.7, key=key.fold("sample")):
+        print(text, end="", flush=True)
+    print(f"\n---\nmore of it: scratchformer generate {run.out}", file=sys.stdout)
+
+
+if __name__ == "__main__":
+    run_program(main)

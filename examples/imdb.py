@@ -1,0 +1,62 @@
+"""Train the classification transformer on IMDb: is a film review positive or negative?
+
+The model is chosen on a validation part of the training reviews and scored once on the test reviews.
+Without --data the official archive is downloaded.
+"""
+
+from scratchformer import Key
+from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
+from scratchformer.models import Classifier
+from scratchformer.optim import AdamW, Cosine
+from scratchformer.training import Replicas, evaluate_classifier, load_model, train
+from scratchformer.training.program import run_program, start_run
+
+PRESETS = {
+    "small": dict(
+        d_model=64, heads=2, depth=2, max_length=256, keep="both", vocabulary=20_000, norm="pre", pool="mean",
+        dropout=0.3, batch_size=32, lr=1e-3, weight_decay=0.01, warmup=200, steps=2400,
+    ),
+    "tutorial": dict(
+        d_model=128, heads=8, depth=6, max_length=512, keep="head", vocabulary=50_000, norm="post", pool="mean",
+        dropout=0.1, batch_size=32, lr=3e-4, weight_decay=0.01, warmup=1000, steps=4200,
+    ),
+}  # fmt: skip
+
+
+def main(argv=None):
+    run = start_run("imdb", __doc__, PRESETS, argv)
+    words = run.out / "vocabulary.txt"
+    known = Vocabulary.load(words) if run.resume and words.exists() else None
+    data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
+    data.vocabulary.save(words)
+    key = Key(run.seed)
+    sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout")}
+    model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
+    print(f"IMDb: {len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
+
+    batches = LabelledBatches(data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep)
+    with Replicas(model, **run.replicas_on_device()) as replicas:
+        state = train(
+            replicas,
+            AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
+            Cosine(run.lr, run.warmup, run.steps),
+            batches,
+            run.steps,
+            run.out,
+            evaluate=lambda: evaluate_classifier(replicas, data.validation, run.max_length, run.keep),
+            evaluate_every=len(batches) // 2,
+            select=("accuracy", "max"),
+            seed=run.seed,
+            identity={"vocabulary": data.vocabulary.fingerprint},
+            resume=run.resume,
+            tensorboard=run.tensorboard,
+        )
+        best, _ = load_model(run.out / "best.safetensors")
+        model.load_state_dict(best.state_dict())
+        test = evaluate_classifier(replicas, data.test, run.max_length, run.keep)
+    print(f"best on validation: {state['best']}")
+    print(f"test accuracy on {len(data.test.labels):,} reviews: {100 * test['accuracy']:.2f}%")
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,72 @@
+"""Fetching a file once, checking its checksum, and saying plainly what failed.
+
+Checksums are written "md5:..." or "sha256:...". The transfer is pooch's: into a temporary file beside its
+destination, which is renamed only when the checksum is right, and deleted otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pooch
+
+
+class DataError(ValueError):
+    """A data file is missing, damaged, or not what it should be, or a download failed."""
+
+
+def cache_dir() -> Path:
+    """The folder that downloads go to: $SCRATCHFORMER_DATA if set, else the user's cache folder."""
+    return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
+
+
+def fetch(url: str, checksum: str, filename: str) -> Path:
+    """The path of `filename` in `cache_dir()`, downloaded from `url` unless it is there and has the
+    `checksum`.
+
+    Raises DataError, one line, if there is no connection, the server refuses, the checksum is wrong or the
+    file cannot be written. No part of a failed download is left behind.
+    """
+    folder = cache_dir()
+    try:
+        found = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; "
+            "--data PATH takes a local copy"
+        ) from error
+    return Path(found)
+
+
+def verify(path: str | os.PathLike[str], checksum: str) -> Path:
+    """`path` as a Path, if the file has that `checksum`, "md5:..." or "sha256:..."; else raises DataError."""
+    algorithm, _, expected = checksum.partition(":")
+    try:
+        found = pooch.file_hash(str(path), alg=algorithm)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
+    if found != expected.lower():
+        raise DataError(
+            f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or another one"
+        )
+    return Path(path)
+
+
+def _reason(error: Exception, url: str, checksum: str) -> str:
+    """Why a download failed, in one line: the libraries' own messages run over several."""
+    from requests.exceptions import ConnectionError, HTTPError, RequestException, Timeout
+
+    host = urlsplit(url).netloc
+    if isinstance(error, Timeout):
+        return f"{host} did not answer in time"
+    if isinstance(error, HTTPError):
+        return f"{host} answered {error.response.status_code} {error.response.reason}"
+    if isinstance(error, ConnectionError):
+        return f"no connection to {host}"
+    if isinstance(error, OSError) and not isinstance(error, RequestException):
+        return error.strerror or str(error)
+    if isinstance(error, ValueError) and "hash" in str(error):
+        return f"what {host} sent does not have the checksum {checksum}"
+    return " ".join(str(error).split())

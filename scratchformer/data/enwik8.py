@@ -1,0 +1,166 @@
+"""Corpora of bytes for language models: enwik8, Python's standard library (no download needed), any text
+file.
+
+enwik8 is the first 100,000,000 bytes of the English Wikipedia of 3 March 2006. Source: Hutter and Mahoney,
+http://mattmahoney.net/dc/textdata.html.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import platform
+import sysconfig
+import zipfile
+import zlib
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ..rng import Key
+from .download import DataError, fetch
+
+URL = "http://mattmahoney.net/dc/enwik8.zip"
+CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
+FILENAME = "enwik8.zip"
+MEMBER = "enwik8"
+MEMBER_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
+MEMBER_SIZE = 100_000_000
+
+_BEGINNING = b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.3/"'
+_STANDARD_LIBRARY_LIMIT = 8_000_000
+_NOT_LIBRARY = {
+    "__pycache__",
+    "dist-packages",
+    "encodings",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+    "test",
+    "tests",
+}
+
+
+class Corpus(NamedTuple):
+    """A text as bytes, in three consecutive parts, uint8 (n,) each, and a name that says which text it is."""
+
+    name: str
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+
+
+def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
+    """enwik8, or as much of it as there is at `path`: 90% for training, then 5% for validation and 5% for
+    testing.
+
+    `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8, enwik8.zip or
+    enwik8*.gz; with None the official archive is downloaded. The zip is read in memory: only its member
+    `enwik8`, nothing extracted. The corpus is called "enwik8" if it is the whole, "enwik8 (first N bytes)" if
+    it begins as enwik8 does and is shorter, and by its file name if it is another text.
+
+    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
+    """
+    path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
+    data = _read(path, MEMBER)
+    return _split(_name(data, path), data)
+
+
+def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:
+    """The bytes of any other text file, split as enwik8 is; `name` is the file's name unless given.
+
+    The file is plain, a .gz, or a .zip whose member is called as the archive is without ".zip". Raises
+    DataError.
+    """
+    path = Path(path)
+    return _split(name or path.name, _read(path, path.stem))
+
+
+def load_standard_library() -> Corpus:
+    """The sources of this Python's standard library, up to 8,000,000 bytes: a corpus that needs no download.
+
+    The files are put in a fixed random order, so that the three parts are alike. Left out are tests, IDLE,
+    lib2to3, installed packages, and what is more table than program (encodings, pydoc_data). Raises DataError
+    if the interpreter comes without its sources.
+    """
+    folder = Path(sysconfig.get_path("stdlib"))
+    files = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _NOT_LIBRARY]
+        relative = Path(parent).relative_to(folder)
+        files += [(relative / name).as_posix() for name in names if name.endswith(".py")]
+    files.sort()
+    parts, size = [], 0
+    for i in Key(0).fold("standard library").generator().permutation(len(files)):
+        if size >= _STANDARD_LIBRARY_LIMIT:
+            break
+        source = (folder / files[i]).read_bytes()
+        if _is_utf8(source):
+            parts.append(source)
+            size += len(source)
+    data = b"".join(parts)[:_STANDARD_LIBRARY_LIMIT]
+    if not data:
+        raise DataError(f"{folder}: this Python comes without the sources of its standard library")
+    return _split(f"python-{platform.python_version()}-stdlib ({len(data):,} bytes)", data)
+
+
+def _find(path: Path) -> Path:
+    """The file to read for `path`: itself, or in a folder the whole enwik8 rather than a part of it."""
+    if not path.is_dir():
+        return path
+    candidates = [path / MEMBER, path / FILENAME, path / f"{MEMBER}.gz", *sorted(path.glob(f"{MEMBER}*.gz"))]
+    for file in candidates:
+        if file.is_file():
+            return file
+    raise DataError(f"{path}: no file {MEMBER}, {FILENAME} or {MEMBER}*.gz in it")
+
+
+def _read(path: Path, member: str) -> bytes:
+    """All bytes of the file at `path`, unpacked if it is a gzip, or those of its `member` if a zip."""
+    try:
+        data = packed = path.read_bytes()
+        if packed and (path.suffix == ".zip" or packed.startswith(b"PK\x03\x04")):
+            data = _unzip(packed, member)
+        elif path.suffix == ".gz" or packed.startswith(b"\x1f\x8b"):
+            data = gzip.decompress(packed)
+    except OSError as error:  # gzip's own error is one too, without a system's error message
+        raise DataError(f"{path}: {error.strerror or f'truncated or corrupt ({error})'}") from error
+    except KeyError as error:
+        raise DataError(f"{path}: no member {member} in it") from error
+    except (EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: truncated or corrupt ({error})") from error
+    if not data:
+        raise DataError(f"{path}: empty")
+    return data
+
+
+def _unzip(packed: bytes, member: str) -> bytes:
+    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        return archive.read(member)
+
+
+def _name(data: bytes, path: Path) -> str:
+    if not data.startswith(_BEGINNING) or len(data) > MEMBER_SIZE:
+        return path.name
+    if len(data) < MEMBER_SIZE:
+        return f"{MEMBER} (first {len(data):,} bytes)"
+    if hashlib.md5(data, usedforsecurity=False).hexdigest() != MEMBER_MD5:
+        raise DataError(f"{path}: as long as enwik8, but its md5 is not {MEMBER_MD5}; it is damaged")
+    return MEMBER
+
+
+def _split(name: str, data: bytes) -> Corpus:
+    array = np.frombuffer(data, dtype=np.uint8)
+    return Corpus(name, *np.split(array, [len(array) * 90 // 100, len(array) * 95 // 100]))
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,0 +1,220 @@
+"""The Large Movie Review Dataset: 50,000 labelled reviews from IMDb, and 50,000 without a label.
+
+Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment Analysis", ACL 2011.
+
+Archives are read as a stream of members, in memory. Nothing is extracted to disk, so no member can be written
+outside a folder, whatever its name. Only regular files called `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt`
+or `aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and all other names are passed over.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+import tarfile
+import zlib
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tqdm import tqdm
+
+from ..rng import Key
+from .download import DataError, fetch
+from .vocabulary import Vocabulary, has_word
+
+URL = "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
+CHECKSUM = "md5:7c2ac02c03563afcf9b574c7e56c153a"
+FILENAME = "aclImdb_v1.tar.gz"
+
+LABELS = {"neg": 0, "pos": 1, "unsup": -1}
+SPLITS = ("train", "test", "unsup")
+
+_MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
+
+
+class Labelled(NamedTuple):
+    """Encoded texts and their classes: `ids`, an int32 array (T,) per text, and `labels`, an int64 array."""
+
+    ids: list[np.ndarray]
+    labels: np.ndarray
+
+
+class Imdb(NamedTuple):
+    """The dataset, ready for a classifier: three parts and the vocabulary that encoded them."""
+
+    train: Labelled
+    validation: Labelled
+    test: Labelled
+    vocabulary: Vocabulary
+
+
+def load_imdb(
+    path: str | os.PathLike[str] | None = None,
+    vocabulary_size: int = 50_000,
+    validation: int = 2_500,
+    seed: int = 0,
+    vocabulary: Vocabulary | None = None,
+) -> Imdb:
+    """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
+
+    `validation` reviews, as many of each class, are drawn from the training part by `seed` alone and set
+    aside. The vocabulary, of at most `vocabulary_size` words, comes from the training reviews that are left;
+    if a `vocabulary` is given, as on resume, it is used as it is. Raises DataError.
+    """
+    path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
+    parts = read_splits(path, ("train", "test"))
+    texts, labels = parts["train"]
+    held_out = _balanced_choice(labels, validation, Key(seed).fold("validation"))
+    kept = np.setdiff1d(np.arange(len(labels)), held_out)
+    if vocabulary is None:
+        vocabulary = Vocabulary.build((texts[i] for i in kept), vocabulary_size)
+
+    def encode(texts: list[str], labels: np.ndarray) -> Labelled:
+        return Labelled([vocabulary.encode(text) for text in texts], labels)
+
+    return Imdb(
+        train=encode([texts[i] for i in kept], labels[kept]),
+        validation=encode([texts[i] for i in held_out], labels[held_out]),
+        test=encode(*parts["test"]),
+        vocabulary=vocabulary,
+    )
+
+
+def read_reviews(
+    path: str | os.PathLike[str], split: str, progress: bool = False
+) -> tuple[list[str], np.ndarray]:
+    """The reviews of one `split`, "train", "test" or "unsup": see `read_splits`."""
+    return read_splits(path, (split,), progress)[split]
+
+
+def read_splits(
+    path: str | os.PathLike[str], splits: Collection[str] = SPLITS, progress: bool = False
+) -> dict[str, tuple[list[str], np.ndarray]]:
+    """The reviews at `path`, read once: for each of `splits` the texts, and their labels, an int64 array.
+
+    Labels are 0 (neg), 1 (pos) or -1 (unsup). The order is by label, then by review number, whatever the
+    order in the archive or the file system. `path` is the official archive, a tar.gz laid out like it, the
+    folder `aclImdb`, a folder that holds it, or a folder that holds archives called aclImdb*.tar.gz, which
+    are read together.
+
+    Raises DataError, naming the file or member, if `path` is missing or damaged, if a split has no review in
+    it, and if a review has no word in it or is not UTF-8.
+    """
+    for split in splits:
+        if split not in SPLITS:
+            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+    found: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
+    with tqdm(unit=" reviews", disable=not progress) as bar:
+        for source in _sources(Path(path)):
+            members = _folder_members if source.is_dir() else _archive_members
+            for where, split, place, data in members(source, splits):
+                found[split][place] = _review(data, where)
+                bar.update()
+    for split, reviews in found.items():
+        if not reviews:
+            raise DataError(
+                f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt"
+            )
+    return {split: _ordered(reviews) for split, reviews in found.items()}
+
+
+def _sources(path: Path) -> list[Path]:
+    """What to read for `path`: the folder aclImdb, or one or several archives."""
+    if path.is_file():
+        return [path]
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder")
+    for folder in (path, path / "aclImdb"):
+        if (folder / "train").is_dir() or (folder / "test").is_dir():
+            return [folder]
+    archives = sorted(file for file in path.glob("aclImdb*.tar.gz") if file.is_file())
+    if not archives:
+        raise DataError(f"{path}: neither the folder aclImdb nor an archive aclImdb*.tar.gz in it")
+    return archives
+
+
+# What both readers yield for a review: where it is (for messages), split, (label, number, rating), content.
+_Member = tuple[str, str, tuple[int, ...], bytes]
+
+
+def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
+    """The reviews of `splits` in a tar.gz, in its order; raises DataError if it is truncated or corrupt."""
+    try:
+        # One block of 512 bytes at a time, so that nothing past the end marker has been read when it is met.
+        with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|", bufsize=512) as tar:
+            for member in tar:
+                parsed = _parse(member.name, splits)
+                if parsed and member.isreg():
+                    yield f"{archive}: {member.name}", *parsed, tar.extractfile(member).read()
+            # tarfile stops at a damaged header as it does at the end marker, two blocks of zeros or more.
+            # Reading on shows which it was, and has gzip check its sums.
+            rest = stream.read()
+    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
+        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive ({error})") from error
+    except OSError as error:
+        raise DataError(f"{archive}: {error.strerror or error}") from error
+    if not rest or rest.strip(b"\0"):
+        raise DataError(f"{archive}: truncated or corrupt (the archive does not end with its end marker)")
+
+
+def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
+    """The reviews of `splits` in the folder aclImdb, whatever it is called here."""
+    for part in sorted({f"{split}/{kind}" for split in ("train", "test") for kind in LABELS}):
+        for file in sorted((folder / part).glob("*.txt")):
+            parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
+            if parsed and file.is_file():
+                try:
+                    yield str(file), *parsed, file.read_bytes()
+                except OSError as error:
+                    raise DataError(f"{file}: {error.strerror or error}") from error
+
+
+def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
+    """Split and (label, number, rating) of the member called `name`; None if it is no review of `splits`."""
+    match = _MEMBER.fullmatch(name)
+    if match is None:
+        return None
+    half, kind, number, rating = match.groups()
+    if kind == "unsup" and half == "test":
+        return None
+    split = "unsup" if kind == "unsup" else half
+    return (split, (LABELS[kind], int(number), int(rating))) if split in splits else None
+
+
+def _folders(split: str) -> str:
+    return "train/unsup" if split == "unsup" else f"{split}/{{pos,neg}}"
+
+
+def _review(data: bytes, where: str) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: not UTF-8 at byte {error.start}") from error
+    if not has_word(text):
+        raise DataError(f"{where}: an empty review (no word in it)")
+    return text
+
+
+def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray]:
+    places = sorted(reviews)
+    return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
+
+
+def _balanced_choice(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
+    """Indices of `count` of `labels`, as many of each class as can be, drawn by `key`, in ascending order."""
+    classes = np.unique(labels)
+    generator = key.generator()
+    chosen = []
+    for i, label in enumerate(classes):
+        members = np.flatnonzero(labels == label)
+        share = count // len(classes) + (i < count % len(classes))
+        if not 0 <= share < len(members):
+            raise DataError(
+                f"validation: {count} reviews asked for, {share} of class {label}, "
+                f"but the training part has only {len(members)} of them"
+            )
+        chosen.append(generator.permutation(members)[:share])
+    return np.sort(np.concatenate(chosen))

@@ -1,0 +1,141 @@
+"""Words to numbers and back.
+
+A vocabulary is a list of words; a word's number is its place in the list. Places 0 and 1 belong to the
+padding and to every word that is not in the list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from .download import DataError
+
+PAD, UNKNOWN = 0, 1
+SPECIALS = ("<pad>", "<unk>")
+
+_LETTERS = r"[^\W_]+"  # letters and digits of any script
+_WORD = re.compile(_LETTERS)
+_TOKEN = re.compile(rf"{_LETTERS}(?:'{_LETTERS})*|\S")
+
+
+def tokenize(text: str) -> list[str]:
+    """The words and punctuation marks of `text`, in lower case.
+
+    A word is a run of letters and digits, with apostrophes inside it kept ("don't", curly or straight); every
+    other character that is not white space stands alone. The HTML line break `<br />` counts as white space.
+    """
+    return _TOKEN.findall(_plain(text))
+
+
+def has_word(text: str) -> bool:
+    """Whether `text` holds at least one word, punctuation and `<br />` aside."""
+    return _WORD.search(_plain(text)) is not None
+
+
+def _plain(text: str) -> str:
+    return text.lower().replace("<br />", " ").replace("’", "'")
+
+
+class Vocabulary:
+    """A list of words, with `<pad>` as number 0 and `<unk>` as number 1 before those given.
+
+    `words` is the whole list, the two specials included. Raises ValueError if a word occurs twice, is empty,
+    or has white space in it (`save` writes one word a line).
+    """
+
+    words: tuple[str, ...]
+
+    def __init__(self, words: Iterable[str]) -> None:
+        self.words = (*SPECIALS, *words)
+        self._index = {word: i for i, word in enumerate(self.words)}
+        if len(self._index) < len(self.words):
+            word, count = Counter(self.words).most_common(1)[0]
+            raise ValueError(f"words: {word!r} occurs {count} times")
+        for i, word in enumerate(self.words):
+            if word.split() != [word]:
+                raise ValueError(f"words: number {i}, {word!r}, is empty or has white space in it")
+
+    @classmethod
+    def build(cls, texts: Iterable[str], size: int) -> Vocabulary:
+        """The vocabulary of the most frequent words of `texts`: `size` at most, the two specials included.
+
+        Words that are equally frequent go by the alphabet, so the order of `texts` does not matter.
+        """
+        if size < len(SPECIALS):
+            raise ValueError(
+                f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}"
+            )
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(tokenize(text))
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ranked[: size - len(SPECIALS)])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of the words of `text`, int32 (T,); a word that is not in the list is 1."""
+        number = self._index.get
+        return np.array([number(word, UNKNOWN) for word in tokenize(text)], dtype=np.int32)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The words of `ids` (T,), with a space between them; raises IndexError for an id out of range."""
+        ids = np.asarray(ids, dtype=np.int64)
+        if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
+            raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
+        return " ".join(self.words[i] for i in ids.tolist())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the words in their order, in hexadecimal: equal only for equal vocabularies."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the words to `path`, UTF-8, one a line, from number 0 on; a failure leaves no half file."""
+        path = Path(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with temporary.open("wb") as file:
+                file.write("".join(f"{word}\n" for word in self.words).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], fingerprint: str | None = None) -> Vocabulary:
+        """The vocabulary that `save` wrote to `path`.
+
+        Raises DataError if the file is missing or damaged, or if its words do not have the `fingerprint`
+        given: a file cut at the end of a line is found out only by that.
+        """
+        try:
+            lines = Path(path).read_bytes().decode().split("\n")
+        except OSError as error:
+            raise DataError(f"vocabulary {path}: {error.strerror or error}") from error
+        except UnicodeDecodeError as error:
+            raise DataError(f"vocabulary {path} is damaged: not UTF-8 at byte {error.start}") from error
+        if lines.pop() != "":
+            raise DataError(f"vocabulary {path} is damaged: its last line is cut short")
+        if tuple(lines[: len(SPECIALS)]) != SPECIALS:
+            raise DataError(f"vocabulary {path} is damaged: it does not begin with {' and '.join(SPECIALS)}")
+        try:
+            vocabulary = cls(lines[len(SPECIALS) :])
+        except ValueError as error:
+            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+        if fingerprint is not None and vocabulary.fingerprint != fingerprint:
+            raise DataError(
+                f"vocabulary {path}: expected fingerprint {fingerprint[:12]}, "
+                f"got {vocabulary.fingerprint[:12]} ({len(vocabulary)} words); it is damaged or another one"
+            )
+        return vocabulary

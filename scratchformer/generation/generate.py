@@ -1,0 +1,55 @@
+"""Generating token after token."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..backend import to_cpu, to_device
+from ..models import LanguageModel
+from ..rng import Key
+from .cache import KeyValueCache
+from .sampling import probabilities, sample
+
+
+def generate(
+    model: LanguageModel,
+    prompt: np.ndarray,
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    key: Key = Key(0),
+) -> Iterator[np.ndarray]:
+    """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
+
+    temperature, top_k, top_p: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the same text.
+    A prompt longer than the context is read from its end. Raises ValueError for an empty prompt.
+    """
+    prompt = np.asarray(prompt)
+    if prompt.ndim != 2 or prompt.size == 0:
+        raise ValueError(f"prompt: expected (B, T) with T at least 1, got {prompt.shape}")
+    cache = KeyValueCache(model, prompt.shape[0])
+    new = prompt[:, -model.context :]
+    for i in range(tokens):
+        logits = to_cpu(cache.logits(to_device(new, model.device)))
+        ids = sample(probabilities(logits, temperature, top_k, top_p), key.fold(i))
+        yield ids
+        new = ids[:, None]
+
+
+def stream_text(model: LanguageModel, prompt: str, tokens: int, **options: object) -> Iterator[str]:
+    """Generate with a model of bytes: yield text as soon as its bytes make up characters (UTF-8), starting after
+    `prompt`. Bytes that are no UTF-8 come out as U+FFFD. The options are those of `generate`.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    ids = np.frombuffer(prompt.encode("utf-8"), np.uint8)[None, :]
+    for new in generate(model, ids, tokens, **options):
+        text = decoder.decode(bytes([int(new[0])]))
+        if text:
+            yield text
+    rest = decoder.decode(b"", final=True)
+    if rest:
+        yield rest

@@ -1,0 +1,31 @@
+"""Stochastic gradient descent with momentum."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..backend import Array
+from ..nn import Param
+from .optimizer import Optimizer
+
+
+class SGD(Optimizer):
+    """velocity ← momentum · velocity + g, then w ← w − lr · velocity, with g the gradient plus weight_decay · w.
+
+    params, lr: see `Optimizer`. Source: Sutskever et al., "On the importance of initialization and momentum", 2013.
+    """
+
+    buffers = ("velocity",)
+
+    def __init__(
+        self, params: Iterable[Param], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
+    ) -> None:
+        super().__init__(params, lr)
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum: expected 0 <= momentum < 1, got {momentum}")
+        self.momentum, self.weight_decay = momentum, weight_decay
+
+    def update(self, w: Array, g: Array, velocity: Array) -> None:
+        velocity *= self.momentum
+        velocity += g + self.weight_decay * w
+        w -= self.lr * velocity

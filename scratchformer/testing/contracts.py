@@ -1,0 +1,124 @@
+"""What a gradient must obey besides its value: who may write to which array, who may share memory with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..backend import Array, Device, array_module, to_cpu, to_device
+
+_SAME = 1e-9  # relative; two runs on the same numbers may differ this much, where a GPU adds in any order
+
+
+class GradientError(AssertionError):
+    """A gradient that is wrong, or an operation that breaks the contract of its pair."""
+
+
+def is_array(x: Any) -> bool:
+    """Whether `x` is an array of any library (numbers, and NumPy's scalars, are not)."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
+
+
+def is_floating(x: Any) -> bool:
+    """Whether `x` is a floating-point array: what the convention takes gradients of."""
+    return is_array(x) and x.dtype.kind == "f"
+
+
+def own_copy(x: Any, device: Device, dtype: Any) -> Any:
+    """A copy of an array on `device`, of type `dtype` if it is floating-point; anything else comes back as it is."""
+    if not is_array(x):
+        return x
+    return to_device(x, device, dtype if is_floating(x) else None).copy()
+
+
+def as_tuple(x: Any) -> tuple:
+    """`x` as a tuple: one array is a tuple of one, None is the empty tuple."""
+    if x is None:
+        return ()
+    return tuple(x) if isinstance(x, tuple | list) else (x,)
+
+
+def shares_memory(a: Any, b: Any) -> bool:
+    """Whether two arrays have an element in common, on whichever backend; numbers share with nothing."""
+    if not (is_array(a) and is_array(b)) or not a.size or not b.size:
+        return False
+    if type(a) is not type(b):
+        return False
+    return bool(array_module(a).shares_memory(a, b))
+
+
+def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
+    """Raise GradientError if an array of `named` shares memory with one of `others`."""
+    for name, x in named.items():
+        for other, y in others.items():
+            if shares_memory(x, y):
+                raise GradientError(f"{name} shares memory with {other}: writing to one would change the other")
+
+
+def expect_equal(named: Mapping[str, Any], expected: Mapping[str, Any], complaint: str) -> None:
+    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than the last digits."""
+    for name, x in named.items():
+        x, y = to_cpu(x), to_cpu(expected[name])
+        size = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
+        if x.shape != y.shape or not np.all(np.abs(x - y) <= _SAME * size):
+            raise GradientError(f"{name}: {complaint}")
+
+
+def expect_type(named: Mapping[str, Any], dtype: Any) -> None:
+    """Raise GradientError unless all arrays have type `dtype`."""
+    dtype = np.dtype(dtype)
+    for name, x in named.items():
+        if hasattr(x, "dtype") and x.dtype != dtype:
+            raise GradientError(f"{name} is {x.dtype} where all floating-point inputs are {dtype}")
+
+
+class Untouched:
+    """Remembers arrays, and says later which of them was written to."""
+
+    def __init__(self, named: Mapping[str, Any]) -> None:
+        self.named = {name: x for name, x in named.items() if is_array(x)}
+        self.copies = {name: to_cpu(x).copy() for name, x in self.named.items()}
+
+    def check(self, writer: str) -> None:
+        """Raise GradientError naming `writer` if one of the arrays has changed."""
+        for name, x in self.named.items():
+            before, now = self.copies[name], to_cpu(x)
+            if not np.array_equal(before, now, equal_nan=before.dtype.kind in "fc"):
+                raise GradientError(f"{writer} writes to {name}")
+
+
+def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -> dict[str, Array]:
+    """The gradients that `backward` returned, by the names of the arrays they belong to.
+
+    A None among them is left out: it stands for an argument that was not given (a bias). Raises GradientError unless
+    there is one gradient for each array, on its device and of its shape.
+    """
+    gradients = as_tuple(returned)
+    if len(gradients) != len(arrays):
+        gradients = tuple(g for g in gradients if g is not None)
+    if len(gradients) != len(arrays):
+        raise GradientError(
+            f"{backward} returned {len(gradients)} gradient(s) for {len(arrays)} floating-point "
+            f"argument(s): {', '.join(arrays) or 'none'}"
+        )
+    for (name, x), gradient in zip(arrays.items(), gradients, strict=True):
+        if not hasattr(gradient, "dtype"):
+            raise GradientError(f"gradient of {name}: expected an array, got {type(gradient).__name__}")
+        if is_array(gradient) and type(gradient) is not type(x):
+            raise GradientError(
+                f"gradient of {name} is a {type(gradient).__module__}.{type(gradient).__qualname__}, "
+                f"{name} is a {type(x).__module__}.{type(x).__qualname__}"
+            )
+        if tuple(gradient.shape) != tuple(x.shape):
+            raise GradientError(
+                f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
+            )
+    return dict(zip(arrays, gradients, strict=True))
+
+
+def labelled(name: str, arrays: Iterable[Any]) -> dict[str, Any]:
+    """Names for the arrays of a tuple: `y` for a single one, else `y[0]`, `y[1]`, ..."""
+    arrays = tuple(arrays)
+    return {name: arrays[0]} if len(arrays) == 1 else {f"{name}[{i}]": x for i, x in enumerate(arrays)}

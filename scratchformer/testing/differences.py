@@ -1,0 +1,222 @@
+"""Numerical derivatives that know their own error, and the comparison of analytic gradients with them.
+
+Along one direction (one element, or a random one) F(t) = Σ y(x + t u) dy is a function of a number. From its values at
+±h and ±h/2 come two central differences D(h), D(h/2), and Richardson's (4 D(h/2) − D(h))/3, whose error is of order h⁴.
+How far it can be trusted is estimated from three parts:
+
+    |(4 D(h/2) − D(h))/3 − D(h/2)|      what extrapolating changed: the truncation error of D(h/2), so more than its own
+    |2 A(h/2) − A(h)|                   with A(h) = (F(h) − 2 F(0) + F(−h))/h, which is h F″ + O(h³) where F is smooth,
+                                        and about the jump of F′, whatever h, where a kink lies within h
+    4 noise/h                           round-off, with the noise of F as measured (`Differences.measure_noise`)
+
+The step with the smallest estimate is the one to believe, chosen without a look at the analytic value. So a kink near
+x makes the check look closer, a kink at x itself makes it give in, and a wrong gradient is not saved by trying many
+steps. Where a difference of y vanishes exactly it contributes exactly nothing: y is subtracted before it is summed.
+
+Source: Richardson's extrapolation and ECNoise's idea of measuring round-off from evaluations at almost the same point
+(Moré, Wild, "Estimating computational noise", 2011).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from ..backend import Array, array_module, to_cpu
+
+_EPS = float(np.finfo(np.float64).eps)
+_STEPS = (1e-3, 1e-4, 1e-2, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
+_NUDGES = 4  # evaluations that measure noise
+
+
+@dataclass
+class Tensor:
+    """One array that is differentiated: its name in messages, the array (perturbed in place), its analytic gradient."""
+
+    name: str
+    array: Array
+    gradient: np.ndarray
+    noise: float = 0.0  # how far an element of the gradient is off by round-off
+
+    def __post_init__(self) -> None:
+        self.base = to_cpu(self.array).copy()
+        largest = float(np.abs(self.base).max(initial=0))
+        self.scale = largest if largest > 0 else 1.0
+
+    def write(self, values: np.ndarray) -> None:
+        """Overwrite the array with NumPy values."""
+        self.array[...] = array_module(self.array).asarray(values)
+
+    def along_element(self, index: tuple[int, ...]) -> Callable[[float], None]:
+        """A function of t that sets the array to x + t u, u being 1 at `index` and 0 elsewhere."""
+
+        def move(t: float) -> None:
+            self.array[index] = float(self.base[index]) + t
+
+        return move
+
+    def along(self, direction: np.ndarray) -> Callable[[float], None]:
+        """A function of t that sets the array to x + t u, u being `direction`."""
+        return lambda t: self.write(self.base + t * direction)
+
+
+class Estimate(NamedTuple):
+    """A numerical derivative and how far it may be off."""
+
+    value: float
+    uncertainty: float
+
+
+class Comparison(NamedTuple):
+    """An analytic derivative beside a numeric one: where, and how far apart they may be."""
+
+    where: str  # "gamma[3]", "x along a random direction"
+    analytic: float
+    numeric: float
+    tolerance: float
+    uncertainty: float  # the part of the tolerance that is due to the numerics
+
+    @property
+    def error(self) -> float:
+        return abs(self.analytic - self.numeric)
+
+    @property
+    def size(self) -> float:
+        return max(abs(self.analytic), abs(self.numeric))
+
+    @property
+    def relative_error(self) -> float:
+        """As a share of the larger of the two."""
+        return self.error / self.size if self.size else 0.0
+
+    @property
+    def agrees(self) -> bool:
+        return self.error <= self.tolerance
+
+    @property
+    def excess(self) -> float:
+        """The error as a multiple of what is tolerated; above 1 the two disagree."""
+        if self.error == 0:
+            return 0.0
+        return self.error / self.tolerance if self.tolerance else np.inf
+
+    @property
+    def established_error(self) -> float:
+        """The relative error that remains when the uncertainty of the numerics is taken off."""
+        return max(0.0, self.error - self.uncertainty) / self.size if self.size else 0.0
+
+
+class Differences:
+    """Central differences of F = Σ y dy, where `outputs()` gives y, flat, for what the tensors hold at the moment."""
+
+    def __init__(self, outputs: Callable[[], np.ndarray], dy: np.ndarray) -> None:
+        self.outputs = outputs
+        self.dy = dy  # (outputs,)
+        self.y = outputs()
+        self.noise = 0.0
+
+    def measure_noise(
+        self,
+        tensors: list[Tensor],
+        gradients: Callable[[], list[np.ndarray]],
+        rng: np.random.Generator,
+    ) -> None:
+        """Measure the round-off in F, and in each tensor's gradient, by moving every input in its last digits.
+
+        An input that moves by a few units in the last place has the effect of rounding somewhere on the way, however
+        badly conditioned the operation is.
+        """
+        weight = np.abs(self.dy)
+        self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
+        for tensor in tensors:
+            tensor.noise = 4 * _EPS * float(np.abs(tensor.gradient).max(initial=0))
+        for _ in range(_NUDGES):
+            for tensor in tensors:
+                tensor.write(tensor.base * (1 + 4 * _EPS * rng.uniform(-1, 1, tensor.base.shape)))
+            self.noise += float(weight @ np.abs(self.outputs() - self.y))
+            for tensor, gradient in zip(tensors, gradients(), strict=True):
+                change = float(np.abs(gradient - tensor.gradient).max(initial=0))
+                tensor.noise = max(tensor.noise, 4 * change)
+        for tensor in tensors:
+            tensor.write(tensor.base)
+
+    def estimate(self, move: Callable[[float], None], scale: float, rtol: float) -> Estimate:
+        """F'(0) along the line that `move` walks, from the step that can be trusted most; see the module's text.
+
+        It stops at the first step that is good to `rtol`. The value is NaN if F is finite at no step.
+        """
+        best = Estimate(np.nan, np.inf)
+        with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
+            for step in _STEPS:
+                h = step * scale
+                round_off = 4 * self.noise / h
+                if round_off >= best.uncertainty:
+                    continue
+                slope, bend = self._slope_and_bend(move, h)
+                half_slope, half_bend = self._slope_and_bend(move, h / 2)
+                value = (4 * half_slope - slope) / 3
+                uncertainty = abs(value - half_slope) + abs(2 * half_bend - bend) + round_off
+                if uncertainty < best.uncertainty:
+                    best = Estimate(value, uncertainty)
+                if best.uncertainty <= rtol * abs(best.value):
+                    break
+        move(0.0)
+        return best
+
+    def _slope_and_bend(self, move: Callable[[float], None], h: float) -> tuple[float, float]:
+        """D(h) = (F(h) − F(−h))/2h and A(h) = (F(h) − 2 F(0) + F(−h))/h."""
+        move(h)
+        after = self.outputs()
+        move(-h)
+        before = self.outputs()
+        slope = float((after - before) @ self.dy) / (2 * h)
+        bend = float(((after - self.y) - (self.y - before)) @ self.dy) / h
+        return slope, bend
+
+
+def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
+    """The indices of all elements of a tensor, or of a random `count` of them if there are more."""
+    size = tensor.base.size
+    chosen = range(size) if size <= count else np.sort(rng.choice(size, count, replace=False))
+    return [tuple(int(i) for i in np.unravel_index(flat, tensor.base.shape)) for flat in chosen]
+
+
+def label(name: str, index: tuple[int, ...]) -> str:
+    """The name of an element: `w[3, 1]`, or `scale` for an array without axes."""
+    return f"{name}[{', '.join(map(str, index))}]" if index else name
+
+
+def compare_elements(
+    tensor: Tensor, differences: Differences, indices: list[tuple[int, ...]], rtol: float
+) -> list[Comparison]:
+    """The gradient at `indices` beside central differences."""
+    found = []
+    for index in indices:
+        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol)
+        analytic = float(tensor.gradient[index])
+        found.append(compare(label(tensor.name, index), analytic, estimate, tensor.noise, rtol))
+    return found
+
+
+def compare_directions(
+    tensor: Tensor, differences: Differences, count: int, rng: np.random.Generator, rtol: float
+) -> list[Comparison]:
+    """The gradient along `count` random directions, which have a part in every element, beside central differences."""
+    found = []
+    for _ in range(count if tensor.base.size else 0):
+        direction = rng.standard_normal(tensor.base.shape)
+        estimate = differences.estimate(tensor.along(direction), tensor.scale, rtol)
+        analytic = float(np.sum(tensor.gradient * direction))
+        noise = tensor.noise * float(np.abs(direction).sum())
+        found.append(compare(f"{tensor.name} along a random direction", analytic, estimate, noise, rtol))
+    return found
+
+
+def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol: float) -> Comparison:
+    """Put two derivatives side by side; they may differ by `rtol` of the larger and by what both may be off."""
+    uncertainty = estimate.uncertainty + noise
+    tolerance = rtol * max(abs(analytic), abs(estimate.value)) + uncertainty
+    return Comparison(where, analytic, estimate.value, tolerance, uncertainty)

@@ -1,0 +1,489 @@
+"""Gradient checks for an operation and its backward, and for a layer: by value, and by contract.
+
+    def cube(x):
+        return x**3, x
+
+    def cube_backward(dy, x):
+        return 3 * x**2 * dy
+
+    print(check_gradients(cube, cube_backward, np.random.default_rng(0).normal(size=(2, 3))))
+
+What is compared and how far it can be trusted is in `differences`; the contract is in `contracts`.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backend import CPU, Array, Device, to_cpu, to_device
+from ..rng import Key
+from .contracts import (
+    GradientError,
+    Untouched,
+    as_tuple,
+    expect_apart,
+    expect_equal,
+    expect_type,
+    is_array,
+    is_floating,
+    labelled,
+    named_gradients,
+    own_copy,
+    shares_memory,
+)
+from .differences import (
+    Comparison,
+    Differences,
+    Estimate,
+    Tensor,
+    compare,
+    compare_directions,
+    compare_elements,
+    elements,
+    label,
+)
+
+_COMPLEX_STEP = 1e-30
+_COMPLEX_RTOL = 1e-10
+
+
+class Row(NamedTuple):
+    """What was checked of one tensor. The worst relative error is what remains after the numerics' own uncertainty."""
+
+    tensor: str
+    shape: tuple[int, ...]
+    elements: int
+    worst_relative_error: float
+
+
+class Report(list):
+    """One Row for each tensor that was checked; `print` it for a table."""
+
+    def __str__(self) -> str:
+        head = ("tensor", "shape", "elements checked", "worst relative error")
+        rows = [(r.tensor, str(r.shape), str(r.elements), f"{r.worst_relative_error:.1e}") for r in self]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(4)]
+        return "\n".join("  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in (head, *rows))
+
+
+def check_gradients(
+    op: Callable,
+    op_backward: Callable,
+    *args: Any,
+    seed: int = 0,
+    rtol: float = 1e-6,
+    max_elements: int = 200,
+    directions: int = 2,
+    complex_step: bool = False,
+    device: Device = CPU,
+    **kwargs: Any,
+) -> Report:
+    """Check that `op_backward` is the gradient of `op`, where `y, cache = op(*args, **kwargs)`.
+
+    `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in their order: a
+    tuple, or one array if there is one. All else (integer ids, keys, patterns, None, numbers) is passed on as it is.
+    `y` may be a tuple of arrays; `dy` is one then too. Copies of all arrays go to `device`, in float64, whatever their
+    type; `args` stay as they are. dy is standard normal, from `Key(seed)`.
+
+    Compared with central differences of Σ y dy: every element of each argument (a random `max_elements` of them if
+    there are more) and `directions` random directions, to within `rtol` of the larger value and what round-off and
+    kinks leave open. `complex_step=True` adds Im F(x + ih)/h with h = 1e-30, good to 1e-10, for an `op` that is
+    analytic and accepts complex arrays.
+
+    The contract: the same inputs give the same y; forward and backward write to nothing they were given; y and the
+    gradients share no memory with args or dy, nor the gradients with each other; backward can be called twice on one
+    cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
+
+    Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
+    """
+    names = _argument_names(op, args)
+    forward_name, backward_name = _name(op), _name(op_backward)
+    with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
+        run = _Pair(op, op_backward, names, args, kwargs, device, np.float64)
+        dy = _normal_like(run.y, seed, device, np.float64)
+        gradients = run.check_contract(dy)
+        with np.errstate(all="ignore"):  # only types are looked at: a value may overflow in float32
+            single = _Pair(op, op_backward, names, args, kwargs, device, np.float32)
+            single.check_types(_normal_like(single.y, seed, device, np.float32))
+        tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
+        extra = _complex_comparisons(run, dy) if complex_step else None
+        return _compare_all(
+            tensors,
+            outputs=lambda: _flat(op(*run.args, **run.kwargs)[0]),
+            gradients=lambda: list(run.gradients(dy).values()),
+            dy=_flat(dy),
+            key=Key(seed),
+            rtol=rtol,
+            max_elements=max_elements,
+            directions=directions,
+            extra=extra,
+        )
+
+
+def check_layer(
+    layer: Any,
+    *inputs: Any,
+    seed: int = 0,
+    rtol: float = 1e-6,
+    max_elements: int = 200,
+    directions: int = 2,
+    device: Device = CPU,
+    **kwargs: Any,
+) -> Report:
+    """Check the gradients of a layer by every floating-point input and every parameter, on a float64 copy of it.
+
+    The layer has `y, cache = layer.forward(*inputs, **kwargs)`; `dx = layer.backward(dy, cache)`, which returns the
+    gradients of the floating-point inputs (a tuple, one array, or None if there are none) and adds into the `.grad` of
+    its parameters; `named_parameters()`, a dict of objects with `.data` and `.grad`; `zero_grad()`;
+    `to(device=, dtype=)`; and it can be deep-copied.
+
+    Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
+    backward writes to nothing but gradients; it adds to them; two forwards before their two backwards give the sum of
+    both, so nothing is remembered outside the cache; no array returned shares memory with a parameter or its gradient;
+    float32 gives float32; `layer` itself stays as it is.
+
+    Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`.
+    """
+    name = type(layer).__name__
+    with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
+        original = Untouched(_layer_arrays(layer))
+        run = _LayerRun(layer, inputs, kwargs, device, np.float64)
+        dy = _normal_like(run.forward()[0], seed, device, np.float64)
+        gradients = run.check_contract(dy, Key(seed))
+        with np.errstate(all="ignore"):
+            single = _LayerRun(layer, inputs, kwargs, device, np.float32)
+            single.check_types(_normal_like(single.forward()[0], seed, device, np.float32))
+        original.check("the check of a deep copy")
+        arrays = run.floating | {name: p.data for name, p in run.params.items()}
+        report = _compare_all(
+            [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
+            outputs=lambda: _flat(run.forward()[0]),
+            gradients=lambda: list(run.gradients(dy).values()),
+            dy=_flat(dy),
+            key=Key(seed),
+            rtol=rtol,
+            max_elements=max_elements,
+            directions=directions,
+        )
+        original.check("the check of a deep copy")
+        return report
+
+
+class _Pair:
+    """An operation with its own copies of the arguments, on one device and in one type."""
+
+    def __init__(
+        self,
+        op: Callable,
+        op_backward: Callable,
+        names: list[str],
+        args: tuple,
+        kwargs: dict[str, Any],
+        device: Device,
+        dtype: Any,
+    ) -> None:
+        self.op, self.op_backward, self.backward_name = op, op_backward, _name(op_backward)
+        self.device, self.dtype = device, dtype
+        self.args = [own_copy(x, device, dtype) for x in args]
+        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+        self.given = {n: x for n, x in zip(names, self.args, strict=True) if is_array(x)}
+        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
+        self.floating = {n: x for n, x in zip(names, self.args, strict=True) if is_floating(x)}
+        untouched = Untouched(self.given)
+        self.y, self.cache = _two(op(*self.args, **self.kwargs), "op")
+        untouched.check("forward")
+
+    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
+        """The analytic gradients for what the arguments hold at the moment, by name, on the CPU."""
+        _, cache = self.op(*self.args, **self.kwargs)
+        found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
+        return {name: to_cpu(g) for name, g in found.items()}
+
+    def check_contract(self, dy: Any) -> dict[str, np.ndarray]:
+        """Everything but the values. Returns the gradients, by name."""
+        outputs = labelled("y", as_tuple(self.y))
+        upstream = labelled("dy", as_tuple(dy))
+        _expect_finite(outputs)
+        expect_apart(outputs, self.given)
+        expect_equal(
+            outputs,
+            labelled("y", as_tuple(self.op(*self.args, **self.kwargs)[0])),
+            "differs between two calls with the same arguments (random numbers must come from a key)",
+        )
+        untouched = Untouched(self.given | outputs | upstream)
+        returned = self._backward(dy)
+        untouched.check("backward")
+        self._expect_type(outputs, returned)
+        gradients = {f"gradient of {name}": g for name, g in returned.items()}
+        expect_apart(gradients, self.given | upstream)
+        for i, (name, g) in enumerate(gradients.items()):
+            expect_apart({name: g}, dict(list(gradients.items())[:i]))
+        first = {name: to_cpu(g).copy() for name, g in returned.items()}
+        again = self._backward(dy)
+        expect_equal(again, first, "backward gives another gradient when called twice on one cache")
+        return first
+
+    def check_types(self, dy: Any) -> None:
+        """That y and the gradients have the type of the arguments."""
+        self._expect_type(labelled("y", as_tuple(self.y)), self._backward(dy))
+
+    def _backward(self, dy: Any) -> dict[str, Array]:
+        return named_gradients(self.op_backward(dy, self.cache), self.floating, self.backward_name)
+
+    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
+        if self.floating:
+            expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
+
+
+class _LayerRun:
+    """A deep copy of a layer, and copies of its inputs, on one device and in one type."""
+
+    def __init__(
+        self, layer: Any, inputs: tuple, kwargs: dict[str, Any], device: Device, dtype: Any
+    ) -> None:
+        self.device, self.dtype = device, dtype
+        self.layer = copy.deepcopy(layer)
+        expect_apart(
+            {f"{name} of a deep copy": x for name, x in _layer_arrays(self.layer).items()}, _layer_arrays(layer)
+        )
+        self.layer.to(device=device, dtype=dtype)
+        self.layer.zero_grad()
+        self.params = self.layer.named_parameters()
+        self.names = _argument_names(layer.forward, inputs)
+        self.inputs = [own_copy(x, device, dtype) for x in inputs]
+        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+        self.given = {n: x for n, x in zip(self.names, self.inputs, strict=True) if is_array(x)}
+        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
+        self.floating = self._floating(self.inputs)
+
+    def _floating(self, inputs: list) -> dict[str, Array]:
+        return {n: x for n, x in zip(self.names, inputs, strict=True) if is_floating(x)}
+
+    def forward(self, inputs: list | None = None) -> tuple[Any, Any]:
+        inputs = self.inputs if inputs is None else inputs
+        return _two(self.layer.forward(*inputs, **self.kwargs), "forward")
+
+    def backward(self, dy: Any, cache: Any) -> dict[str, Array]:
+        """The gradients of the inputs, by name; those of the parameters are added up in the layer."""
+        return named_gradients(self.layer.backward(dy, cache), self.floating, "backward")
+
+    def gradients(self, dy: Any, inputs: list | None = None) -> dict[str, np.ndarray]:
+        """The gradients of inputs and parameters of one forward and backward, by name, on the CPU."""
+        self.layer.zero_grad()
+        _, cache = self.forward(inputs)
+        found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
+        return found | self.parameter_gradients()
+
+    def parameter_gradients(self) -> dict[str, np.ndarray]:
+        return {name: to_cpu(p.grad).copy() for name, p in self.params.items()}
+
+    def check_contract(self, dy: Any, key: Key) -> dict[str, np.ndarray]:
+        """Everything but the values. Returns the gradients of inputs and parameters, by name."""
+        state = _layer_arrays(self.layer)
+        upstream = labelled("dy", as_tuple(dy))
+        untouched = Untouched(self.given | state)
+        y, cache = self.forward()
+        untouched.check("forward")
+        outputs = labelled("y", as_tuple(y))
+        _expect_finite(outputs)
+        expect_apart(outputs, state)
+        untouched = Untouched(self.given | outputs | upstream | {n: p.data for n, p in self.params.items()})
+        returned = self.backward(dy, cache)
+        untouched.check("backward")
+        self._expect_type(outputs, returned)
+        expect_apart({f"gradient of {name}": g for name, g in returned.items()}, state)
+        once = {name: to_cpu(g).copy() for name, g in returned.items()}
+        sums = self.parameter_gradients()
+        again = self.backward(dy, cache)
+        expect_equal(again, once, "backward gives another gradient when called twice on one cache")
+        twice = {name: 2 * g for name, g in sums.items()}
+        expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
+        self._check_two_uses(dy, key)
+        return once | sums
+
+    def _check_two_uses(self, dy: Any, key: Key) -> None:
+        """Forward twice, then backward twice: all must be as if each use had been alone."""
+        rng = key.fold("second inputs").generator()
+        inputs = [_shuffled(x, rng) for x in self.inputs]
+        other_dy = tuple(_shuffled(x, rng) for x in as_tuple(dy))
+        other_dy = other_dy if isinstance(dy, tuple) else other_dy[0]
+        alone, other = self.gradients(dy), self.gradients(other_dy, inputs)
+        self.layer.zero_grad()
+        (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
+        found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
+        other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache).items()}
+        complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
+        expect_equal(found, alone, complaint)
+        expect_equal(other_found, other, complaint)
+        both = {name: alone[name] + other[name] for name in self.params}
+        expect_equal(self.parameter_gradients(), both, complaint)
+
+    def check_types(self, dy: Any) -> None:
+        """That y, the gradients and the parameters have the type the layer was cast to."""
+        y, cache = self.forward()
+        self._expect_type(labelled("y", as_tuple(y)), self.backward(dy, cache))
+
+    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
+        returned = {f"gradient of {n}": g for n, g in gradients.items()}
+        expect_type(outputs | returned | _layer_arrays(self.layer), self.dtype)
+
+
+def _compare_all(
+    tensors: list[Tensor],
+    outputs: Callable[[], np.ndarray],
+    gradients: Callable[[], list[np.ndarray]],
+    dy: np.ndarray,
+    key: Key,
+    rtol: float,
+    max_elements: int,
+    directions: int,
+    extra: Callable[[Tensor, list], list[Comparison]] | None = None,
+) -> Report:
+    """Compare every tensor's gradient with numerical derivatives; a Report, or GradientError with the worst element."""
+    for t in tensors:
+        _expect_finite({f"gradient of {t.name}": t.gradient})
+    rng = key.fold("elements and directions").generator()
+    differences = Differences(outputs, dy)
+    differences.measure_noise(tensors, gradients, rng)
+    report, found = Report(), {}
+    for t in tensors:
+        indices = elements(t, max_elements, rng)
+        by_element = compare_elements(t, differences, indices, rtol)
+        by_element += extra(t, indices) if extra else []
+        by_direction = compare_directions(t, differences, directions, rng, rtol)
+        found[t.name] = by_element, by_direction
+        worst = max((c.established_error for c in by_element + by_direction), default=0.0)
+        report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
+    _raise_worst(found, rtol)
+    return report
+
+
+def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]], rtol: float) -> None:
+    """Raise GradientError for the worst element, or if all elements agree for the worst direction."""
+    for kind in (0, 1):
+        wrong = {name: [c for c in both[kind] if not c.agrees] for name, both in found.items()}
+        wrong = {name: cases for name, cases in wrong.items() if cases}
+        if not wrong:
+            continue
+        name, worst = max(
+            ((name, c) for name, cases in wrong.items() for c in cases), key=lambda pair: pair[1].excess
+        )
+        others = [f"{n} ({len(cases)})" for n, cases in wrong.items() if n != name]
+        lines = [
+            f"wrong gradient at {worst.where}:",
+            f"  analytic {worst.analytic:.12g}",
+            f"  numeric  {worst.numeric:.12g}",
+            f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
+            f"tolerance {worst.tolerance:.3g} (rtol {rtol:g})",
+            f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
+        ]
+        raise GradientError("\n".join(lines + [f"  and others of {', '.join(others)}"] * bool(others)))
+
+
+def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list], list[Comparison]]:
+    """A function that compares a tensor's gradient at some elements with the complex step."""
+    args = [x.astype(np.complex128) if is_floating(x) else x for x in run.args]
+    places = {n: x for n, x in zip(run.floating, (x for x in args if is_complex(x)), strict=True)}
+    weight = _flat(dy)
+
+    def comparisons(tensor: Tensor, indices: list[tuple[int, ...]]) -> list[Comparison]:
+        found = []
+        for index in indices:
+            places[tensor.name][index] = complex(tensor.base[index], _COMPLEX_STEP)
+            y = _flat(run.op(*args, **run.kwargs)[0])
+            places[tensor.name][index] = complex(tensor.base[index], 0)
+            estimate = Estimate(float(y.imag @ weight) / _COMPLEX_STEP, 0.0)
+            where = f"{label(tensor.name, index)} (complex step)"
+            analytic = float(tensor.gradient[index])
+            found.append(compare(where, analytic, estimate, tensor.noise, _COMPLEX_RTOL))
+        return found
+
+    return comparisons
+
+
+def is_complex(x: Any) -> bool:
+    """Whether `x` is a complex array."""
+    return is_array(x) and x.dtype.kind == "c"
+
+
+def _argument_names(function: Callable, args: tuple) -> list[str]:
+    """The parameter name for each of `args`: "gamma", or "tensors[1]" for `*tensors`."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    names = []
+    for i in range(len(args)):
+        variadic = next((p for p in parameters[: i + 1] if p.kind is p.VAR_POSITIONAL), None)
+        if variadic:
+            names.append(f"{variadic.name}[{i - parameters.index(variadic)}]")
+        else:
+            names.append(parameters[i].name if i < len(parameters) else f"argument {i}")
+    return names
+
+
+def _name(function: Callable) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _two(returned: Any, what: str) -> tuple[Any, Any]:
+    if not isinstance(returned, tuple) or len(returned) != 2:
+        raise GradientError(f"{what} must return the pair (y, cache), got {type(returned).__name__}")
+    return returned
+
+
+def _layer_arrays(layer: Any) -> dict[str, Array]:
+    """All parameters, and all their gradients as "gradient of NAME"."""
+    params = layer.named_parameters()
+    return {n: p.data for n, p in params.items()} | {f"gradient of {n}": p.grad for n, p in params.items()}
+
+
+def _normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
+    """Standard normal numbers of the shape of `y`, or a tuple of them."""
+    rng = Key(seed).fold("dy").generator()
+    draws = tuple(
+        to_device(np.asarray(rng.standard_normal(to_cpu(part).shape)), device, dtype) for part in as_tuple(y)
+    )
+    return draws if isinstance(y, tuple) else draws[0]
+
+
+def _flat(y: Any) -> np.ndarray:
+    """All elements of an array, or of a tuple of arrays, as one NumPy vector."""
+    return np.concatenate([to_cpu(part).reshape(-1) for part in as_tuple(y)])
+
+
+def _shuffled(x: Any, rng: np.random.Generator) -> Any:
+    """An array with the same elements in another order; anything else as it is."""
+    if not is_array(x):
+        return x
+    twin = x.copy()
+    twin[...] = type_preserving(twin, rng.permutation(to_cpu(x).reshape(-1)).reshape(x.shape))
+    return twin
+
+
+def _expect_finite(named: dict[str, Any]) -> None:
+    """Raise GradientError naming the first element that is NaN or infinite."""
+    for name, x in named.items():
+        values = to_cpu(x)
+        bad = np.argwhere(~np.isfinite(values))
+        if len(bad):
+            index = tuple(int(i) for i in bad[0])
+            raise GradientError(f"{label(name, index)} is {values[index]} ({len(bad)} elements are not finite)")
+
+
+@contextmanager
+def _explained(subject: str, call: str) -> Iterator[None]:
+    """Put the name of what is checked before the message of a GradientError, and how to repeat the check after it."""
+    try:
+        yield
+    except GradientError as error:
+        raise GradientError(f"{subject}: {error}\nRepeat with the same arguments: {call}") from None
+
+
+__all__ = ["GradientError", "Report", "Row", "check_gradients", "check_layer", "shares_memory"]

@@ -1,0 +1,152 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from ..optim import clip_by_global_norm
+from ..optim.optimizer import Optimizer
+from ..rng import Key
+from .diagnose import first_nonfinite
+from .metrics import Metrics
+from .replicas import Replicas
+from .snapshot import SnapshotError, load_snapshot, restore, save_snapshot
+
+
+class Diverged(RuntimeError):
+    """The loss or its gradient is no longer finite."""
+
+
+def train(
+    replicas: Replicas,
+    optimizer: Optimizer,
+    schedule: Callable[[int], float],
+    batches: Any,
+    steps: int,
+    out: Path | str,
+    evaluate: Callable[[], dict[str, float]] | None = None,
+    evaluate_every: int = 0,
+    select: tuple[str, str] = ("loss", "min"),
+    snapshot_every: int = 100,
+    log_every: int = 10,
+    clip: float = 1.0,
+    seed: int = 0,
+    identity: dict[str, Any] | None = None,
+    resume: bool = False,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Train `replicas.model` for `steps` steps, with a log, snapshots, and the best model kept, in the folder `out`.
+
+    One step: gradients of `batches.batch(step)` in micro-batches on replicas, clip their global norm to `clip`, set
+    the learning rate to `schedule(step)`, step the optimizer. `evaluate()`, every `evaluate_every` steps and at the
+    end, returns metrics of held-out data; `select` names the one that decides which model is best, and whether it is
+    to be "min" or "max".
+
+    In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors.
+    identity: JSON values that a snapshot must have been made with (corpus, vocabulary) to be resumed.
+    resume: continue from last.safetensors, if there is one; on a CPU the run then ends with the very parameters that
+    it would have had without a stop. Returns the state at the end: "step", "best" (metrics of the best model).
+
+    Raises Diverged if loss or gradient is not finite, naming the first layer; SnapshotError if a snapshot cannot be
+    saved, or is not of this run. Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
+    """
+    model, out = replicas.model, Path(out)
+    state: dict[str, Any] = {"step": 0, "seed": seed, "best": None, **(identity or {})}
+    last, best = out / "last.safetensors", out / "best.safetensors"
+    if resume and last.exists():
+        snapshot = load_snapshot(last)
+        for name in ("seed", *(identity or {})):
+            if snapshot.state.get(name) != state[name]:
+                raise SnapshotError(f"{last} has {name} {snapshot.state.get(name)!r}, this run has {state[name]!r}")
+        restore(snapshot, model, optimizer)
+        state |= snapshot.state
+    out.mkdir(parents=True, exist_ok=True)
+    metrics = Metrics(out, state["step"], tensorboard)
+
+    metric, direction = select
+    sign = 1 if direction == "max" else -1
+    tokens, started = 0, time.perf_counter()
+
+    def evaluate_now(step: int) -> None:
+        found = evaluate()
+        metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
+        bar.write(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()), file=sys.stderr)
+        if state["best"] is None or sign * found[metric] > sign * state["best"][metric]:
+            state["best"] = {"step": step, **found}
+            save_snapshot(best, model, **state)
+
+    with _interrupts() as interrupted, _progress(state["step"], steps) as bar:
+        for step in range(state["step"], steps):
+            key = Key(seed).fold("train", step)
+            batch = batches.batch(step)
+            loss = replicas.gradients(batch, key)
+            norm = clip_by_global_norm(model.flat.grad, clip)
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                where = first_nonfinite(model, replicas.move(batch), key)
+                raise Diverged(
+                    f"step {step + 1}: loss {loss}, gradient norm {norm}; the first that is not finite is {where}. "
+                    f"{'The last good snapshot is ' + str(last) if last.exists() else 'No snapshot was saved yet'}"
+                )
+            optimizer.lr = schedule(step)
+            optimizer.step(replicas.map)
+
+            done = state["step"] = step + 1
+            tokens += batch.tokens
+            bar.update()
+            if done % log_every == 0 or done == steps:
+                seconds = time.perf_counter() - started
+                speed = tokens / seconds
+                metrics.write(done, loss=loss, lr=optimizer.lr, gradient_norm=norm, tokens_per_second=round(speed))
+                bar.set_postfix_str(f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s")
+                tokens, started = 0, time.perf_counter()
+            if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
+                evaluate_now(done)
+                tokens, started = 0, time.perf_counter()
+            if done % snapshot_every == 0 or done == steps or interrupted:
+                save_snapshot(last, model, optimizer, **state)
+            if interrupted and done < steps:
+                raise KeyboardInterrupt
+    metrics.close()
+    return state
+
+
+def _progress(start: int, steps: int) -> tqdm:
+    """A progress bar; where standard error is no terminal, a line about every ten seconds."""
+    return tqdm(
+        initial=start,
+        total=steps,
+        unit="step",
+        dynamic_ncols=True,
+        mininterval=0.5 if sys.stderr.isatty() else 10,
+        maxinterval=60,
+    )
+
+
+@contextmanager
+def _interrupts() -> Iterator[list]:
+    """A list that is empty until Ctrl-C is pressed; a second Ctrl-C interrupts at once."""
+    pressed: list[bool] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield pressed
+        return
+
+    def press(_signal: int, _frame: Any) -> None:
+        if pressed:
+            raise KeyboardInterrupt
+        pressed.append(True)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)

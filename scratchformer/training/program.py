@@ -1,0 +1,95 @@
+"""What the example programs share: their options, the folder of a run, and errors as one line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..backend import Device, get_device
+from .replicas import cores
+
+SETTINGS = "settings.json"
+
+
+class Run(argparse.Namespace):
+    """The settings of a run: those of the preset, overridden by the options, and `device`, `out`, `resume`."""
+
+    device: Device
+    out: Path
+    resume: bool
+
+    def replicas_on_device(self) -> dict[str, int | None]:
+        """The arguments of `Replicas`."""
+        return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
+
+
+def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, Any]], argv: list[str] | None) -> Run:
+    """Parse the command line of an example program and open the folder of its run.
+
+    The settings are written to settings.json in that folder. With --resume they are read from there, so that the run
+    goes on as it began; of the other options only --device, --data and --steps count then.
+    Raises ValueError if the folder already holds a run, or with --resume if it holds none.
+    """
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
+    parser.add_argument("--data", metavar="PATH", help="an archive, file or folder with the data, not downloaded")
+    parser.add_argument("--preset", choices=presets, default="small", help="sizes and settings (default: small)")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps, instead of the preset's number")
+    parser.add_argument("--seed", type=int, default=0, help="of the weights, the batches and dropout (default: 0)")
+    parser.add_argument("--out", metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
+    parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
+    parser.add_argument("--tensorboard", action="store_true", help="log to TensorBoard too")
+    args = parser.parse_args(argv)
+    if args.steps is not None and args.steps < 1:
+        raise ValueError(f"--steps: expected at least 1, got {args.steps}")
+    if args.seed < 0:
+        raise ValueError(f"--seed: expected a number >= 0, got {args.seed}")
+
+    device = get_device(args.device)
+    if args.resume:
+        out = Path(args.resume)
+        if not (out / SETTINGS).is_file():
+            raise ValueError(f"--resume: {out} holds no run ({SETTINGS} is missing)")
+        settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        if settings["program"] != name:
+            raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
+    else:
+        out = Path(args.out) if args.out else _unused(Path("runs") / name)
+        if (out / SETTINGS).exists():
+            raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
+        settings = {"program": name, **presets[args.preset]}
+        settings |= {key: getattr(args, key) for key in ("preset", "seed", "micro_batch", "tensorboard")}
+        settings |= {"replicas": args.replicas or cores(), "data": None}
+    settings |= {key: value for key in ("steps", "data") if (value := getattr(args, key)) is not None}
+    settings["data"] = settings["data"] and str(Path(settings["data"]).absolute())
+    out.mkdir(parents=True, exist_ok=True)
+    unfinished = out / (SETTINGS + ".unfinished")
+    unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    unfinished.replace(out / SETTINGS)
+    print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
+    return Run(**settings, device=device, out=out, resume=bool(args.resume))
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, ... that holds no run."""
+    number, candidate = 1, folder
+    while (candidate / SETTINGS).exists():
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate
+
+
+def run_program(program: Callable[[], None]) -> None:
+    """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1."""
+    try:
+        program()
+    except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; a snapshot was saved if training had begun: continue with --resume")

@@ -1,0 +1,121 @@
+"""Replicas: a batch is cut into micro-batches, and micro-batches are dealt to copies of the model.
+
+A replica shares the parameter array and owns a gradient array. On a CPU each is a thread, with BLAS held to one
+thread: the products of two replicas run side by side, and so does everything between them. Because a sum over the
+batch is a sum over its micro-batches, gradient accumulation is the same thing with one replica.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from threadpoolctl import threadpool_limits
+
+from ..backend import CPU, Array, to_device
+from ..nn import Layer
+from ..optim.optimizer import pieces
+from ..rng import Key
+
+MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
+
+
+def cores() -> int:
+    """The number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class Replicas:
+    """`count` replicas of a model, as a context manager: inside it, BLAS keeps to one thread if there are several.
+
+    model: a Layer with `loss(*batch, key=)` and `loss_backward(dloss, cache)`; it is the first replica.
+    count: by default one for each core of a CPU, one on a GPU. micro_batch: rows of a micro-batch; by default as many
+    as keep tokens × width near 131,072 on a CPU, and the whole batch on a GPU.
+
+    Which replica gets which micro-batch, and the order of every sum, is fixed: results do not depend on the timing of
+    threads. They do depend, in the last bits, on `count` and `micro_batch`.
+    """
+
+    def __init__(self, model: Layer, count: int | None = None, micro_batch: int | None = None) -> None:
+        on_cpu = model.device is CPU
+        self.count = (cores() if on_cpu else 1) if count is None else count
+        if self.count < 1 or (micro_batch is not None and micro_batch < 1):
+            raise ValueError(f"replicas, micro_batch: expected at least 1, got {count}, {micro_batch}")
+        if self.count > 1 and not on_cpu:
+            raise ValueError("replicas: on a GPU there is one; use micro_batch to accumulate gradients")
+        self.model, self.micro_batch, self.device = model, micro_batch, model.device
+        self.models = [model, *(model.replica() for _ in range(self.count - 1))]
+
+    def __enter__(self) -> Replicas:
+        self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
+        self.pool = ThreadPoolExecutor(self.count) if self.count > 1 else None
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self.pool is not None:
+            self.pool.shutdown(cancel_futures=True)
+            self.limits.restore_original_limits()
+
+    def map(self, function: Callable, items: Iterable) -> list:
+        """[function(item) for item in items], shared out over the threads."""
+        return list((map if self.pool is None else self.pool.map)(function, items))
+
+    def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
+        """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order."""
+        items = list(items)
+
+        def work(r: int) -> list:
+            return [function(self.models[r], item) for item in items[r :: self.count]]
+
+        results: list = [None] * len(items)
+        for r, own in enumerate(self.map(work, range(self.count))):
+            results[r :: self.count] = own
+        return results
+
+    def rows(self, batch: Any) -> int:
+        """Rows of a micro-batch of `batch`."""
+        if self.micro_batch is not None:
+            return self.micro_batch
+        rows, tokens = batch[0].shape
+        if self.device is not CPU:
+            return rows
+        return max(1, MICRO_BATCH_ELEMENTS // (tokens * self.model.config["d_model"]))
+
+    def move(self, batch: Any) -> Any:
+        """The batch with its arrays on the model's device."""
+        return type(batch)(*(to_device(a, self.device) for a in batch))
+
+    def gradients(self, batch: Any, key: Key) -> float:
+        """Put ∂loss/∂w of the whole batch into the model's flat gradient; returns the loss, the mean over the batch.
+
+        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w.
+        """
+        micro_batches = list(enumerate(batch.split(self.rows(batch))))
+
+        def zero(model: Layer) -> None:
+            model.flat.grad[...] = 0
+
+        def run(model: Layer, item: tuple[int, Any]) -> Array:
+            index, micro = item
+            share = micro.weight / batch.weight
+            loss, cache = model.loss(*self.move(micro), key=key.fold(index))
+            model.loss_backward(share, cache)
+            return loss * share
+
+        self.map(zero, self.models)
+        losses = self.map_models(run, micro_batches)
+        self.sum_gradients()
+        return float(sum(losses))
+
+    def sum_gradients(self) -> None:
+        """Add every replica's flat gradient into the model's, in their order."""
+        total, others = self.model.flat.grad, [m.flat.grad for m in self.models[1:]]
+
+        def add(part: slice) -> None:
+            for grad in others:
+                total[part] += grad[part]
+
+        if others:
+            self.map(add, pieces(total))

@@ -1,0 +1,130 @@
+"""Snapshots: saved weights, and with them all that a run needs to continue, in one safetensors file.
+
+Tensors are named "model.…" and "optimizer.…". The header holds JSON: the model's class and sizes, and the state of
+the run (step, seed, best score so far, the vocabulary's fingerprint). Random numbers and the data position are
+functions of seed and step, so these two are all that is to be saved of them. There is no pickle: reading a snapshot
+runs no code from it.
+
+A file is written beside its place, forced to disk, and then renamed over the old one. Whenever the program is killed,
+or the disk is full, the last good snapshot is still there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from .. import models
+from ..nn import Layer
+from ..optim.optimizer import Optimizer
+
+FORMAT = "scratchformer snapshot 1"
+MODELS = {cls.__name__: cls for cls in (models.Classifier, models.LanguageModel)}
+
+
+class SnapshotError(ValueError):
+    """A snapshot that cannot be written or read, or that belongs to something else."""
+
+
+class Snapshot(NamedTuple):
+    model_class: str
+    config: dict[str, Any]
+    state: dict[str, Any]
+    model: dict[str, np.ndarray]
+    optimizer: dict[str, np.ndarray]
+
+
+def save_snapshot(path: Path | str, model: Layer, optimizer: Optimizer | None = None, **state: Any) -> None:
+    """Write a snapshot of the model, of the optimizer if given, and of `state` (JSON values), all or nothing.
+
+    Raises SnapshotError if it cannot be written; then a snapshot that was at `path` before is untouched.
+    """
+    path = Path(path)
+    tensors = {f"model.{name}": array for name, array in model.state_dict().items()}
+    if optimizer is not None:
+        tensors |= {f"optimizer.{name}": array for name, array in optimizer.state_dict().items()}
+    header = {
+        "format": FORMAT,
+        "model": json.dumps({"class": type(model).__name__, "config": model.config}),
+        "state": json.dumps(state),
+    }
+    unfinished = path.with_name(path.name + ".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, unfinished, header)
+        _force_to_disk(unfinished)
+        os.replace(unfinished, path)
+        _force_to_disk(path.parent)
+    except (OSError, SafetensorError) as error:
+        unfinished.unlink(missing_ok=True)
+        raise SnapshotError(f"cannot save {path}: {error}; the last good snapshot is kept") from error
+
+
+def _force_to_disk(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def load_snapshot(path: Path | str) -> Snapshot:
+    """Read a snapshot; a run's folder means its last one. Raises SnapshotError if there is none, or it is damaged."""
+    path = Path(path)
+    if path.is_dir():
+        path = path / "last.safetensors"
+    if not path.is_file():
+        raise SnapshotError(f"no snapshot at {path}")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            header = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if header.get("format") != FORMAT:
+            raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
+        described, state = json.loads(header["model"]), json.loads(header["state"])
+    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+        raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
+    own = {
+        part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
+        for part in ("model", "optimizer")
+    }
+    return Snapshot(described["class"], described["config"], state, own["model"], own["optimizer"])
+
+
+def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
+    """The model of a snapshot, built anew with its weights, and the state of its run.
+
+    Raises SnapshotError if the snapshot is damaged, or of a model that this version does not know.
+    """
+    snapshot = load_snapshot(path)
+    if snapshot.model_class not in MODELS:
+        raise SnapshotError(f"{path}: unknown model {snapshot.model_class!r}")
+    model = MODELS[snapshot.model_class](**snapshot.config)
+    restore(snapshot, model)
+    return model, snapshot.state
+
+
+def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None) -> None:
+    """Load weights, and the optimizer's state if one is given, from a snapshot of just this model.
+
+    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes; nothing is changed then.
+    """
+    if snapshot.model_class != type(model).__name__ or snapshot.config != model.config:
+        differing = {
+            name: f"{snapshot.config.get(name)} in the snapshot, {model.config.get(name)} here"
+            for name in sorted(snapshot.config.keys() | model.config.keys())
+            if snapshot.config.get(name) != model.config.get(name)
+        }
+        raise SnapshotError(f"snapshot of another model ({snapshot.model_class}): {differing}")
+    try:
+        model.load_state_dict(snapshot.model)
+        if optimizer is not None:
+            optimizer.load_state_dict(snapshot.optimizer)
+    except ValueError as error:
+        raise SnapshotError(f"snapshot does not fit: {error}") from error

@@ -1,0 +1,340 @@
+import math
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer.data import (
+    DataError,
+    Labelled,
+    LabelledBatch,
+    LabelledBatches,
+    TextBatch,
+    TextBatches,
+    in_order,
+    windows,
+)
+from scratchformer.rng import Key
+
+COUNTING = np.arange(10_000)
+
+
+def make_dataset(count, longest=40, seed=0):
+    """Texts whose words all name the text, 1 + index, so that a batch shows where its rows come from."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, longest + 1, size=count)
+    ids = [np.full(length, 1 + i, dtype=np.int32) for i, length in enumerate(lengths)]
+    return Labelled(ids, generator.integers(0, 2, size=count))
+
+
+def equal(first, second):
+    return all(
+        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def check_padding(batch):
+    assert batch.ids.dtype == np.int32
+    assert batch.labels.dtype == np.int64
+    assert batch.ids.shape == (len(batch.lengths), batch.lengths.max())
+    inside = np.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+    assert np.array_equal(batch.ids != 0, inside)
+
+
+# Long texts
+
+
+def test_text_batch_is_consecutive_pieces():
+    batch = TextBatches(COUNTING, 6, 32, Key(0)).batch(5)
+    assert batch.ids.shape == batch.targets.shape == (6, 32)
+    assert batch.ids.dtype == batch.targets.dtype == np.int32
+    assert np.array_equal(batch.ids[:, 1:], batch.targets[:, :-1])
+    assert np.array_equal(batch.ids + 1, batch.targets)
+    assert (np.diff(batch.ids) == 1).all()
+    assert batch.weight == batch.tokens == 6 * 32
+    assert not np.shares_memory(batch.ids, batch.targets)
+
+
+def test_bytes_become_int32():
+    data = np.array([255, 0, 255], dtype=np.uint8)
+    batch = TextBatches(data, 1, 2, Key(0)).batch(0)
+    assert batch.ids.tolist() == [[255, 0]] and batch.targets.tolist() == [[0, 255]]
+    assert batch.ids.dtype == np.int32
+
+
+def test_text_batches_are_a_function_of_key_and_step():
+    key = Key(3).fold("data")
+    batches = TextBatches(COUNTING, 4, 16, key)
+    in_sequence = [batches.batch(step) for step in range(6)]
+    resumed = TextBatches(COUNTING, 4, 16, key)
+    for step in (5, 0, 3):
+        assert equal(resumed.batch(step), in_sequence[step])
+    assert not equal(in_sequence[0], in_sequence[1])
+    assert not equal(in_sequence[0], TextBatches(COUNTING, 4, 16, Key(4).fold("data")).batch(0))
+
+
+def test_every_start_is_drawn_the_first_and_the_last_too():
+    batches = TextBatches(np.arange(8), 64, 3, Key(0))
+    starts = np.concatenate([batches.batch(step).ids[:, 0] for step in range(10)])
+    assert set(starts.tolist()) == {0, 1, 2, 3, 4}
+    assert TextBatches(np.arange(4), 2, 3, Key(0)).batch(0).targets.tolist() == [[1, 2, 3]] * 2
+
+
+def test_a_corpus_shorter_than_the_context():
+    with pytest.raises(
+        DataError, match=r"corpus: 256 tokens .* context \+ 1 = 257; take a .*smaller context"
+    ):
+        TextBatches(COUNTING[:256], 4, 256, Key(0))
+    TextBatches(COUNTING[:257], 4, 256, Key(0))
+
+
+@pytest.mark.parametrize("sizes", [{"batch_size": 0, "context": 4}, {"batch_size": 4, "context": 0}])
+def test_sizes_below_one(sizes):
+    with pytest.raises(ValueError, match="expected at least 1, got 0"):
+        TextBatches(COUNTING, **sizes, key=Key(0))
+
+
+def test_text_batch_split():
+    batch = TextBatches(COUNTING, 7, 5, Key(0)).batch(0)
+    parts = batch.split(3)
+    assert [type(part) for part in parts] == [TextBatch] * 3
+    assert [len(part.ids) for part in parts] == [3, 3, 1]
+    assert np.array_equal(np.concatenate([part.ids for part in parts]), batch.ids)
+    assert np.array_equal(np.concatenate([part.targets for part in parts]), batch.targets)
+    assert sum(part.weight for part in parts) == batch.weight
+    assert equal(batch.split(100)[0], batch)
+    with pytest.raises(ValueError, match="size"):
+        batch.split(0)
+
+
+@given(st.integers(2, 300), st.integers(1, 40), st.integers(1, 40), st.integers(1, 7))
+def test_windows_count_every_position_once(n, context, stride, batch_size):
+    stride = min(stride, context)
+    data = np.arange(n) + 1000
+    seen = np.zeros(n, dtype=int)
+    first = True
+    total = 0
+    for batch, counted in windows(data, context, stride, batch_size):
+        width = min(context, n - 1)
+        assert batch.ids.shape == batch.targets.shape == counted.shape
+        assert batch.ids.shape[1] == width and 1 <= len(batch.ids) <= batch_size
+        assert counted.dtype == bool
+        assert np.array_equal(batch.ids + 1, batch.targets)
+        positions = batch.targets - 1000
+        np.add.at(seen, positions[counted], 1)
+        total += len(batch.ids)
+        # Only the last `stride` predictions of a window count, and all of the first window.
+        late = counted.copy()
+        late[:, width - stride :] = False
+        if first:
+            assert counted[0].all()
+            late[0] = False
+        assert not late.any()
+        first = False
+    assert seen[0] == 0
+    assert (seen[1:] == 1).all()
+    assert total == math.ceil(max(n - 1 - context, 0) / stride) + 1
+
+
+def test_windows_by_hand():
+    (batch, counted), *more = windows(np.arange(8), context=4, stride=2, batch_size=8)
+    assert not more
+    assert batch.ids.tolist() == [[0, 1, 2, 3], [2, 3, 4, 5], [3, 4, 5, 6]]
+    assert counted.astype(int).tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
+
+
+def test_windows_refuse_what_they_cannot_do():
+    with pytest.raises(ValueError, match="stride: expected at most the context, 4, got 5"):
+        windows(COUNTING, 4, 5, 1)
+    with pytest.raises(DataError, match="1 token"):
+        windows(COUNTING[:1], 4, 4, 1)
+    with pytest.raises(ValueError, match="stride: expected at least 1, got 0"):
+        windows(COUNTING, 4, 0, 1)
+
+
+# Labelled texts
+
+
+@given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 50), st.integers(0, 3))
+def test_every_text_once_an_epoch(count, batch_size, max_length, epoch):
+    dataset = make_dataset(count)
+    batches = LabelledBatches(dataset, batch_size, max_length, Key(1))
+    assert len(batches) == math.ceil(count / batch_size)
+    seen, sizes = [], []
+    for step in range(epoch * len(batches), (epoch + 1) * len(batches)):
+        assert batches.epoch(step) == epoch
+        batch = batches.batch(step)
+        check_padding(batch)
+        index = batch.ids[:, 0] - 1
+        assert np.array_equal(batch.labels, dataset.labels[index])
+        assert batch.lengths.tolist() == [min(len(dataset.ids[i]), max_length) for i in index]
+        assert batch.weight == len(index)
+        assert batch.tokens == batch.lengths.sum()
+        seen += index.tolist()
+        sizes.append(len(index))
+    assert sorted(seen) == list(range(count))
+    assert sorted(sizes, reverse=True)[:-1] == [batch_size] * (len(batches) - 1)
+
+
+def test_labelled_batches_are_a_function_of_key_and_step():
+    dataset = make_dataset(100)
+    batches = LabelledBatches(dataset, 8, 30, Key(5))
+    steps = 3 * len(batches)
+    in_sequence = [batches.batch(step) for step in range(steps)]
+    for step in (0, steps - 1, 14, 7, 30, 13):
+        assert equal(LabelledBatches(dataset, 8, 30, Key(5)).batch(step), in_sequence[step])
+        assert equal(batches.batch(step), in_sequence[step])  # in any order, over epochs
+
+
+def first_words(batches, epoch):
+    steps = range(epoch * len(batches), (epoch + 1) * len(batches))
+    return [tuple(batches.batch(step).ids[:, 0].tolist()) for step in steps]
+
+
+def test_epochs_and_keys_differ_in_order_and_in_company():
+    dataset = make_dataset(200)
+    batches = LabelledBatches(dataset, 4, 40, Key(0))
+    orders = [first_words(batches, 0), first_words(batches, 1)]
+    orders.append(first_words(LabelledBatches(dataset, 4, 40, Key(1)), 0))
+    for i in range(3):
+        for j in range(i):
+            assert orders[i] != orders[j]
+            assert set(map(frozenset, orders[i])) != set(map(frozenset, orders[j]))
+
+
+def test_batches_have_little_padding_yet_come_in_random_order():
+    dataset = make_dataset(4000, longest=400)
+    batches = LabelledBatches(dataset, 16, 400, Key(0))
+    epoch = [batches.batch(step) for step in range(len(batches))]
+    padded, tokens = sum(batch.ids.size for batch in epoch), sum(batch.tokens for batch in epoch)
+    assert tokens / padded > 0.97
+    widths = np.array([batch.ids.shape[1] for batch in epoch])
+    assert abs(np.corrcoef(np.arange(len(widths)), widths)[0, 1]) < 0.25
+    assert abs(np.corrcoef(widths[1:], widths[:-1])[0, 1]) < 0.25
+    # Chunks of 64 batches: the shortest 16 of all are not all together, as they would be with one sort of all.
+    shortest = set(np.argsort([len(ids) for ids in dataset.ids], kind="stable")[:16])
+    assert max(len(shortest & set((batch.ids[:, 0] - 1).tolist())) for batch in epoch) < 16
+
+
+def test_threads_may_ask_for_different_epochs_at_once():
+    dataset = make_dataset(60)
+    expected = [LabelledBatches(dataset, 4, 30, Key(0)).batch(step) for step in range(60)]
+    shared = LabelledBatches(dataset, 4, 30, Key(0))
+    wrong = []
+
+    def ask(offset):
+        for i in range(300):
+            step = (offset + 17 * i) % 60
+            if not equal(shared.batch(step), expected[step]):
+                wrong.append(step)
+
+    threads = [threading.Thread(target=ask, args=(offset,)) for offset in (0, 31)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    ("keep", "length", "expected"),
+    [
+        ("head", 8, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ("tail", 8, [13, 14, 15, 16, 17, 18, 19, 20]),
+        ("both", 8, [1, 2, 15, 16, 17, 18, 19, 20]),
+        ("both", 7, [1, 15, 16, 17, 18, 19, 20]),
+        ("both", 1, [20]),
+        ("tail", 1, [20]),
+        ("head", 19, list(range(1, 20))),
+        ("both", 20, list(range(1, 21))),
+        ("tail", 50, list(range(1, 21))),
+    ],
+)
+def test_what_is_kept_of_a_long_text(keep, length, expected):
+    dataset = Labelled([np.arange(1, 21, dtype=np.int32), np.array([99], dtype=np.int32)], np.array([1, 0]))
+    batch = LabelledBatches(dataset, 2, length, Key(0), keep).batch(0)
+    row = batch.ids[batch.labels == 1][0]
+    assert row.tolist() == expected
+    for evaluated in in_order(dataset, 1, length, keep):
+        if evaluated.labels[0] == 1:
+            assert evaluated.ids[0].tolist() == expected
+
+
+def test_labelled_batch_split_trims_each_part():
+    lengths = np.array([2, 3, 9, 1, 5])
+    ids = np.zeros((5, 9), dtype=np.int32)
+    for row, length in zip(ids, lengths, strict=True):
+        row[:length] = length
+    batch = LabelledBatch(ids, lengths, np.array([0, 1, 0, 1, 1]))
+    parts = batch.split(2)
+    assert [part.ids.shape for part in parts] == [(2, 3), (2, 9), (1, 5)]
+    for part in parts:
+        assert isinstance(part, LabelledBatch)
+        check_padding(part)
+    assert np.concatenate([part.labels for part in parts]).tolist() == [0, 1, 0, 1, 1]
+    assert np.concatenate([part.lengths for part in parts]).tolist() == lengths.tolist()
+    assert [part.weight for part in parts] == [2, 2, 1]
+    assert [part.tokens for part in parts] == [5, 10, 5]
+
+
+@given(st.integers(1, 100), st.integers(1, 9), st.integers(1, 50))
+def test_in_order_gives_every_text_once_shortest_first(count, batch_size, max_length):
+    dataset = make_dataset(count)
+    seen, lengths = [], []
+    for batch in in_order(dataset, batch_size, max_length):
+        check_padding(batch)
+        assert len(batch.labels) <= batch_size
+        index = batch.ids[:, 0] - 1
+        assert np.array_equal(batch.labels, dataset.labels[index])
+        seen += index.tolist()
+        lengths += batch.lengths.tolist()
+    assert sorted(seen) == list(range(count))
+    assert lengths == sorted(lengths)
+
+
+def test_the_dataset_is_not_written_to_and_not_shared():
+    dataset = make_dataset(5)
+    before = [ids.copy() for ids in dataset.ids]
+    batch = LabelledBatches(dataset, 5, 40, Key(0)).batch(0)
+    batch.ids[:] = -7
+    batch.labels[:] = -7
+    assert all(np.array_equal(a, b) for a, b in zip(dataset.ids, before, strict=True))
+    assert dataset.labels.min() >= 0
+
+
+def make_bad(kind):
+    dataset = make_dataset(6)
+    if kind == "empty text":
+        dataset.ids[4] = np.array([], dtype=np.int32)
+        return dataset
+    return Labelled([], np.array([])) if kind == "no text" else Labelled(dataset.ids, dataset.labels[:5])
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [
+        ("empty text", "text number 4 is empty"),
+        ("no text", "no text in it"),
+        ("labels", "6 texts but 5 labels"),
+    ],
+)
+def test_datasets_that_cannot_be_cut_into_batches(kind, word):
+    with pytest.raises(ValueError, match=word):
+        LabelledBatches(make_bad(kind), 2, 10, Key(0))
+    with pytest.raises(ValueError, match=word):
+        in_order(make_bad(kind), 2, 10)
+
+
+def test_arguments_out_of_range():
+    dataset = make_dataset(6)
+    with pytest.raises(ValueError, match="keep: expected one of head, tail, both, got 'middle'"):
+        LabelledBatches(dataset, 2, 10, Key(0), keep="middle")
+    with pytest.raises(ValueError, match="max_length: expected at least 1, got 0"):
+        LabelledBatches(dataset, 2, 0, Key(0))
+    with pytest.raises(ValueError, match="batch_size"):
+        in_order(dataset, 0, 10)
+    with pytest.raises(ValueError):
+        LabelledBatches(dataset, 2, 10, Key(0)).batch(-1)

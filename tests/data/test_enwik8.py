@@ -1,0 +1,202 @@
+import gzip
+import hashlib
+import io
+import os
+import platform
+import zipfile
+
+import numpy as np
+import pytest
+
+from scratchformer.data import DataError, load_bytes, load_enwik8, load_standard_library
+
+HEADER = b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.3/" xml:lang="en">\n'
+TEXT = HEADER + "".join(f"<page>{n} é {n * n}</page>\n" for n in range(60)).encode()
+
+
+def make_zip(member="enwik8", content=TEXT, compression=zipfile.ZIP_DEFLATED):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as archive:
+        archive.writestr("../outside.txt", b"not to be written")
+        archive.writestr(member, content)
+    return buffer.getvalue()
+
+
+def whole(corpus):
+    return np.concatenate(corpus[1:]).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("enwik8.zip", make_zip()),
+        ("enwik8", TEXT),
+        ("enwik8.gz", gzip.compress(TEXT)),
+        ("enwik8-first.gz", gzip.compress(TEXT)),
+    ],
+)
+@pytest.mark.parametrize("through_folder", [False, True])
+def test_every_kind_of_file(tmp_path, monkeypatch, name, content, through_folder):
+    path = tmp_path / "here" / name
+    path.parent.mkdir()
+    path.write_bytes(content)
+    monkeypatch.chdir(path.parent)
+    corpus = load_enwik8(path.parent if through_folder else path)
+    assert whole(corpus) == TEXT
+    assert corpus.name == f"enwik8 (first {len(TEXT):,} bytes)"
+    assert [file.name for file in tmp_path.rglob("*")] == ["here", name]
+
+
+@pytest.mark.parametrize("size", [1, 2, 19, 20, 100, 1001])
+def test_parts(tmp_path, size):
+    path = tmp_path / "text"
+    path.write_bytes(TEXT[:size])
+    corpus = load_bytes(path)
+    assert whole(corpus) == TEXT[:size]
+    assert corpus.train.dtype == corpus.validation.dtype == corpus.test.dtype == np.uint8
+    assert abs(len(corpus.train) - 0.9 * size) < 1
+    assert abs(len(corpus.validation) - 0.05 * size) < 1 + 1e-9
+
+
+def test_a_folder_gives_the_whole_rather_than_a_part(tmp_path):
+    (tmp_path / "enwik8-first-100.gz").write_bytes(gzip.compress(TEXT[:100]))
+    (tmp_path / "enwik8.zip").write_bytes(make_zip())
+    assert whole(load_enwik8(tmp_path)) == TEXT
+
+
+def test_names(tmp_path, monkeypatch):
+    path = tmp_path / "story.txt"
+    path.write_bytes(b"Once upon a time. " * 10)
+    assert load_enwik8(path).name == "story.txt"
+    assert load_bytes(path).name == "story.txt"
+    assert load_bytes(path, name="a story").name == "a story"
+    zipped = tmp_path / "story.txt.zip"
+    zipped.write_bytes(make_zip("story.txt", b"Once upon a time."))
+    assert whole(load_bytes(zipped)) == b"Once upon a time."
+
+    path.write_bytes(TEXT)
+    monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_SIZE", len(TEXT))
+    with pytest.raises(DataError, match=r"story\.txt: as long as enwik8, but its md5"):
+        load_enwik8(path)
+    monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_MD5", hashlib.md5(TEXT).hexdigest())
+    assert load_enwik8(path).name == "enwik8"
+    path.write_bytes(TEXT + b"more")  # as enwik9, which begins as enwik8 does
+    assert load_enwik8(path).name == "story.txt"
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("enwik8.zip", make_zip()), ("enwik8.gz", gzip.compress(TEXT)), ("enwik8.bin", make_zip())],
+)
+def test_truncated_at_every_place(tmp_path, name, content):
+    path = tmp_path / name
+    for size in range(4, len(content)):
+        path.write_bytes(content[:size])
+        with pytest.raises(DataError, match=f"{name}: truncated or corrupt"):
+            load_enwik8(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("enwik8.zip", make_zip()),
+        ("enwik8.zip", make_zip(compression=zipfile.ZIP_STORED)),
+        ("enwik8.gz", gzip.compress(TEXT)),
+    ],
+)
+def test_no_damaged_byte_goes_unseen(tmp_path, name, content):
+    path = tmp_path / name
+    caught = 0
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 0x25]) + content[place + 1 :])
+        try:
+            assert whole(load_enwik8(path)) == TEXT
+        except DataError as error:
+            assert name in str(error)
+            caught += 1
+    assert caught > len(content) // 2
+
+
+def test_missing_and_empty(tmp_path):
+    with pytest.raises(DataError, match="absent: No such file"):
+        load_enwik8(tmp_path / "absent")
+    with pytest.raises(DataError, match=r"no file enwik8, enwik8\.zip or enwik8\*\.gz in it"):
+        load_enwik8(tmp_path)
+    for name, content in [
+        ("a.txt", b""),
+        ("a.gz", b""),
+        ("a.zip", b""),
+        ("b.gz", gzip.compress(b"")),
+        ("b.zip", make_zip(content=b"")),
+    ]:
+        path = tmp_path / name
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=f"{name}: empty"):
+            load_enwik8(path)
+    path.write_bytes(make_zip(member="folder/enwik8"))
+    with pytest.raises(DataError, match=r"b\.zip: no member enwik8 in it"):
+        load_enwik8(path)
+    with pytest.raises(DataError):
+        load_bytes(tmp_path)
+
+
+def test_without_a_path_the_official_archive_is_fetched(tmp_path, monkeypatch):
+    path = tmp_path / "enwik8.zip"
+    path.write_bytes(make_zip())
+    asked = []
+    monkeypatch.setattr("scratchformer.data.enwik8.fetch", lambda *args: asked.append(args) or path)
+    assert whole(load_enwik8()) == TEXT
+    assert asked == [
+        (
+            "http://mattmahoney.net/dc/enwik8.zip",
+            "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc",
+            "enwik8.zip",
+        )
+    ]
+
+
+def test_standard_library():
+    corpus = load_standard_library()
+    size = sum(map(len, corpus[1:]))
+    assert 1_000_000 < size <= 8_000_000
+    assert corpus.name == f"python-{platform.python_version()}-stdlib ({size:,} bytes)"
+    assert all(np.array_equal(a, b) for a, b in zip(corpus[1:], load_standard_library()[1:], strict=True))
+    for part in corpus[1:]:
+        assert b"\ndef " in part.tobytes()
+    # The three parts are alike: their byte frequencies are near each other.
+    train, validation, test = (np.bincount(part, minlength=256) / len(part) for part in corpus[1:])
+    assert np.abs(train - validation).sum() < 0.2
+    assert np.abs(train - test).sum() < 0.2
+
+
+def test_standard_library_leaves_out_what_it_should(tmp_path, monkeypatch):
+    kept = {"a.py": b"# a\n", "sub/b.py": b"# b\n", "sub/testing.py": b"# c\n"}
+    left_out = [
+        "test/x.py",
+        "sub/tests/x.py",
+        "site-packages/x.py",
+        "encodings/x.py",
+        "lib2to3/x.py",
+        "x.txt",
+    ]
+    for name, content in {**kept, **dict.fromkeys(left_out, b"# x\n"), "latin.py": b"# \xe9\n"}.items():
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
+    assert sorted(whole(load_standard_library()).splitlines()) == [b"# a", b"# b", b"# c"]
+    monkeypatch.setattr("scratchformer.data.enwik8._STANDARD_LIBRARY_LIMIT", 6)
+    assert len(whole(load_standard_library())) == 6
+    monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "absent"))
+    with pytest.raises(DataError, match="without the sources"):
+        load_standard_library()
+
+
+@pytest.mark.skipif("SCRATCHFORMER_ENWIK8" not in os.environ, reason="SCRATCHFORMER_ENWIK8 gives no path")
+def test_the_real_corpus():
+    corpus = load_enwik8(os.environ["SCRATCHFORMER_ENWIK8"])
+    size = sum(map(len, corpus[1:]))
+    assert corpus.name == ("enwik8" if size == 100_000_000 else f"enwik8 (first {size:,} bytes)")
+    assert corpus.train[:10].tobytes() == b"<mediawiki"
+    assert len(corpus.train) == size * 9 // 10
+    assert b"[[" in corpus.test.tobytes()
