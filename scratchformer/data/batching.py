@@ -89,11 +89,8 @@ class TextBatches:
         return _text_batch(self.data, starts, self.context)
 
 
-def windows(
-    data: np.ndarray, context: int, stride: int, batch_size: int
-) -> Iterator[tuple[TextBatch, np.ndarray]]:
-    """Batches for evaluation on all of `data` (n,), each with `counted`, bool (B, T): the predictions to
-    count.
+def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:
+    """Batches for evaluation on all of `data` (n,), with `counted`, bool (B, T): the predictions to count.
 
     Windows of T = `context` start every `stride` tokens. Each of positions 1 to n − 1 is counted once, in the
     first window that predicts it, so with stride < context every counted prediction but those of the first
@@ -105,9 +102,7 @@ def windows(
     """
     _check_positive(context=context, stride=stride, batch_size=batch_size)
     if stride > context:
-        raise ValueError(
-            f"stride: expected at most the context, {context}, got {stride}: positions would be left out"
-        )
+        raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be left out")
     if len(data) < 2:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
     context = min(context, len(data) - 1)
@@ -133,9 +128,7 @@ class LabelledBatches:
     `len()` is the number of batches an epoch. Raises ValueError for an empty text, naming its index.
     """
 
-    def __init__(
-        self, dataset: Labelled, batch_size: int, max_length: int, key: Key, keep: str = "head"
-    ) -> None:
+    def __init__(self, dataset: Labelled, batch_size: int, max_length: int, key: Key, keep: str = "head") -> None:
         self.lengths = _check_dataset(dataset, batch_size, max_length, keep)
         self.dataset, self.batch_size, self.key = dataset, batch_size, key
         self.max_length, self.keep = max_length, keep
@@ -168,14 +161,10 @@ class LabelledBatches:
         return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def in_order(
-    dataset: Labelled, batch_size: int, max_length: int, keep: str = "head"
-) -> Iterator[LabelledBatch]:
+def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[LabelledBatch]:
     """Batches for evaluation: every text once, the shortest first; arguments as for `LabelledBatches`."""
     order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
-    return (
-        _labelled_batch(dataset, order[rows], max_length, keep) for rows in _slices(len(order), batch_size)
-    )
+    return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in _slices(len(order), batch_size))
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:

@@ -23,8 +23,7 @@ def cache_dir() -> Path:
 
 
 def fetch(url: str, checksum: str, filename: str) -> Path:
-    """The path of `filename` in `cache_dir()`, downloaded from `url` unless it is there and has the
-    `checksum`.
+    """The path of `filename` in `cache_dir()`, downloaded from `url` unless a file with that checksum is there.
 
     Raises DataError, one line, if there is no connection, the server refuses, the checksum is wrong or the
     file cannot be written. No part of a failed download is left behind.
@@ -34,8 +33,7 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
         found = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
     except (OSError, ValueError) as error:
         raise DataError(
-            f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; "
-            "--data PATH takes a local copy"
+            f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; --data PATH takes a local copy"
         ) from error
     return Path(found)
 
@@ -48,9 +46,7 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     if found != expected.lower():
-        raise DataError(
-            f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or another one"
-        )
+        raise DataError(f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or another one")
     return Path(path)
 
 

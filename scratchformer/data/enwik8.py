@@ -1,5 +1,4 @@
-"""Corpora of bytes for language models: enwik8, Python's standard library (no download needed), any text
-file.
+"""Corpora of bytes for language models: enwik8, Python's standard library (no download), any text file.
 
 enwik8 is the first 100,000,000 bytes of the English Wikipedia of 3 March 2006. Source: Hutter and Mahoney,
 http://mattmahoney.net/dc/textdata.html.

@@ -83,9 +83,7 @@ def load_imdb(
     )
 
 
-def read_reviews(
-    path: str | os.PathLike[str], split: str, progress: bool = False
-) -> tuple[list[str], np.ndarray]:
+def read_reviews(path: str | os.PathLike[str], split: str, progress: bool = False) -> tuple[list[str], np.ndarray]:
     """The reviews of one `split`, "train", "test" or "unsup": see `read_splits`."""
     return read_splits(path, (split,), progress)[split]
 
@@ -115,9 +113,7 @@ def read_splits(
                 bar.update()
     for split, reviews in found.items():
         if not reviews:
-            raise DataError(
-                f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt"
-            )
+            raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
     return {split: _ordered(reviews) for split, reviews in found.items()}
 
 

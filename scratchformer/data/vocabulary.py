@@ -70,9 +70,7 @@ class Vocabulary:
         Words that are equally frequent go by the alphabet, so the order of `texts` does not matter.
         """
         if size < len(SPECIALS):
-            raise ValueError(
-                f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}"
-            )
+            raise ValueError(f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}")
         counts: Counter[str] = Counter()
         for text in texts:
             counts.update(tokenize(text))

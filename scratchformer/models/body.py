@@ -33,7 +33,7 @@ class Body(Layer):
 
     ids: (B, T) with T ≤ max_length. Returns (B, T, C).
     positions: "learned", "sinusoidal" or "none". recompute: gradient checkpointing of every block.
-    The other arguments are those of `TransformerBlock`.
+    embedding_std: of the tokens' and positions' vectors at the start (1 as in the tutorial). The other arguments are those of `TransformerBlock`.
     """
 
     def __init__(
@@ -52,17 +52,18 @@ class Body(Layer):
         activation: str = "relu",
         bias: bool = False,
         recompute: bool = False,
+        embedding_std: float = 1.0,
         key: Key = Key(0),
     ) -> None:
         kinds = {
-            "learned": lambda: PositionEmbedding(max_length, d_model, key.fold("positions")),
+            "learned": lambda: PositionEmbedding(max_length, d_model, embedding_std, key.fold("positions")),
             "sinusoidal": SinusoidalPositions,
             "none": lambda: None,
         }
         if positions not in kinds:
             raise ValueError(f"positions: expected one of {', '.join(kinds)}, got {positions!r}")
         self.max_length = max_length
-        self.tokens = TokenEmbedding(vocab_size, d_model, key.fold("tokens"))
+        self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = kinds[positions]()
         self.dropout = Dropout(dropout)
         blocks = [

@@ -29,7 +29,7 @@ class Classifier(Layer):
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
     longest text. pool: "mean" or "max". `body` takes the remaining options of `Body`: norm, positions, dropout,
-    wide, d_ff, activation, bias, recompute.
+    wide, d_ff, activation, bias, recompute, embedding_std.
 
     Every position attends to every other of its text, but not to padding: a text's class does not depend on what it
     was batched with.

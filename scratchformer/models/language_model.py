@@ -23,7 +23,7 @@ class LanguageModel(Layer):
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
     sequence. `body` takes the remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias,
-    recompute.
+    recompute, embedding_std.
     """
 
     def __init__(

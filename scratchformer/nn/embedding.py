@@ -11,14 +11,14 @@ from .layer import Layer, Param
 
 
 class TokenEmbedding(Layer):
-    """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens, standard normal at the start.
+    """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens, normal at the start.
 
-    ids: (B, T), integers. Returns (B, T, C). There is nothing to pass back to ids, so backward gives None.
+    std: of the normal distribution. ids: (B, T), integers. Returns (B, T, C). There is nothing to pass back to ids, so backward gives None.
     """
 
-    def __init__(self, vocab_size: int, d_model: int, key: Key = Key(0)) -> None:
+    def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
         draw = key.generator()
-        self.table = Param(draw.standard_normal((vocab_size, d_model), np.float32), "table")
+        self.table = Param(np.float32(std) * draw.standard_normal((vocab_size, d_model), np.float32), "table")
 
     def forward(self, ids: Array) -> tuple[Array, tuple]:
         return ops.embedding(ids, self.table.data)
@@ -28,16 +28,16 @@ class TokenEmbedding(Layer):
 
 
 class PositionEmbedding(Layer):
-    """y = x + table[:T]: a learned vector for each of max_length positions, standard normal at the start.
+    """y = x + table[:T]: a learned vector for each of max_length positions, normal at the start.
 
-    x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
+    std: of the normal distribution. x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
 
     Backward: y_btc = x_btc + table_tc, so dx = dy, and a position collects from every sequence, dtable_tc = Σ_b dy_btc.
     """
 
-    def __init__(self, max_length: int, d_model: int, key: Key = Key(0)) -> None:
+    def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
         draw = key.generator()
-        self.table = Param(draw.standard_normal((max_length, d_model), np.float32), "table")
+        self.table = Param(np.float32(std) * draw.standard_normal((max_length, d_model), np.float32), "table")
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, slice]:
         stop, max_length = start + x.shape[1], self.table.data.shape[0]

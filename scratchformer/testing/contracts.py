@@ -112,9 +112,7 @@ def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -
                 f"{name} is a {type(x).__module__}.{type(x).__qualname__}"
             )
         if tuple(gradient.shape) != tuple(x.shape):
-            raise GradientError(
-                f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}"
-            )
+            raise GradientError(f"gradient of {name}: expected shape {tuple(x.shape)}, got {tuple(gradient.shape)}")
     return dict(zip(arrays, gradients, strict=True))
 
 

@@ -1,19 +1,22 @@
 """Numerical derivatives that know their own error, and the comparison of analytic gradients with them.
 
-Along one direction (one element, or a random one) F(t) = Σ y(x + t u) dy is a function of a number. From its values at
-±h and ±h/2 come two central differences D(h), D(h/2), and Richardson's (4 D(h/2) − D(h))/3, whose error is of order h⁴.
-How far it can be trusted is estimated from three parts:
+Along one direction (one element, or a random one) y is a function of a number, y(t) = op(x + t u). Its values at ±h
+and ±h/2 give two central differences D(h) and D(h/2), and Richardson's V = (4 D(h/2) − D(h))/3, whose error is of order
+h⁴; Σ V dy is the numeric derivative of F = Σ y dy. How far it can be off is estimated as a sum of
 
-    |(4 D(h/2) − D(h))/3 − D(h/2)|      what extrapolating changed: the truncation error of D(h/2), so more than its own
-    |2 A(h/2) − A(h)|                   with A(h) = (F(h) − 2 F(0) + F(−h))/h, which is h F″ + O(h³) where F is smooth,
-                                        and about the jump of F′, whatever h, where a kink lies within h
-    4 noise/h                           round-off, with the noise of F as measured (`Differences.measure_noise`)
+    3 Σ |V − D(h/2)| |dy|         what extrapolating changed: the truncation error of D(h/2), more than that of V
+    3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth, and
+                                  about the jump of y′, whatever h, where there is a kink within h of x
+    4 noise/h                     round-off, with the noise of F as measured (`Differences.measure_noise`)
+
+For a kink at distance δ the first two make δ/2h + 3 |1 − 3δ/h| of the jump, and V is off by |1/2 − 7δ/6h| of it (both
+for δ < h/2; beyond, V is off by a third of the first part): the estimate is never below the error.
 
 The step with the smallest estimate is the one to believe, chosen without a look at the analytic value. So a kink near
 x makes the check look closer, a kink at x itself makes it give in, and a wrong gradient is not saved by trying many
-steps. Where a difference of y vanishes exactly it contributes exactly nothing: y is subtracted before it is summed.
+steps. Absolute values are taken output by output, so that kinks cannot cancel.
 
-Source: Richardson's extrapolation and ECNoise's idea of measuring round-off from evaluations at almost the same point
+Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off from evaluations at almost the same point
 (Moré, Wild, "Estimating computational noise", 2011).
 """
 
@@ -28,7 +31,7 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 
 _EPS = float(np.finfo(np.float64).eps)
-_STEPS = (1e-3, 1e-4, 1e-2, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
+STEPS = (1e-3, 1e-4, 1e-2, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
 _NUDGES = 4  # evaluations that measure noise
 
 
@@ -127,10 +130,12 @@ class Differences:
         """Measure the round-off in F, and in each tensor's gradient, by moving every input in its last digits.
 
         An input that moves by a few units in the last place has the effect of rounding somewhere on the way, however
-        badly conditioned the operation is.
+        badly conditioned the operation is. Besides, y may be a difference of numbers as large as the inputs: the loss
+        log Σ exp(z) − z_t is exactly 0, and so is every difference of it, once the rest is below the last digit of z_t.
         """
         weight = np.abs(self.dy)
-        self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
+        largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
+        self.noise = _EPS * float(weight @ (4 * np.abs(self.y) + largest))
         for tensor in tensors:
             tensor.noise = 4 * _EPS * float(np.abs(tensor.gradient).max(initial=0))
         for _ in range(_NUDGES):
@@ -150,31 +155,34 @@ class Differences:
         """
         best = Estimate(np.nan, np.inf)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
-            for step in _STEPS:
+            for step in STEPS:
                 h = step * scale
-                round_off = 4 * self.noise / h
+                round_off = self.round_off(h)
                 if round_off >= best.uncertainty:
                     continue
                 slope, bend = self._slope_and_bend(move, h)
                 half_slope, half_bend = self._slope_and_bend(move, h / 2)
                 value = (4 * half_slope - slope) / 3
-                uncertainty = abs(value - half_slope) + abs(2 * half_bend - bend) + round_off
+                doubt = 3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))
+                uncertainty = float(np.abs(self.dy) @ doubt) + round_off
                 if uncertainty < best.uncertainty:
-                    best = Estimate(value, uncertainty)
+                    best = Estimate(float(self.dy @ value), uncertainty)
                 if best.uncertainty <= rtol * abs(best.value):
                     break
         move(0.0)
         return best
 
-    def _slope_and_bend(self, move: Callable[[float], None], h: float) -> tuple[float, float]:
-        """D(h) = (F(h) − F(−h))/2h and A(h) = (F(h) − 2 F(0) + F(−h))/h."""
+    def round_off(self, h: float) -> float:
+        """How far rounding can throw off a derivative taken with step h."""
+        return 4 * self.noise / h
+
+    def _slope_and_bend(self, move: Callable[[float], None], h: float) -> tuple[np.ndarray, np.ndarray]:
+        """For every output D(h) = (y(h) − y(−h))/2h and A(h) = (y(h) − 2 y(0) + y(−h))/h."""
         move(h)
         after = self.outputs()
         move(-h)
         before = self.outputs()
-        slope = float((after - before) @ self.dy) / (2 * h)
-        bend = float(((after - self.y) - (self.y - before)) @ self.dy) / h
-        return slope, bend
+        return (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:

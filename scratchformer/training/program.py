@@ -54,9 +54,7 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     device = get_device(args.device)
     if args.resume:
         out = Path(args.resume)
-        if not (out / SETTINGS).is_file():
-            raise ValueError(f"--resume: {out} holds no run ({SETTINGS} is missing)")
-        settings = json.loads((out / SETTINGS).read_text(encoding="utf-8"))
+        settings = read_settings(out)
         if settings["program"] != name:
             raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
     else:
@@ -74,6 +72,16 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     unfinished.replace(out / SETTINGS)
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     return Run(**settings, device=device, out=out, resume=bool(args.resume))
+
+
+def read_settings(run: Path) -> dict[str, Any]:
+    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged."""
+    try:
+        return json.loads((run / SETTINGS).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ValueError(f"{run} holds no run ({SETTINGS} is missing)") from error
+    except ValueError as error:
+        raise ValueError(f"{run / SETTINGS} is damaged: {error}") from error
 
 
 def _unused(folder: Path) -> Path:

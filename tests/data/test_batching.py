@@ -31,8 +31,7 @@ def make_dataset(count, longest=40, seed=0):
 
 def equal(first, second):
     return all(
-        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b)
-        for a, b in zip(first, second, strict=True)
+        a.dtype == b.dtype and a.shape == b.shape and np.array_equal(a, b) for a, b in zip(first, second, strict=True)
     )
 
 
@@ -84,9 +83,7 @@ def test_every_start_is_drawn_the_first_and_the_last_too():
 
 
 def test_a_corpus_shorter_than_the_context():
-    with pytest.raises(
-        DataError, match=r"corpus: 256 tokens .* context \+ 1 = 257; take a .*smaller context"
-    ):
+    with pytest.raises(DataError, match=r"corpus: 256 tokens .* context \+ 1 = 257; take a .*smaller context"):
         TextBatches(COUNTING[:256], 4, 256, Key(0))
     TextBatches(COUNTING[:257], 4, 256, Key(0))
 
@@ -214,9 +211,22 @@ def test_batches_have_little_padding_yet_come_in_random_order():
     widths = np.array([batch.ids.shape[1] for batch in epoch])
     assert abs(np.corrcoef(np.arange(len(widths)), widths)[0, 1]) < 0.25
     assert abs(np.corrcoef(widths[1:], widths[:-1])[0, 1]) < 0.25
-    # Chunks of 64 batches: the shortest 16 of all are not all together, as they would be with one sort of all.
-    shortest = set(np.argsort([len(ids) for ids in dataset.ids], kind="stable")[:16])
-    assert max(len(shortest & set((batch.ids[:, 0] - 1).tolist())) for batch in epoch) < 16
+
+
+@pytest.mark.parametrize(("count", "one_chunk"), [(640, True), (1280, False)])
+def test_batches_are_sorted_in_chunks_of_64(count, one_chunk):
+    lengths = np.random.default_rng(0).permutation(count) + 1
+    dataset = Labelled([np.ones(length, dtype=np.int32) for length in lengths], np.zeros(count))
+    batches = LabelledBatches(dataset, 10, count, Key(0))
+    spans = [int(np.ptp(batches.batch(step).lengths)) for step in range(len(batches))]
+    assert (max(spans) == 9) is one_chunk
+    assert max(spans) < 60
+
+
+def test_texts_that_are_cut_to_one_length_are_not_sorted():
+    dataset = Labelled([np.full(5 + i, 1 + i, dtype=np.int32) for i in range(64)], np.zeros(64))
+    batches = LabelledBatches(dataset, 8, 5, Key(0))
+    assert all(np.ptp(batches.batch(step).ids[:, 0]) > 7 for step in range(8))
 
 
 def test_threads_may_ask_for_different_epochs_at_once():

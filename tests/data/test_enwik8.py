@@ -184,7 +184,18 @@ def test_standard_library_leaves_out_what_it_should(tmp_path, monkeypatch):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path))
-    assert sorted(whole(load_standard_library()).splitlines()) == [b"# a", b"# b", b"# c"]
+    content = whole(load_standard_library())
+    assert sorted(content.splitlines()) == [b"# a", b"# b", b"# c"]
+    walk = os.walk
+
+    def walk_backwards(folder):
+        for parent, folders, names in walk(folder):
+            yield parent, folders, sorted(names, reverse=True)
+
+    monkeypatch.setattr("os.walk", walk_backwards)
+    assert whole(load_standard_library()) == content
+    monkeypatch.setattr("os.walk", lambda folder: ((p, f, sorted(n)) for p, f, n in walk(folder)))
+    assert whole(load_standard_library()) == content
     monkeypatch.setattr("scratchformer.data.enwik8._STANDARD_LIBRARY_LIMIT", 6)
     assert len(whole(load_standard_library())) == 6
     monkeypatch.setattr("sysconfig.get_path", lambda _: str(tmp_path / "absent"))

@@ -19,9 +19,7 @@ def make_reviews(per_class=12, unsup=5):
     for split in ("train", "test"):
         for kind, rating in (("pos", 8), ("neg", 2)):
             for number in range(per_class):
-                text = f"{split} {kind} number{number} " + " ".join(
-                    draw.choices(WORDS, k=draw.randint(3, 30))
-                )
+                text = f"{split} {kind} number{number} " + " ".join(draw.choices(WORDS, k=draw.randint(3, 30)))
                 reviews[f"aclImdb/{split}/{kind}/{number}_{rating}.txt"] = text.encode()
     for number in range(unsup):
         reviews[f"aclImdb/train/unsup/{number}_0.txt"] = f"unsup number{number}".encode()
@@ -57,8 +55,7 @@ def write_folder(path, reviews):
 
 def same(first, second):
     return first.keys() == second.keys() and all(
-        first[split][0] == second[split][0] and np.array_equal(first[split][1], second[split][1])
-        for split in first
+        first[split][0] == second[split][0] and np.array_equal(first[split][1], second[split][1]) for split in first
     )
 
 
@@ -171,7 +168,8 @@ def test_truncated_archive_at_every_place(tmp_path):
             read_splits(archive)
 
 
-def test_no_damaged_byte_goes_unseen(tmp_path):
+@pytest.mark.parametrize("mask", [0x24, 0xFF])
+def test_no_damaged_byte_goes_unseen(tmp_path, mask):
     reviews = make_reviews(per_class=2, unsup=1)
     whole = gzip.compress(make_tar(reviews))
     archive = tmp_path / "flipped.tar.gz"
@@ -179,13 +177,24 @@ def test_no_damaged_byte_goes_unseen(tmp_path):
     expected = read_splits(archive)
     caught = 0
     for place in range(0, len(whole)):
-        archive.write_bytes(whole[:place] + bytes([whole[place] ^ 0x24]) + whole[place + 1 :])
+        archive.write_bytes(whole[:place] + bytes([whole[place] ^ mask]) + whole[place + 1 :])
         try:
             assert same(read_splits(archive), expected)
         except DataError as error:
             assert "flipped.tar.gz" in str(error)
             caught += 1
     assert caught > len(whole) - 10  # only the time and the like in gzip's own header do not matter
+
+
+def test_a_damaged_block_inside_a_long_review(tmp_path):
+    draw = random.Random(0)
+    long = "".join(draw.choices("abcdefgh ", k=200_000)).encode()
+    whole = gzip.compress(make_tar({"aclImdb/train/pos/0_9.txt": long}))
+    archive = tmp_path / "damaged.tar.gz"
+    for place in range(5_000, len(whole), 5_000):
+        archive.write_bytes(whole[:place] + b"\xff" * 64 + whole[place + 64 :])
+        with pytest.raises(DataError, match=r"damaged\.tar\.gz: truncated"):
+            read_reviews(archive, "train")
 
 
 def test_tar_truncated_before_it_was_compressed(tmp_path):
@@ -241,9 +250,7 @@ def test_missing_and_empty_places(tmp_path):
 )
 def test_a_bad_review_is_named(tmp_path, as_folder, content, word):
     reviews = make_reviews() | {"aclImdb/test/pos/7_8.txt": content}
-    path = (
-        write_folder(tmp_path / "f", reviews) if as_folder else write_archive(tmp_path / "a.tar.gz", reviews)
-    )
+    path = write_folder(tmp_path / "f", reviews) if as_folder else write_archive(tmp_path / "a.tar.gz", reviews)
     with pytest.raises(DataError, match=word) as error:
         read_reviews(path, "test")
     assert "aclImdb/test/pos/7_8.txt" in str(error.value)
@@ -267,9 +274,7 @@ def test_load_imdb_splits_and_builds_the_vocabulary_from_the_training_part_alone
     texts, _ = read_reviews(archive, "train")
     train, validation = set(decoded(data.train, data.vocabulary)), decoded(data.validation, data.vocabulary)
     assert train < set(texts) and len(train) == 18
-    held_out = [
-        i for i, text in enumerate(texts) if data.vocabulary.decode(data.vocabulary.encode(text)) not in train
-    ]
+    held_out = [i for i, text in enumerate(texts) if data.vocabulary.decode(data.vocabulary.encode(text)) not in train]
     assert [data.vocabulary.decode(data.vocabulary.encode(texts[i])) for i in held_out] == validation
     assert Vocabulary.build(sorted(train), 200).words == data.vocabulary.words
     assert "test" not in data.vocabulary.words

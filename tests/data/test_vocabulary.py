@@ -111,9 +111,8 @@ def test_load_finds_damage_at_every_cut(tmp_path):
         cut.write_bytes(content[:size])
         with pytest.raises(DataError, match=r"cut\.txt"):
             Vocabulary.load(cut, vocabulary.fingerprint)
-        if (
-            size == 0 or content[size - 1 : size] != b"\n"
-        ):  # without the fingerprint too, but at ends of lines
+        # Without the fingerprint too, except at the end of a line.
+        if size == 0 or content[size - 1 : size] != b"\n":
             with pytest.raises(DataError, match="damaged"):
                 Vocabulary.load(cut)
 
