@@ -8,6 +8,7 @@ h⁴; Σ V dy is the numeric derivative of F = Σ y dy. How far it can be off is
     3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth, and
                                   about the jump of y′, whatever h, where there is a kink within h of x
     4 noise/h                     round-off, with the noise of F as measured (`Differences.measure_noise`)
+    4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that move at all
 
 For a kink at distance δ the first two make δ/2h + 3 |1 − 3δ/h| of the jump, and V is off by |1/2 − 7δ/6h| of it (both
 for δ < h/2; beyond, V is off by a third of the first part): the estimate is never below the error.
@@ -119,7 +120,8 @@ class Differences:
         self.outputs = outputs
         self.dy = dy  # (outputs,)
         self.y = outputs()
-        self.noise = 0.0
+        self.noise = 0.0  # in F
+        self.grain = 0.0  # in each output
 
     def measure_noise(
         self,
@@ -130,12 +132,12 @@ class Differences:
         """Measure the round-off in F, and in each tensor's gradient, by moving every input in its last digits.
 
         An input that moves by a few units in the last place has the effect of rounding somewhere on the way, however
-        badly conditioned the operation is. Besides, y may be a difference of numbers as large as the inputs: the loss
-        log Σ exp(z) − z_t is exactly 0, and so is every difference of it, once the rest is below the last digit of z_t.
+        badly conditioned the operation is. It does not show that y may be a difference of numbers as large as the inputs:
+        the loss log Σ exp(z) − z_t moves in units of the last digit of z_t, however small it is. Hence the grain.
         """
         weight = np.abs(self.dy)
-        largest = max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
-        self.noise = _EPS * float(weight @ (4 * np.abs(self.y) + largest))
+        self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
+        self.grain = _EPS * max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
         for tensor in tensors:
             tensor.noise = 4 * _EPS * float(np.abs(tensor.gradient).max(initial=0))
         for _ in range(_NUDGES):
@@ -149,22 +151,25 @@ class Differences:
             tensor.write(tensor.base)
 
     def estimate(self, move: Callable[[float], None], scale: float, rtol: float) -> Estimate:
-        """F'(0) along the line that `move` walks, from the step that can be trusted most; see the module's text.
+        """Σ y′(0) dy along the line that `move` walks, from the step that can be trusted most; see the module's text.
 
-        It stops at the first step that is good to `rtol`. The value is NaN if F is finite at no step.
+        It stops at the first step that is good to `rtol`. The value is NaN if y is finite at no step.
         """
+        weight = np.abs(self.dy)
         best = Estimate(np.nan, np.inf)
+        widest, moved = 0.0, np.zeros(self.y.shape, bool)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
             for step in STEPS:
                 h = step * scale
-                round_off = self.round_off(h)
-                if round_off >= best.uncertainty:
+                if self.round_off(h) >= best.uncertainty:
                     continue
                 slope, bend = self._slope_and_bend(move, h)
                 half_slope, half_bend = self._slope_and_bend(move, h / 2)
+                widest, moved = max(widest, h), moved | (slope != 0) | (bend != 0)
                 value = (4 * half_slope - slope) / 3
                 doubt = 3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))
-                uncertainty = float(np.abs(self.dy) @ doubt) + round_off
+                doubt += 4 * self.grain / np.where(moved, h, widest)
+                uncertainty = float(weight @ doubt) + self.round_off(h)
                 if uncertainty < best.uncertainty:
                     best = Estimate(float(self.dy @ value), uncertainty)
                 if best.uncertainty <= rtol * abs(best.value):

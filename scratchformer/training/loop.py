@@ -107,7 +107,7 @@ def train(
                 seconds = time.perf_counter() - started
                 speed = tokens / seconds
                 metrics.write(done, loss=loss, lr=optimizer.lr, gradient_norm=norm, tokens_per_second=round(speed))
-                bar.set_postfix_str(f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s")
+                bar.set_postfix_str(f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s", refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
                 evaluate_now(done)

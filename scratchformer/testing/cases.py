@@ -1,0 +1,228 @@
+"""Every operation, layer and model of the package as a case for the gradient checks, on sizes drawn from a seed.
+
+The tests and `scratchformer check` go through the same tables. A case is a function of a `Draw`, which is called with
+letters, `draw("B T C")`, and gives a normal array of that shape; one letter is one size throughout a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import models, nn, ops
+from ..backend import CPU, Array, Device, to_device
+from ..rng import Key
+from .gradcheck import Report, check_gradients, check_layer
+
+LARGEST = 5
+
+
+class Draw:
+    """Sizes and arrays drawn from `seed`: every letter between 2 and 5, but C = H D, and arrays times `scale`."""
+
+    def __init__(self, seed: int = 0, scale: float = 1.0, device: Device = CPU) -> None:
+        self.seed, self.scale, self.device = seed, scale, device
+        self.generator = Key(seed).fold("case").generator()
+        self.sizes: dict[str, int] = {}
+
+    def __getattr__(self, letter: str) -> int:
+        """The size of a letter: `draw.B`."""
+        if len(letter) != 1:
+            raise AttributeError(letter)
+        if letter not in self.sizes:
+            self.sizes[letter] = (
+                self.H * self.D if letter == "C" else int(self.generator.integers(2, LARGEST, endpoint=True))
+            )
+        return self.sizes[letter]
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        return tuple(getattr(self, letter) for letter in letters.split())
+
+    def __call__(self, letters: str) -> np.ndarray:
+        """A normal float64 array times the scale."""
+        return self.scale * self.generator.standard_normal(self.shape(letters))
+
+    def integers(self, letters: str, high: int, low: int = 0) -> Array:
+        """Integers from low to high − 1, on the device."""
+        return to_device(self.generator.integers(low, high, self.shape(letters)), self.device)
+
+    def lengths(self) -> Array:
+        """(B,), from 1 to T, at least one of them T."""
+        lengths = self.generator.integers(1, self.T, self.B, endpoint=True)
+        lengths[-1] = self.T
+        return to_device(lengths, self.device)
+
+    @property
+    def key(self) -> Key:
+        return Key(self.seed).fold("dropout")
+
+
+class OperationCase(NamedTuple):
+    op: Callable
+    op_backward: Callable
+    args: tuple
+    options: dict[str, Any] = {}  # noqa: RUF012
+    analytic: bool = False  # the code also takes complex numbers, so that the complex step can be used
+
+
+class LayerCase(NamedTuple):
+    layer: nn.Layer
+    inputs: tuple
+    options: dict[str, Any] = {}  # noqa: RUF012
+
+
+def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S") -> OperationCase:
+    args = (d("B H T D"), d(f"B H {keys} D"), d(f"B H {keys} D"), pattern(d))
+    return OperationCase(ops.attention, ops.attention_backward, args)
+
+
+def _cross_entropy(d: Draw, **options: Any) -> OperationCase:
+    args = (d("B T V"), d.integers("B T", d.V))
+    return OperationCase(ops.cross_entropy, ops.cross_entropy_backward, args, options)
+
+
+OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
+    "linear": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O"), d("O")), analytic=True),
+    "linear, no bias": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O")), analytic=True),
+    "relu": lambda d: OperationCase(ops.relu, ops.relu_backward, (d("B T F"),)),
+    "gelu": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),)),
+    "gelu, tanh": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),), {"approximate": "tanh"}),
+    "softmax": lambda d: OperationCase(ops.softmax, ops.softmax_backward, (d("B T V"),), analytic=True),
+    "log_softmax": lambda d: OperationCase(ops.log_softmax, ops.log_softmax_backward, (d("B T V"),), analytic=True),
+    "layernorm": lambda d: OperationCase(
+        ops.layernorm, ops.layernorm_backward, (d("B T C"), d("C"), d("C")), analytic=True
+    ),
+    "embedding": lambda d: OperationCase(
+        ops.embedding, ops.embedding_backward, (d.integers("B T", d.V), d("V C")), analytic=True
+    ),
+    "dropout": lambda d: OperationCase(ops.dropout, ops.dropout_backward, (d("B T C"), 0.4, d.key), analytic=True),
+    "mean_pool": lambda d: OperationCase(ops.mean_pool, ops.mean_pool_backward, (d("B T C"),), analytic=True),
+    "mean_pool, padding": lambda d: OperationCase(
+        ops.mean_pool, ops.mean_pool_backward, (d("B T C"), d.lengths()), analytic=True
+    ),
+    "max_pool": lambda d: OperationCase(ops.max_pool, ops.max_pool_backward, (d("B T C"),)),
+    "max_pool, padding": lambda d: OperationCase(ops.max_pool, ops.max_pool_backward, (d("B T C"), d.lengths())),
+    "attention": lambda d: _attention(d, lambda d: None),
+    "attention, full": lambda d: _attention(d, lambda d: ops.Full()),
+    "attention, causal": lambda d: _attention(d, lambda d: ops.Causal(), keys="T"),
+    "attention, causal, more keys or queries": lambda d: _attention(d, lambda d: ops.Causal()),
+    "attention, padding": lambda d: _attention(d, lambda d: ops.Padding(d.lengths()), keys="T"),
+    "attention, causal and padding": lambda d: _attention(
+        d, lambda d: ops.Causal() & ops.Padding(d.lengths()), keys="T"
+    ),
+    "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
+    "cross_entropy": _cross_entropy,
+    "cross_entropy, smoothing": partial(_cross_entropy, label_smoothing=0.1),
+    "cross_entropy, ignored": partial(_cross_entropy, ignore_index=0),
+    "cross_entropy, smoothing, ignored": partial(_cross_entropy, label_smoothing=0.1, ignore_index=0),
+}
+
+
+def _block(d: Draw, **options: Any) -> LayerCase:
+    block = nn.TransformerBlock(d.C, d.H, key=Key(d.seed), **options)
+    pattern = ops.Padding(d.lengths())
+    return LayerCase(block, (d("B T C"),), {"pattern": pattern, "key": d.key if options.get("dropout") else None})
+
+
+def _language_model(d: Draw, **options: Any) -> LayerCase:
+    model = models.LanguageModel(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
+
+
+def _classifier(d: Draw, **options: Any) -> LayerCase:
+    model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V), d.lengths()), {"key": d.key})
+
+
+LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
+    "Linear": lambda d: LayerCase(nn.Linear(d.I, d.O, key=Key(d.seed)), (d("B T I"),)),
+    "LayerNorm": lambda d: LayerCase(nn.LayerNorm(d.C), (d("B T C"),)),
+    "TokenEmbedding": lambda d: LayerCase(nn.TokenEmbedding(d.V, d.C), (d.integers("B T", d.V),)),
+    "PositionEmbedding": lambda d: LayerCase(nn.PositionEmbedding(d.T + 1, d.C), (d("B T C"),)),
+    "SinusoidalPositions": lambda d: LayerCase(nn.SinusoidalPositions(), (d("B T C"),)),
+    "Dropout": lambda d: LayerCase(nn.Dropout(0.4), (d("B T C"),), {"key": d.key}),
+    "FeedForward": lambda d: LayerCase(nn.FeedForward(d.C, d.F), (d("B T C"),)),
+    "FeedForward, gelu": lambda d: LayerCase(nn.FeedForward(d.C, d.F, "gelu"), (d("B T C"),)),
+    "FeedForward, gelu_tanh": lambda d: LayerCase(nn.FeedForward(d.C, d.F, "gelu_tanh"), (d("B T C"),)),
+    "BasicSelfAttention": lambda d: LayerCase(nn.BasicSelfAttention(), (d("B T C"),)),
+    "SingleHeadAttention": lambda d: LayerCase(nn.SingleHeadAttention(d.C, d.D), (d("B T C"),)),
+    "SingleHeadAttention, causal": lambda d: LayerCase(nn.SingleHeadAttention(d.C, causal=True), (d("B T C"),)),
+    "MultiHeadLoop": lambda d: LayerCase(nn.MultiHeadLoop(d.C, d.H), (d("B T C"),)),
+    "MultiHeadLoop, causal": lambda d: LayerCase(nn.MultiHeadLoop(d.C, d.H, causal=True), (d("B T C"),)),
+    "SelfAttention": lambda d: LayerCase(nn.SelfAttention(d.C, d.H), (d("B T C"),)),
+    "SelfAttention, causal": lambda d: LayerCase(nn.SelfAttention(d.C, d.H, causal=True), (d("B T C"),)),
+    "SelfAttention, wide, bias": lambda d: LayerCase(nn.SelfAttention(d.C, d.H, wide=True, bias=True), (d("B T C"),)),
+    "SelfAttention, causal, padding": lambda d: LayerCase(
+        nn.SelfAttention(d.C, d.H, causal=True), (d("B T C"),), {"pattern": ops.Padding(d.lengths())}
+    ),
+    "CrossAttention": lambda d: LayerCase(nn.CrossAttention(d.C, d.H), (d("B T C"), d("B M C"))),
+    "CrossAttention, wide": lambda d: LayerCase(nn.CrossAttention(d.C, d.H, wide=True), (d("B T C"), d("B M C"))),
+    "TransformerBlock, post": partial(_block, norm="post"),
+    "TransformerBlock, pre": partial(_block, norm="pre"),
+    "TransformerBlock, post, causal, wide, dropout": partial(
+        _block, norm="post", causal=True, wide=True, dropout=0.3, activation="gelu"
+    ),
+    "TransformerBlock, pre, causal, bias, dropout": partial(
+        _block, norm="pre", causal=True, bias=True, dropout=0.3, d_ff=3
+    ),
+    "Recompute": lambda d: LayerCase(
+        nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), (d("B T C"),), {"key": d.key}
+    ),
+    "LanguageModel, post": partial(_language_model, dropout=0.2),
+    "LanguageModel, pre, sinusoidal, recompute": partial(
+        _language_model, norm="pre", positions="sinusoidal", recompute=True, activation="gelu_tanh"
+    ),
+    "Classifier, mean": partial(_classifier, dropout=0.2),
+    "Classifier, max, pre, no positions": partial(_classifier, pool="max", norm="pre", positions="none"),
+}
+
+
+def check_operation(name: str, draw: Draw, **options: Any) -> Report:
+    """check_gradients on the operation case called `name`."""
+    case = OPERATIONS[name](draw)
+    return check_gradients(
+        case.op,
+        case.op_backward,
+        *case.args,
+        seed=draw.seed,
+        complex_step=case.analytic and draw.device is CPU,
+        device=draw.device,
+        **options,
+        **case.options,
+    )
+
+
+def check_layer_case(name: str, draw: Draw, **options: Any) -> Report:
+    """check_layer on the layer case called `name`."""
+    case = LAYERS[name](draw)
+    return check_layer(case.layer, *case.inputs, seed=draw.seed, device=draw.device, **options, **case.options)
+
+
+def check_cases(names: Sequence[str], device: Device, seed: int = 0, details: bool = False) -> bool:
+    """Check all cases whose name begins with one of `names` (all if none), print a table, and say if all passed.
+
+    Raises ValueError for a name that no case has.
+    """
+    cases = {name: check_operation for name in OPERATIONS} | {name: check_layer_case for name in LAYERS}
+    known = {name.partition(",")[0] for name in cases}
+    if unknown := set(names) - known:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
+    passed = True
+    print(f"{'case':<48}{'tensors':>8}{'elements':>10}{'worst error':>14}")
+    for name, check in cases.items():
+        if names and name.partition(",")[0] not in names:
+            continue
+        try:
+            report = check(name, Draw(seed, device=device))
+        except AssertionError as error:
+            passed = False
+            print(f"{name:<48}FAILED\n{error}")
+            continue
+        elements, worst = sum(row.elements for row in report), max(row.worst_relative_error for row in report)
+        print(f"{name:<48}{len(report):>8}{elements:>10}{worst:>14.1e}")
+        if details:
+            print(report)
+    return passed
