@@ -66,7 +66,7 @@ def main(argv=None):
         test = evaluate_language_model(replicas, corpus.test)["bits_per_byte"]
         print(f"{corpus.name}: {test:.4f} bits per byte on the last 5%, the best of {state['step']} steps")
 
-    prompt = corpus.test[: run.context // 2].tobytes().decode("utf-8", errors="ignore")
+    prompt = corpus.test[: run.context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
     print(f"\n--- the model continues a text it has not seen ---\n{prompt}|", end="")
     for text in stream_text(model, prompt, tokens=400, temperature=0.7, key=key.fold("sample")):
         print(text, end="", flush=True)

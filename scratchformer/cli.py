@@ -86,6 +86,8 @@ def generate(args: argparse.Namespace) -> None:
         raise ValueError(f"{args.run_folder} holds a {type(model).__name__}, which does not write")
     if not args.prompt:
         raise ValueError("--prompt: expected at least one character")
+    if args.tokens < 0:
+        raise ValueError(f"--tokens: expected a number >= 0, got {args.tokens}")
     print(args.prompt, end="")
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
     for text in stream_text(model.to(get_device(args.device)), args.prompt, args.tokens, **options):
@@ -106,6 +108,7 @@ def evaluate(args: argparse.Namespace) -> None:
     path = args.data or settings["data"]
     with Replicas(model) as replicas:
         if isinstance(model, Classifier):
+            settings = read_settings(Path(args.run_folder), "vocabulary", "keep")
             vocabulary = Vocabulary.load(Path(args.run_folder) / "vocabulary.txt")
             if vocabulary.fingerprint != state["vocabulary"]:
                 raise SnapshotError(f"{args.run_folder}: the snapshot was made with another vocabulary")

@@ -12,7 +12,7 @@ from .backend import to_cpu
 from .data import Vocabulary
 from .dispatch import reference_only
 from .models import Classifier
-from .nn import Layer
+from .nn import Layer, Recompute
 from .ops import sinusoidal_positions
 from .training import load_model, read_metrics
 from .training.program import read_settings
@@ -41,9 +41,13 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     text: whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
     """
     settings = read_settings(run)
+    metrics = run / "metrics.jsonl"
+    records = read_metrics(metrics) if metrics.exists() else []
+    if not any("loss" in r for r in records):
+        raise ValueError(f"{run}: nothing to plot yet, no loss is in {metrics.name}")
     out = out or run / "plots"
     out.mkdir(parents=True, exist_ok=True)
-    yield plot_curves(read_metrics(run / "metrics.jsonl"), settings, out / "curves.png")
+    yield plot_curves(records, settings, out / "curves.png")
     best = run / "best.safetensors"
     model, _ = load_model(best if best.exists() else run)
     ids, labels = encode(model, text or TEXTS[type(model).__name__], run)
@@ -69,7 +73,11 @@ def attention_maps(model: Layer, ids: np.ndarray) -> np.ndarray:
     """The attention probabilities (depth, H, T, T) with which the model reads ids (1, T)."""
     with reference_only():
         _, cache = model.body.forward(ids)
-    return np.stack([to_cpu(block.attention.attention.probabilities[0]) for block in cache.blocks])
+        blocks = [
+            block.layer.forward(*c.inputs, **c.options)[1] if isinstance(block, Recompute) else c
+            for block, c in zip(model.body.blocks, cache.blocks, strict=True)
+        ]
+    return np.stack([to_cpu(c.attention.attention.probabilities[0]) for c in blocks])
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
@@ -80,7 +88,8 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
         points = [(r["step"], r[name]) for r in records if name in r]
         return [step for step, _ in points], [value for _, value in points]
 
-    score = "validation_bits_per_byte" if "validation_bits_per_byte" in records[-1] else "validation_accuracy"
+    accuracy, bits = "validation_accuracy", "validation_bits_per_byte"
+    score = accuracy if any(accuracy in r for r in records) else bits
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     left.plot(steps, loss, color="tab:blue", alpha=0.3, linewidth=0.8, label="training, one batch")
@@ -92,7 +101,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     left.legend(frameon=False)
 
     steps, values = series(score)
-    percent = score == "validation_accuracy"
+    percent = score == accuracy
     values = [100 * v if percent else v for v in values]
     best = int(np.argmax(values) if percent else np.argmin(values)) if values else None
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)

@@ -17,7 +17,7 @@ def probabilities(
     tokens whose probabilities add up to p (Holtzman et al. 2020). What is left is scaled to sum 1.
     Raises ValueError for a value out of range, or logits that are not finite.
     """
-    if temperature < 0:
+    if not temperature >= 0:
         raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
     if top_k is not None and top_k < 1:
         raise ValueError(f"top_k: expected at least 1, got {top_k}")

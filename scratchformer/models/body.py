@@ -33,7 +33,8 @@ class Body(Layer):
 
     ids: (B, T) with T ≤ max_length. Returns (B, T, C).
     positions: "learned", "sinusoidal" or "none". recompute: gradient checkpointing of every block.
-    embedding_std: of the tokens' and positions' vectors at the start (1 as in the tutorial). The other arguments are those of `TransformerBlock`.
+    embedding_std: of the tokens' and positions' vectors at the start (1 as in the tutorial).
+    The other arguments are those of `TransformerBlock`.
     """
 
     def __init__(

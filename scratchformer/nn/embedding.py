@@ -13,7 +13,8 @@ from .layer import Layer, Param
 class TokenEmbedding(Layer):
     """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens, normal at the start.
 
-    std: of the normal distribution. ids: (B, T), integers. Returns (B, T, C). There is nothing to pass back to ids, so backward gives None.
+    std: of the normal distribution. ids: (B, T), integers. Returns (B, T, C).
+    There is nothing to pass back to ids, so backward gives None.
     """
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:

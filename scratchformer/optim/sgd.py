@@ -17,9 +17,7 @@ class SGD(Optimizer):
 
     buffers = ("velocity",)
 
-    def __init__(
-        self, params: Iterable[Param], lr: float, momentum: float = 0.0, weight_decay: float = 0.0
-    ) -> None:
+    def __init__(self, params: Iterable[Param], lr: float, momentum: float = 0.0, weight_decay: float = 0.0) -> None:
         super().__init__(params, lr)
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum: expected 0 <= momentum < 1, got {momentum}")

@@ -9,6 +9,7 @@ h⁴; Σ V dy is the numeric derivative of F = Σ y dy. How far it can be off is
                                   about the jump of y′, whatever h, where there is a kink within h of x
     4 noise/h                     round-off, with the noise of F as measured (`Differences.measure_noise`)
     4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that move at all
+                                  (for those that never moved it is one output's, with the largest h tried)
 
 For a kink at distance δ the first two make δ/2h + 3 |1 − 3δ/h| of the jump, and V is off by |1/2 − 7δ/6h| of it (both
 for δ < h/2; beyond, V is off by a third of the first part): the estimate is never below the error.
@@ -32,7 +33,7 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 
 _EPS = float(np.finfo(np.float64).eps)
-STEPS = (1e-3, 1e-4, 1e-2, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
+STEPS = (1e-3, 1e-4, 1e-2, 1e-1, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
 _NUDGES = 4  # evaluations that measure noise
 
 
@@ -80,8 +81,8 @@ class Comparison(NamedTuple):
     where: str  # "gamma[3]", "x along a random direction"
     analytic: float
     numeric: float
-    tolerance: float
-    uncertainty: float  # the part of the tolerance that is due to the numerics
+    rtol: float
+    tolerance: float  # absolute: rtol of the larger, and what round-off and kinks leave open
 
     @property
     def error(self) -> float:
@@ -107,11 +108,6 @@ class Comparison(NamedTuple):
             return 0.0
         return self.error / self.tolerance if self.tolerance else np.inf
 
-    @property
-    def established_error(self) -> float:
-        """The relative error that remains when the uncertainty of the numerics is taken off."""
-        return max(0.0, self.error - self.uncertainty) / self.size if self.size else 0.0
-
 
 class Differences:
     """Central differences of F = Σ y dy, where `outputs()` gives y, flat, for what the tensors hold at the moment."""
@@ -132,8 +128,9 @@ class Differences:
         """Measure the round-off in F, and in each tensor's gradient, by moving every input in its last digits.
 
         An input that moves by a few units in the last place has the effect of rounding somewhere on the way, however
-        badly conditioned the operation is. It does not show that y may be a difference of numbers as large as the inputs:
-        the loss log Σ exp(z) − z_t moves in units of the last digit of z_t, however small it is. Hence the grain.
+        badly conditioned the operation is. It does not show that y may be a difference of numbers as large as the
+        inputs: the loss log Σ exp(z) − z_t moves in units of the last digit of z_t, however small it is. So the last
+        digit of the largest input is the grain of y.
         """
         weight = np.abs(self.dy)
         self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
@@ -168,8 +165,9 @@ class Differences:
                 widest, moved = max(widest, h), moved | (slope != 0) | (bend != 0)
                 value = (4 * half_slope - slope) / 3
                 doubt = 3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))
-                doubt += 4 * self.grain / np.where(moved, h, widest)
-                uncertainty = float(weight @ doubt) + self.round_off(h)
+                unseen = np.max(weight, where=~moved, initial=0) / widest
+                grain = 4 * self.grain * (float(np.sum(weight, where=moved)) / h + unseen)
+                uncertainty = float(weight @ doubt) + grain + self.round_off(h)
                 if uncertainty < best.uncertainty:
                     best = Estimate(float(self.dy @ value), uncertainty)
                 if best.uncertainty <= rtol * abs(best.value):
@@ -230,6 +228,5 @@ def compare_directions(
 
 def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol: float) -> Comparison:
     """Put two derivatives side by side; they may differ by `rtol` of the larger and by what both may be off."""
-    uncertainty = estimate.uncertainty + noise
-    tolerance = rtol * max(abs(analytic), abs(estimate.value)) + uncertainty
-    return Comparison(where, analytic, estimate.value, tolerance, uncertainty)
+    larger = max(abs(analytic), abs(estimate.value))
+    return Comparison(where, analytic, estimate.value, rtol, rtol * larger + estimate.uncertainty + noise)

@@ -56,8 +56,8 @@ def tensors(
 ) -> tuple[np.ndarray, ...]:
     """One array for each of `shapes`, standard normal times a scale drawn from `scales` for each of them.
 
-    `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the sizes given there,
-    the others are drawn between `min_size` and `max_size`.
+    `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the sizes given
+    there, the others are drawn between `min_size` and `max_size`.
     """
     size = _with_fixed(draw, " ".join(shapes), min_size, max_size, fixed)
     factors = [draw(st.sampled_from(tuple(scales))) for _ in shapes]

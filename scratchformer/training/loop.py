@@ -61,11 +61,17 @@ def train(
     saved, or is not of this run. Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
-    state: dict[str, Any] = {"step": 0, "seed": seed, "best": None, **(identity or {})}
+    state: dict[str, Any] = {
+        "step": 0,
+        "seed": seed,
+        "optimizer": type(optimizer).__name__,
+        "best": None,
+        **(identity or {}),
+    }
     last, best = out / "last.safetensors", out / "best.safetensors"
     if resume and last.exists():
         snapshot = load_snapshot(last)
-        for name in ("seed", *(identity or {})):
+        for name in ("seed", "optimizer", *(identity or {})):
             if snapshot.state.get(name) != state[name]:
                 raise SnapshotError(f"{last} has {name} {snapshot.state.get(name)!r}, this run has {state[name]!r}")
         restore(snapshot, model, optimizer)
@@ -92,7 +98,7 @@ def train(
             loss = replicas.gradients(batch, key)
             norm = clip_by_global_norm(model.flat.grad, clip)
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                where = first_nonfinite(model, replicas.move(batch), key)
+                where = first_nonfinite(replicas, batch, key)
                 raise Diverged(
                     f"step {step + 1}: loss {loss}, gradient norm {norm}; the first that is not finite is {where}. "
                     f"{'The last good snapshot is ' + str(last) if last.exists() else 'No snapshot was saved yet'}"

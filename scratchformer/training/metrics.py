@@ -28,7 +28,9 @@ class Metrics:
     def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False) -> None:
         self.path = run / "metrics.jsonl"
         kept = [r for r in read_metrics(self.path) if r["step"] <= resume_at] if self.path.exists() else []
-        self.path.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        unfinished = run / "metrics.jsonl.unfinished"
+        unfinished.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+        unfinished.replace(self.path)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
 
     def write(self, step: int, **values: float) -> None:

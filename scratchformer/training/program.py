@@ -13,6 +13,8 @@ from ..backend import Device, get_device
 from .replicas import cores
 
 SETTINGS = "settings.json"
+# Names that every settings.json has.
+NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch", "tensorboard")
 
 
 class Run(argparse.Namespace):
@@ -50,6 +52,9 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
         raise ValueError(f"--steps: expected at least 1, got {args.steps}")
     if args.seed < 0:
         raise ValueError(f"--seed: expected a number >= 0, got {args.seed}")
+    for option, value in (("--replicas", args.replicas), ("--micro-batch", args.micro_batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"{option}: expected at least 1, got {value}")
 
     device = get_device(args.device)
     if args.resume:
@@ -57,9 +62,10 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
         settings = read_settings(out)
         if settings["program"] != name:
             raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
+        settings = read_settings(out, *presets["small"])
     else:
         out = Path(args.out) if args.out else _unused(Path("runs") / name)
-        if (out / SETTINGS).exists():
+        if holds_run(out):
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         settings = {"program": name, **presets[args.preset]}
         settings |= {key: getattr(args, key) for key in ("preset", "seed", "micro_batch", "tensorboard")}
@@ -74,20 +80,31 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     return Run(**settings, device=device, out=out, resume=bool(args.resume))
 
 
-def read_settings(run: Path) -> dict[str, Any]:
-    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged."""
+def read_settings(run: Path, *names: str) -> dict[str, Any]:
+    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged.
+
+    names: of the program's own settings, that must be among them.
+    """
     try:
-        return json.loads((run / SETTINGS).read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
+        settings = dict(json.loads((run / SETTINGS).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)") from error
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{run / SETTINGS} is damaged: {error}") from error
+    if missing := [name for name in (*NAMES, *names) if name not in settings]:
+        raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
+    return settings
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "last.safetensors", "best.safetensors"))
 
 
 def _unused(folder: Path) -> Path:
     """`folder`, or the first of folder-2, folder-3, ... that holds no run."""
     number, candidate = 1, folder
-    while (candidate / SETTINGS).exists():
+    while (candidate / SETTINGS).exists() or holds_run(candidate):
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate
@@ -97,7 +114,7 @@ def run_program(program: Callable[[], None]) -> None:
     """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1."""
     try:
         program()
-    except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
         sys.exit("interrupted; a snapshot was saved if training had begun: continue with --resume")

@@ -47,6 +47,7 @@ class Replicas:
             raise ValueError("replicas: on a GPU there is one; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
         self.models = [model, *(model.replica() for _ in range(self.count - 1))]
+        self.pool: ThreadPoolExecutor | None = None  # outside the `with` block replicas run one after the other
 
     def __enter__(self) -> Replicas:
         self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
@@ -57,6 +58,7 @@ class Replicas:
         if self.pool is not None:
             self.pool.shutdown(cancel_futures=True)
             self.limits.restore_original_limits()
+            self.pool = None
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], shared out over the threads."""

@@ -84,17 +84,20 @@ def load_snapshot(path: Path | str) -> Snapshot:
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
+            if header.get("format") != FORMAT:
+                raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
+            described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
+            model_class, config = described["class"], dict(described["config"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        if header.get("format") != FORMAT:
-            raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
-        described, state = json.loads(header["model"]), json.loads(header["state"])
-    except (SafetensorError, OSError, KeyError, json.JSONDecodeError) as error:
+    except SnapshotError:
+        raise
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
     own = {
         part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
         for part in ("model", "optimizer")
     }
-    return Snapshot(described["class"], described["config"], state, own["model"], own["optimizer"])
+    return Snapshot(model_class, config, state, own["model"], own["optimizer"])
 
 
 def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
@@ -105,7 +108,10 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
     snapshot = load_snapshot(path)
     if snapshot.model_class not in MODELS:
         raise SnapshotError(f"{path}: unknown model {snapshot.model_class!r}")
-    model = MODELS[snapshot.model_class](**snapshot.config)
+    try:
+        model = MODELS[snapshot.model_class](**snapshot.config)
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"{path}: this version makes no such {snapshot.model_class}: {error}") from error
     restore(snapshot, model)
     return model, snapshot.state
 
@@ -113,7 +119,8 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
 def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None) -> None:
     """Load weights, and the optimizer's state if one is given, from a snapshot of just this model.
 
-    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes; nothing is changed then.
+    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes or of another optimizer;
+    nothing is changed then.
     """
     if snapshot.model_class != type(model).__name__ or snapshot.config != model.config:
         differing = {
@@ -122,9 +129,11 @@ def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None
             if snapshot.config.get(name) != model.config.get(name)
         }
         raise SnapshotError(f"snapshot of another model ({snapshot.model_class}): {differing}")
+    before = model.state_dict()
     try:
         model.load_state_dict(snapshot.model)
         if optimizer is not None:
             optimizer.load_state_dict(snapshot.optimizer)
     except ValueError as error:
+        model.load_state_dict(before)
         raise SnapshotError(f"snapshot does not fit: {error}") from error

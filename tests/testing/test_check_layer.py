@@ -1,0 +1,297 @@
+"""check_layer: right layers pass, and every way to break the contract of a layer is found."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import array_module, to_device
+from scratchformer.testing import GradientError, check_layer
+
+
+class Param:
+    def __init__(self, data):
+        self.data, self.grad = data, np.zeros_like(data)
+
+
+class Affine:
+    """y = x w + b: a layer without the package's own base class."""
+
+    def __init__(self, d_in=3, d_out=2):
+        rng = np.random.default_rng(0)
+        self.w = Param(rng.standard_normal((d_in, d_out), np.float32))
+        self.b = Param(rng.standard_normal(d_out, np.float32))
+
+    def named_parameters(self):
+        return {"w": self.w, "b": self.b}
+
+    def zero_grad(self):
+        for p in self.named_parameters().values():
+            p.grad[...] = 0
+
+    def to(self, device=None, dtype=None):
+        for p in self.named_parameters().values():
+            p.data, p.grad = to_device(p.data, device, dtype), to_device(p.grad, device, dtype)
+        return self
+
+    def forward(self, x):
+        return x @ self.w.data + self.b.data, x
+
+    def backward(self, dy, x):
+        self.w.grad += x.T @ dy
+        self.b.grad += dy.sum(axis=0)
+        return dy @ self.w.data.T
+
+
+class Table(Affine):
+    """Integer input: nothing to pass back."""
+
+    def forward(self, ids):
+        return self.w.data[ids], ids
+
+    def backward(self, dy, ids):
+        array_module(dy).add.at(self.w.grad, ids, dy)
+
+
+class Bilinear(Affine):
+    """Two inputs and a parameter each: y = (x w) * (memory w) + b."""
+
+    def forward(self, x, memory, power=2):
+        left, right = x @ self.w.data, memory @ self.w.data
+        return left * right**power + self.b.data, (x, memory, left, right, power)
+
+    def backward(self, dy, cache):
+        x, memory, left, right, power = cache
+        dleft, dright = dy * right**power, dy * left * power * right ** (power - 1)
+        self.w.grad += x.T @ dleft + memory.T @ dright
+        self.b.grad += dy.sum(axis=0)
+        return dleft @ self.w.data.T, dright @ self.w.data.T
+
+
+class Nested(Affine):
+    """Full names with dots."""
+
+    def named_parameters(self):
+        return {"blocks.0.query.w": self.w, "blocks.0.query.b": self.b}
+
+
+X = np.random.default_rng(1).standard_normal((4, 3))
+
+
+def fails(layer, *inputs, **kwargs):
+    with pytest.raises(GradientError) as caught:
+        check_layer(layer, *(inputs or [X]), **kwargs)
+    return str(caught.value)
+
+
+def test_right_layers(device):
+    assert [row.tensor for row in check_layer(Affine(), X, device=device)] == ["x", "w", "b"]
+    assert [row.tensor for row in check_layer(Table(), np.array([0, 2, 2]), device=device)] == ["w", "b"]
+    rows = check_layer(Bilinear(), X, X[::-1] * 1e-3, power=3, device=device)
+    assert [row.tensor for row in rows] == ["x", "memory", "w", "b"]
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1e-1, 1.0, 1e2])
+def test_scales(scale):
+    check_layer(Affine(), X * scale)
+    check_layer(Bilinear(), X * scale, X / scale)
+
+
+def test_the_layer_of_the_caller_stays_as_it_is():
+    layer = Affine()
+    layer.w.grad += 3
+    before = copy.deepcopy(layer)
+    check_layer(layer, X)
+    for name, p in layer.named_parameters().items():
+        twin = before.named_parameters()[name]
+        assert p.data.dtype == np.float32
+        assert np.array_equal(p.data, twin.data) and np.array_equal(p.grad, twin.grad)
+
+
+def test_message_names_parameter_and_element():
+    class Wrong(Nested):
+        def backward(self, dy, x):
+            dx = super().backward(dy, x)
+            self.w.grad[2, 1] *= 1 + 1e-5
+            return dx
+
+    class WrongOnce(Nested):
+        def backward(self, dy, x):
+            dw = x.T @ dy
+            dw[2, 1] *= 1 + 1e-5
+            self.w.grad += dw
+            self.b.grad += dy.sum(axis=0)
+            return dy @ self.w.data.T
+
+    message = fails(WrongOnce(), seed=5)
+    assert "WrongOnce: wrong gradient at blocks.0.query.w[2, 1]:" in message
+    assert "check_layer(WrongOnce(...), ..., seed=5)" in message
+    assert "blocks.0.query.w" in fails(Wrong())
+
+
+def test_wrong_input_gradient():
+    class Wrong(Affine):
+        def backward(self, dy, x):
+            return super().backward(dy, x) * 1.001
+
+    assert "wrong gradient at x[" in fails(Wrong())
+
+
+def test_missing_and_superfluous_input_gradients():
+    class Missing(Affine):
+        def backward(self, dy, x):
+            super().backward(dy, x)
+
+    class Superfluous(Table):
+        def backward(self, dy, ids):
+            super().backward(dy, ids)
+            return dy
+
+    assert "0 gradient(s) for 1 floating-point argument(s): x" in fails(Missing())
+    assert "1 gradient(s) for 0 floating-point argument(s): none" in fails(Superfluous(), np.array([0, 1]))
+
+
+def test_activation_kept_on_the_layer(device):
+    class Stateful(Affine):
+        def forward(self, x):
+            self.x = x
+            return super().forward(x)
+
+        def backward(self, dy, cache):
+            return super().backward(dy, self.x)
+
+    assert "used twice before backward" in fails(Stateful(), device=device)
+
+
+def test_one_mask_for_two_uses():
+    class Mask(Affine):
+        def forward(self, x):
+            self.positive = x > 0
+            return x * self.positive, None
+
+        def backward(self, dy, cache):
+            return dy * self.positive
+
+    message = fails(Mask())
+    assert "x: is wrong when the layer is used twice before backward" in message
+
+
+def test_gradient_overwritten():
+    class Overwrites(Affine):
+        def backward(self, dy, x):
+            self.w.grad[...] = 0
+            return super().backward(dy, x)
+
+    assert "w: backward does not add to the gradient" in fails(Overwrites())
+
+
+def test_gradient_left_out():
+    class Forgets(Affine):
+        def backward(self, dy, x):
+            self.w.grad += x.T @ dy
+            return dy @ self.w.data.T
+
+    assert "wrong gradient at b[" in fails(Forgets())
+
+
+def test_tied_weights_with_one_of_two_gradients():
+    class Half(Bilinear):
+        def backward(self, dy, cache):
+            x, _, _, right, power = cache
+            dx, dmemory = super().backward(dy, cache)
+            self.w.grad -= x.T @ (dy * right**power)
+            return dx, dmemory
+
+    assert "wrong gradient at w[" in fails(Half(), X, X[::-1].copy())
+
+
+@pytest.mark.parametrize(
+    "target, message", [("data", "forward writes to w"), ("grad", "forward writes to gradient of w")]
+)
+def test_forward_that_writes(target, message):
+    class Writes(Affine):
+        def forward(self, x):
+            array = getattr(self.w, target)
+            array += 1
+            return super().forward(x)
+
+    assert message in fails(Writes())
+
+
+def test_backward_that_writes_to_parameters_or_dy():
+    class Steps(Affine):
+        def backward(self, dy, x):
+            dx = super().backward(dy, x)
+            self.w.data -= 0.1 * self.w.grad
+            return dx
+
+    class Scales(Affine):
+        def backward(self, dy, x):
+            dy *= 1.5
+            return super().backward(dy, x)
+
+    assert "backward writes to w" in fails(Steps())
+    assert "backward writes to dy" in fails(Scales())
+
+
+def test_returned_arrays_that_are_parameters(device):
+    class Whole(Affine):
+        def forward(self, ids):
+            return self.w.data, None
+
+        def backward(self, dy, _):
+            self.w.grad += dy
+
+    class GradReturned(Affine):
+        def forward(self, x):
+            return x * self.b.data, x
+
+        def backward(self, dy, x):
+            self.b.grad += (x * dy).sum(axis=0)
+            self.b.grad.reshape(1, -1)
+            return self.b.grad.reshape(1, -1)
+
+    assert "y shares memory with w" in fails(Whole(), np.array([1]), device=device)
+    message = fails(GradReturned(), np.ones((1, 2)), device=device)
+    assert "gradient of x shares memory with gradient of b" in message
+
+
+def test_shallow_deepcopy():
+    class Shallow(Affine):
+        def __deepcopy__(self, memo):
+            return copy.copy(self)
+
+    assert "w of a deep copy shares memory with w" in fails(Shallow())
+
+
+def test_float64_leak():
+    class Leaks(Affine):
+        def forward(self, x):
+            y, cache = super().forward(x)
+            return y * np.sqrt(np.float64(4)), cache
+
+        def backward(self, dy, x):
+            return super().backward(2 * dy, x)
+
+    class Casts(Affine):
+        def backward(self, dy, x):
+            dx = super().backward(dy, x)
+            self.w.grad = self.w.grad.astype(np.float64)
+            return dx
+
+    assert "y is float64" in fails(Leaks())
+    assert "gradient of w is float64" in fails(Casts())
+
+
+def test_hidden_randomness():
+    class Noise(Affine):
+        rng = np.random.default_rng(0)
+
+        def forward(self, x):
+            mask = self.rng.random(x.shape) < 0.5
+            return x * mask, mask
+
+        def backward(self, dy, mask):
+            return dy * mask
+
+    assert "Noise: " in fails(Noise())

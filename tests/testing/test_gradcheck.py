@@ -1,0 +1,375 @@
+"""The checks themselves: no false alarm on right pairs at any scale, and an error for every planted mistake."""
+
+import itertools
+import re
+
+import hypothesis.strategies as st
+import numpy as np
+import pairs
+import pytest
+from hypothesis import given
+
+from scratchformer.backend import array_module
+from scratchformer.testing import GradientError, Report, check_gradients
+from scratchformer.testing.strategies import arrays, ids, tensors
+
+SCALES = [1e-3, 1e-1, 1.0, 1e2]
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+def normal(*shape, scale=1.0, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape) * scale
+
+
+# Right pairs.
+
+
+@given(tensors("N C", "C F", "F"), SEEDS)
+def test_linear(device, xs, seed):
+    report = check_gradients(pairs.linear, pairs.linear_backward, *xs, seed=seed, device=device, complex_step=True)
+    assert [row.tensor for row in report] == ["x", "w", "b"]
+
+
+@pytest.mark.parametrize("name", ["tanh", "softmax", "relu", "cube", "logsumexp"])
+@given(x=arrays("N C", min_size=1), seed=SEEDS)
+def test_of_one_array(device, name, x, seed):
+    op, op_backward = getattr(pairs, name), getattr(pairs, f"{name}_backward")
+    analytic = name in ("tanh", "cube")
+    check_gradients(op, op_backward, x, seed=seed, device=device, complex_step=analytic)
+
+
+@given(tensors("N C", "C", "C", min_size=3), st.sampled_from([1e-5, 1e-12]))
+def test_layernorm_with_tiny_eps(device, xs, eps):
+    check_gradients(pairs.layernorm, pairs.layernorm_backward, *xs, eps=eps, device=device)
+
+
+@given(arrays("4 C"), ids("4", high=2))
+def test_cross_entropy_of_scalar_output(device, z, targets):
+    check_gradients(pairs.cross_entropy, pairs.cross_entropy_backward, z, targets, device=device)
+
+
+@given(arrays("4 C"), ids("B T", high=4))
+def test_embedding_skips_the_ids(device, table, tokens):
+    report = check_gradients(pairs.embedding, pairs.embedding_backward, tokens, table, device=device)
+    assert [row.tensor for row in report] == ["table"]
+
+
+def test_two_outputs(device):
+    check_gradients(pairs.split, pairs.split_backward, normal(3, 4), device=device)
+
+
+@given(SEEDS, st.sampled_from(SCALES))
+def test_relu_at_and_near_its_kink(seed, scale):
+    rng = np.random.default_rng(seed)
+    x = rng.standard_normal((4, 5)) * rng.choice([1, 1e-3, 1e-6, 1e-8, 0], (4, 5)) * scale
+    check_gradients(pairs.relu, pairs.relu_backward, x, seed=seed)
+
+
+def test_a_loss_below_the_last_digit_of_its_logits():
+    z = np.array([[100.0, 70.0], [117.0, 0.5], [90.0, 67.0]])
+    for targets in itertools.product([0, 1], repeat=3):
+        check_gradients(pairs.cross_entropy, pairs.cross_entropy_backward, z, np.array(targets))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_a_step_may_leave_the_domain(scale):
+    x = np.array([1e-7, 1e-3, 1.0]) * scale
+    check_gradients(lambda x: (np.log(x), x), lambda dy, x: dy / x, x)
+
+
+def test_no_floating_argument():
+    assert check_gradients(lambda i: (i * 2, i), lambda dy, i: None, np.arange(3)) == []
+
+
+def test_a_bias_that_is_not_given():
+    def linear(x, w, b=None):
+        return x @ w, (x, w)
+
+    def linear_backward(dy, cache):
+        x, w = cache
+        return dy @ w.T, x.T @ dy, None
+
+    check_gradients(linear, linear_backward, normal(2, 3), normal(3, 4))
+    check_gradients(linear, linear_backward, normal(2, 3), normal(3, 4), None)
+
+
+def test_arguments_are_converted_to_float64_and_left_alone():
+    x = normal(2, 3).astype(np.float32)
+    before = x.copy()
+    seen = set()
+
+    def op(x):
+        seen.add(x.dtype.name)
+        return pairs.cube(x)
+
+    check_gradients(op, pairs.cube_backward, x)
+    assert seen == {"float64", "float32"} and np.array_equal(x, before)
+
+
+def test_report():
+    report = check_gradients(
+        pairs.linear, pairs.linear_backward, normal(9, 8), normal(8, 3), normal(3), max_elements=20
+    )
+    assert isinstance(report, Report)
+    assert [(r.tensor, r.shape, r.elements) for r in report] == [("x", (9, 8), 20), ("w", (8, 3), 20), ("b", (3,), 3)]
+    assert all(0 < r.worst_relative_error < 1e-8 for r in report)
+    head, first, *_ = str(report).splitlines()
+    assert head.split() == ["tensor", "shape", "elements", "checked", "worst", "relative", "error"]
+    assert re.fullmatch(r"x +\(9, 8\) +20 +\d\.\de-\d+", first)
+
+
+# Wrong values.
+
+
+def fails(op, op_backward, *args, **kwargs):
+    with pytest.raises(GradientError) as caught:
+        check_gradients(op, op_backward, *args, **kwargs)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_one_element_wrong_in_the_sixth_digit(scale):
+    def backward(dy, cache):
+        dx, dw, db = pairs.linear_backward(dy, cache)
+        dw = dw.copy()
+        dw[3, 1] *= 1 + 1e-5
+        return dx, dw, db
+
+    args = [normal(5, 4, scale=scale), normal(4, 2, scale=scale), normal(2, scale=scale)]
+    message = fails(pairs.linear, backward, *args, seed=12)
+    assert "linear: wrong gradient at w[3, 1]:" in message
+    assert "relative error 1e-05" in message and "(rtol 1e-06)" in message
+    assert "1 of 8 comparisons of w disagree" in message
+    assert "check_gradients(linear, backward, ..., seed=12)" in message
+    analytic, numeric = (float(re.search(rf"{kind} +(\S+)", message)[1]) for kind in ("analytic", "numeric"))
+    assert analytic == pytest.approx(numeric * (1 + 1e-5), rel=1e-8)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@given(seed=SEEDS)
+def test_mean_without_its_division(scale, seed):
+    def backward(dy, cache):
+        return pairs.cross_entropy_backward(dy, cache) * len(cache[2])
+
+    assert "z[" in fails(pairs.cross_entropy, backward, normal(3, 4, scale=scale, seed=seed), np.array([0, 3, 1]))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_square_gradient_transposed(scale):
+    def backward(dy, cache):
+        dx, dw, db = pairs.linear_backward(dy, cache)
+        return dx, dw.T.copy(), db
+
+    message = fails(pairs.linear, backward, normal(5, 4, scale=scale), normal(4, 4, scale=scale), normal(4))
+    assert "wrong gradient at w[" in message
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_layernorm_right_only_for_uniform_gamma(scale):
+    def backward(dy, cache):
+        xhat, rstd, gamma = cache
+        dx = pairs.layernorm_backward(dy, (xhat, rstd, np.ones_like(gamma)))[0] * gamma
+        return dx, *pairs.layernorm_backward(dy, cache)[1:]
+
+    x = normal(3, 4, scale=scale)
+    check_gradients(pairs.layernorm, backward, x, np.ones(4), np.zeros(4))
+    assert "x[" in fails(pairs.layernorm, backward, x, normal(4), np.zeros(4))
+
+
+@pytest.mark.parametrize("scale", SCALES[:3])
+def test_constants_right_to_three_digits(scale):
+    def sigmoid_gelu(x):
+        s = 1 / (1 + array_module(x).exp(-1.702 * x))
+        return x * s, (x, s)
+
+    def backward(dy, cache):
+        x, s = cache
+        return dy * (s + 1.70 * x * s * (1 - s))
+
+    assert "x[" in fails(sigmoid_gelu, backward, normal(4, 5, scale=scale))
+
+
+def test_repeated_ids_lose_gradient():
+    def backward(dy, cache):
+        tokens, shape = cache
+        dtable = np.zeros(shape, dy.dtype)
+        dtable[tokens] += dy
+        return dtable
+
+    assert "table[1, " in fails(pairs.embedding, backward, np.array([0, 1, 1]), normal(3, 2))
+
+
+def test_elements_that_were_not_drawn_fail_along_a_direction():
+    def backward(dy, x):
+        dx = pairs.cube_backward(dy, x)
+        dx.reshape(-1)[::7] *= 1.01
+        return dx
+
+    x = normal(40, 50)
+    assert "x along a random direction" in fails(pairs.cube, backward, x, max_elements=0)
+
+
+def test_the_complex_step_sees_the_ninth_digit():
+    def backward(dy, y):
+        return pairs.tanh_backward(dy, y) * (1 + 1e-8)
+
+    x = normal(3, 4)
+    check_gradients(pairs.tanh, backward, x)
+    message = fails(pairs.tanh, backward, x, complex_step=True)
+    assert "(complex step)" in message and "(rtol 1e-10)" in message
+
+
+def test_several_wrong_tensors_are_all_named():
+    def backward(dy, cache):
+        dx, dw, db = pairs.linear_backward(dy, cache)
+        return dx * 2, dw * 1.5, db
+
+    message = fails(pairs.linear, backward, normal(2, 3), normal(3, 2), normal(2))
+    assert "wrong gradient at x[" in message and "and others of w (6)" in message
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_not_finite(bad):
+    def backward(dy, x):
+        dx = pairs.cube_backward(dy, x)
+        dx[1, 2] = bad
+        return dx
+
+    assert f"gradient of x[1, 2] is {bad}" in fails(pairs.cube, backward, normal(2, 3))
+
+    def op(x):
+        y, cache = pairs.cube(x)
+        y[0, 1] = bad
+        return y, cache
+
+    assert f"y[0, 1] is {bad}" in fails(op, pairs.cube_backward, normal(2, 3))
+
+
+# The contract.
+
+
+def doubled(x):
+    return x * 2, None
+
+
+CONTRACT = {
+    "too few gradients": (
+        pairs.linear,
+        lambda dy, c: pairs.linear_backward(dy, c)[:2],
+        "2 gradient(s) for 3 .*x, w, b",
+    ),
+    "too many gradients": (doubled, lambda dy, c: (dy * 2, dy * 2), r"2 gradient\(s\) for 1"),
+    "no gradient": (doubled, lambda dy, c: None, r"0 gradient\(s\) for 1"),
+    "a number": (doubled, lambda dy, c: 2.0, "gradient of x: expected an array, got float"),
+    "another shape": (doubled, lambda dy, c: (dy * 2)[:1], r"gradient of x: expected shape \(2, 3\), got \(1, 3\)"),
+    "dy returned": (lambda x: (x + 1, None), lambda dy, c: dy, "gradient of x shares memory with dy"),
+    "view of dy returned": (lambda x: (x.T + 1, None), lambda dy, c: dy.T, "gradient of x shares memory with dy"),
+    "x returned by forward": (lambda x: (x, None), lambda dy, c: dy.copy(), "y shares memory with x"),
+    "view of x returned": (lambda x: (x.reshape(3, 2), None), lambda dy, c: dy.reshape(2, 3).copy(), "y shares"),
+}
+
+
+@pytest.mark.parametrize("op, op_backward, message", CONTRACT.values(), ids=CONTRACT)
+def test_contract(device, op, op_backward, message):
+    args = [normal(2, 3), normal(3, 3), normal(3)][: 3 if op is pairs.linear else 1]
+    assert re.search(
+        message.replace("gradient(s) for 3", r"gradient\(s\) for 3"), fails(op, op_backward, *args, device=device)
+    )
+
+
+def test_gradients_that_share_memory(device):
+    def add(a, b):
+        return a + b, None
+
+    def backward(dy, _):
+        d = dy.copy()
+        return d, d[:]
+
+    assert "gradient of b shares memory with gradient of a" in fails(add, backward, normal(3), normal(3), device=device)
+    check_gradients(add, lambda dy, _: (dy.copy(), dy.copy()), normal(3), normal(3), device=device)
+
+
+def test_forward_that_writes_to_its_argument(device):
+    def op(x):
+        x *= 1
+        x += 1
+        return x * 2, None
+
+    assert "forward writes to x" in fails(op, lambda dy, _: dy * 2, normal(3), device=device)
+
+
+def test_backward_that_writes_to_dy(device):
+    def backward(dy, _):
+        dy *= 2
+        return dy.copy()
+
+    assert "backward writes to dy" in fails(doubled, backward, normal(3), device=device)
+
+
+def test_backward_that_writes_to_an_argument_through_the_cache(device):
+    def backward(dy, x):
+        x *= 2
+        return 1.5 * x * x * dy
+
+    assert "backward writes to x" in fails(lambda x: (x**3, x), backward, normal(3), device=device)
+
+
+def test_backward_that_uses_up_its_cache(device):
+    def op(x):
+        return x * x, x.copy()
+
+    def backward(dy, x):
+        x *= 2
+        return x * dy
+
+    assert "gradient when called twice on one cache" in fails(op, backward, normal(3), device=device)
+
+
+def test_hidden_randomness():
+    rng = np.random.default_rng(0)
+
+    def op(x):
+        mask = rng.random(x.shape) < 0.5
+        return x * mask, mask
+
+    assert "y: differs between two calls" in fails(op, lambda dy, mask: dy * mask, normal(4, 4))
+
+
+def test_float64_leaks_into_y(device):
+    def op(x):
+        return x / array_module(x).sqrt(array_module(x).asarray(64.0)), None
+
+    message = fails(op, lambda dy, _: dy / 8, normal(3), device=device)
+    assert "y is float64 where all floating-point inputs are float32" in message
+
+
+def test_float64_leaks_into_a_gradient(device):
+    message = fails(doubled, lambda dy, _: dy * np.float64(2), normal(3), device=device)
+    assert "gradient of x is float64" in message
+
+
+def test_float64_does_not_become_float32(device):
+    def op(x):
+        return (x * 2).astype(np.float32), None
+
+    assert "y is float32" in fails(op, lambda dy, _: dy * 2.0, normal(3), device=device)
+
+
+def test_forward_without_a_cache():
+    assert "must return the pair (y, cache)" in fails(lambda x: x * 2, lambda dy, _: dy * 2, normal(3))
+
+
+def test_names_of_the_arguments():
+    def total(first, *rest):
+        return first + sum(rest), len(rest)
+
+    def backward(dy, n):
+        return (dy.copy(), *(dy * (1 + (i == 1)) for i in range(n)))
+
+    assert "rest[1][" in fails(total, backward, normal(2), normal(2), normal(2))
+    assert "argument 0[" in fails(np.frompyfunc, lambda dy, _: dy, normal(2)) if False else True
+
+
+def test_an_error_in_the_operation_is_its_own():
+    with pytest.raises(ZeroDivisionError):
+        check_gradients(lambda x: 1 / 0, pairs.cube_backward, normal(2))

@@ -1,0 +1,57 @@
+"""The strategies: letters mean one size, options are kept, examples can be repeated."""
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from scratchformer.testing.strategies import arrays, ids, lengths, sizes, tensors
+
+
+@given(sizes("B T 3 B", min_size=2, max_size=4))
+def test_sizes(size):
+    assert size.keys() == {"B", "T"} and all(2 <= n <= 4 for n in size.values())
+
+
+@given(tensors("B H T D", "B H S D", "B H S D", "3 D"))
+def test_letters_stand_for_one_size(drawn):
+    q, k, v, w = drawn
+    assert q.shape[:2] == k.shape[:2] and q.shape[3] == k.shape[3] == w.shape[1]
+    assert k.shape == v.shape and w.shape[0] == 3
+    assert min(q.shape) > 1 and all(x.dtype == np.float64 for x in drawn)
+
+
+@given(tensors("N 50", "N 50", scales=(1e-3, 1e2), dtype=np.float32))
+def test_each_array_has_one_of_the_scales(drawn):
+    for x in drawn:
+        assert x.dtype == np.float32
+        assert min(abs(np.std(x) / scale - 1) for scale in (1e-3, 1e2)) < 0.5
+
+
+@given(st.data())
+def test_sizes_shared_between_strategies(data):
+    size = data.draw(sizes("B T V"))
+    table = data.draw(arrays("V C", fixed=size))
+    tokens = data.draw(ids("B T", high=size["V"], fixed=size))
+    count = data.draw(lengths(fixed=size))
+    assert table[tokens].shape == (size["B"], size["T"], table.shape[1])
+    assert tokens.dtype == np.int64 and 0 <= tokens.min() and tokens.max() < size["V"]
+    assert count.shape == (size["B"],) and 1 <= count.min() and count.max() <= size["T"]
+
+
+@given(ids("1000", low=3, high=6), lengths("1000", "4", min_length=0))
+def test_ranges_are_used_fully(tokens, count):
+    assert set(tokens) == {3, 4, 5}
+    assert 0 <= count.min() and count.max() <= 4
+
+
+def test_a_failing_example_shows_sizes_scales_and_seed():
+    @settings(database=None, derandomize=True)
+    @given(arrays("B T"))
+    def fails(x):
+        assert x.size < 6
+
+    with pytest.raises(AssertionError) as caught:
+        fails()
+    notes = "\n".join(caught.value.__notes__)
+    assert "tensors('B T'): sizes {'B': 2, 'T': 3}, scales [0.001], seed 0" in notes
