@@ -15,7 +15,7 @@ import numpy as np
 from ..rng import Key
 from .download import DataError
 from .imdb import Labelled
-from .vocabulary import PAD
+from .vocabulary import PAD, UNKNOWN, UNKNOWN
 
 _CHUNK = 64  # batches that are sorted by length together
 _KEEP = ("head", "tail", "both")
@@ -125,11 +125,26 @@ class LabelledBatches:
     an epoch may be smaller. Texts longer than `max_length` are cut: `keep` "head" keeps the first words,
     "tail" the last, "both" the first quarter and the last three quarters of `max_length`.
 
+    word_dropout: the probability with which a word is replaced by <unk>, drawn anew at each step from `key`. It
+    keeps a model from learning texts by heart; Gal, Ghahramani, "A theoretically grounded application of dropout in
+    recurrent neural networks", 2016, section 4.2, drop whole words likewise.
+
     `len()` is the number of batches an epoch. Raises ValueError for an empty text, naming its index.
     """
 
-    def __init__(self, dataset: Labelled, batch_size: int, max_length: int, key: Key, keep: str = "head") -> None:
+    def __init__(
+        self,
+        dataset: Labelled,
+        batch_size: int,
+        max_length: int,
+        key: Key,
+        keep: str = "head",
+        word_dropout: float = 0.0,
+    ) -> None:
         self.lengths = _check_dataset(dataset, batch_size, max_length, keep)
+        if not 0 <= word_dropout < 1:
+            raise ValueError(f"word_dropout: expected 0 <= word_dropout < 1, got {word_dropout}")
+        self.word_dropout = word_dropout
         self.dataset, self.batch_size, self.key = dataset, batch_size, key
         self.max_length, self.keep = max_length, keep
         # The current epoch, and the indices of the texts in each of its batches.
@@ -148,7 +163,11 @@ class LabelledBatches:
         plan = self._plan  # read once: another thread may ask for another epoch
         if plan is None or plan[0] != epoch:
             plan = self._plan = (epoch, self._epoch_batches(epoch))
-        return _labelled_batch(self.dataset, plan[1][place], self.max_length, self.keep)
+        batch = _labelled_batch(self.dataset, plan[1][place], self.max_length, self.keep)
+        if not self.word_dropout:
+            return batch
+        dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
+        return batch._replace(ids=np.where(dropped & (batch.ids != PAD), np.int32(UNKNOWN), batch.ids))
 
     def _epoch_batches(self, epoch: int) -> list[np.ndarray]:
         generator = self.key.fold(epoch).generator()

@@ -99,13 +99,15 @@ class Comparison(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        return self.error <= self.tolerance
+        return self.excess <= 1
 
     @property
     def excess(self) -> float:
         """The error as a multiple of what is tolerated; above 1 the two disagree."""
         if self.error == 0:
             return 0.0
+        if np.isnan(self.numeric):
+            return np.inf
         return self.error / self.tolerance if self.tolerance else np.inf
 
 

@@ -380,7 +380,7 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
         lines = [
             f"wrong gradient at {worst.where}:",
             f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}",
+            f"  numeric  {worst.numeric:.12g}" + " (y is finite at no step)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",

@@ -114,6 +114,9 @@ def run_program(program: Callable[[], None]) -> None:
     """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1."""
     try:
         program()
+    except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
+        sys.stderr.close()
+        sys.exit(1)
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:

@@ -16,6 +16,7 @@ from scratchformer.data import (
     in_order,
     windows,
 )
+from scratchformer.data.vocabulary import UNKNOWN
 from scratchformer.rng import Key
 
 COUNTING = np.arange(10_000)
@@ -348,3 +349,17 @@ def test_arguments_out_of_range():
         in_order(dataset, 0, 10)
     with pytest.raises(ValueError):
         LabelledBatches(dataset, 2, 10, Key(0)).batch(-1)
+
+
+def test_word_dropout_replaces_that_share_of_the_words_by_unknown_and_replays():
+    dataset = Labelled([np.full(200, 7, np.int32) for _ in range(40)] + [np.full(3, 7, np.int32)], np.zeros(41, int))
+    plain = LabelledBatches(dataset, 41, 200, Key(1))
+    dropping = LabelledBatches(dataset, 41, 200, Key(1), word_dropout=0.25)
+    a, b = plain.batch(0), dropping.batch(0)
+    unknown = b.ids == UNKNOWN
+    assert abs(unknown.sum() / a.lengths.sum() - 0.25) < 0.02
+    np.testing.assert_array_equal(b.ids[~unknown], a.ids[~unknown])  # the rest, and all padding, is as it was
+    np.testing.assert_array_equal(dropping.batch(0).ids, b.ids)
+    assert (dropping.batch(1).ids != b.ids).any()
+    with pytest.raises(ValueError, match="word_dropout"):
+        LabelledBatches(dataset, 4, 200, Key(1), word_dropout=1.0)

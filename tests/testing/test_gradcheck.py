@@ -5,7 +5,6 @@ import re
 
 import hypothesis.strategies as st
 import numpy as np
-import pairs
 import pytest
 from hypothesis import given
 
@@ -21,60 +20,176 @@ def normal(*shape, scale=1.0, seed=0):
     return np.random.default_rng(seed).standard_normal(shape) * scale
 
 
+# Right
+
+
+# Operations with their backwards, written plainly.
+
+
+def linear(x, w, b):
+    return x @ w + b, (x, w)
+
+
+def linear_backward(dy, cache):
+    x, w = cache
+    return dy @ w.T, x.T @ dy, dy.sum(axis=0)
+
+
+def tanh(x):
+    y = array_module(x).tanh(x)
+    return y, y
+
+
+def tanh_backward(dy, y):
+    return dy * (1 - y * y)
+
+
+def softmax(z):
+    e = array_module(z).exp(z - z.max(axis=-1, keepdims=True))
+    y = e / e.sum(axis=-1, keepdims=True)
+    return y, y
+
+
+def softmax_backward(dy, y):
+    return y * (dy - (y * dy).sum(axis=-1, keepdims=True))
+
+
+def layernorm(x, gamma, beta, eps=1e-5):
+    centred = x - x.mean(axis=-1, keepdims=True)
+    rstd = 1 / array_module(x).sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
+    xhat = centred * rstd
+    return gamma * xhat + beta, (xhat, rstd, gamma)
+
+
+def layernorm_backward(dy, cache):
+    xhat, rstd, gamma = cache
+    g = dy * gamma
+    dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+    return dx, (dy * xhat).sum(axis=0), dy.sum(axis=0)
+
+
+def relu(x):
+    return x * (x > 0), x > 0
+
+
+def relu_backward(dy, positive):
+    return dy * positive
+
+
+def cube(x):
+    return x**3, x
+
+
+def cube_backward(dy, x):
+    return 3 * x**2 * dy
+
+
+def logsumexp(z):
+    top = z.max(axis=-1)
+    e = array_module(z).exp(z - top[..., None])
+    total = e.sum(axis=-1)
+    return top + array_module(z).log(total), e / total[..., None]
+
+
+def logsumexp_backward(dy, p):
+    return dy[..., None] * p
+
+
+def cross_entropy(z, targets):
+    y, p = logsumexp(z)
+    rows = array_module(z, targets).arange(len(targets))
+    return (y - z[rows, targets]).mean(), (p, rows, targets)
+
+
+def cross_entropy_backward(dy, cache):
+    p, rows, targets = cache
+    dz = p.copy()
+    dz[rows, targets] -= 1
+    return dz * (dy / len(targets))
+
+
+def embedding(ids, table):
+    return table[ids], (ids, table.shape)
+
+
+def embedding_backward(dy, cache):
+    tokens, shape = cache
+    xp = array_module(dy)
+    dtable = xp.zeros(shape, dy.dtype)
+    xp.add.at(dtable, tokens, dy)
+    return dtable
+
+
+def split(x):
+    """Two outputs."""
+    return (x[:, :1] * 2, x[:, 1:] ** 2), x
+
+
+def split_backward(dy, x):
+    return array_module(x).concatenate([2 * dy[0], 2 * x[:, 1:] * dy[1]], axis=1)
+
+
 # Right pairs.
 
 
 @given(tensors("N C", "C F", "F"), SEEDS)
 def test_linear(device, xs, seed):
-    report = check_gradients(pairs.linear, pairs.linear_backward, *xs, seed=seed, device=device, complex_step=True)
+    report = check_gradients(linear, linear_backward, *xs, seed=seed, device=device, complex_step=True)
     assert [row.tensor for row in report] == ["x", "w", "b"]
 
 
 @pytest.mark.parametrize("name", ["tanh", "softmax", "relu", "cube", "logsumexp"])
 @given(x=arrays("N C", min_size=1), seed=SEEDS)
 def test_of_one_array(device, name, x, seed):
-    op, op_backward = getattr(pairs, name), getattr(pairs, f"{name}_backward")
+    op, op_backward = globals()[name], globals()[f"{name}_backward"]
     analytic = name in ("tanh", "cube")
     check_gradients(op, op_backward, x, seed=seed, device=device, complex_step=analytic)
 
 
 @given(tensors("N C", "C", "C", min_size=3), st.sampled_from([1e-5, 1e-12]))
 def test_layernorm_with_tiny_eps(device, xs, eps):
-    check_gradients(pairs.layernorm, pairs.layernorm_backward, *xs, eps=eps, device=device)
+    check_gradients(layernorm, layernorm_backward, *xs, eps=eps, device=device)
 
 
 @given(arrays("4 C"), ids("4", high=2))
 def test_cross_entropy_of_scalar_output(device, z, targets):
-    check_gradients(pairs.cross_entropy, pairs.cross_entropy_backward, z, targets, device=device)
+    check_gradients(cross_entropy, cross_entropy_backward, z, targets, device=device)
 
 
 @given(arrays("4 C"), ids("B T", high=4))
 def test_embedding_skips_the_ids(device, table, tokens):
-    report = check_gradients(pairs.embedding, pairs.embedding_backward, tokens, table, device=device)
+    report = check_gradients(embedding, embedding_backward, tokens, table, device=device)
     assert [row.tensor for row in report] == ["table"]
 
 
 def test_two_outputs(device):
-    check_gradients(pairs.split, pairs.split_backward, normal(3, 4), device=device)
+    check_gradients(split, split_backward, normal(3, 4), device=device)
 
 
 @given(SEEDS, st.sampled_from(SCALES))
 def test_relu_at_and_near_its_kink(seed, scale):
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((4, 5)) * rng.choice([1, 1e-3, 1e-6, 1e-8, 0], (4, 5)) * scale
-    check_gradients(pairs.relu, pairs.relu_backward, x, seed=seed)
+    check_gradients(relu, relu_backward, x, seed=seed)
 
 
 def test_a_loss_below_the_last_digit_of_its_logits():
     z = np.array([[100.0, 70.0], [117.0, 0.5], [90.0, 67.0]])
     for targets in itertools.product([0, 1], repeat=3):
-        check_gradients(pairs.cross_entropy, pairs.cross_entropy_backward, z, np.array(targets))
+        check_gradients(cross_entropy, cross_entropy_backward, z, np.array(targets))
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_a_step_may_leave_the_domain(scale):
-    x = np.array([1e-7, 1e-3, 1.0]) * scale
+    x = np.array([1e-5, 1e-3, 1.0]) * scale
     check_gradients(lambda x: (np.log(x), x), lambda dy, x: dy / x, x)
+
+
+def test_no_finite_difference_is_a_failure():
+    def at_one(x):
+        return np.where(np.abs(x - 1) < 1e-12, x, np.nan), None
+
+    assert "y is finite at no step" in fails(at_one, lambda dy, _: dy * 1, np.ones(1))
 
 
 def test_no_floating_argument():
@@ -100,16 +215,14 @@ def test_arguments_are_converted_to_float64_and_left_alone():
 
     def op(x):
         seen.add(x.dtype.name)
-        return pairs.cube(x)
+        return cube(x)
 
-    check_gradients(op, pairs.cube_backward, x)
+    check_gradients(op, cube_backward, x)
     assert seen == {"float64", "float32"} and np.array_equal(x, before)
 
 
 def test_report():
-    report = check_gradients(
-        pairs.linear, pairs.linear_backward, normal(9, 8), normal(8, 3), normal(3), max_elements=20
-    )
+    report = check_gradients(linear, linear_backward, normal(9, 8), normal(8, 3), normal(3), max_elements=20)
     assert isinstance(report, Report)
     assert [(r.tensor, r.shape, r.elements) for r in report] == [("x", (9, 8), 20), ("w", (8, 3), 20), ("b", (3,), 3)]
     assert all(0 < r.worst_relative_error < 1e-8 for r in report)
@@ -130,13 +243,13 @@ def fails(op, op_backward, *args, **kwargs):
 @pytest.mark.parametrize("scale", SCALES)
 def test_one_element_wrong_in_the_sixth_digit(scale):
     def backward(dy, cache):
-        dx, dw, db = pairs.linear_backward(dy, cache)
+        dx, dw, db = linear_backward(dy, cache)
         dw = dw.copy()
         dw[3, 1] *= 1 + 1e-5
         return dx, dw, db
 
     args = [normal(5, 4, scale=scale), normal(4, 2, scale=scale), normal(2, scale=scale)]
-    message = fails(pairs.linear, backward, *args, seed=12)
+    message = fails(linear, backward, *args, seed=12)
     assert "linear: wrong gradient at w[3, 1]:" in message
     assert "relative error 1e-05" in message and "(rtol 1e-06)" in message
     assert "1 of 8 comparisons of w disagree" in message
@@ -149,18 +262,19 @@ def test_one_element_wrong_in_the_sixth_digit(scale):
 @given(seed=SEEDS)
 def test_mean_without_its_division(scale, seed):
     def backward(dy, cache):
-        return pairs.cross_entropy_backward(dy, cache) * len(cache[2])
+        return cross_entropy_backward(dy, cache) * len(cache[2])
 
-    assert "z[" in fails(pairs.cross_entropy, backward, normal(3, 4, scale=scale, seed=seed), np.array([0, 3, 1]))
+    z = normal(3, 4, scale=scale, seed=seed)
+    assert "z[" in fails(cross_entropy, backward, z, z.argmin(axis=1))
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_square_gradient_transposed(scale):
     def backward(dy, cache):
-        dx, dw, db = pairs.linear_backward(dy, cache)
+        dx, dw, db = linear_backward(dy, cache)
         return dx, dw.T.copy(), db
 
-    message = fails(pairs.linear, backward, normal(5, 4, scale=scale), normal(4, 4, scale=scale), normal(4))
+    message = fails(linear, backward, normal(5, 4, scale=scale), normal(4, 4, scale=scale), normal(4))
     assert "wrong gradient at w[" in message
 
 
@@ -168,12 +282,12 @@ def test_square_gradient_transposed(scale):
 def test_layernorm_right_only_for_uniform_gamma(scale):
     def backward(dy, cache):
         xhat, rstd, gamma = cache
-        dx = pairs.layernorm_backward(dy, (xhat, rstd, np.ones_like(gamma)))[0] * gamma
-        return dx, *pairs.layernorm_backward(dy, cache)[1:]
+        dx = layernorm_backward(dy, (xhat, rstd, np.ones_like(gamma)))[0] * gamma
+        return dx, *layernorm_backward(dy, cache)[1:]
 
     x = normal(3, 4, scale=scale)
-    check_gradients(pairs.layernorm, backward, x, np.ones(4), np.zeros(4))
-    assert "x[" in fails(pairs.layernorm, backward, x, normal(4), np.zeros(4))
+    check_gradients(layernorm, backward, x, np.ones(4), np.zeros(4))
+    assert "x[" in fails(layernorm, backward, x, normal(4), np.zeros(4))
 
 
 @pytest.mark.parametrize("scale", SCALES[:3])
@@ -196,53 +310,53 @@ def test_repeated_ids_lose_gradient():
         dtable[tokens] += dy
         return dtable
 
-    assert "table[1, " in fails(pairs.embedding, backward, np.array([0, 1, 1]), normal(3, 2))
+    assert "table[1, " in fails(embedding, backward, np.array([0, 1, 1]), normal(3, 2))
 
 
 def test_elements_that_were_not_drawn_fail_along_a_direction():
     def backward(dy, x):
-        dx = pairs.cube_backward(dy, x)
+        dx = cube_backward(dy, x)
         dx.reshape(-1)[::7] *= 1.01
         return dx
 
     x = normal(40, 50)
-    assert "x along a random direction" in fails(pairs.cube, backward, x, max_elements=0)
+    assert "x along a random direction" in fails(cube, backward, x, max_elements=0)
 
 
 def test_the_complex_step_sees_the_ninth_digit():
     def backward(dy, y):
-        return pairs.tanh_backward(dy, y) * (1 + 1e-8)
+        return tanh_backward(dy, y) * (1 + 1e-8)
 
     x = normal(3, 4)
-    check_gradients(pairs.tanh, backward, x)
-    message = fails(pairs.tanh, backward, x, complex_step=True)
+    check_gradients(tanh, backward, x)
+    message = fails(tanh, backward, x, complex_step=True)
     assert "(complex step)" in message and "(rtol 1e-10)" in message
 
 
 def test_several_wrong_tensors_are_all_named():
     def backward(dy, cache):
-        dx, dw, db = pairs.linear_backward(dy, cache)
+        dx, dw, db = linear_backward(dy, cache)
         return dx * 2, dw * 1.5, db
 
-    message = fails(pairs.linear, backward, normal(2, 3), normal(3, 2), normal(2))
+    message = fails(linear, backward, normal(2, 3), normal(3, 2), normal(2))
     assert "wrong gradient at x[" in message and "and others of w (6)" in message
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_not_finite(bad):
     def backward(dy, x):
-        dx = pairs.cube_backward(dy, x)
+        dx = cube_backward(dy, x)
         dx[1, 2] = bad
         return dx
 
-    assert f"gradient of x[1, 2] is {bad}" in fails(pairs.cube, backward, normal(2, 3))
+    assert f"gradient of x[1, 2] is {bad}" in fails(cube, backward, normal(2, 3))
 
     def op(x):
-        y, cache = pairs.cube(x)
+        y, cache = cube(x)
         y[0, 1] = bad
         return y, cache
 
-    assert f"y[0, 1] is {bad}" in fails(op, pairs.cube_backward, normal(2, 3))
+    assert f"y[0, 1] is {bad}" in fails(op, cube_backward, normal(2, 3))
 
 
 # The contract.
@@ -254,9 +368,9 @@ def doubled(x):
 
 CONTRACT = {
     "too few gradients": (
-        pairs.linear,
-        lambda dy, c: pairs.linear_backward(dy, c)[:2],
-        "2 gradient(s) for 3 .*x, w, b",
+        linear,
+        lambda dy, c: linear_backward(dy, c)[:2],
+        r"2 gradient\(s\) for 3 .*x, w, b",
     ),
     "too many gradients": (doubled, lambda dy, c: (dy * 2, dy * 2), r"2 gradient\(s\) for 1"),
     "no gradient": (doubled, lambda dy, c: None, r"0 gradient\(s\) for 1"),
@@ -271,10 +385,8 @@ CONTRACT = {
 
 @pytest.mark.parametrize("op, op_backward, message", CONTRACT.values(), ids=CONTRACT)
 def test_contract(device, op, op_backward, message):
-    args = [normal(2, 3), normal(3, 3), normal(3)][: 3 if op is pairs.linear else 1]
-    assert re.search(
-        message.replace("gradient(s) for 3", r"gradient\(s\) for 3"), fails(op, op_backward, *args, device=device)
-    )
+    args = [normal(2, 3), normal(3, 3), normal(3)][: 3 if op is linear else 1]
+    assert re.search(message, fails(op, op_backward, *args, device=device))
 
 
 def test_gradients_that_share_memory(device):
@@ -367,9 +479,8 @@ def test_names_of_the_arguments():
         return (dy.copy(), *(dy * (1 + (i == 1)) for i in range(n)))
 
     assert "rest[1][" in fails(total, backward, normal(2), normal(2), normal(2))
-    assert "argument 0[" in fails(np.frompyfunc, lambda dy, _: dy, normal(2)) if False else True
 
 
 def test_an_error_in_the_operation_is_its_own():
     with pytest.raises(ZeroDivisionError):
-        check_gradients(lambda x: 1 / 0, pairs.cube_backward, normal(2))
+        check_gradients(lambda x: 1 / 0, cube_backward, normal(2))
