@@ -11,10 +11,11 @@ from .optimizer import pieces
 
 
 def global_norm(grad: Array) -> float:
-    """‖g‖, the root of the sum of squares of a flat gradient (P,); partial sums are added in double precision."""
-    wide = grad.astype(np.float32) if grad.dtype == np.float16 else grad
-    parts = (wide[part] for part in pieces(wide))
-    return math.sqrt(float(sum((part @ part).astype(np.float64) for part in parts)))
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), in double precision: the squares of a large, finite
+    gradient overflow in its own.
+    """
+    parts = (grad[part].astype(np.float64) for part in pieces(grad))
+    return math.sqrt(float(sum(part @ part for part in parts)))
 
 
 def clip_by_global_norm(grad: Array, max_norm: float) -> float:

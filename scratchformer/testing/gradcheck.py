@@ -362,7 +362,7 @@ def _compare_all(
         by_element += extra(t, indices, differences.round_off(STEPS[0] * t.scale)) if extra else []
         by_direction = compare_directions(t, differences, directions, rng, rtol)
         found[t.name] = by_element, by_direction
-        worst = rtol * max((c.excess for c in by_element + by_direction), default=0.0)
+        worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
     _raise_worst(found)
     return report

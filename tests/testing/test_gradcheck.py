@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from scratchformer.backend import array_module
+from scratchformer.backend import array_module, to_cpu
 from scratchformer.testing import GradientError, Report, check_gradients
 from scratchformer.testing.strategies import arrays, ids, tensors
+from scratchformer.testing.strict import STRICT
 
 SCALES = [1e-3, 1e-1, 1.0, 1e2]
 SEEDS = st.integers(0, 2**32 - 1)
@@ -387,6 +388,11 @@ CONTRACT = {
 def test_contract(device, op, op_backward, message):
     args = [normal(2, 3), normal(3, 3), normal(3)][: 3 if op is linear else 1]
     assert re.search(message, fails(op, op_backward, *args, device=device))
+
+
+def test_gradient_on_another_device():
+    message = fails(doubled, lambda dy, _: 2 * to_cpu(dy), normal(3), device=STRICT)
+    assert "gradient of x is a numpy.ndarray, x is a scratchformer.testing.strict.DeviceArray" in message
 
 
 def test_gradients_that_share_memory(device):

@@ -1,0 +1,67 @@
+"""Clipping by the global norm."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.optim import clip_by_global_norm
+from scratchformer.optim.optimizer import CHUNK
+from scratchformer.rng import Key
+
+
+def gradient(size, dtype=np.float32, scale=1.0):
+    return (scale * Key(size).generator().standard_normal(size)).astype(dtype)
+
+
+@pytest.mark.parametrize("size", [1, 7, CHUNK, 2 * CHUNK + 3])
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_norm_is_that_of_numpy_in_double_precision(device, size, dtype, scale):
+    g = gradient(size, dtype, scale)
+    expected = np.linalg.norm(g.astype(np.float64))
+    assert clip_by_global_norm(to_device(g, device), math.inf) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e25])
+def test_squares_neither_overflow_nor_vanish(device, scale):
+    g = to_device(gradient(1000, scale=scale), device)
+    expected = np.linalg.norm(to_cpu(g).astype(np.float64))
+    assert clip_by_global_norm(g, 1.0) == pytest.approx(expected, rel=1e-12)
+    assert np.linalg.norm(to_cpu(g).astype(np.float64)) == pytest.approx(min(expected, 1.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("size", [5, 2 * CHUNK + 3])
+def test_a_clipped_gradient_has_the_norm_asked_for_and_its_old_direction(device, size, dtype):
+    g = gradient(size, dtype, scale=10.0)
+    clipped = to_device(g.copy(), device)
+    norm = clip_by_global_norm(clipped, 0.5)
+    found = to_cpu(clipped)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found, g * (0.5 / norm), rtol=1e-6)
+    assert np.linalg.norm(found.astype(np.float64)) == pytest.approx(0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.0, 0.01])
+def test_a_short_gradient_is_untouched_bit_for_bit(device, scale):
+    g = gradient(50, scale=scale)
+    clipped = to_device(g.copy(), device)
+    clip_by_global_norm(clipped, 1.0)
+    np.testing.assert_array_equal(to_cpu(clipped), g)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_gradient_that_is_not_finite_is_left_alone_and_its_norm_told(device, bad):
+    g = gradient(50, scale=10.0)
+    g[17] = bad
+    clipped = to_device(g.copy(), device)
+    assert not math.isfinite(clip_by_global_norm(clipped, 1.0))
+    np.testing.assert_array_equal(to_cpu(clipped), g)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0, math.nan])
+def test_a_limit_that_is_not_positive_is_refused(device, max_norm):
+    with pytest.raises(ValueError, match=r"^max_norm: expected"):
+        clip_by_global_norm(to_device(gradient(5), device), max_norm)

@@ -1,0 +1,183 @@
+"""What every optimizer promises, over flat arrays."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu
+from scratchformer.nn import Layer, Linear
+from scratchformer.optim import SGD, Adam, AdamW
+from scratchformer.optim.optimizer import CHUNK
+from scratchformer.rng import Key
+
+OPTIMIZERS = {
+    "Adam": lambda params: Adam(params, 1e-2, weight_decay=0.1),
+    "AdamW": lambda params: AdamW(params, 1e-2),
+    "SGD": lambda params: SGD(params, 1e-2, momentum=0.9, weight_decay=0.1),
+}
+SHAPES = ((3, 4), (5,), (2, 2, 2))
+
+every_optimizer = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+def everything(optimizer):
+    """Copies of the parameters and of the state."""
+    return {"w": to_cpu(optimizer.flat.data).copy(), **optimizer.state_dict()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name, strict=True)
+
+
+@every_optimizer
+def test_zero_grad_clears_the_gradients_and_nothing_else(device, make_params, set_gradients, make):
+    params = make_params(*SHAPES, device=device)
+    optimizer = make(params)
+    set_gradients(params, 0)
+    optimizer.step()
+    before = everything(optimizer)
+    assert any(state.any() for name, state in before.items() if name in optimizer.buffers)
+    optimizer.zero_grad()
+    assert not any(to_cpu(p.grad).any() for p in params)
+    assert_same(everything(optimizer), before)
+    assert optimizer.steps == 1
+
+
+@every_optimizer
+def test_a_step_leaves_the_gradients_as_they_are(device, make_params, set_gradients, make):
+    params = make_params(*SHAPES, device=device)
+    optimizer = make(params)
+    set_gradients(params, 0)
+    before = to_cpu(optimizer.flat.grad).copy()
+    optimizer.step()
+    np.testing.assert_array_equal(to_cpu(optimizer.flat.grad), before)
+
+
+@every_optimizer
+def test_a_parameter_listed_twice_is_stepped_once(device, make_params, set_gradients, make):
+    """A tied table: two layers list it, it has one set of moments."""
+    params, twins = (make_params(*SHAPES, device=device) for _ in range(2))
+    once, listed_twice = make(params), make([*twins, twins[0], twins[2]])
+    assert listed_twice.flat.data.size == sum(p.data.size for p in twins)
+    for step in range(3):
+        set_gradients(params, step)
+        set_gradients(twins, step)
+        once.step()
+        listed_twice.step()
+    assert_same(everything(listed_twice), everything(once))
+
+
+class Tied(Layer):
+    def __init__(self):
+        self.first, self.second = Linear(3, 3, bias=False, key=Key(1)), Linear(3, 3, bias=False, key=Key(2))
+        self.second.w = self.first.w
+
+
+@every_optimizer
+def test_layers_that_share_a_parameter_share_its_moments(device, make):
+    model = Tied().to(device)
+    optimizer = make([*model.first.parameters(), *model.second.parameters()])
+    assert optimizer.flat is model.flat
+    assert [getattr(optimizer, name).shape for name in optimizer.buffers] == [(9,)] * len(optimizer.buffers)
+
+
+@every_optimizer
+def test_a_restored_state_continues_exactly(device, make_params, set_gradients, make):
+    params = make_params(*SHAPES, device=device)
+    optimizer = make(params)
+    for step in range(3):
+        set_gradients(params, step)
+        optimizer.step()
+    twins = make_params(*SHAPES, seed=1, device=device)
+    other = make(twins)
+    for p, twin in zip(params, twins, strict=True):
+        twin.data[...] = p.data
+    other.load_state_dict(optimizer.state_dict())
+    assert other.steps == 3
+    for step in range(3, 6):
+        for some, one in ((params, optimizer), (twins, other)):
+            set_gradients(some, step)
+            one.step()
+    assert_same(everything(other), everything(optimizer))
+
+
+@every_optimizer
+def test_a_state_is_a_copy_on_the_cpu(device, make_params, set_gradients, make):
+    params = make_params(*SHAPES, device=device)
+    optimizer = make(params)
+    set_gradients(params, 0)
+    optimizer.step()
+    state = optimizer.state_dict()
+    before = {name: array.copy() for name, array in state.items()}
+    optimizer.step()
+    assert all(isinstance(array, np.ndarray) for array in state.values())
+    assert_same(state, before)
+
+
+@every_optimizer
+@pytest.mark.parametrize("kind", ["longer", "a buffer missing", "a buffer more", "no steps"])
+def test_a_wrong_state_is_refused_and_nothing_is_changed(device, make_params, set_gradients, make, kind):
+    params = make_params(*SHAPES, device=device)
+    optimizer = make(params)
+    set_gradients(params, 0)
+    optimizer.step()
+    state = {name: array + 1 for name, array in optimizer.state_dict().items()}
+    name = optimizer.buffers[-1]
+    if kind == "longer":
+        state[name] = np.zeros(state[name].size + 1, np.float32)
+    elif kind == "a buffer missing":
+        del state[name]
+    elif kind == "a buffer more":
+        state["other"] = state[name]
+    else:
+        del state["steps"]
+    before = everything(optimizer)
+    with pytest.raises(ValueError, match="another optimizer"):
+        optimizer.load_state_dict(state)
+    assert_same(everything(optimizer), before)
+
+
+@every_optimizer
+@pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
+def test_steps_on_a_thread_pool_and_in_pieces_are_the_same_steps(make_params, set_gradients, make, size):
+    """Three ways: `step()`, `step(map=pool.map)`, and, as each element goes its own way, every piece on its own."""
+    whole, pooled = (make_params((size,)) for _ in range(2))
+    pieces = make_params((size,))[0].data
+    parts = [make_params((len(piece),)) for piece in np.array_split(pieces, 5) if len(piece)]
+    for part, piece in zip(parts, (p for p in np.array_split(pieces, 5) if len(p)), strict=True):
+        part[0].data[...] = piece
+    optimizers = [make(params) for params in (whole, pooled, *parts)]
+    with ThreadPoolExecutor(3) as pool:
+        for step in range(3):
+            set_gradients(whole, step)
+            pooled[0].grad[...] = whole[0].grad
+            for part, gradient in zip(parts, (g for g in np.array_split(whole[0].grad, 5) if len(g)), strict=True):
+                part[0].grad[...] = gradient
+            for i, optimizer in enumerate(optimizers):
+                optimizer.step(*([pool.map] if i == 1 else []))
+    assert_same(everything(optimizers[1]), everything(optimizers[0]))
+    np.testing.assert_array_equal(np.concatenate([part[0].data for part in parts]), whole[0].data)
+
+
+@every_optimizer
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_precision_of_parameters_and_state_stays(device, make_params, set_gradients, make, dtype):
+    params = make_params(*SHAPES, device=device, dtype=dtype)
+    optimizer = make(params)
+    optimizer.lr = np.float64(1e-2)  # what a schedule that uses NumPy returns
+    for step in range(2):
+        set_gradients(params, step)
+        optimizer.step()
+    arrays = [optimizer.flat.data, optimizer.flat.grad, *(getattr(optimizer, name) for name in optimizer.buffers)]
+    assert {a.dtype for a in (*arrays, *(p.data for p in params), *(p.grad for p in params))} == {np.dtype(dtype)}
+
+
+@every_optimizer
+def test_part_of_a_models_parameters_is_refused(make):
+    model = Linear(3, 2)
+    assert model.flat.data.size == 8
+    with pytest.raises(ValueError, match="part of a model"):
+        make([model.w])

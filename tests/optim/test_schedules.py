@@ -1,0 +1,67 @@
+"""Learning-rate schedules, by value."""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer.optim import Constant, Cosine, InverseSquareRoot
+
+PEAK, WARMUP, TOTAL, FLOOR = 0.8, 10, 110, 0.2
+
+SCHEDULES = {
+    "Constant": Constant(PEAK, WARMUP),
+    "Cosine": Cosine(PEAK, WARMUP, TOTAL, FLOOR),
+    "InverseSquareRoot": InverseSquareRoot(PEAK, WARMUP),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_the_warm_up_is_a_straight_line_that_never_starts_at_zero(schedule):
+    for step in range(WARMUP):
+        assert schedule(step) == pytest.approx(PEAK * (step + 1) / WARMUP)
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "value"),
+    [
+        ("Constant", WARMUP, PEAK),
+        ("Constant", 10**6, PEAK),
+        ("Cosine", WARMUP, PEAK),
+        ("Cosine", (WARMUP + TOTAL) // 2, (PEAK + FLOOR) / 2),
+        ("Cosine", WARMUP + (TOTAL - WARMUP) // 4, FLOOR + (PEAK - FLOOR) * (1 + math.sqrt(0.5)) / 2),
+        ("Cosine", TOTAL, FLOOR),
+        ("Cosine", TOTAL + 1, FLOOR),
+        ("Cosine", 10**6, FLOOR),
+        ("InverseSquareRoot", WARMUP, PEAK * math.sqrt(WARMUP / (WARMUP + 1))),
+        ("InverseSquareRoot", 4 * WARMUP - 1, PEAK / 2),
+        ("InverseSquareRoot", 100 * WARMUP - 1, PEAK / 10),
+    ],
+)
+def test_values_behind_the_warm_up(name, step, value):
+    assert SCHEDULES[name](step) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
+def test_it_falls_only_behind_the_warm_up_and_has_no_jump(schedule):
+    values = [schedule(step) for step in range(2 * TOTAL)]
+    steps = [b - a for a, b in itertools.pairwise(values)]
+    assert max(abs(s) for s in steps) <= PEAK / WARMUP + 1e-12
+    assert all(s > 0 for s in steps[: WARMUP - 1])
+    assert all(s <= 1e-15 for s in steps[WARMUP - 1 :])
+    assert max(values) == pytest.approx(PEAK)
+
+
+@pytest.mark.parametrize("schedule", [Constant(PEAK), Cosine(PEAK, 0, TOTAL), InverseSquareRoot(PEAK, 0)])
+def test_without_a_warm_up_it_begins_at_the_peak(schedule):
+    assert schedule(0) == pytest.approx(PEAK)
+
+
+@given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
+def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, total, step):
+    """Also with a total shorter than the warm-up, as when a program is given few --steps."""
+    value = Cosine(PEAK, warmup, total, FLOOR)(step)
+    assert 0 < value <= PEAK
+    assert value >= FLOOR or step < warmup

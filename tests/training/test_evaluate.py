@@ -1,0 +1,93 @@
+"""Evaluation against loops that take one prediction at a time."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.data import Labelled
+from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model
+
+
+def log_softmax(z):
+    z = z - z.max()
+    return z - math.log(np.exp(z).sum())
+
+
+def bits_one_position_at_a_time(model, text, stride):
+    """Position i is predicted from the first window that reaches it; windows start every `stride`, the last at the
+    end. What the model sees is text[start:i].
+    """
+    context = min(model.context, len(text) - 1)
+    starts = [*range(0, len(text) - 1 - context, stride), len(text) - 1 - context]
+    nats = []
+    for i in range(1, len(text)):
+        start = next(s for s in starts if s < i <= s + context)
+        logits = to_cpu(model(to_device(text[None, start:i].astype(np.int32), model.device)))[0, -1]
+        nats.append(-log_softmax(logits)[text[i]])
+    return math.fsum(nats) / len(nats) / math.log(2)
+
+
+@pytest.mark.parametrize(
+    ("length", "stride"), [(2, None), (5, 3), (8, 4), (9, 4), (10, 4), (24, 8), (25, 1), (40, None), (41, 7)]
+)
+def test_every_position_is_predicted_once(device, make_model, text, length, stride):
+    model = make_model("LanguageModel", device, np.float64)
+    text = text[:length]
+    expected = bits_one_position_at_a_time(model, text, stride or model.context // 2)
+    for count, batch_size in (1, 1), (1, 4), (2, 3):
+        if count == 1 or device is CPU:
+            with Replicas(model, count) as replicas:
+                found = evaluate_language_model(replicas, text, stride, batch_size)
+            assert found["bits_per_byte"] == pytest.approx(expected, rel=1e-12)
+            assert found["loss"] == pytest.approx(expected * math.log(2), rel=1e-12)
+
+
+def test_a_model_that_knows_nothing_needs_the_logarithm_of_the_vocabulary(device, make_model, text):
+    model = make_model("LanguageModel", device)
+    model.output.w.data[...] = 0
+    model.output.b.data[...] = 0
+    with Replicas(model, 1) as replicas:
+        assert evaluate_language_model(replicas, text)["bits_per_byte"] == pytest.approx(math.log2(29), rel=1e-6)
+
+
+@pytest.mark.parametrize("keep", ["head", "tail", "both"])
+def test_a_classifier_is_scored_as_if_texts_came_one_by_one(device, make_model, reviews, keep):
+    model = make_model("Classifier", device, np.float64)
+    losses, right = [], []
+    for ids, label in zip(*reviews, strict=True):
+        excess = len(ids) - 10
+        if excess > 0:
+            ids = {"head": ids[:10], "tail": ids[excess:], "both": np.delete(ids, range(2, 2 + excess))}[keep]
+        log_probabilities = to_cpu(model(to_device(ids[None], device)))[0]
+        losses.append(-log_probabilities[label])
+        right.append(log_probabilities.argmax() == label)
+    assert 0 < sum(right) < len(right)
+    for count, batch_size in (1, 1), (1, 16), (1, 100), (3, 4):
+        if count == 1 or device is CPU:
+            with Replicas(model, count) as replicas:
+                found = evaluate_classifier(replicas, reviews, 10, keep, batch_size)
+            assert found["loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-12)
+            assert found["accuracy"] == sum(right) / len(right)
+
+
+def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, reviews):
+    for kind in "LanguageModel", "Classifier":
+        plain, dropping = make_model(kind, device), make_model(kind, device, dropout=0.5)
+        before = to_cpu(dropping.flat.data).copy(), to_cpu(dropping.flat.grad).copy()
+        results = []
+        for model in plain, dropping, dropping:
+            with Replicas(model, 1) as replicas:
+                if kind == "LanguageModel":
+                    results.append(evaluate_language_model(replicas, text[:50]))
+                else:
+                    results.append(evaluate_classifier(replicas, reviews, 10))
+        assert results[0] == results[1] == results[2]
+        np.testing.assert_array_equal(to_cpu(dropping.flat.data), before[0])
+        np.testing.assert_array_equal(to_cpu(dropping.flat.grad), before[1])
+
+
+def test_an_empty_text_is_named(make_model, reviews):
+    with Replicas(make_model("Classifier"), 1) as replicas, pytest.raises(ValueError, match="text number 1 is empty"):
+        evaluate_classifier(replicas, Labelled([reviews.ids[0], reviews.ids[0][:0]], np.array([0, 1])), 10)

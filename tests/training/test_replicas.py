@@ -1,0 +1,168 @@
+"""However a batch is cut and dealt, its gradient is that of the whole batch."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import CPU, to_cpu
+from scratchformer.data import LabelledBatch
+from scratchformer.rng import Key
+from scratchformer.training import Replicas
+
+ROWS = 7
+both_models = pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+
+
+def gradient_of_the_whole_batch(model, batch):
+    """One forward and one backward, no replicas."""
+    with Replicas(model, 1) as replicas:
+        moved = replicas.move(batch)
+    model.flat.grad[...] = 0
+    loss, cache = model.loss(*moved)
+    model.loss_backward(1.0, cache)
+    return float(loss), to_cpu(model.flat.grad).copy()
+
+
+def gradient_of_replicas(model, batch, count, micro_batch, key=Key(0)):
+    with Replicas(model, count, micro_batch) as replicas:
+        loss = replicas.gradients(batch, key)
+    return loss, to_cpu(model.flat.grad).copy()
+
+
+@both_models
+@pytest.mark.parametrize("micro_batch", [*range(1, ROWS + 1), 100, None])
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_gradients_do_not_depend_on_micro_batches_and_replicas(
+    device, make_model, make_batches, kind, count, micro_batch
+):
+    if count > 1 and device is not CPU:
+        pytest.skip("one replica on a device")
+    model = make_model(kind, device, np.float64)
+    batch = make_batches(kind).batch(2)
+    assert len(batch.ids) == ROWS
+    loss, expected = gradient_of_the_whole_batch(model, batch)
+    found_loss, found = gradient_of_replicas(model, batch, count, micro_batch)
+    assert found_loss == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
+def test_texts_of_very_different_lengths_count_alike(device, make_model, micro_batch):
+    """Micro-batches are cut to their longest text, and the last one has fewer texts: each text still weighs 1/B."""
+    lengths = np.array([1, 10, 2, 9, 3])
+    draw = Key(3).generator()
+    ids = np.where(np.arange(10) < lengths[:, None], draw.integers(2, 29, (5, 10)), 0).astype(np.int32)
+    batch = LabelledBatch(ids, lengths, np.array([0, 1, 2, 0, 1]))
+    model = make_model("Classifier", device, np.float64)
+    loss, expected = gradient_of_the_whole_batch(model, batch)
+    found_loss, found = gradient_of_replicas(model, batch, 1, micro_batch)
+    assert found_loss == pytest.approx(loss, rel=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
+
+
+@both_models
+def test_the_same_run_is_the_same_bit_for_bit_however_threads_are_timed(make_model, make_batches, kind):
+    model, batches = make_model(kind, dropout=0.3), make_batches(kind)
+    with Replicas(model, 3, micro_batch=1) as replicas:
+        runs = [
+            [(replicas.gradients(batches.batch(i), Key(i)), model.flat.grad.copy()) for i in range(4)] for _ in "ab"
+        ]
+    for (loss, gradient), (again, same_gradient) in zip(*runs, strict=True):
+        assert loss == again
+        np.testing.assert_array_equal(gradient, same_gradient)
+
+
+@both_models
+def test_micro_batch_i_drops_out_by_the_key_folded_with_i(device, make_model, make_batches, kind):
+    model, batch, key = make_model(kind, device, np.float64, dropout=0.4), make_batches(kind).batch(0), Key(5)
+    replicas = Replicas(model, 1, micro_batch=2)
+    losses = []
+    model.flat.grad[...] = 0
+    for i, micro in enumerate(batch.split(2)):
+        share = len(micro.ids) / len(batch.ids)
+        loss, cache = model.loss(*replicas.move(micro), key=key.fold(i))
+        model.loss_backward(share, cache)
+        losses.append(share * float(loss))
+    expected = to_cpu(model.flat.grad).copy()
+    loss, found = gradient_of_replicas(model, batch, 1, 2, key)
+    assert loss == pytest.approx(sum(losses), rel=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-15)
+
+
+def test_equal_rows_in_two_micro_batches_get_two_dropout_masks(device, make_model, make_batches):
+    model = make_model("LanguageModel", device, dropout=0.4)
+    row = make_batches("LanguageModel").batch(0).split(1)[0]
+    batch = type(row)(*(np.repeat(a, 2, axis=0) for a in row))
+    single, _ = gradient_of_replicas(model, row, 1, 1)
+    doubled, _ = gradient_of_replicas(model, batch, 1, 1)
+    assert doubled != pytest.approx(single, rel=1e-4)
+
+
+@both_models
+def test_dropout_replays_with_its_key_and_changes_with_another(device, make_model, make_batches, kind):
+    model, batch = make_model(kind, device, dropout=0.4), make_batches(kind).batch(0)
+    (first, gradient), (again, same), (other, _) = (gradient_of_replicas(model, batch, 1, 2, Key(i)) for i in (1, 1, 2))
+    assert first == again != other
+    np.testing.assert_array_equal(gradient, same)
+
+
+@both_models
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_was_in_the_gradients_before_does_not_count(make_model, make_batches, kind, count):
+    model, batch = make_model(kind), make_batches(kind).batch(0)
+    with Replicas(model, count, micro_batch=2) as replicas:
+        replicas.gradients(batch, Key(0))
+        before = model.flat.grad.copy()
+        for replica in replicas.models:
+            replica.flat.grad[...] = 1e6
+        replicas.gradients(batch, Key(0))
+    np.testing.assert_array_equal(model.flat.grad, before)
+
+
+def test_more_replicas_than_micro_batches(make_model, make_batches):
+    model, batch = make_model("LanguageModel", dtype=np.float64), make_batches("LanguageModel").batch(0)
+    _, expected = gradient_of_the_whole_batch(model, batch)
+    _, found = gradient_of_replicas(model, batch, 3, 4)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+
+
+def test_replicas_share_the_parameters_and_own_their_gradients(make_model):
+    replicas = Replicas(make_model("LanguageModel"), 3)
+    first, *others = (m.flat for m in replicas.models)
+    assert all(np.shares_memory(first.data, flat.data) for flat in others)
+    assert not any(np.shares_memory(first.grad, flat.grad) for flat in others)
+    first.data[...] = 7
+    assert all((p.data == 7).all() for model in replicas.models for p in model.parameters())
+
+
+def test_items_are_dealt_in_turn_and_results_keep_their_order(make_model):
+    with Replicas(make_model("LanguageModel"), 3) as replicas:
+        found = replicas.map_models(lambda model, item: (replicas.models.index(model), item), range(8))
+        assert replicas.map_models(lambda model, item: item, []) == []
+    assert found == [(i % 3, i) for i in range(8)]
+
+
+def test_replicas_run_on_threads_inside_the_block_and_one_after_the_other_outside(make_model, make_batches):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    replicas = Replicas(model, 2, micro_batch=2)
+    here = threading.get_ident()
+    loss = replicas.gradients(batch, Key(0))
+    with replicas:
+        assert here not in replicas.map(lambda _: threading.get_ident(), range(4))
+        assert replicas.gradients(batch, Key(0)) == loss
+    assert set(replicas.map(lambda _: threading.get_ident(), range(4))) == {here}
+    assert replicas.gradients(batch, Key(0)) == loss
+
+
+@pytest.mark.parametrize(("count", "micro_batch"), [(0, None), (-1, None), (1, 0)])
+def test_sizes_below_one_are_refused(make_model, count, micro_batch):
+    with pytest.raises(ValueError, match="replicas, micro_batch: expected at least 1"):
+        Replicas(make_model("LanguageModel"), count, micro_batch)
+
+
+def test_several_replicas_on_a_device_are_refused(device, make_model):
+    if device is CPU:
+        pytest.skip("there may be several on a CPU")
+    with pytest.raises(ValueError, match="there is one; use micro_batch"):
+        Replicas(make_model("LanguageModel", device), 2)
