@@ -21,6 +21,7 @@ can never meet a reference backward, and inside `reference_only()` every call ru
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -45,11 +46,13 @@ def reference_only() -> Iterator[None]:
 def operation(reference: Callable) -> Callable:
     """Make `reference` an operation: the same function, for which twins can be registered with `.twin`."""
     twins: dict[type, Callable] = {}
+    first, *_ = inspect.signature(reference).parameters
 
     @functools.wraps(reference)
-    def forward(x, *args, **kwargs):
+    def forward(*args, **kwargs):
+        x = args[0] if args else kwargs.get(first)
         twin = twins.get(type(x)) if twins and not _reference_depth else None
-        return (twin or reference)(x, *args, **kwargs)
+        return (twin or reference)(*args, **kwargs)
 
     def twin(array_type: type) -> Callable:
         """Register the decorated function for calls whose first argument is an `array_type`."""
@@ -64,10 +67,12 @@ def operation(reference: Callable) -> Callable:
 def backward(reference: Callable) -> Callable:
     """Make `reference` the backward of an operation: twins registered with `.twin(CacheType)` take their caches."""
     twins: dict[type, Callable] = {}
+    _, second, *_ = inspect.signature(reference).parameters
 
     @functools.wraps(reference)
-    def dispatched(dy, cache, **kwargs):
-        return twins.get(type(cache), reference)(dy, cache, **kwargs)
+    def dispatched(*args, **kwargs):
+        cache = args[1] if len(args) > 1 else kwargs.get(second)
+        return twins.get(type(cache), reference)(*args, **kwargs)
 
     def twin(cache_type: type) -> Callable:
         """Register the decorated function for caches of `cache_type`."""

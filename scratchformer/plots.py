@@ -126,23 +126,27 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
 def plot_attention(maps: np.ndarray, labels: list[str], path: Path) -> Path:
     """A grid of attention maps (depth, H, T, S): a row of pictures for each layer, a column for each head."""
     plt = pyplot()
+    from matplotlib.colors import PowerNorm
+
     depth, heads, T, _ = maps.shape
-    size = min(3.2, max(1.8, 0.14 * T))
+    size = min(4.5, max(2.0, 0.1 * T))  # inches: room for a label a token
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.2, size * depth + 1.2), squeeze=False, layout="constrained"
     )
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
-            image = cell.imshow(maps[layer, head], cmap="magma_r", vmin=0, vmax=1, interpolation="nearest")
-            cell.set_xticks(range(T), labels if layer == depth - 1 else [], fontsize=4.5, rotation=90)
-            cell.set_yticks(range(T), labels if head == 0 else [], fontsize=4.5)
+            image = cell.imshow(maps[layer, head], cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
+            cell.set_xticks(range(T), labels if layer == depth - 1 else [], fontsize=6, rotation=90)
+            cell.set_yticks(range(T), labels if head == 0 else [], fontsize=6)
             cell.tick_params(length=0, pad=1)
+            cell.spines[:].set_color("lightgray")
             if layer == 0:
-                cell.set_title(f"head {head + 1}", fontsize=8)
+                cell.set_title(f"head {head + 1}", fontsize=9)
             if head == 0:
-                cell.set_ylabel(f"layer {layer + 1}", fontsize=8)
-    figure.colorbar(image, ax=axes, shrink=0.5, label="attention of the query (row) to the key (column)")
-    figure.savefig(path, dpi=150)
+                cell.set_ylabel(f"layer {layer + 1}", fontsize=9)
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01, ticks=(0, 0.05, 0.2, 0.5, 1))
+    bar.set_label("attention of the row's token to the column's token")
+    figure.savefig(path, dpi=130)
     plt.close(figure)
     return path
 

@@ -15,7 +15,7 @@ import numpy as np
 from ..rng import Key
 from .download import DataError
 from .imdb import Labelled
-from .vocabulary import PAD, UNKNOWN, UNKNOWN
+from .vocabulary import PAD, UNKNOWN
 
 _CHUNK = 64  # batches that are sorted by length together
 _KEEP = ("head", "tail", "both")

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..ops.precision import widen
 from ..rng import Key
 from .layer import Layer, Param
 
@@ -47,7 +48,7 @@ class PositionEmbedding(Layer):
         return x + self.table.data[start:stop], slice(start, stop)
 
     def backward(self, dy: Array, cache: slice) -> Array:
-        self.table.grad[cache] += dy.sum(axis=0)
+        self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
 
 

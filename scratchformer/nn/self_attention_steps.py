@@ -104,7 +104,7 @@ class MultiHeadLoop(Layer):
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:
-        if d_model % heads:
+        if heads < 1 or d_model % heads:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
         self.heads = [SingleHeadAttention(d_model, d_model // heads, causal, key.fold("head", h)) for h in range(heads)]
         self.unify = Linear(d_model, d_model, key=key.fold("unify"))

@@ -27,8 +27,8 @@ def cross_entropy(
 
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count.
     label_smoothing: ε; the target distribution is t_v = (1 − ε)[v = target] + ε/V. Returns the loss, an array of no
-    axes, and the cache. If no target counts the loss is 0. Raises ValueError for shapes or ε that do not fit,
-    TypeError for targets that are not integers, and IndexError for one out of range.
+    axes (float32 for float16 logits), and the cache. If no target counts the loss is 0. Raises ValueError for shapes
+    or ε that do not fit, TypeError for targets that are not integers, and IndexError for one out of range.
 
     Since Σ_v t_v = 1, with log Z = log Σ_v exp(z_v) the loss of a row needs no softmax:
 

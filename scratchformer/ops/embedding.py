@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..backend import Array, array_module, scatter_add
 from ..dispatch import backward, operation
 from .checks import expect_ids
+from .precision import widen
 
 
 class EmbeddingCache(NamedTuple):
@@ -42,7 +43,13 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = None) -> Array:
     """dtable, or `out` with dtable added to it: see `embedding`."""
     xp = array_module(dy, cache.ids)
-    dtable = xp.zeros((cache.rows, dy.shape[-1]), dtype=dy.dtype) if out is None else out
+    dtype, dy = dy.dtype, widen(dy)
+    in_place = out is not None and dy.dtype == dtype  # float16 is summed in a float32 table of its own
+    dtable = out if in_place else xp.zeros((cache.rows, dy.shape[-1]), dtype=dy.dtype)
     ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
     scatter_add(dtable, ids, dy)
-    return dtable
+    if out is None:
+        return dtable.astype(dtype, copy=False)
+    if not in_place:
+        out += dtable
+    return out

@@ -64,18 +64,18 @@ def train(
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
-        "optimizer": type(optimizer).__name__,
+        "optimizer_class": type(optimizer).__name__,
         "best": None,
         **(identity or {}),
     }
     last, best = out / "last.safetensors", out / "best.safetensors"
     if resume and last.exists():
         snapshot = load_snapshot(last)
-        for name in ("seed", "optimizer", *(identity or {})):
+        for name in ("seed", "optimizer_class", *(identity or {})):
             if snapshot.state.get(name) != state[name]:
                 raise SnapshotError(f"{last} has {name} {snapshot.state.get(name)!r}, this run has {state[name]!r}")
         restore(snapshot, model, optimizer)
-        state |= snapshot.state
+        state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
     out.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(out, state["step"], tensorboard)
 

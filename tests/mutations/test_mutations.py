@@ -1,0 +1,271 @@
+"""Mistakes that others made in hand-written gradients, planted one at a time: the suite must fail for each.
+
+Each is planted in a copy of the package, and the tests that are responsible for it run there in a process of their
+own. A mistake is a list of replacements in one file; each replaced text must occur there exactly once, so that a
+mistake which no longer fits the code is noticed.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Mistake(NamedTuple):
+    name: str
+    file: str  # in scratchformer/
+    replacements: list[tuple[str, str]]
+    tests: str  # files, and -k expressions
+
+
+MISTAKES = [
+    Mistake(
+        "attention: dK transposed, hidden by a reshape",
+        "ops/attention.py",
+        [
+            (
+                "    dk = (dz * scale).swapaxes(-1, -2) @ q\n    return",
+                "    dk = (q.swapaxes(-1, -2) @ (dz * scale)).reshape(k.shape)\n    return",
+            )
+        ],
+        "tests/ops/test_attention.py",
+    ),
+    Mistake(
+        "one dropout object in two places: the second forward overwrites the first mask",
+        "nn/dropout.py",
+        [
+            (
+                "        return (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)",
+                "        y, self.mask = (x, None) if key is None or self.p == 0 else ops.dropout(x, self.p, key)\n"
+                "        return y, self.mask",
+            ),
+            (
+                "        return dy if cache is None else ops.dropout_backward(dy, cache)",
+                "        return dy if self.mask is None else ops.dropout_backward(dy, self.mask)",
+            ),
+        ],
+        "tests/nn",
+    ),
+    Mistake(
+        "layer norm: backward right only while gamma is uniform",
+        "ops/layernorm.py",
+        [
+            ("    g = dy * cache.gamma\n", "    g = dy\n"),
+            ("\n    dx = rstd * (g - g.mean(axis=-1, keepdims=True) -", "\n    dx = cache.gamma * rstd * (g - g.mean(axis=-1, keepdims=True) -"),
+        ],
+        "tests/ops/test_layernorm.py",
+    ),
+    Mistake(
+        "softmax: backward divided by the batch size",
+        "ops/softmax.py",
+        [
+            (
+                "    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n    return",
+                "    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True)) / y.shape[0]\n    return",
+            )
+        ],
+        "tests/ops/test_softmax.py",
+    ),
+    Mistake(
+        "cross-entropy: forward takes the mean, backward leaves out 1/N",
+        "ops/cross_entropy.py",
+        [("    dlogits *= counted * (dloss / max(1, n))\n    return", "    dlogits *= counted * dloss\n    return")],
+        "tests/ops/test_cross_entropy.py",
+    ),
+    Mistake(
+        "zero_grad also clears Adam's moments",
+        "optim/optimizer.py",
+        [
+            (
+                "        self.flat.grad[...] = 0\n",
+                "        self.flat.grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0\n",
+            )
+        ],
+        "tests/optim",
+    ),
+    Mistake(
+        "Adam: v updated with 1 - beta1",
+        "optim/adam.py",
+        [("        v += (1 - beta2) * (g * g)", "        v += (1 - beta1) * (g * g)")],
+        "tests/optim",
+    ),
+    Mistake(
+        "Adam: no bias correction of v",
+        "optim/adam.py",
+        [("        denominator /= math.sqrt(1 - beta2**self.steps)  # √v̂\n", "")],
+        "tests/optim",
+    ),
+    Mistake(
+        "Adam: no bias correction of m",
+        "optim/adam.py",
+        [("(self.lr / (1 - beta1**self.steps)) * m", "self.lr * m")],
+        "tests/optim",
+    ),
+    Mistake(
+        "a tied table stepped twice",
+        "optim/optimizer.py",
+        [
+            (
+                "        list(map(lambda part: self.update(*(a[part] for a in arrays)), pieces(self.flat.data)))",
+                "        parts = pieces(self.flat.data)\n"
+                "        list(map(lambda part: self.update(*(a[part] for a in arrays)), parts + parts[-1:]))",
+            )
+        ],
+        "tests/optim",
+    ),
+    Mistake(
+        "a tied table: only one of its two gradients",
+        "nn/linear.py",
+        [("        self.w.grad += dw", "        self.w.grad[...] = dw")],
+        "tests/nn",
+    ),
+    Mistake(
+        "cross-attention: queries from the memory, keys and values from x",
+        "nn/attention.py",
+        [
+            ("        q, query = self.query.forward(x)\n        k, key = self.key.forward(memory)\n        v, value = self.value.forward(memory)",
+             "        q, query = self.query.forward(memory)\n        k, key = self.key.forward(x)\n        v, value = self.value.forward(x)"),
+            ("        dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key", "        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
+            ("        dmemory += self.value", "        dx += self.value"),
+        ],
+        "tests/nn",
+    ),
+    Mistake(
+        "a causal model that sees the future",
+        "nn/attention.py",
+        [("        if self.causal:\n", "        if False:\n")],
+        "tests/models tests/nn",
+    ),
+    Mistake(
+        "embedding: dW[ids] += dy, so that repeated tokens lose gradient",
+        "backend.py",
+        [("    array_module(target, index, values).add.at(target, index, values)", "    target[index] += values")],
+        "tests/ops/test_embedding.py",
+    ),
+    Mistake(
+        "multi-head attention that mixes time and heads, right only for T = 1",
+        "nn/attention.py",
+        [
+            ("        return x.reshape(B, T, self.heads, width // self.heads).transpose(0, 2, 1, 3)",
+             "        return x.reshape(B, self.heads, T, width // self.heads)"),
+            ("        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "        return x.reshape(B, T, H * D)"),
+        ],
+        "tests/nn",
+    ),
+    Mistake(
+        "sinusoids with base 100,000",
+        "ops/positions.py",
+        [("BASE = 10_000 ", "BASE = 100_000 ")],
+        "tests/ops/test_positions.py",
+    ),
+    Mistake(
+        "no padding mask: a review's class depends on its batch",
+        "models/classifier.py",
+        [("self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)", "self.body.forward(ids, None, key)")],
+        "tests/models",
+    ),
+    Mistake(
+        "pooling over the padding too",
+        "ops/pooling.py",
+        [("    return xp.arange(x.shape[1])[None, :] < lengths[:, None]", "    return xp.arange(x.shape[1])[None, :] < x.shape[1] + 0 * lengths[:, None]")],
+        "tests/ops/test_pooling.py",
+    ),
+    Mistake(
+        "GELU: backward with a constant right to three digits",
+        "ops/activations.py",
+        [("        slope = math.sqrt(2 / math.pi) * (1", "        slope = 0.798 * (1")],
+        "tests/ops/test_all_operations.py -k gelu",
+    ),
+    Mistake(
+        "resume without Adam's step count",
+        "optim/optimizer.py",
+        [('        self.steps = int(state["steps"])', "        self.steps = 0")],
+        "tests/optim",
+    ),
+    Mistake(
+        "resume without the learning-rate schedule's place",
+        "training/loop.py",
+        [("            optimizer.lr = schedule(step)", "            optimizer.lr = schedule(optimizer.steps * (step > 0 and not resume))")],
+        "tests/training -k resume",
+    ),
+    Mistake(
+        "the logged validation loss is the last training loss",
+        "training/loop.py",
+        [("        found = evaluate()\n", '        found = {**evaluate(), "loss": loss}\n')],
+        "tests/training",
+    ),
+    Mistake(
+        "the sampler returns its prompt",
+        "generation/generate.py",
+        [("        yield ids\n", "        yield prompt[:, -1]\n")],
+        "tests/generation",
+    ),
+    Mistake(
+        "the sampler's number depends on nothing but its key",
+        "generation/sampling.py",
+        [("    u = key.generator().random((p.shape[0], 1))", "    return key.generator().integers(0, p.shape[1], p.shape[0])")],
+        "tests/generation",
+    ),
+    Mistake(
+        "dropout: not scaled by 1/(1 - p)",
+        "ops/dropout.py",
+        [("    scale = LEVELS / (LEVELS - threshold)", "    scale = 1.0")],
+        "tests/ops/test_dropout.py",
+    ),
+    Mistake(
+        "recompute: another dropout mask the second time",
+        "nn/recompute.py",
+        [("self.layer.forward(*cache.inputs, **cache.options)", 'self.layer.forward(*cache.inputs, **{**cache.options, "key": None})')],
+        "tests/nn",
+    ),
+    Mistake(
+        "gradient accumulation: micro-batches weigh alike, whatever their size",
+        "training/replicas.py",
+        [("            share = micro.weight / batch.weight\n", "            share = 1 / len(micro_batches)\n")],
+        "tests/training",
+    ),
+    Mistake(
+        "float64 from float32",
+        "ops/attention.py",
+        [("\n    scale = 1 / math.sqrt(q.shape[-1])\n    z = widen", "\n    scale = array_module(q).sqrt(array_module(q).ones(1) / q.shape[-1])\n    z = widen")],
+        "tests/ops/test_attention.py",
+    ),
+]  # fmt: skip
+
+
+def copy_of_the_project(folder: Path) -> None:
+    for name in ("scratchformer", "tests", "examples", "docs"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutations"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+
+
+def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess:
+    """pytest in the copy, up to the first failure; exit status 1 means that a test failed."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
+def test_the_suite_fails_for(mistake, tmp_path):
+    copy_of_the_project(tmp_path)
+    path = tmp_path / "scratchformer" / mistake.file
+    code = path.read_text(encoding="utf-8")
+    for right, wrong in mistake.replacements:
+        assert code.count(right) == 1, f"{mistake.file} has {code.count(right)} times: {right}"
+        code = code.replace(right, wrong)
+    path.write_text(code, encoding="utf-8")
+    result = run_tests(tmp_path, mistake.tests)
+    assert result.returncode == 1, result.stdout[-3000:] + result.stderr[-2000:]
+
+
+def test_a_copy_without_a_mistake_passes(tmp_path):
+    """So that it is the mistakes which fail, and not the copying."""
+    copy_of_the_project(tmp_path)
+    result = run_tests(tmp_path, "tests/optim tests/ops/test_softmax.py tests/ops/test_positions.py")
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]

@@ -1,0 +1,41 @@
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+
+POINTS = np.array([-30.0, -5.0, -2.0, -1.0, -0.3, 0.0, 1e-8, 0.3, 1.0, 2.0, 5.0, 30.0])
+
+
+def test_relu(device):
+    x = to_device(np.array([-2.0, -0.0, 0.0, 1e-30, 3.0]), device)
+    y, cache = ops.relu(x)
+    assert to_cpu(y).tolist() == [0, 0, 0, 1e-30, 3]
+    assert to_cpu(ops.relu_backward(device.xp.ones_like(x), cache)).tolist() == [0, 0, 0, 1, 1]
+
+
+def test_exact_gelu_is_x_times_the_normal_distribution_function(device):
+    """Value and slope against the error function of the standard library."""
+    y, cache = ops.gelu(to_device(POINTS, device))
+    slope = ops.gelu_backward(device.xp.ones_like(y), cache)
+    cdf = np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in POINTS])
+    density = np.array([math.exp(-x * x / 2) / math.sqrt(2 * math.pi) for x in POINTS])
+    np.testing.assert_allclose(to_cpu(y), POINTS * cdf, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(to_cpu(slope), cdf + POINTS * density, rtol=1e-12, atol=1e-14)
+
+
+def test_tanh_gelu(device):
+    """Value against the formula of the paper; and the approximation is good to 5e-4, but not exact."""
+    x = to_device(POINTS, device)
+    y = to_cpu(ops.gelu(x, "tanh")[0])
+    expected = [0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) for x in POINTS]
+    np.testing.assert_allclose(y, expected, rtol=1e-12, atol=1e-14)
+    difference = np.abs(y - to_cpu(ops.gelu(x)[0])).max()
+    assert 1e-5 < difference < 5e-4
+
+
+def test_unknown_approximation():
+    with pytest.raises(ValueError, match="approximate: expected 'none' or 'tanh', got 'erf'"):
+        ops.gelu(POINTS, "erf")

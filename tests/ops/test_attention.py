@@ -1,0 +1,113 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import tensors
+
+
+def forward_backward(device, q, k, v, dy, pattern=None):
+    """y and (dq, dk, dv), on the CPU."""
+    y, cache = ops.attention(*(to_device(a, device) for a in (q, k, v)), pattern)
+    return [to_cpu(a) for a in (y, *ops.attention_backward(to_device(dy, device), cache))]
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+@given(tensors("B H T D", "B H S D", "B H S D", scales=(1e-1, 1.0)), st.booleans())
+def test_equation(device, drawn, causal):
+    """Against loops over sequences, heads, queries and keys."""
+    q, k, v = drawn
+    B, H, T, D = q.shape
+    S = k.shape[2]
+    expected = np.zeros_like(q)
+    for b, h, t in np.ndindex(B, H, T):
+        seen = [s for s in range(S) if not causal or s <= t + S - T]
+        weights = {s: math.exp(sum(q[b, h, t] * k[b, h, s]) / math.sqrt(D)) for s in seen}
+        for s in seen:
+            expected[b, h, t] += weights[s] / sum(weights.values()) * v[b, h, s]
+    pattern = ops.Causal() if causal else None
+    y, _ = ops.attention(*(to_device(a, device) for a in drawn), pattern)
+    np.testing.assert_allclose(to_cpu(y), expected, rtol=1e-9, atol=1e-12)
+
+
+def test_a_query_that_may_see_nothing_gives_zero_and_gets_no_gradient(device):
+    """Sequence 0 has no keys; in sequence 1 the causal pattern leaves the first two of five queries none of three."""
+    pattern = ops.Padding(to_device(np.array([0, 3]), device)) & ops.Causal()
+    q, k, v, dy = normal(2, 2, 5, 4), normal(2, 2, 3, 4, seed=1), normal(2, 2, 3, 4, seed=2), normal(2, 2, 5, 4, seed=3)
+    y, dq, dk, dv = forward_backward(device, q, k, v, dy, pattern)
+    assert not y[0].any() and not y[1, :, :2].any()
+    assert not dq[0].any() and not dq[1, :, :2].any()
+    assert not dk[0].any() and not dv[0].any()
+    assert y[1, :, 2:].all() and dv[1].all()
+    dy[0] = dy[1, :, :2] = 1e3  # what comes back to a query that saw nothing goes nowhere
+    for a, b in zip((dq, dk, dv), forward_backward(device, q, k, v, dy, pattern)[1:], strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_causal_future_has_no_part(device):
+    """A change of keys and values behind place t moves no output up to t, and no gradient of theirs reaches back."""
+    q, k, v, dy = (normal(2, 2, 5, 3, seed=i) for i in range(4))
+    y, dq, _, _ = forward_backward(device, q, k, v, dy, ops.Causal())
+    for t in range(4):
+        k2, v2 = k.copy(), v.copy()
+        k2[:, :, t + 1 :], v2[:, :, t + 1 :] = 50, -50
+        y2, dq2, _, _ = forward_backward(device, q, k2, v2, dy, ops.Causal())
+        assert np.array_equal(y[:, :, : t + 1], y2[:, :, : t + 1])
+        np.testing.assert_allclose(dq[:, :, : t + 1], dq2[:, :, : t + 1], rtol=1e-12)
+        assert not np.allclose(y[:, :, t + 1], y2[:, :, t + 1])
+        early = np.where(np.arange(5)[:, None] <= t, dy, 0)
+        _, _, dk, dv = forward_backward(device, q, k, v, early, ops.Causal())
+        assert not dk[:, :, t + 1 :].any() and not dv[:, :, t + 1 :].any()
+
+
+def test_garbage_in_the_padding_does_not_matter(device):
+    q, k, v, dy = (normal(2, 2, 4, 3, seed=i) for i in range(4))
+    pattern = ops.Padding(to_device(np.array([2, 4]), device))
+    expected = forward_backward(device, q, k, v, dy, pattern)
+    k[0, :, 2:], v[0, :, 2:] = 1e5, -1e5
+    found = forward_backward(device, q, k, v, dy, pattern)
+    for a, b in zip(found, expected, strict=True):
+        assert np.array_equal(a, b)
+    assert not found[2][0, :, 2:].any() and not found[3][0, :, 2:].any()
+
+
+def test_padding_gives_what_a_sequence_gives_alone(device):
+    q, k, v, dy = (normal(2, 2, 5, 3, seed=i) for i in range(4))
+    n = 3
+    dy[0, :, n:] = 0
+    batched = forward_backward(device, q, k, v, dy, ops.Padding(to_device(np.array([n, 5]), device)))
+    alone = forward_backward(device, *(a[:1, :, :n] for a in (q, k, v, dy)))
+    for a, b in zip(batched, alone, strict=True):
+        np.testing.assert_allclose(a[:1, :, :n], b, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+@pytest.mark.parametrize("pattern", [None, ops.Causal()])
+def test_large_scores_do_not_overflow(pattern, dtype, device):
+    """Scores of ±10,000 choose one key; the gradients stay finite."""
+    q, dy = 100 * np.ones((1, 1, 3, 1), dtype), np.ones((1, 1, 3, 1), dtype)
+    k, v = np.array([-100, 100, 0], dtype).reshape(1, 1, 3, 1), np.array([1, 2, 3], dtype).reshape(1, 1, 3, 1)
+    y, *gradients = forward_backward(device, q, k, v, dy, pattern)
+    assert y.ravel().tolist() == ([2, 2, 2] if pattern is None else [1, 2, 2])
+    assert all(np.isfinite(g).all() for g in gradients)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v", "message"),
+    [
+        ((2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5), r"q: expected \(B, H, T, D\), got \(2, 3, 4\)"),
+        ((2, 3, 4, 5), (2, 3, 6, 4), (2, 3, 6, 5), r"k: expected \(2, 3, S, 5\), got \(2, 3, 6, 4\)"),
+        ((2, 3, 4, 5), (1, 3, 6, 5), (2, 3, 6, 5), r"k: expected \(2, 3, S, 5\), got \(1, 3, 6, 5\)"),
+        ((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 4, 5), r"v: expected \(2, 3, 6, 5\), got \(2, 3, 4, 5\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(q, k, v, message):
+    with pytest.raises(ValueError, match=message):
+        ops.attention(np.ones(q), np.ones(k), np.ones(v))

@@ -1,0 +1,114 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import arrays, ids
+
+
+def loss_and_gradient(device, logits, targets, dloss=1.0, **options):
+    loss, cache = ops.cross_entropy(to_device(logits, device), to_device(targets, device), **options)
+    assert loss.shape == ()
+    return float(loss), to_cpu(ops.cross_entropy_backward(dloss, cache))
+
+
+@st.composite
+def predictions(draw):
+    """Logits (B, T, V) and targets (B, T)."""
+    logits = draw(arrays("B T V", scales=(0.1, 1.0, 10.0)))
+    B, T, V = logits.shape
+    return logits, draw(ids("B T", high=V, fixed=dict(B=B, T=T)))
+
+
+@given(predictions(), st.sampled_from([None, 0, -1]), st.sampled_from([0.0, 0.1, 0.7]))
+def test_equation(device, drawn, ignore_index, label_smoothing):
+    """Against a loop over the rows that count, with the target distribution written out."""
+    logits, targets = drawn
+    V = logits.shape[-1]
+    if ignore_index == -1:
+        targets = np.where(np.arange(targets.size).reshape(targets.shape) % 2, targets, -1)
+    losses, gradient = [], np.zeros_like(logits)
+    for row in np.ndindex(targets.shape):
+        if targets[row] == ignore_index:
+            continue
+        distribution = np.full(V, label_smoothing / V)
+        distribution[targets[row]] += 1 - label_smoothing
+        p = np.exp(logits[row]) / np.exp(logits[row]).sum()
+        losses.append(-(distribution * np.log(p)).sum())
+        gradient[row] = p - distribution
+    n = max(1, len(losses))
+    options = dict(ignore_index=ignore_index, label_smoothing=label_smoothing)
+    loss, dlogits = loss_and_gradient(device, logits, targets, **options)
+    assert math.isclose(loss, sum(losses) / n, rel_tol=1e-10, abs_tol=1e-12)
+    np.testing.assert_allclose(dlogits, gradient / n, rtol=1e-9, atol=1e-12)
+
+
+def test_uniform_logits_cost_log_v(device):
+    loss, dlogits = loss_and_gradient(device, np.zeros((2, 3, 8)), np.zeros((2, 3), int))
+    assert math.isclose(loss, math.log(8), rel_tol=1e-14)
+    np.testing.assert_allclose(dlogits[0, 0], (1 / 8 - np.eye(8)[0]) / 6, rtol=1e-12)
+
+
+def test_dloss_scales_the_gradient(device):
+    logits, targets = np.random.default_rng(0).standard_normal((4, 3)), np.array([0, 1, 2, 0])
+    _, one = loss_and_gradient(device, logits, targets)
+    _, scaled = loss_and_gradient(device, logits, targets, dloss=-2.5)
+    _, from_array = loss_and_gradient(device, logits, targets, dloss=to_device(np.array(-2.5), device))
+    np.testing.assert_allclose(scaled, -2.5 * one, rtol=1e-14)
+    assert np.array_equal(scaled, from_array)
+
+
+def test_repeating_the_batch_changes_neither_the_loss_nor_the_summed_gradient(device):
+    """The 1/N of the mean is in both directions."""
+    logits, targets = np.random.default_rng(0).standard_normal((4, 3)), np.array([0, 1, 2, 0])
+    loss, dlogits = loss_and_gradient(device, logits, targets)
+    repeated, drepeated = loss_and_gradient(device, np.tile(logits, (5, 1)), np.tile(targets, 5))
+    assert math.isclose(loss, repeated, rel_tol=1e-12)
+    np.testing.assert_allclose(drepeated.reshape(5, 4, 3).sum(axis=0), dlogits, rtol=1e-12)
+
+
+def test_if_no_target_counts_loss_and_gradient_are_zero(device):
+    loss, dlogits = loss_and_gradient(device, np.ones((2, 3)), np.array([-1, -1]), ignore_index=-1)
+    assert loss == 0
+    assert not dlogits.any()
+
+
+def test_an_ignored_row_has_no_part(device):
+    logits, targets = np.random.default_rng(0).standard_normal((3, 4)), np.array([1, 9, 2])
+    loss, dlogits = loss_and_gradient(device, logits, targets, ignore_index=9, label_smoothing=0.2)
+    rest, drest = loss_and_gradient(device, logits[[0, 2]], targets[[0, 2]], label_smoothing=0.2)
+    assert math.isclose(loss, rest, rel_tol=1e-14)
+    np.testing.assert_allclose(dlogits, [drest[0], np.zeros(4), drest[1]], rtol=1e-12)
+
+
+def test_mean_of_many_rows_runs_in_float32_for_float16(device):
+    """The sum over 200,000 rows is beyond float16; the mean is not."""
+    logits, targets = np.zeros((200_000, 2), np.float16), np.zeros(200_000, np.int64)
+    loss, _ = loss_and_gradient(device, logits, targets)
+    assert math.isclose(loss, math.log(2), rel_tol=1e-3)
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_targets_out_of_range(wrong, device):
+    with pytest.raises(IndexError, match=f"targets: expected values from 0 to 2, got {wrong}"):
+        loss_and_gradient(device, np.zeros((2, 3)), np.array([0, wrong]))
+
+
+def test_targets_that_are_not_integers(device):
+    with pytest.raises(TypeError, match="targets: expected integers, got float64"):
+        loss_and_gradient(device, np.zeros((2, 3)), np.zeros(2))
+
+
+def test_targets_of_another_shape():
+    with pytest.raises(ValueError, match=r"targets: expected \(2, 5\), got \(2, 4\)"):
+        ops.cross_entropy(np.zeros((2, 5, 3)), np.zeros((2, 4), int))
+
+
+@pytest.mark.parametrize("wrong", [-0.1, 1.0, 2.0])
+def test_label_smoothing_out_of_range(wrong):
+    with pytest.raises(ValueError, match=f"label_smoothing: expected 0 <= label_smoothing < 1, got {wrong}"):
+        ops.cross_entropy(np.zeros((2, 3)), np.zeros(2, int), label_smoothing=wrong)

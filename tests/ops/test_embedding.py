@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import ids as token_ids
+
+TABLE = np.arange(12.0).reshape(4, 3)
+
+
+def test_looks_rows_up(device):
+    y, _ = ops.embedding(to_device(np.array([[3, 0], [1, 3]]), device), to_device(TABLE, device))
+    assert to_cpu(y).tolist() == [[[9, 10, 11], [0, 1, 2]], [[3, 4, 5], [9, 10, 11]]]
+
+
+@given(token_ids("B T", high=3), st.sampled_from([np.int32, np.int64, np.uint8]))
+def test_a_repeated_token_collects_every_gradient(device, ids, dtype):
+    """Against a loop that adds one row at a time."""
+    dy = np.random.default_rng(0).standard_normal((*ids.shape, 3))
+    expected = np.zeros((4, 3))
+    for index in np.ndindex(ids.shape):
+        expected[ids[index]] += dy[index]
+    _, cache = ops.embedding(to_device(ids.astype(dtype), device), to_device(TABLE, device))
+    np.testing.assert_allclose(to_cpu(ops.embedding_backward(to_device(dy, device), cache)), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_adds_into_out(dtype, device):
+    ids = to_device(np.array([1, 1, 2]), device)
+    _, cache = ops.embedding(ids, to_device(TABLE, device, dtype))
+    out = device.xp.ones((4, 3), dtype=dtype)
+    dtable = ops.embedding_backward(device.xp.ones((3, 3), dtype=dtype), cache, out=out)
+    assert dtable is out
+    assert to_cpu(out)[:, 0].tolist() == [1, 3, 2, 1]
+
+
+def test_a_frequent_token_is_summed_in_float32_for_float16(device):
+    """A float16 sum of ones would stop at 2048."""
+    _, cache = ops.embedding(device.xp.zeros(5000, dtype=np.int64), device.xp.ones((2, 3), dtype=np.float16))
+    dtable = ops.embedding_backward(device.xp.ones((5000, 3), dtype=np.float16), cache)
+    assert dtable.dtype == np.float16
+    assert to_cpu(dtable).tolist() == [[5000] * 3, [0] * 3]
+
+
+@pytest.mark.parametrize("wrong", [4, -1])
+def test_ids_out_of_range(wrong, device):
+    with pytest.raises(IndexError, match=f"ids: expected values from 0 to 3, got {wrong}"):
+        ops.embedding(to_device(np.array([0, wrong]), device), to_device(TABLE, device))
+
+
+def test_ids_that_are_not_integers(device):
+    with pytest.raises(TypeError, match="ids: expected integers, got float64"):
+        ops.embedding(to_device(np.array([0.0, 1.0]), device), to_device(TABLE, device))

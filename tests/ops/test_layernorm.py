@@ -1,0 +1,53 @@
+import numpy as np
+import pytest
+from hypothesis import given
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import tensors
+
+
+@given(tensors("B T C", "C", "C", scales=(1.0, 1e2)))
+def test_equation(device, drawn):
+    x, gamma, beta = drawn
+    y = to_cpu(ops.layernorm(*(to_device(a, device) for a in drawn))[0])
+    for index in np.ndindex(x.shape[:2]):
+        row = x[index]
+        expected = gamma * (row - row.mean()) / np.sqrt(row.var() + 1e-5) + beta
+        np.testing.assert_allclose(y[index], expected, rtol=1e-9, atol=1e-9 * np.abs(gamma).max())
+
+
+def test_eps_is_added_to_the_variance(device):
+    x = to_device(np.array([[-2.0, 2.0]]), device)
+    one, zero = device.xp.ones(2), device.xp.zeros(2)
+    y = to_cpu(ops.layernorm(x, one, zero, eps=5.0)[0])
+    np.testing.assert_allclose(y, [[-2 / 3, 2 / 3]], rtol=1e-14)
+
+
+def test_what_normalising_removes_gets_no_gradient(device):
+    """Adding a constant to a row, and scaling it about its mean, do not change y: dx is orthogonal to both."""
+    rng = np.random.default_rng(0)
+    x, gamma, dy = rng.standard_normal((3, 6)), rng.standard_normal(6), rng.standard_normal((3, 6))
+    _, cache = ops.layernorm(to_device(x, device), to_device(gamma, device), device.xp.zeros(6), eps=0.0)
+    dx = to_cpu(ops.layernorm_backward(to_device(dy, device), cache)[0])
+    np.testing.assert_allclose(dx.sum(axis=1), 0, atol=1e-12)
+    np.testing.assert_allclose((dx * (x - x.mean(axis=1, keepdims=True))).sum(axis=1), 0, atol=1e-12)
+    assert np.abs(dx).max() > 0.1
+
+
+def test_long_sums_run_in_float32_for_float16(device):
+    """The mean of 4,096 numbers near 40 and their squares, and the sum of 5,000 rows, are beyond float16."""
+    x = np.where(np.arange(4096) % 2, 50, 30).astype(np.float16)[None]
+    gamma, beta = device.xp.ones(4096, dtype=np.float16), device.xp.zeros(4096, dtype=np.float16)
+    y, _ = ops.layernorm(to_device(x, device), gamma, beta)
+    np.testing.assert_allclose(to_cpu(y), np.sign(x - 40), rtol=1e-3)
+    rows = to_device(np.tile(np.float16([[-1, 1]]), (5000, 1)), device)
+    y, cache = ops.layernorm(rows, gamma[:2], beta[:2])
+    _, dgamma, dbeta = ops.layernorm_backward(device.xp.ones_like(y), cache)
+    assert to_cpu(dbeta).tolist() == [5000, 5000]
+    np.testing.assert_allclose(to_cpu(dgamma), [-5000, 5000], rtol=1e-3)
+
+
+def test_width_that_does_not_fit():
+    with pytest.raises(ValueError, match=r"x: expected \(\.\.\., 512\), got \(4, 7, 256\)"):
+        ops.layernorm(np.ones((4, 7, 256)), np.ones(512), np.ones(512))

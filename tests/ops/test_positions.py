@@ -1,0 +1,45 @@
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu
+from scratchformer.ops import sinusoidal_positions
+
+
+@pytest.mark.parametrize(("length", "d_model"), [(1, 1), (7, 8), (300, 6), (5, 7)])
+def test_formula(length, d_model, device):
+    """Vaswani et al. 2017, section 3.5, one number after the other."""
+    found = to_cpu(sinusoidal_positions(length, d_model, device.xp, np.float64))
+    assert found.shape == (length, d_model)
+    for pos, column in np.ndindex(length, d_model):
+        i = column // 2
+        angle = pos / math.pow(10000.0, 2 * i / d_model)
+        expected = math.cos(angle) if column % 2 else math.sin(angle)
+        assert math.isclose(found[pos, column], expected, rel_tol=1e-9, abs_tol=1e-12)
+
+
+def test_known_value():
+    """Position 100 in the slowest pair of 512 columns."""
+    angle = 100 / 10000 ** (510 / 512)
+    row = sinusoidal_positions(101, 512, dtype=np.float64)[100]
+    assert math.isclose(row[510], math.sin(angle)) and math.isclose(row[511], math.cos(angle))
+    assert math.isclose(angle, 0.0103663292843, rel_tol=1e-10)
+
+
+def test_start_continues_the_table():
+    whole = sinusoidal_positions(20, 6)
+    assert np.array_equal(sinusoidal_positions(8, 6, start=12), whole[12:])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_type(dtype, device):
+    table = sinusoidal_positions(4, 6, device.xp, dtype)
+    assert table.dtype == dtype
+    assert isinstance(table, device.xp.ndarray)
+
+
+@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
+def test_sizes_must_be_positive(sizes):
+    with pytest.raises(ValueError, match=f"length, d_model: expected positive numbers, got {sizes[0]}, {sizes[1]}"):
+        sinusoidal_positions(*sizes)

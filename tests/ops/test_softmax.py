@@ -1,0 +1,50 @@
+import numpy as np
+from hypothesis import given
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import arrays
+
+
+@given(arrays("B T V"))
+def test_a_row_is_a_distribution_and_shifting_it_changes_nothing(device, z):
+    y = to_cpu(ops.softmax(to_device(z, device))[0])
+    assert (y >= 0).all()
+    np.testing.assert_allclose(y.sum(axis=-1), 1, rtol=1e-12)
+    shifted = to_cpu(ops.softmax(to_device(z + 7, device))[0])
+    np.testing.assert_allclose(shifted, y, rtol=1e-9, atol=1e-12)
+
+
+def test_values(device):
+    z = to_device(np.log(np.array([[1.0, 2.0, 5.0], [4.0, 4.0, 8.0]])), device)
+    expected = np.array([[0.125, 0.25, 0.625], [0.25, 0.25, 0.5]])
+    np.testing.assert_allclose(to_cpu(ops.softmax(z)[0]), expected, rtol=1e-14)
+    np.testing.assert_allclose(to_cpu(ops.log_softmax(z)[0]), np.log(expected), rtol=1e-14)
+
+
+@given(arrays("B V", scales=(1.0,)))
+def test_backward_against_the_whole_jacobian(device, z):
+    """dz = Jᵀ dy, row by row, with J_ik = y_i (δ_ik − y_k) written out: no other row, and no batch size, has a part."""
+    dy = np.random.default_rng(1).standard_normal(z.shape)
+    y, cache = ops.softmax(to_device(z, device))
+    dz = to_cpu(ops.softmax_backward(to_device(dy, device), cache))
+    for row, probabilities in enumerate(to_cpu(y)):
+        jacobian = np.diag(probabilities) - np.outer(probabilities, probabilities)
+        np.testing.assert_allclose(dz[row], jacobian.T @ dy[row], rtol=1e-10, atol=1e-14)
+
+
+def test_the_caller_may_change_the_output(device):
+    """The cache is a copy, so that a mask applied to the probabilities in place does not spoil the gradient."""
+    for op, op_backward in [(ops.softmax, ops.softmax_backward), (ops.log_softmax, ops.log_softmax_backward)]:
+        y, cache = op(to_device(np.array([[1.0, 2.0, 3.0]]), device))
+        dy = to_device(np.array([[1.0, 0.0, 0.0]]), device)
+        before = to_cpu(op_backward(dy, cache))
+        y[...] = 0
+        assert np.array_equal(to_cpu(op_backward(dy, cache)), before)
+
+
+def test_long_rows_are_summed_in_float32_for_float16(device):
+    """70,000 equal scores: the sum of their exponentials is beyond float16."""
+    z = device.xp.zeros((1, 70_000), dtype=np.float16)
+    assert to_cpu(ops.softmax(z)[0]).max() == np.float16(1 / 70_000)
+    np.testing.assert_allclose(to_cpu(ops.log_softmax(z)[0]), -np.log(70_000), rtol=1e-3)

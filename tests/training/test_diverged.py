@@ -1,0 +1,131 @@
+"""A run whose numbers are no longer finite stops, says where, and keeps the last good snapshot."""
+
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu
+from scratchformer.training import Diverged, load_model, load_snapshot
+
+BAD_STEP = 7
+
+
+class Poisoning:
+    """Batches that poison the model when that of step 7 is asked for."""
+
+    def __init__(self, batches, poison):
+        self.batches, self.poison = batches, poison
+
+    def batch(self, step):
+        if step == BAD_STEP:
+            self.poison()
+        return self.batches.batch(step)
+
+
+def poison(name, value=math.nan):
+    """Put one bad number into the parameter called `name`."""
+
+    def wrap(batches, model):
+        def act():
+            data = model.named_parameters()[name].data
+            data[(0,) * data.ndim] = value
+
+        return Poisoning(batches, act)
+
+    return wrap
+
+
+def poison_gradient(name):
+    """From step 7 on, backward leaves one NaN in the gradient of this parameter; forward is unharmed."""
+
+    def wrap(batches, model):
+        def act():
+            whole = model.loss_backward
+
+            def loss_backward(dloss, cache):
+                whole(dloss, cache)
+                model.named_parameters()[name].grad[0] = math.nan
+
+            model.loss_backward = loss_backward
+
+        return Poisoning(batches, act)
+
+    return wrap
+
+
+def assert_the_last_snapshot_is_good(out):
+    snapshot = load_snapshot(out)
+    assert snapshot.state["step"] == BAD_STEP // 3 * 3
+    assert all(np.isfinite(a).all() for a in (*snapshot.model.values(), *snapshot.optimizer.values()))
+    load_model(out)
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("body.positions.table", "body.positions (PositionEmbedding)"),
+        ("body.blocks.0.attention.value.w", "body.blocks.0.attention.value (Linear)"),
+        ("body.blocks.1.norm2.gamma", "body.blocks.1.norm2 (LayerNorm)"),
+        ("body.blocks.1.feedforward.down.b", "body.blocks.1.feedforward.down (Linear)"),
+        ("output.w", "output (Linear)"),
+    ],
+)
+def test_the_first_layer_that_is_not_finite_is_named(device, tmp_path, train_tiny, kind, name, layer):
+    with pytest.raises(Diverged) as raised:
+        train_tiny(kind, tmp_path, 12, device, batches=poison(name))
+    message = str(raised.value)
+    assert f"the first that is not finite is the output of {layer}" in message
+    assert message.startswith(f"step {BAD_STEP + 1}: loss nan")
+    assert str(tmp_path / "last.safetensors") in message
+    assert "\n" not in message
+    assert_the_last_snapshot_is_good(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_infinity_counts_too(device, tmp_path, train_tiny):
+    with pytest.raises(Diverged, match=r"the output of body\.blocks\.0\.feedforward\.up \(Linear\)"):
+        train_tiny("LanguageModel", tmp_path, 12, device, batches=poison("body.blocks.0.feedforward.up.b", math.inf))
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+def test_a_gradient_that_is_not_finite_under_a_finite_loss_is_named(device, tmp_path, train_tiny, kind):
+    name = "body.blocks.1.attention.key.w"
+    with pytest.raises(Diverged) as raised:
+        train_tiny(kind, tmp_path, 12, device, count=1, batches=poison_gradient(name))
+    assert f"the first that is not finite is the gradient of {name}" in str(raised.value)
+    assert "loss nan" not in str(raised.value)
+    assert_the_last_snapshot_is_good(tmp_path)
+
+
+def test_parameters_and_moments_are_not_stepped_by_a_bad_gradient(device, tmp_path, train_tiny):
+    kept = {}
+
+    def remember(model, optimizer):
+        kept.update(model=model, optimizer=optimizer)
+
+    with pytest.raises(Diverged):
+        batches = poison_gradient("output.w")
+        train_tiny("LanguageModel", tmp_path, 12, device, count=1, batches=batches, prepare=remember)
+    assert kept["optimizer"].steps == BAD_STEP
+    assert np.isfinite(to_cpu(kept["model"].flat.data)).all()
+    assert np.isfinite(to_cpu(kept["optimizer"].m)).all()
+
+
+def test_a_run_that_diverges_at_once_says_that_there_is_no_snapshot(tmp_path, train_tiny):
+    def spoil(model, optimizer):
+        model.output.b.data[0] = math.nan
+
+    with pytest.raises(Diverged, match="No snapshot was saved yet"):
+        train_tiny("LanguageModel", tmp_path, 12, prepare=spoil)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_watching_leaves_the_model_as_it_was(tmp_path, train_tiny):
+    kept = []
+    with pytest.raises(Diverged):
+        train_tiny(
+            "Classifier", tmp_path, 12, batches=poison("output.w"), prepare=lambda model, optimizer: kept.append(model)
+        )
+    assert not any("forward" in vars(layer) for _, layer in kept[0].named_layers())

@@ -1,0 +1,222 @@
+"""Snapshots: what is saved comes back, what is damaged is refused, and a failed save harms nothing."""
+
+import ast
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+import scratchformer
+from scratchformer.backend import to_cpu
+from scratchformer.optim import Adam
+from scratchformer.rng import Key
+from scratchformer.training import SnapshotError, load_model, load_snapshot, save_snapshot, snapshot
+from scratchformer.training.snapshot import FORMAT, restore
+
+STATE = {"step": 7, "best": {"step": 5, "loss": 1 / 3}, "corpus": "größer\n", "seed": 0}
+
+
+@pytest.fixture
+def saved(tmp_path, make_model):
+    """A model with an optimizer that has stepped, and its snapshot."""
+    model = make_model("Classifier", pool="max")
+    optimizer = Adam(model.parameters(), 0.01)
+    for _ in range(2):
+        model.flat.grad[...] = Key(0).generator().standard_normal(model.flat.grad.size)
+        optimizer.step()
+    path = tmp_path / "last.safetensors"
+    save_snapshot(path, model, optimizer, **STATE)
+    return model, optimizer, path
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name, strict=True)
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+def test_everything_comes_back(device, tmp_path, make_model, kind):
+    model = make_model(kind, device, seed=3)
+    optimizer = Adam(model.parameters(), 0.01)
+    model.flat.grad[...] = 0.5
+    optimizer.step()
+    path = tmp_path / "new folder" / "last.safetensors"
+    save_snapshot(path, model, optimizer, **STATE)
+    assert [p.name for p in path.parent.iterdir()] == ["last.safetensors"]
+
+    found = load_snapshot(path.parent)
+    assert found.state == STATE
+    assert found.model_class == kind
+    assert found.config == model.config
+    assert_same(found.optimizer, optimizer.state_dict())
+    loaded, state = load_model(path)
+    assert state == STATE
+    assert_same(loaded.state_dict(), model.state_dict())
+
+    other = make_model(kind, device, seed=4)
+    fresh = Adam(other.parameters(), 0.01)
+    restore(found, other, fresh)
+    np.testing.assert_array_equal(to_cpu(other.flat.data), to_cpu(model.flat.data))
+    assert fresh.steps == 1
+    assert_same(fresh.state_dict(), optimizer.state_dict())
+
+
+def test_recomputing_blocks_are_saved_under_the_same_names(tmp_path, make_model):
+    plain, recomputing = make_model("LanguageModel"), make_model("LanguageModel", recompute=True)
+    assert plain.state_dict().keys() == recomputing.state_dict().keys()
+    save_snapshot(tmp_path / "x.safetensors", recomputing)
+    assert_same(load_model(tmp_path / "x.safetensors")[0].state_dict(), plain.state_dict())
+
+
+def test_a_snapshot_cut_anywhere_is_refused(saved, tmp_path):
+    whole = saved[2].read_bytes()
+    path = tmp_path / "cut.safetensors"
+    header = 8 + int.from_bytes(whole[:8], "little")
+    lengths = {*range(20), *range(header - 20, header + 20), *range(len(whole) - 9, len(whole))}
+    lengths |= {int(i) for i in Key(0).generator().integers(0, len(whole), 150)}
+    for length in sorted(lengths):
+        path.write_bytes(whole[:length])
+        with pytest.raises(SnapshotError, match=r"cut\.safetensors is damaged or no snapshot: [^\n]+$"):
+            load_model(path)
+
+
+def test_a_header_with_any_byte_changed_is_refused_or_still_readable(saved, tmp_path):
+    """Never another kind of error than SnapshotError."""
+    whole = bytearray(saved[2].read_bytes())
+    path = tmp_path / "changed.safetensors"
+    draw, refused = Key(1).generator(), 0
+    for place in [*range(16), *draw.integers(8, 8 + int.from_bytes(whole[:8], "little"), 200)]:
+        changed = whole.copy()
+        changed[place] ^= int(draw.integers(1, 256))
+        path.write_bytes(changed)
+        try:
+            load_model(path)
+        except SnapshotError:
+            refused += 1
+    assert refused > 100
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, 5000])
+def test_garbage_is_refused(tmp_path, size):
+    path = tmp_path / "garbage.safetensors"
+    for content in (Key(size).generator().bytes(size), b"\0" * size, b"{" * size):
+        path.write_bytes(content)
+        with pytest.raises(SnapshotError, match="damaged or no snapshot"):
+            load_snapshot(path)
+
+
+@pytest.mark.parametrize("metadata", [None, {"format": "pt"}, {"format": FORMAT + "0"}])
+def test_a_safetensors_file_of_another_program_is_refused(tmp_path, metadata):
+    path = tmp_path / "model.safetensors"
+    save_file({"model.w": np.ones(3)}, path, metadata)
+    with pytest.raises(SnapshotError, match=f"is a safetensors file, but not a {FORMAT}"):
+        load_snapshot(path)
+
+
+GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=1, depth=1, context=4)}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({}, "damaged"),
+        ({"model": "{", "state": "{}"}, "damaged"),
+        ({"model": "[1]", "state": "{}"}, "damaged"),
+        ({"model": json.dumps(GOOD), "state": "3"}, "damaged"),
+        ({"model": json.dumps({"class": "LanguageModel"}), "state": "{}"}, "damaged"),
+        ({"model": json.dumps(GOOD | {"class": "Perceptron"}), "state": "{}"}, "unknown model 'Perceptron'"),
+        ({"model": json.dumps(GOOD | {"config": {"width": 3}}), "state": "{}"}, "makes no such LanguageModel"),
+        ({"model": json.dumps(GOOD | {"config": GOOD["config"] | {"heads": 7}}), "state": "{}"}, "makes no such"),
+        ({"model": json.dumps(GOOD), "state": "{}"}, "does not fit.*missing: body"),
+    ],
+)
+def test_a_header_of_this_format_with_other_content_is_refused(tmp_path, header, message):
+    path = tmp_path / "x.safetensors"
+    save_file({"model.w": np.ones(3)}, path, {"format": FORMAT, **header})
+    with pytest.raises(SnapshotError, match=message):
+        load_model(path)
+
+
+def test_a_missing_file_or_folder_is_named(tmp_path):
+    with pytest.raises(SnapshotError, match=r"no snapshot at .*nothing\.safetensors"):
+        load_snapshot(tmp_path / "nothing.safetensors")
+    with pytest.raises(SnapshotError, match=r"no snapshot at .*last\.safetensors"):
+        load_snapshot(tmp_path)
+
+
+@pytest.mark.parametrize("problem", ["weights", "moments"])
+def test_a_snapshot_that_does_not_fit_changes_neither_model_nor_optimizer(saved, make_model, problem):
+    found = load_snapshot(saved[2])
+    part = found.model if problem == "weights" else found.optimizer
+    part[next(name for name in part if name != "steps")] = np.zeros(3, np.float32)
+    model = make_model("Classifier", pool="max", seed=1)
+    optimizer = Adam(model.parameters(), 0.01)
+    weights, moments = model.state_dict(), optimizer.state_dict()
+    with pytest.raises(SnapshotError, match="does not fit"):
+        restore(found, model, optimizer)
+    assert_same(model.state_dict(), weights)
+    assert_same(optimizer.state_dict(), moments)
+
+
+@pytest.mark.parametrize("failing", ["save_file", "_force_to_disk", "os.replace"])
+def test_a_save_that_fails_leaves_the_old_snapshot_and_nothing_half_written(saved, monkeypatch, failing):
+    model, optimizer, path = saved
+    before = path.read_bytes()
+
+    def fail(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(*((os, "replace") if failing == "os.replace" else (snapshot, failing)), fail)
+    with pytest.raises(SnapshotError, match=r"cannot save .*No space left on device; the last good snapshot is kept"):
+        save_snapshot(path, model, optimizer, step=8)
+    monkeypatch.undo()
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_disk_that_is_really_full(tmp_path, make_model):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48k", "tmpfs", disk], check=False).returncode
+    ):
+        pytest.skip("no right to mount a file system")
+    try:
+        save_snapshot(disk / "last.safetensors", make_model("LanguageModel", depth=1), step=3)
+        with pytest.raises(SnapshotError, match="the last good snapshot is kept"):
+            save_snapshot(disk / "last.safetensors", make_model("LanguageModel", d_model=48), step=6)
+        assert [p.name for p in disk.iterdir()] == ["last.safetensors"]
+        assert load_model(disk)[1] == {"step": 3}
+    finally:
+        subprocess.run(["umount", disk], check=True)
+
+
+def test_a_folder_that_cannot_be_made_is_one_error(tmp_path, make_model):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SnapshotError, match="cannot save"):
+        save_snapshot(tmp_path / "file" / "last.safetensors", make_model("LanguageModel"))
+
+
+def test_nothing_in_the_package_can_run_code_from_a_file():
+    """No pickle, nor what uses it: numpy.load and numpy.save, shelve, torch."""
+    package = Path(scratchformer.__file__).parent
+    for path in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+                found = {name.partition(".")[0] for name in modules}
+                assert not found & {"pickle", "cPickle", "_pickle", "dill", "joblib", "shelve", "marshal"}, path
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.value, ast.Name)
+                and node.value.id in ("np", "numpy")
+            ):
+                assert node.attr not in ("load", "save", "savez"), path
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                assert node.func.id not in ("eval", "exec"), path

@@ -1,0 +1,284 @@
+"""The training loop: it learns, keeps the best, stops in every way, and continues exactly."""
+
+import json
+import signal
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import CPU, to_cpu
+from scratchformer.optim import SGD, Adam, AdamW, Cosine
+from scratchformer.training import SnapshotError, load_model, load_snapshot, read_metrics
+
+KINDS = ["LanguageModel", "Classifier"]
+both_models = pytest.mark.parametrize("kind", KINDS)
+
+
+class Stop(Exception):
+    """Ends a run as a crash would."""
+
+
+class Interrupted:
+    """Batches that call `do` when that of step `at` is asked for."""
+
+    def __init__(self, batches, at, do):
+        self.batches, self.at, self.do = batches, at, do
+
+    def batch(self, step):
+        if step == self.at:
+            self.do()
+        return self.batches.batch(step)
+
+
+def crash():
+    raise Stop
+
+
+def crash_at(step, do=crash):
+    return lambda batches, model: Interrupted(batches, step, do)
+
+
+def everything(model, optimizer):
+    return {"w": to_cpu(model.flat.data).copy(), **optimizer.state_dict()}
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name, strict=True)
+
+
+def without_speed(records):
+    return [{name: value for name, value in r.items() if name != "tokens_per_second"} for r in records]
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@both_models
+def test_the_loss_falls(device, tmp_path, train_tiny, kind):
+    state, _, _ = train_tiny(
+        kind, tmp_path, 150, device, total=150, evaluate_every=50, snapshot_every=100, model_options={"dropout": 0.0}
+    )
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    losses = [r["loss"] for r in records if "loss" in r]
+    assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
+    held_out = [r["validation_loss"] for r in records if "validation_loss" in r]
+    assert held_out[-1] < held_out[0]
+    assert state["step"] == 150
+
+
+@both_models
+def test_the_metrics_file_tells_every_step_in_json_lines(tmp_path, train_tiny, kind):
+    train_tiny(kind, tmp_path, 10, log_every=4, evaluate_every=5)
+    records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    score = "bits_per_byte" if kind == "LanguageModel" else "accuracy"
+    training = ["step", "loss", "lr", "gradient_norm", "tokens_per_second"]
+    validation = ["step", "validation_loss", f"validation_{score}"]
+    assert [(r["step"], list(r)) for r in records] == [
+        (4, training),
+        (5, validation),
+        (8, training),
+        (10, training),
+        (10, validation),
+    ]
+    schedule = Cosine(0.01, 4, 20)
+    assert [r["lr"] for r in records if "lr" in r] == [schedule(3), schedule(7), schedule(9)]
+    assert all(r[name] > 0 for r in records for name in training if "lr" in r)
+
+
+@pytest.mark.parametrize(
+    ("direction", "scores", "best"),
+    [
+        ("min", [5.0, 3.0, 4.0, 3.0, 6.0], 2),
+        ("max", [5.0, 3.0, 8.0, 8.0, 6.0], 3),
+        ("min", [1.0, 2.0, 3.0, 4.0, 5.0], 1),
+        ("max", [1.0, 2.0, 3.0, 4.0, 5.0], 5),
+    ],
+)
+def test_the_best_snapshot_is_the_first_with_the_best_score(tmp_path, train_tiny, direction, scores, best):
+    seen, models = [], []
+
+    def evaluate():
+        seen.append(models[0].state_dict())
+        return {"score": scores[len(seen) - 1], "loss": 1.0}
+
+    state, _, _ = train_tiny(
+        "LanguageModel",
+        tmp_path,
+        5,
+        evaluate=evaluate,
+        evaluate_every=1,
+        select=("score", direction),
+        prepare=lambda model, optimizer: models.append(model),
+    )
+    assert state["best"] == {"step": best, "score": scores[best - 1], "loss": 1.0}
+    model, saved = load_model(tmp_path / "best.safetensors")
+    assert_same(model.state_dict(), seen[best - 1])
+    assert saved["step"] == best
+    assert saved["best"] == state["best"]
+
+
+@both_models
+@pytest.mark.parametrize("crash_step", [3, 5, 8, 13])
+def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(tmp_path, train_tiny, kind, crash_step):
+    state, *straight = train_tiny(kind, tmp_path / "straight", 14)
+    with pytest.raises(Stop):
+        train_tiny(kind, tmp_path / "run", 14, batches=crash_at(crash_step))
+    assert load_snapshot(tmp_path / "run").state["step"] == crash_step // 3 * 3
+    again, *resumed = train_tiny(kind, tmp_path / "run", 14, model_seed=9, resume=True)
+    assert_same(everything(*resumed), everything(*straight))
+    assert resumed[1].steps == 14
+    assert again == state
+    records, expected = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("run", "straight"))
+    assert without_speed(records) == without_speed(expected)
+    for name in "last", "best":
+        first, second = (load_snapshot(tmp_path / run / f"{name}.safetensors") for run in ("run", "straight"))
+        assert first.state == second.state
+        assert_same(first.model, second.model)
+        assert_same(first.optimizer, second.optimizer)
+
+
+@both_models
+def test_resuming_on_a_device_ends_the_same(device, tmp_path, train_tiny, kind):
+    if device.name not in ("cpu", "strict"):
+        pytest.skip("a GPU adds in an order of its own")
+    _, *straight = train_tiny(kind, tmp_path / "straight", 8, device)
+    with pytest.raises(Stop):
+        train_tiny(kind, tmp_path / "run", 8, device, batches=crash_at(5))
+    _, *resumed = train_tiny(kind, tmp_path / "run", 8, device, model_seed=9, resume=True)
+    assert_same(everything(*resumed), everything(*straight))
+
+
+def test_a_finished_run_can_be_taken_further(tmp_path, train_tiny):
+    _, *straight = train_tiny("LanguageModel", tmp_path / "straight", 14)
+    train_tiny("LanguageModel", tmp_path / "run", 7)
+    _, *resumed = train_tiny("LanguageModel", tmp_path / "run", 14, resume=True)
+    assert_same(everything(*resumed), everything(*straight))
+
+
+def test_resuming_a_finished_run_does_nothing(tmp_path, train_tiny):
+    state, *_ = train_tiny("LanguageModel", tmp_path, 6)
+    before = content(tmp_path)
+    again, *_ = train_tiny("LanguageModel", tmp_path, 6, resume=True)
+    assert again == state
+    assert content(tmp_path) == before
+
+
+def test_resuming_where_there_is_no_snapshot_begins_anew(tmp_path, train_tiny):
+    _, *straight = train_tiny("LanguageModel", tmp_path / "straight", 6)
+    with pytest.raises(Stop):
+        train_tiny("LanguageModel", tmp_path / "run", 6, batches=crash_at(2))
+    _, *resumed = train_tiny("LanguageModel", tmp_path / "run", 6, resume=True)
+    assert_same(everything(*resumed), everything(*straight))
+    assert [r["step"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 4, 5, 6, 6]
+
+
+def test_the_learning_rate_goes_on_where_it_was(tmp_path, train_tiny):
+    train_tiny("LanguageModel", tmp_path, 6, total=12)
+    train_tiny("LanguageModel", tmp_path, 12, total=12, resume=True)
+    found = [r["lr"] for r in read_metrics(tmp_path / "metrics.jsonl") if "lr" in r]
+    assert found == [Cosine(0.01, 4, 12)(step) for step in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seed": 3}, "has seed 0, this run has 3"),
+        ({"identity": {"corpus": "other"}}, "has corpus 'tiny', this run has 'other'"),
+        ({"identity": {"vocabulary": "abc"}}, "has vocabulary None, this run has 'abc'"),
+        ({"model_options": {"d_model": 24}}, "d_model.*12 in the snapshot, 24 here"),
+        ({"model_options": {"depth": 1}}, "depth.*2 in the snapshot, 1 here"),
+        ({"model_options": {"norm": "post"}}, "norm.*pre in the snapshot, post here"),
+        ({"model_options": {"dropout": 0.5}}, "dropout.*0.2 in the snapshot, 0.5 here"),
+        ({"make_optimizer": SGD}, "has optimizer_class 'Adam', this run has 'SGD'"),
+        ({"make_optimizer": AdamW}, "has optimizer_class 'Adam', this run has 'AdamW'"),
+    ],
+)
+def test_the_snapshot_of_another_run_is_refused_by_what_differs(tmp_path, train_tiny, options, message):
+    train_tiny("LanguageModel", tmp_path, 4)
+    files, begun = content(tmp_path), {}
+
+    def remember(model, optimizer):
+        begun.update(model=model, optimizer=optimizer, before=everything(model, optimizer))
+
+    with pytest.raises(SnapshotError, match=message):
+        train_tiny("LanguageModel", tmp_path, 8, resume=True, prepare=remember, **options)
+    assert content(tmp_path) == files
+    assert_same(everything(begun["model"], begun["optimizer"]), begun["before"])
+
+
+def test_a_model_of_another_class_is_refused(tmp_path, train_tiny):
+    train_tiny("LanguageModel", tmp_path, 4)
+    with pytest.raises(SnapshotError, match="another model"):
+        train_tiny("Classifier", tmp_path, 8, resume=True, make_optimizer=Adam)
+
+
+def test_metrics_behind_the_snapshot_are_dropped_and_a_half_written_line_is_tolerated(tmp_path, train_tiny):
+    with pytest.raises(Stop):
+        train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(5))
+    metrics = tmp_path / "metrics.jsonl"
+    assert [r["step"] for r in read_metrics(metrics)] == [1, 2, 3, 4, 4, 5]
+    with metrics.open("a") as file:
+        file.write('{"step": 6, "loss": 3.')
+    assert [r["step"] for r in read_metrics(metrics)] == [1, 2, 3, 4, 4, 5]
+    train_tiny("LanguageModel", tmp_path, 9, resume=True)
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == [
+        1,
+        2,
+        3,
+        4,
+        4,
+        5,
+        6,
+        7,
+        8,
+        8,
+        9,
+        9,
+    ]
+
+
+@both_models
+def test_ctrl_c_saves_after_the_step_in_progress_and_the_run_goes_on_exactly(tmp_path, train_tiny, kind):
+    before = signal.getsignal(signal.SIGINT)
+    _, *straight = train_tiny(kind, tmp_path / "straight", 9)
+    with pytest.raises(KeyboardInterrupt):
+        press = crash_at(4, lambda: signal.raise_signal(signal.SIGINT))
+        train_tiny(kind, tmp_path / "run", 9, batches=press)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert load_snapshot(tmp_path / "run").state["step"] == 5  # not at a multiple of snapshot_every
+    _, *resumed = train_tiny(kind, tmp_path / "run", 9, resume=True)
+    assert_same(everything(*resumed), everything(*straight))
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path, train_tiny):
+    def press_twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(4, press_twice))
+    assert load_snapshot(tmp_path).state["step"] == 3
+
+
+def test_ctrl_c_in_the_last_step_ends_the_run_as_usual(tmp_path, train_tiny):
+    press = crash_at(5, lambda: signal.raise_signal(signal.SIGINT))
+    state, *_ = train_tiny("LanguageModel", tmp_path, 6, batches=press)
+    assert state["step"] == load_snapshot(tmp_path).state["step"] == 6
+
+
+def test_the_seed_changes_dropout(tmp_path, train_tiny):
+    runs = [
+        everything(*train_tiny("LanguageModel", tmp_path / str(i), 3, seed=seed)[1:])
+        for i, seed in enumerate((0, 0, 1))
+    ]
+    assert_same(runs[0], runs[1])
+    assert not np.array_equal(runs[0]["w"], runs[2]["w"])
+
+
+def test_a_run_on_a_device_ends_near_that_on_the_cpu(device, tmp_path, train_tiny):
+    _, here, _ = train_tiny("LanguageModel", tmp_path / "cpu", 5, CPU, count=1)
+    _, there, _ = train_tiny("LanguageModel", tmp_path / "device", 5, device, count=1)
+    np.testing.assert_allclose(to_cpu(there.flat.data), here.flat.data, rtol=1e-3, atol=1e-4)
