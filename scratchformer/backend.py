@@ -89,6 +89,15 @@ def device_name(library: Any) -> str:
     return f"{kind} ({library.__name__.rpartition('.')[2]})"
 
 
+def device_of(x: Array) -> Device:
+    """The device that `x` lives on."""
+    library = array_module(x)
+    if library is np:
+        return CPU
+    index = getattr(getattr(x, "device", None), "id", None)
+    return Device(library.__name__.rpartition(".")[2] if index is None else f"gpu:{index}", library, index)
+
+
 def get_device(name: str = "auto") -> Device:
     """The device called `name`: "cpu", "gpu" (the first), "gpu:1", or "auto" (a GPU if one works, else the CPU).
 

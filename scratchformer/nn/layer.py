@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
+from ..backend import CPU, Array, Device, array_module, device_of, to_cpu, to_device
 
 
 class Param:
@@ -131,12 +131,7 @@ class Layer:
     @property
     def device(self) -> Device:
         """Where the parameters are: its `xp` is their array library."""
-        parameters = self.parameters()
-        library = array_module(*(p.data for p in parameters))
-        if library is np:
-            return CPU
-        index = getattr(getattr(parameters[0].data, "device", None), "id", None)
-        return Device("strict" if index is None else f"gpu:{index}", library, index)
+        return next((device_of(p.data) for p in self.parameters()), CPU)
 
     def zero_grad(self) -> None:
         """Set every gradient to zero; nothing else."""

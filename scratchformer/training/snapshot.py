@@ -11,6 +11,7 @@ or the disk is full, the last good snapshot is still there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -62,7 +63,8 @@ def save_snapshot(path: Path | str, model: Layer, optimizer: Optimizer | None = 
         os.replace(unfinished, path)
         _force_to_disk(path.parent)
     except (OSError, SafetensorError) as error:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
         raise SnapshotError(f"cannot save {path}: {error}; the last good snapshot is kept") from error
 
 

@@ -20,6 +20,10 @@ def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @given(tensors("B H T D", "B H S D", "B H S D", scales=(1e-1, 1.0)), st.booleans())
 def test_equation(device, drawn, causal):
     """Against loops over sequences, heads, queries and keys."""

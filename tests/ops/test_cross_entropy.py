@@ -24,6 +24,10 @@ def predictions(draw):
     return logits, draw(ids("B T", high=V, fixed=dict(B=B, T=T)))
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @given(predictions(), st.sampled_from([None, 0, -1]), st.sampled_from([0.0, 0.1, 0.7]))
 def test_equation(device, drawn, ignore_index, label_smoothing):
     """Against a loop over the rows that count, with the target distribution written out."""

@@ -14,6 +14,10 @@ def dropped_ones(p, key, size=COUNT):
     return ops.dropout(np.ones(size), p, key)[0]
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @given(st.integers(0, 2**32), st.floats(0, 0.95))
 def test_the_same_key_drops_the_same_elements_on_every_backend(device, seed, p):
     x = np.random.default_rng(seed).standard_normal((3, 5, 7))

@@ -10,6 +10,10 @@ from scratchformer.testing.strategies import ids as token_ids
 TABLE = np.arange(12.0).reshape(4, 3)
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 def test_looks_rows_up(device):
     y, _ = ops.embedding(to_device(np.array([[3, 0], [1, 3]]), device), to_device(TABLE, device))
     assert to_cpu(y).tolist() == [[[9, 10, 11], [0, 1, 2]], [[3, 4, 5], [9, 10, 11]]]

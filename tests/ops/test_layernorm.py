@@ -7,6 +7,10 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.testing.strategies import tensors
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @given(tensors("B T C", "C", "C", scales=(1.0, 1e2)))
 def test_equation(device, drawn):
     x, gamma, beta = drawn

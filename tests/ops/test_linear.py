@@ -5,6 +5,10 @@ from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 def test_equation(device):
     """y = x w + b, with the loops written out, for any number of leading axes."""
     rng = np.random.default_rng(0)

@@ -20,6 +20,10 @@ def padded(draw):
     return x, draw(lengths("B", "T", min_length=0, fixed=dict(B=x.shape[0], T=x.shape[1])))
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @pytest.mark.parametrize(("pool", "pool_backward", "reduce"), POOLS)
 @given(padded())
 def test_against_a_loop_over_sequences(device, pool, pool_backward, reduce, drawn):

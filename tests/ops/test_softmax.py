@@ -6,6 +6,10 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.testing.strategies import arrays
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @given(arrays("B T V"))
 def test_a_row_is_a_distribution_and_shifting_it_changes_nothing(device, z):
     y = to_cpu(ops.softmax(to_device(z, device))[0])

@@ -1,0 +1,165 @@
+"""Generating tokens and text."""
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.generation import generate, stream_text
+from scratchformer.rng import Key
+
+CONTEXT = 12
+
+
+def prompt(batch=2, length=5):
+    return Key(1).generator().integers(0, 31, (batch, length))
+
+
+def run(model, ids, tokens, **options):
+    """(B, tokens)"""
+    return np.stack(list(generate(model, ids, tokens, **options)), axis=1)
+
+
+def greedy_without_a_cache(model, ids, tokens):
+    for _ in range(tokens):
+        logits = to_cpu(model(to_device(ids, model.device)))[:, -1]
+        ids = np.concatenate([ids, logits.argmax(axis=-1)[:, None]], axis=1)
+    return ids[:, -tokens:]
+
+
+def test_greedy_generation_is_the_argmax_of_the_full_forward(device, make_model):
+    model = make_model(device)
+    found = run(model, prompt(), CONTEXT - 5, temperature=0)
+    np.testing.assert_array_equal(found, greedy_without_a_cache(model, prompt(), CONTEXT - 5))
+
+
+def test_what_comes_out_follows_the_prompt_and_does_not_repeat_it(device, make_model):
+    """The number of tokens asked for, the prompt not among them, and the first depends on the prompt's last token."""
+    model = make_model(device)
+    assert run(model, prompt(), 4).shape == (2, 4)
+    assert list(generate(model, prompt(), 0)) == []
+    other = prompt()
+    other[:, -1] = (other[:, -1] + 1) % 31
+    assert (run(model, prompt(), 6, temperature=0) != run(model, other, 6, temperature=0)).any()
+    firsts = [run(model, np.array([[i]]), 1, temperature=0)[0, 0] for i in range(31)]
+    assert firsts != list(range(31))
+    np.testing.assert_array_equal(firsts, [greedy_without_a_cache(model, np.array([[i]]), 1)[0, 0] for i in range(31)])
+
+
+def test_it_goes_on_past_the_context(device, make_model):
+    found = run(make_model(device), prompt(), 5 * CONTEXT)
+    assert found.shape == (2, 5 * CONTEXT)
+    assert ((found >= 0) & (found < 31)).all()
+
+
+@pytest.mark.parametrize("length", [CONTEXT, CONTEXT + 1, 5 * CONTEXT])
+def test_a_prompt_longer_than_the_context_is_read_from_its_end(device, make_model, length):
+    model, ids = make_model(device), prompt(2, length)
+    np.testing.assert_array_equal(run(model, ids, 9, key=Key(3)), run(model, ids[:, -CONTEXT:], 9, key=Key(3)))
+
+
+def test_the_same_key_gives_the_same_text_and_another_key_another(device, make_model):
+    model = make_model(device)
+    first, again, other = (run(model, prompt(), 20, temperature=2.0, key=Key(i)) for i in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+
+
+def test_successive_tokens_are_drawn_with_different_numbers(make_model):
+    """A model that ignores its input gives tokens that are independent of each other."""
+    model = make_model()
+    model.output.w.data[...] = 0
+    model.output.b.data[...] = 0
+    found = run(model, prompt(1, 1), 200)[0]
+    assert len(set(found.tolist())) > 20
+    assert np.mean(found[1:] == found[:-1]) < 0.15
+
+
+def test_a_row_of_a_batch_depends_on_its_own_prompt_only(device, make_model):
+    model, ids = make_model(device), prompt(3)
+    changed = ids.copy()
+    changed[1] = (changed[1] + 1) % 31
+    first, second = (run(model, x, 15, key=Key(0)) for x in (ids, changed))
+    np.testing.assert_array_equal(first[[0, 2]], second[[0, 2]])
+    assert (first[1] != second[1]).any()
+
+
+def test_equal_prompts_in_a_batch_go_different_ways(device, make_model):
+    found = run(make_model(device), np.repeat(prompt(1), 2, axis=0), 20, temperature=2.0)
+    assert (found[0] != found[1]).any()
+
+
+def test_top_k_of_one_is_greedy(device, make_model):
+    model = make_model(device)
+    np.testing.assert_array_equal(run(model, prompt(), 6, top_k=1), run(model, prompt(), 6, temperature=0))
+
+
+@pytest.mark.parametrize(
+    "bad", [np.zeros((1, 0), int), np.zeros((0, 3), int), np.zeros(3, int), np.zeros((1, 1, 1), int)]
+)
+def test_an_empty_prompt_or_one_of_the_wrong_rank_is_refused(make_model, bad):
+    with pytest.raises(ValueError, match=r"prompt: expected \(B, T\) with T at least 1"):
+        next(generate(make_model(), bad, 3))
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [([[31]], IndexError, "ids"), ([[-1]], IndexError, "ids"), ([[0.5]], TypeError, "ids")],
+)
+def test_a_prompt_of_other_tokens_is_refused(device, make_model, ids, error, message):
+    with pytest.raises(error, match=message):
+        next(generate(make_model(device), np.array(ids), 3))
+
+
+def scripted(make_model, text, device):
+    """A model of bytes that writes `text` (bytes) over and over, whatever it reads: by positions alone."""
+    model = make_model(device, vocab_size=256, context=2 * len(text), positions="sinusoidal")
+    step = iter(text * 10)
+    extend = model.extend
+
+    def scripted_extend(ids, *rest):
+        logits = extend(ids, *rest)
+        logits[:, -1] = 0
+        logits[:, -1, next(step)] = 1000
+        return logits
+
+    model.extend = scripted_extend
+    return model
+
+
+def test_characters_of_several_bytes_come_out_whole(device, make_model):
+    text = "aé€𝄞b"
+    model = scripted(make_model, text.encode(), device)
+    assert list(stream_text(model, "x", len(text.encode()))) == ["a", "é", "€", "𝄞", "b"]
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (b"a\xffb", ["a", "\ufffd", "b"]),
+        (b"\xc3(", ["\ufffd("]),
+        (b"\xe2\x82", ["\ufffd"]),  # the model stops inside a character
+        (b"a\xe2\x82b", ["a", "\ufffdb"]),
+        (b"\x80\x80", ["\ufffd", "\ufffd"]),
+    ],
+)
+def test_bytes_that_are_no_utf8_come_out_as_the_replacement_character(make_model, device, written, expected):
+    assert list(stream_text(scripted(make_model, written, device), "x", len(written))) == expected
+
+
+def test_text_is_yielded_as_soon_as_it_is_there(make_model, device):
+    model = scripted(make_model, b"abc", device)
+    stream = stream_text(model, "x", 10**9)
+    assert [next(stream) for _ in range(5)] == list("abcab")
+
+
+def test_text_is_reproducible_and_has_the_options_of_generate(make_model, device):
+    model = make_model(device, vocab_size=256)
+    first, again = ("".join(stream_text(model, "é", 20, temperature=1.5, key=Key(1))) for _ in "ab")
+    assert first == again
+    with pytest.raises(ValueError, match="top_k"):
+        next(stream_text(model, "a", 3, top_k=0))
+
+
+def test_an_empty_text_to_continue_is_refused(make_model):
+    with pytest.raises(ValueError, match="prompt: expected"):
+        next(stream_text(make_model(vocab_size=256), "", 3))

@@ -1,0 +1,136 @@
+import math
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.models import Classifier
+from scratchformer.rng import Key
+
+V, K, T = 11, 3, 6
+TEXTS = [[4, 7], [1, 2, 3, 4, 5, 6], [9, 9, 10, 1]]
+LABELS = np.array([2, 0, 1])
+POOLS = pytest.mark.parametrize("pool", ["mean", "max"])
+NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
+
+
+def make(device, **options):
+    return Classifier(V, K, 8, 2, 2, T, key=Key(1), **options).to(device, np.float64)
+
+
+def batch(texts, device, padding=0):
+    """ids (B, T), padded with one token or with random ones, and lengths (B,)."""
+    lengths = np.array([len(text) for text in texts])
+    rows = [text + [padding] * (lengths.max() - len(text)) for text in texts]
+    return to_device(np.array(rows), device), to_device(lengths, device)
+
+
+def output_and_gradient(model, device, texts, dy, **options):
+    model.zero_grad()
+    y, cache = model.forward(*batch(texts, device, **options))
+    model.backward(to_device(dy, device), cache)
+    return to_cpu(y), to_cpu(model.flat.grad).copy()
+
+
+@POOLS
+@NORMS
+def test_a_text_alone_and_with_longer_ones(pool, norm, device):
+    """Its log-probabilities, and the gradient of every weight, do not depend on what it was batched with."""
+    model = make(device, pool=pool, norm=norm)
+    dy = np.random.default_rng(0).standard_normal((3, K))
+    y, grad = output_and_gradient(model, device, TEXTS, dy)
+    alone = [output_and_gradient(model, device, [text], dy[[b]]) for b, text in enumerate(TEXTS)]
+    np.testing.assert_allclose(y, np.concatenate([y for y, _ in alone]), rtol=1e-9)
+    np.testing.assert_allclose(grad, sum(grad for _, grad in alone), rtol=1e-9, atol=1e-11)
+
+
+@POOLS
+@NORMS
+def test_garbage_in_the_padding_does_not_matter(pool, norm, device):
+    """Another token in the padding: exactly the same output; its embedding gets no gradient."""
+    model = make(device, pool=pool, norm=norm)
+    dy = np.random.default_rng(0).standard_normal((3, K))
+    y, grad = output_and_gradient(model, device, TEXTS, dy, padding=0)
+    assert not to_cpu(model.body.tokens.table.grad)[0].any()
+    y_other, grad_other = output_and_gradient(model, device, TEXTS, dy, padding=8)
+    assert not to_cpu(model.body.tokens.table.grad)[8].any()
+    assert np.array_equal(y, y_other)
+    np.testing.assert_allclose(grad, grad_other, rtol=1e-9, atol=1e-12)
+
+
+def test_without_lengths_everything_counts(device):
+    model = make(device)
+    ids, _ = batch(TEXTS[1:2], device)
+    assert np.array_equal(to_cpu(model(ids)), to_cpu(model(ids, to_device(np.array([T]), device))))
+
+
+def test_the_order_of_words_matters_and_every_word_is_seen(device):
+    model = make(device)
+    y = to_cpu(model(*batch([TEXTS[1]], device)))
+    assert np.abs(to_cpu(model(*batch([TEXTS[1][::-1]], device))) - y).max() > 1e-4
+    for place in range(T):
+        changed = list(TEXTS[1])
+        changed[place] = 10
+        assert np.abs(to_cpu(model(*batch([changed], device))) - y).max() > 1e-4
+
+
+def test_output_is_log_probabilities(device):
+    y = to_cpu(make(device)(*batch(TEXTS, device)))
+    assert y.shape == (3, K)
+    np.testing.assert_allclose(np.exp(y).sum(axis=1), 1, rtol=1e-12)
+
+
+def test_loss_is_the_mean_negative_log_probability(device):
+    model = make(device)
+    ids, lengths = batch(TEXTS, device)
+    y = to_cpu(model(ids, lengths))
+    loss, _ = model.loss(ids, lengths, to_device(LABELS, device))
+    assert math.isclose(float(loss), -y[np.arange(3), LABELS].mean(), rel_tol=1e-12)
+
+
+@NORMS
+def test_gradient_of_the_loss(norm, device):
+    """Along a random direction of all weights at once, against a central difference; dloss scales it."""
+    model = make(device, norm=norm, dropout=0.2, activation="gelu")
+    ids, lengths = batch(TEXTS, device)
+    labels, flat, key = to_device(LABELS, device), model.flat, Key(4)
+    _, cache = model.loss(ids, lengths, labels, key)
+    model.loss_backward(2.5, cache)
+    direction = to_device(np.random.default_rng(0).standard_normal(flat.data.size), device)
+    start, h, losses = flat.data.copy(), 1e-6, []
+    for step in (h, -h):
+        flat.data[...] = start + step * direction
+        losses.append(float(model.loss(ids, lengths, labels, key)[0]))
+    assert math.isclose(float(flat.grad @ direction), 2.5 * (losses[0] - losses[1]) / (2 * h), rel_tol=1e-5)
+
+
+def test_float32_loss(device):
+    model = make(device).to(dtype=np.float32)
+    loss, cache = model.loss(*batch(TEXTS, device), to_device(LABELS, device))
+    model.loss_backward(1.0, cache)
+    assert loss.dtype == model.flat.grad.dtype == np.float32
+
+
+def test_config_makes_the_same_model_again():
+    model = Classifier(V, K, 8, 2, 2, T, pool="max", norm="pre", dropout=0.1, positions="sinusoidal")
+    twin = Classifier(**model.config)
+    twin.load_state_dict(model.state_dict())
+    ids = np.array([TEXTS[1]])
+    assert np.array_equal(model(ids), twin(ids))
+    assert twin.config == model.config
+
+
+def test_unknown_pool():
+    with pytest.raises(ValueError, match="pool: expected 'mean' or 'max', got 'sum'"):
+        Classifier(V, K, 8, 2, 2, T, pool="sum")
+
+
+def test_inputs_that_do_not_fit(device):
+    model = make(device)
+    ids, lengths = batch(TEXTS, device)
+    with pytest.raises(ValueError, match=r"lengths: expected \(3\), got \(2,\)"):
+        model(ids, lengths[:2])
+    with pytest.raises(ValueError, match="with T up to 6, got 7 tokens"):
+        model(to_device(np.zeros((1, 7), int), device))
+    with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got 3"):
+        model.loss(ids, lengths, to_device(LABELS + 1, device))

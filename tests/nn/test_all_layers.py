@@ -1,0 +1,126 @@
+"""What holds for every layer and both models, on every backend: the cases of `scratchformer.testing.cases`."""
+
+import copy
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratchformer import models, nn
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
+from scratchformer.testing.contracts import as_tuple, is_array, is_floating
+from scratchformer.testing.strategies import SCALES
+
+SEEDS = st.integers(0, 2**32 - 1)
+LARGE = ("MultiHeadLoop", "TransformerBlock", "Recompute")
+MODELS = [name for name in LAYERS if name.startswith(("LanguageModel", "Classifier"))]
+BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
+SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
+
+
+def few_examples(share):
+    """A share of the examples of the profile, but two at least: the simplest, and a random one."""
+    return settings(max_examples=max(2, round(share * settings.default.max_examples)))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", SMALL)
+@few_examples(1 / 12)
+@given(seed=SEEDS)
+def test_gradients_of_layers(name, scale, device, seed):
+    """Elements of every tensor and random directions against central differences, and the contract of a layer."""
+    check_layer_case(name, Draw(seed, scale, device), max_elements=40)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", BLOCKS)
+@few_examples(1 / 25)
+@given(seed=SEEDS)
+def test_gradients_of_blocks(name, scale, device, seed):
+    check_layer_case(name, Draw(seed, scale, device), max_elements=8)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@few_examples(1 / 25)
+@given(seed=SEEDS)
+def test_gradients_of_models(name, device, seed):
+    check_layer_case(name, Draw(seed, 1.0, device), max_elements=5)
+
+
+def test_every_layer_has_a_case():
+    """And so have the layers that models are made of."""
+    checked = {type(layer) for name in LAYERS for _, layer in LAYERS[name](Draw()).layer.named_layers()}
+    public = {getattr(module, name) for module in (nn, models) for name in module.__all__}
+    assert {c for c in public if issubclass(c, nn.Layer)} - {nn.Layer} <= checked
+
+
+def run(layer, case, device, dtype):
+    """y, and all gradients by name, of a copy of `layer` on `device` and in `dtype`."""
+    layer = copy.deepcopy(layer).to(device, dtype)
+    move = lambda x: to_device(x, device, dtype if is_floating(x) else None) if is_array(x) else x  # noqa: E731
+    inputs = [move(x) for x in case.inputs]
+    y, cache = layer.forward(*inputs, **case.options)
+    dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(dtype)
+    returned = as_tuple(layer.backward(to_device(dy, device), cache))
+    names = [f"input {i}" for i, x in enumerate(inputs) if is_floating(x)]
+    gradients = dict(zip(names, returned, strict=True))
+    return y, gradients | {name: p.grad for name, p in layer.named_parameters().items()}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_float32_stays_float32_and_is_near_float64(name, device):
+    case = LAYERS[name](Draw(3, 1.0, device))
+    y, gradients = run(case.layer, case, device, np.float32)
+    y64, gradients64 = run(case.layer, case, device, np.float64)
+    for tensor, x, expected in [("y", y, y64), *((n, g, gradients64[n]) for n, g in gradients.items())]:
+        assert x.dtype == np.float32 and expected.dtype == np.float64, tensor
+        x, expected = to_cpu(x), to_cpu(expected)
+        np.testing.assert_allclose(x, expected, rtol=0, atol=2e-5 * np.abs(expected).max() + 1e-7, err_msg=tensor)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parameters_start_as_float32(name):
+    assert {p.data.dtype for p in LAYERS[name](Draw()).layer.parameters()} <= {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_inputs_are_not_written_to(name):
+    """Read-only inputs, parameters and dy are enough."""
+    case = LAYERS[name](Draw(1))
+    for p in case.layer.parameters():
+        p.data.flags.writeable = False
+    inputs = [x.astype(np.float32) if is_floating(x) else x for x in case.inputs]
+    for x in inputs:
+        x.flags.writeable = False
+    y, cache = case.layer.forward(*inputs, **case.options)
+    dy = np.ones_like(y)
+    dy.flags.writeable = False
+    case.layer.backward(dy, cache)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_used_twice_the_gradients_add_up(name):
+    """Forward, forward, then the two backwards in either order: each use alone, summed."""
+    case = LAYERS[name](Draw(2))
+    layer = copy.deepcopy(case.layer).to(dtype=np.float64)
+    other = [np.flip(x, axis=1).copy() if x.ndim > 1 else x for x in case.inputs]
+    dy = [np.random.default_rng(i).standard_normal(layer(*case.inputs, **case.options).shape) for i in (0, 1)]
+    alone = []
+    for inputs, d in zip((case.inputs, other), dy, strict=True):
+        layer.zero_grad()
+        layer.backward(d, layer.forward(*inputs, **case.options)[1])
+        alone.append([p.grad.copy() for p in layer.parameters()])
+    layer.zero_grad()
+    caches = [layer.forward(*inputs, **case.options)[1] for inputs in (case.inputs, other)]
+    for d, cache in zip(dy, caches, strict=True):
+        layer.backward(d, cache)
+    for p, first, second in zip(layer.parameters(), *alone, strict=True):
+        np.testing.assert_allclose(p.grad, first + second, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_calling_a_layer_gives_the_output_alone(name):
+    case = LAYERS[name](Draw(1))
+    assert np.array_equal(case.layer(*case.inputs, **case.options), case.layer.forward(*case.inputs, **case.options)[0])

@@ -1,0 +1,72 @@
+import numpy as np
+import pytest
+
+from scratchformer import nn, ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.rng import Key
+
+
+def test_tokens_look_their_rows_up_and_collect_gradients(device):
+    layer = nn.TokenEmbedding(5, 3).to(device)
+    ids = np.array([[4, 0, 4], [4, 2, 0]])
+    y, cache = layer.forward(to_device(ids, device))
+    assert np.array_equal(to_cpu(y), to_cpu(layer.table.data)[ids])
+    assert layer.backward(device.xp.ones_like(y), cache) is None
+    assert to_cpu(layer.table.grad)[:, 0].tolist() == [2, 0, 1, 0, 3]
+
+
+def test_tokens_out_of_range(device):
+    layer = nn.TokenEmbedding(5, 3).to(device)
+    for wrong in (5, -1):
+        with pytest.raises(IndexError, match=f"ids: expected values from 0 to 4, got {wrong}"):
+            layer(to_device(np.array([[0, wrong]]), device))
+    with pytest.raises(TypeError, match="ids: expected integers, got float32"):
+        layer(to_device(np.zeros((1, 2)), device, np.float32))
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_positions_are_added_from_start(start, device):
+    """Places that are not used get no gradient; those that are collect from every sequence."""
+    layer = nn.PositionEmbedding(7, 4).to(device, np.float64)
+    x = np.random.default_rng(0).standard_normal((2, 3, 4))
+    y, cache = layer.forward(to_device(x, device), start)
+    np.testing.assert_allclose(to_cpu(y), x + to_cpu(layer.table.data)[start : start + 3], rtol=1e-14)
+    dy = np.random.default_rng(1).standard_normal((2, 3, 4))
+    assert np.array_equal(to_cpu(layer.backward(to_device(dy, device), cache)), dy)
+    expected = np.zeros((7, 4))
+    expected[start : start + 3] = dy[0] + dy[1]
+    np.testing.assert_allclose(to_cpu(layer.table.grad), expected, rtol=1e-14)
+
+
+def test_position_gradient_runs_in_float32_for_float16(device):
+    """A float16 sum over 5,000 sequences would stop at 2048."""
+    layer = nn.PositionEmbedding(1, 1).to(device, np.float16)
+    y, cache = layer.forward(device.xp.ones((5000, 1, 1), dtype=np.float16))
+    layer.backward(device.xp.ones_like(y), cache)
+    assert layer.table.grad.dtype == np.float16
+    assert to_cpu(layer.table.grad).tolist() == [[5000]]
+
+
+def test_more_positions_than_the_table_has():
+    layer = nn.PositionEmbedding(7, 4)
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, C\) with T up to 7, got T = 8"):
+        layer(np.ones((2, 8, 4), np.float32))
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, C\) with T up to 7, got T = 9"):
+        layer(np.ones((2, 3, 4), np.float32), start=6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_sinusoids_are_added_in_the_type_of_x(dtype, device):
+    x = device.xp.ones((2, 3, 4), dtype=dtype)
+    y = nn.SinusoidalPositions()(x, start=5)
+    assert y.dtype == dtype
+    np.testing.assert_allclose(to_cpu(y)[1], 1 + ops.sinusoidal_positions(8, 4, dtype=dtype)[5:], rtol=1e-6)
+
+
+def test_std_at_the_start():
+    """Of the tokens' and the positions' vectors, to within five standard errors."""
+    for make in (nn.TokenEmbedding, nn.PositionEmbedding):
+        for std in (1.0, 0.02):
+            table = make(1000, 100, std, Key(1)).table.data
+            assert abs(table.std() / std - 1) < 5 / np.sqrt(2 * table.size)
+            assert abs(table.mean()) < 5 * std / np.sqrt(table.size)

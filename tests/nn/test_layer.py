@@ -1,0 +1,262 @@
+"""Parameters, the flat arrays, moving, replicas, and saved weights."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from scratchformer import models, nn
+from scratchformer.backend import CPU, array_module, to_cpu, to_device
+from scratchformer.nn import FlatParameters, Layer, Linear, Param
+from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT
+
+
+class Tied(Layer):
+    """Two affine layers, one after the other, that share their matrix."""
+
+    def __init__(self):
+        self.first, self.second = Linear(3, 3, key=Key(1)), Linear(3, 3, key=Key(2))
+        self.second.w = self.first.w
+
+    def forward(self, x):
+        h, first = self.first.forward(x)
+        y, second = self.second.forward(h)
+        return y, (first, second)
+
+    def backward(self, dy, cache):
+        first, second = cache
+        return self.first.backward(self.second.backward(dy, second), first)
+
+
+def make_block(device=CPU, **options):
+    return nn.TransformerBlock(6, 2, **options).to(device)
+
+
+def are_views(layer):
+    """Whether all parameters and gradients lie in the flat arrays, one after the other, and nothing else does."""
+    flat, end = layer.flat, 0
+    shares_memory = array_module(flat.data).shares_memory
+    for p in layer.parameters():
+        start, end = end, end + p.data.size
+        for whole, view in ((flat.data, p.data), (flat.grad, p.grad)):
+            if not shares_memory(whole[start:end], view) or shares_memory(whole[:start], view):
+                return False
+    return end == flat.data.size == flat.grad.size
+
+
+# Flat arrays
+
+
+def test_parameters_are_views_of_flat_arrays(device):
+    block = make_block(device)
+    before = block.state_dict()
+    flat = block.flat
+    assert are_views(block)
+    assert block.flat is flat
+    for name, value in block.state_dict().items():
+        assert np.array_equal(value, before[name])
+    flat.data[...] = 3
+    flat.grad[...] = 4
+    assert all((to_cpu(p.data) == 3).all() and (to_cpu(p.grad) == 4).all() for p in block.parameters())
+
+
+def test_making_them_flat_keeps_gradients():
+    layer = Linear(2, 3)
+    layer.w.grad[...] = 7
+    assert np.array_equal(np.sort(layer.flat.grad), [0, 0, 0, 7, 7, 7, 7, 7, 7])
+
+
+def test_backward_and_zero_grad_act_on_the_flat_gradient(device):
+    block = make_block(device)
+    grad = block.flat.grad
+    x = device.xp.ones((1, 2, 6), dtype=np.float32)
+    _, cache = block.forward(x)
+    block.backward(x, cache)
+    assert to_cpu(grad).any()
+    block.zero_grad()
+    assert block.flat.grad is grad and not to_cpu(grad).any()
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64])
+def test_cast_and_load_leave_views(dtype, device):
+    block = make_block(device)
+    state = {name: 2 * value for name, value in block.state_dict().items()}
+    assert are_views(block)
+    block.to(dtype=dtype)
+    assert are_views(block) and block.flat.data.dtype == dtype
+    flat = block.flat
+    block.load_state_dict(state)
+    assert block.flat is flat and are_views(block)
+    assert block.flat.data.dtype == dtype
+    for name, p in block.named_parameters().items():
+        assert np.array_equal(to_cpu(p.data), state[name].astype(dtype))
+
+
+def test_flat_arrays_of_a_part_of_a_model_are_refused():
+    block = make_block()
+    assert block.flat
+    with pytest.raises(ValueError, match="part of a model whose flat arrays hold more"):
+        block.norm1.flat  # noqa: B018
+    assert FlatParameters.of(reversed(block.parameters())) is block.flat  # in whatever order they are listed
+
+
+# Names, tied weights
+
+
+def test_names_follow_the_attributes():
+    assert list(make_block(bias=True).named_parameters()) == [
+        *("attention.query.w", "attention.query.b", "attention.key.w", "attention.key.b"),
+        *("attention.value.w", "attention.value.b", "attention.unify.w", "attention.unify.b"),
+        *("norm1.gamma", "norm1.beta", "feedforward.up.w", "feedforward.up.b"),
+        *("feedforward.down.w", "feedforward.down.b", "norm2.gamma", "norm2.beta"),
+    ]
+    model = models.LanguageModel(5, 4, 2, 2, 3, norm="pre")
+    assert {"body.blocks.1.attention.key.w", "body.final_norm.gamma", "body.positions.table", "output.b"} <= set(
+        model.named_parameters()
+    )
+
+
+def test_a_shared_parameter_is_listed_once_and_sums_its_gradients(device):
+    """As much as an untied layer of the same weights collects in its two matrices."""
+    tied = Tied().to(device)
+    assert list(tied.named_parameters()) == ["first.w", "first.b", "second.b"]
+    assert tied.flat.data.size == 9 + 3 + 3
+    untied = copy.deepcopy(tied)
+    untied.second.w = Param(untied.first.w.data.copy(), "w")
+    assert len(untied.parameters()) == 4
+    x = to_device(np.random.default_rng(0).standard_normal((4, 3)), device, np.float32)
+    for layer in (tied, untied):
+        y, cache = layer.forward(x)
+        layer.backward(device.xp.ones_like(y), cache)
+    both = to_cpu(untied.first.w.grad) + to_cpu(untied.second.w.grad)
+    np.testing.assert_allclose(to_cpu(tied.first.w.grad), both, rtol=1e-5)
+    assert np.abs(to_cpu(untied.second.w.grad)).max() > 0.1
+
+
+def test_tied_weights_stay_tied(device):
+    """In a deep copy, in a replica, and after moving and casting; and a copy is not tied to the original."""
+    tied = Tied()
+    moved = Tied().to(device, np.float64)
+    for layer in (tied, moved, copy.deepcopy(tied), moved.replica()):
+        assert layer.first.w is layer.second.w
+        assert are_views(layer) and len(layer.parameters()) == 3
+    assert copy.deepcopy(tied).first.w is not tied.first.w
+
+
+# Moving
+
+
+def test_to_moves_and_casts_data_and_gradients():
+    layer = Linear(2, 3)
+    weights = layer.state_dict()
+    assert layer.device is CPU
+    assert layer.to(STRICT) is layer
+    assert layer.device == STRICT
+    assert all(isinstance(a, STRICT.xp.ndarray) for p in layer.parameters() for a in (p.data, p.grad))
+    layer.to(dtype=np.float64)
+    assert layer.device == STRICT and {p.data.dtype for p in layer.parameters()} == {np.dtype(np.float64)}
+    layer.to(CPU, np.float32)
+    assert layer.device is CPU
+    for name, value in layer.state_dict().items():
+        assert value.dtype == np.float32 and np.array_equal(value, weights[name])
+
+
+def test_a_deep_copy_has_arrays_of_its_own():
+    block = make_block()
+    assert block.flat
+    twin = copy.deepcopy(block)
+    assert not np.shares_memory(twin.flat.data, block.flat.data)
+    assert are_views(twin) and are_views(block)
+
+
+# Replicas
+
+
+def test_a_replica_shares_the_parameters_and_owns_its_gradients(device):
+    block = make_block(device)
+    replica = block.replica()
+    assert replica.flat.data is block.flat.data
+    assert are_views(block) and are_views(replica)
+    assert not device.xp.shares_memory(replica.flat.grad, block.flat.grad)
+    x = to_device(np.random.default_rng(0).standard_normal((2, 3, 6)), device, np.float32)
+    _, cache = replica.forward(x)
+    replica.backward(x, cache)
+    assert to_cpu(replica.flat.grad).any() and not to_cpu(block.flat.grad).any()
+    block.flat.data *= 0.5
+    assert np.array_equal(to_cpu(replica(x)), to_cpu(block(x)))
+
+
+def test_a_replica_starts_with_zero_gradient():
+    layer = Linear(2, 3)
+    layer.flat.grad[...] = 7
+    assert not layer.replica().flat.grad.any()
+    assert (layer.flat.grad == 7).all()
+
+
+def test_gradients_of_replicas_add_up():
+    """Two halves of a batch on two replicas, against the whole on one."""
+    block = make_block().to(dtype=np.float64)
+    x, dy = np.random.default_rng(0).standard_normal((2, 4, 3, 6))
+    replicas = [block.replica(), block.replica()]
+    for replica, half in zip(replicas, (slice(0, 2), slice(2, 4)), strict=True):
+        replica.backward(dy[half], replica.forward(x[half])[1])
+    block.backward(dy, block.forward(x)[1])
+    np.testing.assert_allclose(sum(r.flat.grad for r in replicas), block.flat.grad, rtol=1e-9, atol=1e-12)
+
+
+# Saved weights
+
+
+def test_state_dict_round_trip(device):
+    block, other = make_block(device, key=Key(1)), make_block(device, key=Key(2))
+    state = block.state_dict()
+    assert all(isinstance(value, np.ndarray) for value in state.values())
+    x = to_device(np.random.default_rng(0).standard_normal((2, 3, 6)), device, np.float32)
+    assert not np.array_equal(to_cpu(block(x)), to_cpu(other(x)))
+    other.load_state_dict(state)
+    assert np.array_equal(to_cpu(block(x)), to_cpu(other(x)))
+
+
+def test_state_dict_is_a_copy():
+    layer = Linear(2, 3)
+    state = layer.state_dict()
+    layer.w.data[...] = 0
+    assert state["w"].any()
+    layer.load_state_dict(state)
+    state["w"][...] = 0
+    assert layer.w.data.any()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("norm1.gamma"), "missing: norm1.gamma"),
+        (lambda s: s.update(extra=np.ones(1)), "not in this model: extra"),
+        (lambda s: s.update({"norm2.beta": np.ones(5)}), r"norm2.beta: expected \(6,\), got \(5,\)"),
+        (
+            lambda s: s.update({"norm2.gamma": s.pop("norm2.beta")[:2]}),
+            r"missing: norm2.beta; norm2.gamma: expected \(6,\), got \(2,\)",
+        ),
+    ],
+)
+def test_weights_of_another_model_change_nothing(change, message):
+    block = make_block()
+    before = block.state_dict()
+    state = {name: value + 1 for name, value in before.items()}
+    change(state)
+    with pytest.raises(ValueError, match=f"weights of another model: .*{message}"):
+        block.load_state_dict(state)
+    for name, value in block.state_dict().items():
+        assert np.array_equal(value, before[name])
+
+
+def test_a_layer_without_forward_or_backward():
+    with pytest.raises(TypeError, match="Layer has no forward"):
+        Layer()(1)
+    with pytest.raises(TypeError, match="Layer has no backward"):
+        Layer().backward(1, None)
+
+
+def test_param_says_what_it_is():
+    assert repr(Param(np.ones((2, 3), np.float32), "w")) == "Param(w, shape=(2, 3), dtype=float32)"

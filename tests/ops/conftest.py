@@ -1,0 +1,36 @@
+"""The gradient checks of the operation that a file tests."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
+from scratchformer.testing.strategies import SCALES
+
+
+def pytest_generate_tests(metafunc):
+    """A test that takes `case` runs for every case whose operation stands in the module that the test's file is for."""
+    if "case" in metafunc.fixturenames:
+        module = metafunc.module.__name__.rpartition("test_")[2]
+        cases = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.__module__.endswith(f"ops.{module}")]
+        assert cases, f"scratchformer.testing.cases has no operation of ops/{module}.py"
+        metafunc.parametrize("case", cases)
+
+
+@pytest.fixture(params=SCALES)
+def check_gradients(request, device):
+    """A function that checks a case at one scale, on shapes and numbers from drawn seeds.
+
+    It compares every element, and random directions, with central differences; then the contract of a pair
+    (what may be written to, what may share memory) and its types. See `scratchformer.testing.check_gradients`.
+    """
+
+    def check(case):
+        @settings(max_examples=max(2, settings.default.max_examples // 12))
+        @given(seed=st.integers(0, 2**32 - 1))
+        def check_seed(seed):
+            check_operation(case, Draw(seed, request.param, device))
+
+        check_seed()
+
+    return check

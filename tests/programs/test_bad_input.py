@@ -1,0 +1,290 @@
+"""Every mistake of a user ends a program with one line, `error: ...`, and exit status 1, and loses nothing."""
+
+import gzip
+import importlib.util
+import io
+import json
+import shutil
+import tarfile
+import zipfile
+
+import pytest
+
+without_cupy = pytest.mark.skipif(importlib.util.find_spec("cupy") is not None, reason="CuPy is installed")
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def enwik8_copy(enwik8_run, tmp_path):
+    return shutil.copytree(enwik8_run.folder, tmp_path / "enwik8 run")
+
+
+@pytest.fixture
+def imdb_copy(imdb_run, tmp_path):
+    return shutil.copytree(imdb_run.folder, tmp_path / "imdb run")
+
+
+def edit_settings(run, **changes):
+    path = run / "settings.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+# Options
+
+
+@pytest.mark.parametrize("program", ["enwik8", "imdb"])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--steps", 0], "--steps: expected at least 1, got 0"),
+        (["--steps", -3], "--steps: expected at least 1, got -3"),
+        (["--seed", -1], "--seed: expected a number >= 0, got -1"),
+        (["--replicas", 0], "--replicas: expected at least 1, got 0"),
+        (["--micro-batch", 0], "--micro-batch: expected at least 1, got 0"),
+        (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
+        (["--device", "gpu:x"], "device: expected auto, cpu, gpu or gpu:N, got 'gpu:x'"),
+        (["--resume", "nothing"], "nothing holds no run (settings.json is missing)"),
+    ],
+    ids=str,
+)
+def test_options_out_of_range(fail, tmp_path, program, options, message):
+    assert fail(program, *options, cwd=tmp_path) == f"error: {message}"
+    assert not list(tmp_path.iterdir())
+
+
+@without_cupy
+@pytest.mark.parametrize("command", [("enwik8",), ("scratchformer", "check")], ids=str)
+def test_a_gpu_without_cupy_says_what_to_install(fail, command):
+    assert "CuPy is not installed; for a GPU install it with: pip install" in fail(*command, "--device", "gpu")
+
+
+def test_an_unknown_option_or_preset_shows_the_usage(call):
+    assert "invalid choice: 'huge'" in call("enwik8", "--preset", "huge", status=2).stderr
+    assert "unrecognized arguments: --stepps" in call("imdb", "--stepps", 3, status=2).stderr
+    assert "usage" in call("scratchformer", status=2).stderr
+
+
+# Data
+
+
+def test_a_corpus_shorter_than_the_context(fail, tmp_path):
+    (tmp_path / "short").write_bytes(b"x" * 140)
+    line = fail("enwik8", "--data", tmp_path / "short", "--out", tmp_path / "run")
+    assert line == (
+        "error: corpus: 126 tokens are fewer than context + 1 = 129; take a longer text or a smaller context"
+    )
+
+
+def test_a_path_that_does_not_exist(fail, tmp_path):
+    for program, reason in ("enwik8", "No such file or directory"), ("imdb", "no such file or folder"):
+        line = fail(program, "--data", tmp_path / "nowhere", "--out", tmp_path / program)
+        assert line == f"error: {tmp_path / 'nowhere'}: {reason}"
+
+
+def test_a_folder_may_be_used_again_if_the_data_was_not_found_the_first_time(fail, call, text_file, tmp_path):
+    options = ("--out", tmp_path / "run", "--steps", 1, "--device", "cpu")
+    fail("enwik8", "--data", tmp_path / "nowhere", *options)
+    call("enwik8", "--data", text_file, *options)
+
+
+def test_imdb_without_data_and_network(call, tmp_path):
+    line = call("imdb", "--out", tmp_path / "run", status=1).stderr.splitlines()[-1]
+    assert line.startswith("error: download of ")
+    assert "no connection to ai.stanford.edu" in line
+    assert line.endswith("--data PATH takes a local copy")
+
+
+def test_truncated_archives(fail, tmp_path):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("enwik8", bytes(range(256)) * 1000)
+    review = b"a good film " * 200
+    tar = io.BytesIO()
+    with tarfile.open(fileobj=tar, mode="w") as archive:
+        for number in range(50):
+            info = tarfile.TarInfo(f"aclImdb/train/pos/{number}_9.txt")
+            info.size = len(review)
+            archive.addfile(info, io.BytesIO(review))
+    for program, name, whole in [
+        ("enwik8", "enwik8.zip", packed.getvalue()),
+        ("enwik8", "text.gz", gzip.compress(bytes(range(256)) * 1000)),
+        ("imdb", "aclImdb_v1.tar.gz", gzip.compress(tar.getvalue())),
+    ]:
+        path = tmp_path / name
+        path.write_bytes(whole[: 2 * len(whole) // 3])
+        line = fail(program, "--data", path, "--out", tmp_path / f"run of {name}")
+        assert name in line
+        assert "truncated" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [(b"", "an empty review"), (b" <br />... ", "an empty review"), (b"caf\xe9", "not UTF-8 at byte 3")],
+)
+def test_a_bad_review_is_named(fail, tmp_path, text, message):
+    folder = tmp_path / "aclImdb" / "train" / "neg"
+    folder.mkdir(parents=True)
+    (folder / "0_1.txt").write_text("a film")
+    (folder / "7_2.txt").write_bytes(text)
+    line = fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
+    assert str(folder / "7_2.txt") in line
+    assert message in line
+
+
+def test_too_few_reviews_for_validation(fail, tmp_path):
+    for split in "train", "test":
+        for kind, rating in ("pos", 9), ("neg", 1):
+            folder = tmp_path / "aclImdb" / split / kind
+            folder.mkdir(parents=True)
+            (folder / f"0_{rating}.txt").write_text("a film")
+    assert "error: validation: 2500 reviews asked for" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
+
+
+# Runs
+
+
+def test_out_that_holds_a_run(fail, text_file, enwik8_copy):
+    before = content(enwik8_copy)
+    line = fail("enwik8", "--data", text_file, "--out", enwik8_copy, "--steps", 1)
+    assert line == f"error: {enwik8_copy} holds a run: continue it with --resume {enwik8_copy}, or choose another --out"
+    (enwik8_copy / "settings.json").unlink()
+    assert "holds a run" in fail("enwik8", "--data", text_file, "--out", enwik8_copy, "--steps", 1)
+    del before[next(path for path in before if path.name == "settings.json")]
+    assert content(enwik8_copy) == before
+
+
+def test_resuming_the_run_of_another_program(fail, imdb_copy):
+    before = content(imdb_copy)
+    assert fail("enwik8", "--resume", imdb_copy).endswith("is a run of imdb, not of enwik8")
+    assert content(imdb_copy) == before
+
+
+def test_resuming_with_another_text(fail, enwik8_copy, tmp_path):
+    (tmp_path / "other.txt").write_bytes(b"another text " * 1000)
+    snapshot = (enwik8_copy / "last.safetensors").read_bytes()
+    line = fail("enwik8", "--resume", enwik8_copy, "--data", tmp_path / "other.txt")
+    assert line.endswith("last.safetensors has corpus 'text.txt', this run has 'other.txt'")
+    assert (enwik8_copy / "last.safetensors").read_bytes() == snapshot
+
+
+def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
+    words = imdb_copy / "vocabulary.txt"
+    lines = words.read_text().splitlines()
+    lines[5], lines[6] = lines[6], lines[5]
+    words.write_text("\n".join(lines) + "\n")
+    before = content(imdb_copy)
+    assert "last.safetensors has vocabulary" in fail("imdb", "--resume", imdb_copy)
+    assert "made with another vocabulary" in fail("scratchformer", "evaluate", imdb_copy)
+    assert content(imdb_copy) == before
+    words.write_text("no vocabulary\n")
+    assert "vocabulary.txt is damaged" in fail("imdb", "--resume", imdb_copy)
+    words.unlink()
+    assert "vocabulary.txt: No such file or directory" in fail("scratchformer", "evaluate", imdb_copy)
+
+
+def test_the_snapshot_of_another_model(fail, enwik8_copy, imdb_run):
+    edit_settings(enwik8_copy, d_model=64)
+    assert "snapshot of another model (LanguageModel): {'d_model': '128 in the snapshot, 64 here'}" in fail(
+        "enwik8", "--resume", enwik8_copy
+    )
+    edit_settings(enwik8_copy, d_model=128)
+    shutil.copy(imdb_run.folder / "last.safetensors", enwik8_copy)
+    assert "last.safetensors has " in fail("enwik8", "--resume", enwik8_copy)
+
+
+def test_a_damaged_snapshot(fail, enwik8_copy):
+    for name, commands in {
+        "last": [("enwik8", "--resume", enwik8_copy)],
+        "best": [("scratchformer", "generate", enwik8_copy), ("scratchformer", "evaluate", enwik8_copy)],
+    }.items():
+        path = enwik8_copy / f"{name}.safetensors"
+        path.write_bytes(path.read_bytes()[:-1000])
+        for command in commands:
+            assert f"{path} is damaged or no snapshot" in fail(*command)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"", "is damaged"),
+        (b'{"program": "enwik8",', "is damaged"),
+        (b"\xff\xfe", "is damaged"),
+        (b"[1, 2]", "is damaged"),
+        (b"3", "is damaged"),
+        (b"{}", "is damaged: program, preset, seed, steps, data, replicas, micro_batch, tensorboard missing"),
+    ],
+)
+def test_damaged_settings(fail, enwik8_copy, text, message):
+    (enwik8_copy / "settings.json").write_bytes(text)
+    before = content(enwik8_copy)
+    for command in ("enwik8", "--resume", enwik8_copy), ("scratchformer", "evaluate", enwik8_copy):
+        assert f"{enwik8_copy / 'settings.json'} {message}" in fail(*command)
+    assert content(enwik8_copy) == before
+
+
+def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy):
+    for program, run, name in ("enwik8", enwik8_copy, "d_model"), ("imdb", imdb_copy, "keep"):
+        settings = json.loads((run / "settings.json").read_text())
+        del settings[name]
+        (run / "settings.json").write_text(json.dumps(settings))
+        assert fail(program, "--resume", run).endswith(f"settings.json is damaged: {name} missing")
+
+
+# Commands
+
+
+def test_commands_on_what_is_no_run(fail, tmp_path):
+    (tmp_path / "file").write_text("")
+    for command in "evaluate", "plot":
+        for name in "nothing", "file":
+            line = fail("scratchformer", command, tmp_path / name)
+            assert line == f"error: {tmp_path / name} holds no run (settings.json is missing)"
+    assert "no snapshot at " in fail("scratchformer", "generate", tmp_path / "nothing")
+    assert "no snapshot at " in fail("scratchformer", "generate", tmp_path)
+    assert "is damaged or no snapshot" in fail("scratchformer", "generate", tmp_path / "file")
+
+
+def test_plot_of_a_run_that_has_logged_nothing(fail, enwik8_copy):
+    pytest.importorskip("matplotlib")
+    (enwik8_copy / "metrics.jsonl").write_text("")
+    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet, no loss is in metrics.jsonl")
+    (enwik8_copy / "metrics.jsonl").unlink()
+    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet, no loss is in metrics.jsonl")
+    assert not (enwik8_copy / "plots").exists()
+
+
+def test_generate_from_a_classifier(fail, imdb_run):
+    assert fail("scratchformer", "generate", imdb_run.folder).endswith("holds a Classifier, which does not write")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--prompt", ""], "--prompt: expected at least one character"),
+        (["--tokens", -1], "--tokens: expected a number >= 0, got -1"),
+        (["--seed", -1], "seed: expected non-negative integers"),
+        (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
+        (["--temperature", -1], "temperature: expected a number >= 0, got -1.0"),
+        (["--temperature", "nan"], "temperature: expected a number >= 0, got nan"),
+        (["--top-k", 0], "top_k: expected at least 1, got 0"),
+        (["--top-p", 2], "top_p: expected 0 < top_p <= 1, got 2.0"),
+    ],
+    ids=str,
+)
+def test_generate_with_options_out_of_range(fail, enwik8_run, options, message):
+    assert fail("scratchformer", "generate", enwik8_run.folder, *options).startswith(f"error: {message}")
+
+
+def test_evaluate_on_another_text(fail, enwik8_run, tmp_path):
+    (tmp_path / "other.txt").write_bytes(b"another text " * 100)
+    line = fail("scratchformer", "evaluate", enwik8_run.folder, "--data", tmp_path / "other.txt")
+    assert line == "error: the model was trained on text.txt, this is other.txt"
+
+
+def test_check_of_an_unknown_name(fail):
+    line = fail("scratchformer", "check", "linear", "convolution")
+    assert line.startswith("error: unknown: convolution; known are ")
+    assert "LayerNorm" in line

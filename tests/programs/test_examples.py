@@ -1,0 +1,166 @@
+"""The two example programs and the commands, from end to end on small data."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer.training import load_model, load_snapshot, read_metrics
+from scratchformer.training.program import read_settings
+
+NUMBER = r"([0-9.]+)"
+RUN_FILES = {"best.safetensors", "last.safetensors", "metrics.jsonl", "settings.json"}
+
+
+def number(pattern, text):
+    match = re.search(pattern, text)
+    assert match, text
+    return float(match[1])
+
+
+@pytest.fixture
+def enwik8_copy(enwik8_run, tmp_path):
+    return shutil.copytree(enwik8_run.folder, tmp_path / "enwik8 run")
+
+
+@pytest.fixture
+def imdb_copy(imdb_run, tmp_path):
+    return shutil.copytree(imdb_run.folder, tmp_path / "imdb run")
+
+
+def test_enwik8_tells_its_corpus_its_result_and_writes(enwik8_run, text_file):
+    assert {path.name for path in enwik8_run.folder.iterdir()} == RUN_FILES
+    assert "text.txt: 108,000 training bytes" in enwik8_run.output
+    score = number(rf"text\.txt: {NUMBER} bits per byte on the last 5%, the best of 2 steps", enwik8_run.output)
+    assert 4 < score < 12
+    prompt = text_file.read_bytes()[114_000 : 114_000 + 64].decode(errors="ignore")
+    written = enwik8_run.output.partition(f"{prompt}|")[2].partition("\n---\nmore of it: scratchformer generate")[0]
+    assert len(written) > 100  # of 400 bytes
+    snapshot = load_snapshot(enwik8_run.folder)
+    assert snapshot.state["corpus"] == "text.txt"
+    assert snapshot.optimizer["steps"] == 2
+
+
+def test_enwik8_resumes(call, enwik8_copy):
+    """From settings.json: of the options only --steps is given."""
+    result = call("enwik8", "--resume", enwik8_copy, "--steps", 3, "--device", "cpu")
+    assert "the best of 3 steps" in result.stdout
+    assert [r["step"] for r in read_metrics(enwik8_copy / "metrics.jsonl")] == [2, 2, 3, 3]
+    assert load_snapshot(enwik8_copy).optimizer["steps"] == 3
+    assert read_settings(enwik8_copy)["steps"] == 3
+
+
+def test_evaluate_gives_the_score_that_the_program_gave(call, enwik8_run):
+    told = number(rf"{NUMBER} bits per byte on the last 5%", enwik8_run.output)
+    found = call("scratchformer", "evaluate", enwik8_run.folder, "--device", "cpu").stdout
+    assert number(rf"^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
+    found = call("scratchformer", "evaluate", enwik8_run.folder, "--device", "cpu", "--part", "validation").stdout
+    best = load_snapshot(enwik8_run.folder).state["best"]["bits_per_byte"]
+    assert number(rf"^validation: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(best, abs=1.01e-4)
+
+
+def test_generate_continues_the_prompt_and_replays_with_its_seed(call, enwik8_run):
+    def generate(*options):
+        options = ("--prompt", "the é", "--tokens", 40, "--device", "cpu", *options)
+        return call("scratchformer", "generate", enwik8_run.folder, *options).stdout
+
+    first = generate("--seed", 1)
+    assert first.startswith("the é")
+    assert len(first) > len("the é") + 10
+    assert generate("--seed", 1) == first
+    assert generate("--seed", 2) != first
+    assert generate("--temperature", 0) == generate("--top-k", 1, "--seed", 5)
+    assert generate("--tokens", 0) == "the é\n"
+
+
+def test_generate_takes_a_snapshot_file_too(call, enwik8_run):
+    path = enwik8_run.folder / "last.safetensors"
+    assert call("scratchformer", "generate", path, "--prompt", "a", "--tokens", 3).stdout.startswith("a")
+
+
+def test_enwik8_without_data_and_network_says_that_it_trains_on_the_standard_library(call, tmp_path):
+    """The limit on the library's size is lowered, so that evaluation is short."""
+    lower = "import sys, runpy, scratchformer.data.enwik8 as e; e._STANDARD_LIBRARY_LIMIT = 60_000; del sys.argv[0]; "
+    program = Path(__file__).parents[2] / "examples" / "enwik8.py"
+    options = ["--out", tmp_path / "run", "--steps", 1, "--device", "cpu"]
+    result = call("python", "-c", lower + "runpy.run_path(sys.argv[0], run_name='__main__')", program, *options)
+    name = r"python-3\.[0-9.]+-stdlib \([0-9,]+ bytes\)"
+    lines = [line for line in result.stdout.splitlines() if re.fullmatch(f".*training on {name} instead", line)]
+    assert len(lines) == 1, result.stdout
+    assert re.search(f"^{name}: [0-9.]+ bits per byte", result.stdout, re.MULTILINE)
+    assert "no connection to mattmahoney.net" in result.stdout
+    assert re.fullmatch(name, load_snapshot(tmp_path / "run").state["corpus"])
+
+
+def test_imdb_tells_its_test_accuracy(imdb_run):
+    assert {path.name for path in imdb_run.folder.iterdir()} == {*RUN_FILES, "vocabulary.txt"}
+    assert "100 reviews, " in imdb_run.output  # 2,600 less 2,500 for validation
+    assert re.search(r"^best on validation: \{'step': \d, 'loss': .*'accuracy': .*\}$", imdb_run.output, re.MULTILINE)
+    assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
+
+
+def test_imdb_resumes_and_learns_what_makes_a_review_good(call, imdb_copy):
+    result = call("imdb", "--resume", imdb_copy, "--steps", 60, "--device", "cpu")
+    assert load_snapshot(imdb_copy).optimizer["steps"] == 60
+    assert number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout) > 90
+    found = call("scratchformer", "evaluate", imdb_copy, "--device", "cpu").stdout
+    told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
+    assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
+
+
+def test_a_run_is_the_same_run_again(call, reviews_folder, imdb_run, tmp_path):
+    """Same seed, same data: the same weights, bit for bit. (The number of threads is that of the first run.)"""
+    call("imdb", "--data", reviews_folder, "--out", tmp_path / "again", "--steps", 2, "--device", "cpu")
+    first, second = (load_model(folder)[0].state_dict() for folder in (imdb_run.folder, tmp_path / "again"))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+
+
+def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
+    for name in "imdb", "imdb-2":
+        options = ("--data", reviews_folder, "--steps", 1, "--device", "cpu")
+        assert f"run in runs/{name}\n" in call("imdb", *options, cwd=tmp_path).stdout
+        assert (tmp_path / "runs" / name / "last.safetensors").is_file()
+
+
+@pytest.mark.parametrize("kind", ["enwik8", "imdb"])
+def test_plot_draws_three_pictures(request, call, tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    run = request.getfixturevalue(f"{kind}_run").folder
+    result = call("scratchformer", "plot", run, "--out", tmp_path, "--text", "the film is not bad")
+    paths = [tmp_path / f"{name}.png" for name in ("curves", "attention", "positions")]
+    assert result.stdout.split() == [str(path) for path in paths]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
+
+
+@pytest.mark.parametrize("options", [{"recompute": True}, {"positions": "sinusoidal"}, {"positions": "none"}], ids=str)
+def test_plot_draws_every_kind_of_body(tmp_path, options):
+    pytest.importorskip("matplotlib")
+    from scratchformer.models import LanguageModel
+    from scratchformer.plots import attention_maps, encode, plot_attention, plot_positions
+
+    model = LanguageModel(256, 8, 2, 2, 16, **options)
+    ids, labels = encode(model, "ab é", tmp_path)
+    maps = attention_maps(model, ids)
+    assert maps.shape == (2, 2, 5, 5)
+    np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
+    assert not np.triu(maps, 1).any()
+    assert plot_attention(maps, labels, tmp_path / "attention.png").is_file()
+    assert plot_positions(model, tmp_path / "positions.png").is_file()
+
+
+def test_doctor_reports(call):
+    lines = call("scratchformer", "doctor").stdout.splitlines()
+    subjects = {line.split("  ")[0] for line in lines}
+    assert {"scratchformer", "Python", "NumPy", "CPU", "free memory", "data cache", "scipy"} <= subjects
+
+
+def test_check_checks_what_is_named(call):
+    lines = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
+    names = [line.split("  ")[0] for line in lines[1:]]
+    assert "linear" in names
+    assert "SelfAttention" in names
+    assert {name.partition(",")[0] for name in names} == {"linear", "SelfAttention"}
+    assert all(float(line.split()[-1]) < 1e-5 for line in lines[1:])

@@ -1,0 +1,158 @@
+"""A program that is killed, interrupted, out of disk or diverged keeps its last snapshot and continues exactly."""
+
+import contextlib
+import random
+import resource
+import signal
+import subprocess
+import time
+from functools import partial
+
+import numpy as np
+import pytest
+
+from scratchformer.training import load_model, load_snapshot, read_metrics
+
+STEPS, KILLS = 200, 10
+
+
+def last_step(run):
+    """The last step in the metrics file of a run, 0 if there is none yet."""
+    with contextlib.suppress(FileNotFoundError):
+        return max((r["step"] for r in read_metrics(run / "metrics.jsonl")), default=0)
+    return 0
+
+
+def wait_until(condition, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None, f"the program ended by itself: {process.communicate()}"
+        assert time.monotonic() < end, "nothing happened"
+
+
+def stopped_while(condition, process):
+    """Stop the process if the condition holds, and say if it still does then; if not, let the process go on."""
+    if not condition():
+        return False
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.005)
+    if condition():
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False
+
+
+def assert_same(first, second):
+    assert first.keys() == second.keys()
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=name, strict=True)
+
+
+def assert_same_runs(first, second):
+    """The same parameters, moments, step counts, best models and metrics, bit for bit."""
+    for name in "last", "best":
+        one, other = (load_snapshot(run / f"{name}.safetensors") for run in (first, second))
+        assert one.state == other.state
+        assert_same(one.model, other.model)
+        assert_same(one.optimizer, other.optimizer)
+    records = [
+        [
+            {name: value for name, value in r.items() if name != "tokens_per_second"}
+            for r in read_metrics(run / "metrics.jsonl")
+        ]
+        for run in (first, second)
+    ]
+    assert records[0] == records[1]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(call, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("uninterrupted") / "run"
+    assert call("tiny", folder, STEPS).stdout == "finished\n"
+    assert load_snapshot(folder).state["step"] == STEPS
+    return folder
+
+
+@pytest.mark.slow
+def test_a_run_killed_ten_times_ends_as_the_uninterrupted_one_bit_for_bit(start, call, tmp_path, uninterrupted):
+    """Each kill comes a random number of steps after the resumption: three while a snapshot is being written, the
+    others at a random time within a step.
+    """
+    run, draw = tmp_path / "run", random.Random(0)
+    unfinished = run / "last.safetensors.unfinished"
+    left_by_kill, hit_while_saving = [], 0
+    for kill in range(KILLS):
+        begun = left_by_kill[-1] if left_by_kill else 0
+        process = start("tiny", run, STEPS, stderr=subprocess.DEVNULL)
+        target = begun + draw.randint(2, STEPS // KILLS - 3)
+        wait_until(lambda: last_step(run) >= target, process)  # noqa: B023
+        if kill % 3 == 2:
+            wait_until(partial(stopped_while, unfinished.exists, process), process)
+            hit_while_saving += 1
+        else:
+            time.sleep(draw.uniform(0, 0.02))
+        process.kill()
+        process.communicate()
+        assert process.returncode == -signal.SIGKILL
+        for path in run.glob("*.safetensors"):
+            model, _ = load_model(path)
+            assert all(np.isfinite(a).all() for a in model.state_dict().values())
+        left_by_kill.append(load_snapshot(run).state["step"] if (run / "last.safetensors").exists() else 0)
+    assert left_by_kill == sorted(left_by_kill)
+    assert len({step for step in left_by_kill if 0 < step < STEPS}) >= 5, left_by_kill
+    assert hit_while_saving == 3
+    assert call("tiny", run, STEPS).stdout == "finished\n"
+    assert_same_runs(run, uninterrupted)
+    assert not unfinished.exists()
+
+
+def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, uninterrupted):
+    run = tmp_path / "run"
+    process = start("tiny", run, STEPS, stderr=subprocess.PIPE)
+    wait_until(lambda: last_step(run) >= 10, process)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.strip().splitlines()[-1] == (
+        "interrupted; a snapshot was saved if training had begun: continue with --resume"
+    )
+    assert "Traceback" not in err
+    assert load_snapshot(run).state["step"] == last_step(run) < STEPS
+    call("tiny", run, STEPS)
+    assert_same_runs(run, uninterrupted)
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_leaves_the_last_snapshot(call, tmp_path, uninterrupted):
+    """No file may grow past half a snapshot, from a certain step on."""
+    run = tmp_path / "run"
+    call("tiny", run, 12)
+    before = {path.name: path.read_bytes() for path in run.glob("*.safetensors")}
+    limit = len(before["last.safetensors"]) // 2
+
+    def limited():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    result = call("tiny", run, STEPS, status=1, preexec_fn=limited)
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith(f"error: cannot save {run / 'last.safetensors'}: ")
+    assert line.endswith("; the last good snapshot is kept")
+    assert {path.name: path.read_bytes() for path in run.glob("*.safetensors")} == before
+    assert not list(run.glob("*.unfinished"))
+    call("tiny", run, STEPS)
+    one, other = load_snapshot(run), load_snapshot(uninterrupted)
+    assert_same(one.model, other.model)
+    assert_same(one.optimizer, other.optimizer)
+
+
+def test_a_diverged_run_names_the_layer_and_leaves_the_last_good_snapshot(call, tmp_path):
+    run = tmp_path / "run"
+    result = call("tiny", run, 20, 10, status=1)
+    line = result.stderr.strip().splitlines()[-1]
+    assert line.startswith("error: step 11: loss nan")
+    assert "the first that is not finite is the output of output (Linear)" in line
+    assert f"The last good snapshot is {run / 'last.safetensors'}" in line
+    model, state = load_model(run)
+    assert state["step"] == 9
+    assert all(np.isfinite(a).all() for a in model.state_dict().values())
+    call("tiny", run, 20)
+    assert load_snapshot(run).state["step"] == 20

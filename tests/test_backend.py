@@ -1,0 +1,152 @@
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from scratchformer import nn
+from scratchformer.backend import (
+    CPU,
+    CUPY_HELP,
+    DeviceError,
+    array_module,
+    device_name,
+    erf,
+    get_device,
+    scatter_add,
+    to_cpu,
+    to_device,
+)
+from scratchformer.testing.strict import STRICT
+
+
+def test_library_of_arrays(device):
+    x = device.xp.ones(3)
+    assert array_module(x) is device.xp
+    assert array_module(None, 2.0, x, x, np.float32(1)) is device.xp
+    assert array_module() is array_module(1, None, "x") is np
+
+
+def test_arrays_of_two_devices():
+    """The error names both, says what moves an array and a model, and is both a TypeError and a ValueError."""
+    here, there = np.ones(3), STRICT.xp.ones(3)
+    for pair, names in [
+        ((here, there), "cpu (numpy) and gpu (strict)"),
+        ((there, here), "gpu (strict) and cpu (numpy)"),
+    ]:
+        with pytest.raises(DeviceError) as info:
+            array_module(*pair)
+        message = str(info.value)
+        assert names in message
+        assert "scratchformer.backend.to_device(x, device)" in message
+        assert "layer.to(device)" in message
+        assert isinstance(info.value, TypeError) and isinstance(info.value, ValueError)
+
+
+def test_a_model_and_its_input_on_two_devices():
+    layer = nn.Linear(2, 3)
+    with pytest.raises(DeviceError, match="two devices"):
+        layer(STRICT.xp.ones((1, 2), dtype=np.float32))
+    with pytest.raises(DeviceError, match="two devices"):
+        layer.to(STRICT)(np.ones((1, 2), np.float32))
+
+
+def test_device_names():
+    assert device_name(np) == "cpu (numpy)"
+    assert device_name(STRICT.xp) == "gpu (strict)"
+    assert str(CPU) == "cpu"
+
+
+def test_the_cpu_can_always_be_had():
+    assert get_device("cpu") is CPU
+
+
+@pytest.mark.parametrize("name", ["", "cuda", "cpu:1", "gpu:x", "gpu:-1", "auto:0"])
+def test_unknown_device_name(name):
+    with pytest.raises(DeviceError, match=f"device: expected auto, cpu, gpu or gpu:N, got '{name}'"):
+        get_device(name)
+
+
+def test_without_cupy(monkeypatch):
+    """Asked for by name, a missing GPU is an error that says what to install; "auto" takes the CPU."""
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(DeviceError) as info:
+        get_device("gpu")
+    assert str(info.value) == CUPY_HELP
+    assert "pip install 'scratchformer[cuda13]'" in CUPY_HELP and "scratchformer doctor" in CUPY_HELP
+    assert get_device("auto") is CPU
+    assert get_device() is CPU
+
+
+class NoDriver(Exception):
+    pass
+
+
+def fake_cupy(count):
+    """As much of CuPy as choosing a device needs, on a machine with `count` GPUs (None: without a driver)."""
+
+    def get_device_count():
+        if count is None:
+            raise NoDriver("CUDA driver version is insufficient")
+        return count
+
+    runtime = SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=NoDriver)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+
+
+def test_cupy_without_a_working_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(None))
+    with pytest.raises(DeviceError, match="finds no usable GPU: CUDA driver version is insufficient"):
+        get_device("gpu")
+    assert get_device("auto") is CPU
+
+
+def test_gpu_by_number(monkeypatch):
+    monkeypatch.setitem(sys.modules, "cupy", fake_cupy(2))
+    assert (get_device("gpu").name, get_device("gpu").index) == ("gpu:0", 0)
+    assert (get_device("gpu:1").name, get_device("gpu:1").index) == ("gpu:1", 1)
+    assert get_device("auto").name == "gpu:0"
+    with pytest.raises(DeviceError, match=r"device gpu:2: this machine has 2 GPU\(s\), numbered from 0"):
+        get_device("gpu:2")
+
+
+def test_moving_arrays(device):
+    x = np.arange(6, dtype=np.float64).reshape(2, 3)
+    moved = to_device(x, device, np.float32)
+    assert isinstance(moved, device.xp.ndarray) and moved.dtype == np.float32
+    back = to_cpu(moved)
+    assert isinstance(back, np.ndarray) and np.array_equal(back, x)
+    assert to_device(moved, device) is moved
+    assert np.array_equal(to_device(moved, CPU), x)
+    assert to_cpu(to_device([1, 2], device)).tolist() == [1, 2]
+    assert to_cpu(3.5) == 3.5
+
+
+def test_cpu_arrays_are_not_copied():
+    x = np.ones(3)
+    assert to_cpu(x) is x
+    assert to_device(x, CPU) is x
+
+
+def test_scatter_add_adds_an_index_twice(device):
+    target, index = device.xp.zeros(3), to_device(np.array([0, 2, 0]), device)
+    scatter_add(target, index, to_device(np.array([1.0, 2.0, 4.0]), device))
+    assert to_cpu(target).tolist() == [5, 0, 2]
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_erf(dtype, device):
+    y = erf(to_device(np.array([0.0, 0.5, -1.0, 6.0]), device, dtype))
+    assert y.dtype == dtype
+    np.testing.assert_allclose(to_cpu(y), [0, 0.5204998778130465, -0.8427007929497149, 1], rtol=1e-6)
+
+
+def test_importing_the_package_imports_no_optional_library():
+    """Neither CuPy nor matplotlib nor Hypothesis nor PyTorch."""
+    code = (
+        "import sys, scratchformer, scratchformer.training, scratchformer.testing; "
+        "print({'cupy', 'matplotlib', 'hypothesis', 'torch', 'tokenizers'} & set(sys.modules))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "set()"
