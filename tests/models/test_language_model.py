@@ -63,19 +63,8 @@ def test_loss_is_the_mean_over_targets_that_count(device):
 
 
 @NORMS
-def test_gradient_of_the_loss(norm, device):
-    """Along a random direction of all weights at once, against a central difference; dloss scales it."""
-    model = make(device, norm=norm, dropout=0.2, activation="gelu")
-    ids, targets = to_device(IDS, device), to_device(np.roll(IDS, -1, axis=1), device)
-    flat, key = model.flat, Key(4)
-    _, cache = model.loss(ids, targets, key)
-    model.loss_backward(2.5, cache)
-    direction = to_device(np.random.default_rng(0).standard_normal(flat.data.size), device)
-    start, h, losses = flat.data.copy(), 1e-6, []
-    for step in (h, -h):
-        flat.data[...] = start + step * direction
-        losses.append(float(model.loss(ids, targets, key)[0]))
-    assert math.isclose(float(flat.grad @ direction), 2.5 * (losses[0] - losses[1]) / (2 * h), rel_tol=1e-5)
+def test_gradient_of_the_loss(norm, device, check_loss_backward):
+    check_loss_backward(make(device, norm=norm, dropout=0.2, activation="gelu"), IDS, np.roll(IDS, -1, axis=1))
 
 
 @NORMS

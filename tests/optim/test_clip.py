@@ -34,8 +34,10 @@ def test_squares_neither_overflow_nor_vanish(device, scale):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [5, 2 * CHUNK + 3])
-def test_a_clipped_gradient_has_the_norm_asked_for_and_its_old_direction(device, size, dtype):
-    g = gradient(size, dtype, scale=10.0)
+@pytest.mark.parametrize("times", [1.001, 1.5, 1e4])
+def test_a_clipped_gradient_has_the_norm_asked_for_and_its_old_direction(device, size, dtype, times):
+    g = gradient(size, dtype)
+    g *= times * 0.5 / np.linalg.norm(g.astype(np.float64))
     clipped = to_device(g.copy(), device)
     norm = clip_by_global_norm(clipped, 0.5)
     found = to_cpu(clipped)

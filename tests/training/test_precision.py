@@ -9,6 +9,7 @@ from scratchformer import ops
 from scratchformer.backend import array_module
 from scratchformer.optim import SGD, Adam, AdamW, Cosine, clip_by_global_norm
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT, DeviceArray
 from scratchformer.training import Replicas
 
 BODIES = [
@@ -104,6 +105,27 @@ def test_replicas_on_threads_stay_in_float32(make_model, make_batches, kind):
         optimizer.step(replicas.map)
     grads = [m.flat.grad for m in replicas.models]
     assert {a.dtype for a in (model.flat.data, *grads, optimizer.velocity)} == {np.dtype(np.float32)}
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+@pytest.mark.parametrize("body", BODIES, ids=str)
+def test_nothing_in_between_is_wider_than_float32_either(monkeypatch, make_model, make_batches, kind, body):
+    """Every array of the strict stand-in passes through its constructor, also those that an operation keeps to itself.
+
+    Arrays with one number for each row are let through: the weight of a row in the loss is a Python number's type.
+    """
+    model, batch = make_model(kind, STRICT, dropout=0.1, **body), make_batches(kind).batch(0)
+    make_array, made = DeviceArray.__init__, set()
+
+    def watched(self, host):
+        make_array(self, host)
+        made.add(host.dtype)
+        assert host.dtype != np.float64 or host.shape[-1:] == (1,), f"float64 {host.shape}"
+
+    monkeypatch.setattr(DeviceArray, "__init__", watched)
+    replicas = Replicas(model, 1, micro_batch=3)
+    replicas.gradients(batch, Key(0))
+    assert np.dtype(np.float32) in made
 
 
 def test_logits_of_new_tokens_stay_in_float32(device, make_model, watch):

@@ -104,7 +104,7 @@ def test_dropout_replays_with_its_key_and_changes_with_another(device, make_mode
     model, batch = make_model(kind, device, dropout=0.4), make_batches(kind).batch(0)
     (first, gradient), (again, same), (other, _) = (gradient_of_replicas(model, batch, 1, 2, Key(i)) for i in (1, 1, 2))
     assert first == again != other
-    np.testing.assert_array_equal(gradient, same)
+    np.testing.assert_allclose(gradient, same, rtol=1e-4, atol=1e-6)  # a GPU adds in an order of its own
 
 
 @both_models

@@ -278,6 +278,40 @@ def test_the_seed_changes_dropout(tmp_path, train_tiny):
     assert not np.array_equal(runs[0]["w"], runs[2]["w"])
 
 
+class Still(SGD):
+    """An optimizer that does not move."""
+
+    def update(self, *arrays):
+        pass
+
+
+def test_every_step_drops_out_anew(tmp_path, train_tiny):
+    """The same batch and the same parameters at every step, so that only dropout tells the losses apart."""
+
+    class Same:
+        def __init__(self, batches, model):
+            self.same = batches.batch(0)
+
+        def batch(self, step):
+            return self.same
+
+    options = {"make_optimizer": Still, "batches": Same, "evaluate": None}
+    train_tiny("LanguageModel", tmp_path / "run", 6, **options)
+    losses = [r["loss"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert len(set(losses)) == 6
+    train_tiny("LanguageModel", tmp_path / "plain", 6, model_options={"dropout": 0.0}, **options)
+    assert len({r["loss"] for r in read_metrics(tmp_path / "plain" / "metrics.jsonl")}) == 1
+
+
+def test_gradients_are_clipped_before_the_step_and_logged_as_they_were(device, tmp_path, train_tiny):
+    before = []
+    options = {"prepare": lambda model, optimizer: before.append(to_cpu(model.flat.data).copy())}
+    _, model, _ = train_tiny("LanguageModel", tmp_path, 1, device, make_optimizer=SGD, clip=0.01, **options)
+    moved = np.linalg.norm((to_cpu(model.flat.data) - before[0]).astype(np.float64))
+    assert moved == pytest.approx(0.01 * Cosine(0.01, 4, 20)(0), rel=0.01)
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["gradient_norm"] > 0.1
+
+
 def test_a_run_on_a_device_ends_near_that_on_the_cpu(device, tmp_path, train_tiny):
     _, here, _ = train_tiny("LanguageModel", tmp_path / "cpu", 5, CPU, count=1)
     _, there, _ = train_tiny("LanguageModel", tmp_path / "device", 5, device, count=1)

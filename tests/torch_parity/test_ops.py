@@ -1,0 +1,123 @@
+"""Every operation and its backward beside PyTorch's."""
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.rng import Key
+
+torch = pytest.importorskip("torch")
+F = torch.nn.functional
+
+B, H, T, S, D, C, V = 3, 2, 5, 7, 4, 6, 9
+IDS = np.random.default_rng(1).integers(0, V, (B, T))
+LENGTHS = np.array([2, T, 3])
+WITHIN = torch.from_numpy(np.arange(T) < LENGTHS[:, None])  # (B, T)
+KEEP = torch.from_numpy(ops.dropout(np.ones((B, T, C)), 0.25, Key(1))[1].keep)
+CAUSAL = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+
+def attention(mask=None, **options):
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+
+def cross_entropy(**options):
+    targets = torch.from_numpy(IDS).reshape(-1)
+    return lambda z: F.cross_entropy(z.reshape(-1, V), targets, **options)
+
+
+# Of each case: our operation, PyTorch's function of the same arrays, their shapes, and what else ours takes.
+CASES = {
+    "linear": (ops.linear, lambda x, w, b: F.linear(x, w.T, b), [(B, T, C), (C, V), (V,)], {}),
+    "linear, no bias": (ops.linear, lambda x, w: F.linear(x, w.T), [(B, T, C), (C, V)], {}),
+    "relu": (ops.relu, F.relu, [(B, T, C)], {}),
+    "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
+    "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),
+    "softmax": (ops.softmax, lambda z: F.softmax(z, -1), [(B, T, V)], {}),
+    "log_softmax": (ops.log_softmax, lambda z: F.log_softmax(z, -1), [(B, T, V)], {}),
+    "layernorm": (ops.layernorm, lambda x, g, b: F.layer_norm(x, (C,), g, b), [(B, T, C), (C,), (C,)], {}),
+    "layernorm, eps": (
+        ops.layernorm,
+        lambda x, g, b: F.layer_norm(x, (C,), g, b, eps=0.5),
+        [(B, T, C), (C,), (C,)],
+        dict(eps=0.5),
+    ),
+    "embedding": (
+        lambda table: ops.embedding(IDS, table),
+        lambda table: F.embedding(torch.from_numpy(IDS), table),
+        [(V, C)],
+        {},
+    ),
+    "dropout": (lambda x: ops.dropout(x, 0.25, Key(1)), lambda x: x * KEEP / 0.75, [(B, T, C)], {}),
+    "mean_pool": (ops.mean_pool, lambda x: x.mean(1), [(B, T, C)], {}),
+    "mean_pool, padding": (
+        ops.mean_pool,
+        lambda x: torch.stack([x[b, :n].mean(0) for b, n in enumerate(LENGTHS)]),
+        [(B, T, C)],
+        dict(lengths=LENGTHS),
+    ),
+    "max_pool": (ops.max_pool, lambda x: x.max(1).values, [(B, T, C)], {}),
+    "max_pool, padding": (
+        ops.max_pool,
+        lambda x: x.masked_fill(~WITHIN[:, :, None], -torch.inf).max(1).values,
+        [(B, T, C)],
+        dict(lengths=LENGTHS),
+    ),
+    "attention": (ops.attention, attention(), [(B, H, T, D), (B, H, S, D), (B, H, S, D)], {}),
+    "attention, causal": (ops.attention, attention(is_causal=True), [(B, H, T, D)] * 3, dict(pattern=ops.Causal())),
+    "attention, causal, more keys": (
+        ops.attention,
+        attention(CAUSAL),
+        [(B, H, T, D), (B, H, S, D), (B, H, S, D)],
+        dict(pattern=ops.Causal()),
+    ),
+    "attention, padding": (
+        ops.attention,
+        attention(WITHIN[:, None, None]),
+        [(B, H, T, D)] * 3,
+        dict(pattern=ops.Padding(LENGTHS)),
+    ),
+    "attention, causal and padding": (
+        ops.attention,
+        attention(WITHIN[:, None, None] & CAUSAL[:, S - T :]),
+        [(B, H, T, D)] * 3,
+        dict(pattern=ops.Causal() & ops.Padding(LENGTHS)),
+    ),
+    **{
+        f"cross_entropy, {options}": (
+            lambda z, options=options: ops.cross_entropy(z, IDS, **options),
+            cross_entropy(**({"ignore_index": -100} | options)),
+            [(B, T, V)],
+            {},
+        )
+        for options in (
+            {},
+            dict(label_smoothing=0.1),
+            dict(ignore_index=int(IDS[0, 0])),
+            dict(label_smoothing=0.3, ignore_index=int(IDS[0, 0])),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize("scale", [0.1, 1, 3])
+@pytest.mark.parametrize("name", CASES)
+def test_forward_and_backward(name, scale, precision):
+    ours, theirs, shapes, options = CASES[name]
+    arrays = [scale * precision.normal(*shape, seed=i) for i, shape in enumerate(shapes)]
+    leaves = [torch.from_numpy(a.copy()).requires_grad_() for a in arrays]
+    y, cache = ours(*arrays, **options)
+    expected = theirs(*leaves)
+    precision.agree(y, expected, "y")
+    dy = precision.normal(*y.shape, seed=9)
+    expected.backward(torch.tensor(dy))
+    gradients = getattr(ops, f"{name.partition(',')[0]}_backward")(dy, cache)
+    gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+    for i, (gradient, leaf) in enumerate(zip(gradients, leaves, strict=True)):
+        precision.agree(gradient, leaf.grad, f"gradient {i}")
+
+
+def test_every_operation_is_compared():
+    assert {f"{name.partition(',')[0]}_backward" for name in CASES} == {
+        n for n in ops.__all__ if n.endswith("_backward")
+    }
