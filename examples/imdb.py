@@ -13,12 +13,14 @@ from scratchformer.training.program import run_program, start_run
 
 PRESETS = {
     "small": dict(
-        d_model=64, heads=2, depth=2, max_length=256, keep="both", vocabulary=20_000, norm="pre", pool="mean",
-        dropout=0.3, embedding_std=0.1, batch_size=32, lr=1e-3, weight_decay=0.01, warmup=200, steps=2400,
+        d_model=64, heads=2, depth=2, max_length=400, keep="both", vocabulary=30_000, norm="pre", pool="mean",
+        dropout=0.3, word_dropout=0.3, embedding_std=0.03, batch_size=32, lr=1e-3, weight_decay=0.01, warmup=200,
+        steps=2112,
     ),
     "tutorial": dict(
-        d_model=128, heads=8, depth=6, max_length=512, keep="head", vocabulary=50_000, norm="post", pool="mean",
-        dropout=0.1, embedding_std=1.0, batch_size=32, lr=3e-4, weight_decay=0.01, warmup=1000, steps=4200,
+        d_model=128, heads=8, depth=6, max_length=512, keep="both", vocabulary=50_000, norm="pre", pool="mean",
+        dropout=0.3, word_dropout=0.3, embedding_std=0.03, batch_size=32, lr=5e-4, weight_decay=0.01, warmup=400,
+        steps=2816,
     ),
 }  # fmt: skip
 
@@ -35,7 +37,9 @@ def main(argv=None):
     model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
     print(f"{len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
 
-    batches = LabelledBatches(data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep)
+    batches = LabelledBatches(
+        data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep, run.word_dropout
+    )
     with Replicas(model, **run.replicas_on_device()) as replicas:
         state = train(
             replicas,
