@@ -53,6 +53,7 @@ def train(
     to be "min" or "max".
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors.
+    The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
     identity: JSON values that a snapshot must have been made with (corpus, vocabulary) to be resumed.
     resume: continue from last.safetensors, if there is one; on a CPU the run then ends with the very parameters that
     it would have had without a stop. Returns the state at the end: "step", "best" (metrics of the best model).
@@ -65,6 +66,7 @@ def train(
         "step": 0,
         "seed": seed,
         "optimizer_class": type(optimizer).__name__,
+        "schedule": repr(schedule),
         "best": None,
         **(identity or {}),
     }

@@ -7,6 +7,7 @@ batch is a sum over its micro-batches, gradient accumulation is the same thing w
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -77,13 +78,16 @@ class Replicas:
         return results
 
     def rows(self, batch: Any) -> int:
-        """Rows of a micro-batch of `batch`."""
+        """Rows of a micro-batch of `batch`; automatic ones are chosen so that every replica gets as many."""
         if self.micro_batch is not None:
             return self.micro_batch
         rows, tokens = batch[0].shape
         if self.device is not CPU:
             return rows
-        return max(1, MICRO_BATCH_ELEMENTS // (tokens * self.model.config["d_model"]))
+        most = max(1, MICRO_BATCH_ELEMENTS // (tokens * self.model.config["d_model"]))
+        fewest = math.ceil(rows / (most * self.count))  # micro-batches a replica
+        even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
+        return math.ceil(rows / (next(even, fewest) * self.count))
 
     def move(self, batch: Any) -> Any:
         """The batch with its arrays on the model's device."""

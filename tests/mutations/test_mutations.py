@@ -49,7 +49,7 @@ MISTAKES = [
                 "        return dy if self.mask is None else ops.dropout_backward(dy, self.mask)",
             ),
         ],
-        "tests/nn",
+        "tests/nn/test_dropout.py",
     ),
     Mistake(
         "layer norm: backward right only while gamma is uniform",
@@ -122,7 +122,7 @@ MISTAKES = [
         "a tied table: only one of its two gradients",
         "nn/linear.py",
         [("        self.w.grad += dw", "        self.w.grad[...] = dw")],
-        "tests/nn",
+        "tests/nn/test_linear.py tests/nn/test_layer.py",
     ),
     Mistake(
         "cross-attention: queries from the memory, keys and values from x",
@@ -133,13 +133,13 @@ MISTAKES = [
             ("        dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key", "        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
             ("        dmemory += self.value", "        dx += self.value"),
         ],
-        "tests/nn",
+        "tests/nn/test_attention.py",
     ),
     Mistake(
         "a causal model that sees the future",
         "nn/attention.py",
         [("        if self.causal:\n", "        if False:\n")],
-        "tests/models tests/nn",
+        "tests/nn/test_attention.py",
     ),
     Mistake(
         "embedding: dW[ids] += dy, so that repeated tokens lose gradient",
@@ -155,7 +155,7 @@ MISTAKES = [
              "        return x.reshape(B, self.heads, T, width // self.heads)"),
             ("        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "        return x.reshape(B, T, H * D)"),
         ],
-        "tests/nn",
+        "tests/nn/test_attention.py",
     ),
     Mistake(
         "sinusoids with base 100,000",
@@ -167,7 +167,7 @@ MISTAKES = [
         "no padding mask: a review's class depends on its batch",
         "models/classifier.py",
         [("self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)", "self.body.forward(ids, None, key)")],
-        "tests/models",
+        "tests/models/test_classifier.py",
     ),
     Mistake(
         "pooling over the padding too",
@@ -191,13 +191,13 @@ MISTAKES = [
         "resume without the learning-rate schedule's place",
         "training/loop.py",
         [("            optimizer.lr = schedule(step)", "            optimizer.lr = schedule(optimizer.steps * (step > 0 and not resume))")],
-        "tests/training -k resume",
+        "tests/training/test_train.py -k resume",
     ),
     Mistake(
         "the logged validation loss is the last training loss",
         "training/loop.py",
         [("        found = evaluate()\n", '        found = {**evaluate(), "loss": loss}\n')],
-        "tests/training",
+        "tests/training/test_train.py",
     ),
     Mistake(
         "the sampler returns its prompt",
@@ -221,13 +221,13 @@ MISTAKES = [
         "recompute: another dropout mask the second time",
         "nn/recompute.py",
         [("self.layer.forward(*cache.inputs, **cache.options)", 'self.layer.forward(*cache.inputs, **{**cache.options, "key": None})')],
-        "tests/nn",
+        "tests/nn/test_block.py",
     ),
     Mistake(
         "gradient accumulation: micro-batches weigh alike, whatever their size",
         "training/replicas.py",
         [("            share = micro.weight / batch.weight\n", "            share = 1 / len(micro_batches)\n")],
-        "tests/training",
+        "tests/training/test_replicas.py",
     ),
     Mistake(
         "float64 from float32",

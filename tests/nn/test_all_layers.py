@@ -102,22 +102,27 @@ def test_inputs_are_not_written_to(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_used_twice_the_gradients_add_up(name):
-    """Forward, forward, then the two backwards in either order: each use alone, summed."""
+    """Forward, forward with another input and key, then the two backwards: each use alone, summed."""
     case = LAYERS[name](Draw(2))
     layer = copy.deepcopy(case.layer).to(dtype=np.float64)
-    other = [np.flip(x, axis=1).copy() if x.ndim > 1 else x for x in case.inputs]
-    dy = [np.random.default_rng(i).standard_normal(layer(*case.inputs, **case.options).shape) for i in (0, 1)]
-    alone = []
-    for inputs, d in zip((case.inputs, other), dy, strict=True):
+    key = case.options.get("key")
+    other = tuple(np.flip(x, axis=1).copy() if x.ndim > 1 else x for x in case.inputs)
+    other_options = case.options if key is None else case.options | {"key": key.fold("other")}
+    uses = [(case.inputs, case.options), (other, other_options)]
+    dy = [np.random.default_rng(i).standard_normal(layer(*inputs, **o).shape) for i, (inputs, o) in enumerate(uses)]
+
+    def forward_backward(chosen):
+        """Gradients of inputs and of parameters, after the forwards and then the backwards of the `chosen` uses."""
         layer.zero_grad()
-        layer.backward(d, layer.forward(*inputs, **case.options)[1])
-        alone.append([p.grad.copy() for p in layer.parameters()])
-    layer.zero_grad()
-    caches = [layer.forward(*inputs, **case.options)[1] for inputs in (case.inputs, other)]
-    for d, cache in zip(dy, caches, strict=True):
-        layer.backward(d, cache)
-    for p, first, second in zip(layer.parameters(), *alone, strict=True):
-        np.testing.assert_allclose(p.grad, first + second, rtol=1e-9, atol=1e-12)
+        caches = [layer.forward(*uses[i][0], **uses[i][1])[1] for i in chosen]
+        dx = [as_tuple(layer.backward(dy[i], cache)) for i, cache in zip(chosen, caches, strict=True)]
+        return dx, [p.grad.copy() for p in layer.parameters()]
+
+    ([dx0], first), ([dx1], second), (dx, both) = (forward_backward(chosen) for chosen in ([0], [1], [0, 1]))
+    for found, alone in zip([*dx[0], *dx[1]], [*dx0, *dx1], strict=True):
+        np.testing.assert_allclose(found, alone, rtol=1e-9, atol=1e-12)
+    for found, a, b in zip(both, first, second, strict=True):
+        np.testing.assert_allclose(found, a + b, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", LAYERS)

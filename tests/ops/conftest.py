@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scratchformer.dispatch import reference_only
 from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.strategies import SCALES
 
@@ -23,13 +24,19 @@ def check_gradients(request, device):
 
     It compares every element, and random directions, with central differences; then the contract of a pair
     (what may be written to, what may share memory) and its types. See `scratchformer.testing.check_gradients`.
+    An operation that has fast twins is checked as it runs, and as the reference.
     """
 
     def check(case):
+        has_twins = bool(OPERATIONS[case](Draw()).op.twins)
+
         @settings(max_examples=max(2, settings.default.max_examples // 12))
         @given(seed=st.integers(0, 2**32 - 1))
         def check_seed(seed):
             check_operation(case, Draw(seed, request.param, device))
+            if has_twins:
+                with reference_only():
+                    check_operation(case, Draw(seed, request.param, device))
 
         check_seed()
 

@@ -13,7 +13,7 @@ B, H, T, S, D, C, V = 3, 2, 5, 7, 4, 6, 9
 IDS = np.random.default_rng(1).integers(0, V, (B, T))
 LENGTHS = np.array([2, T, 3])
 WITHIN = torch.from_numpy(np.arange(T) < LENGTHS[:, None])  # (B, T)
-KEEP = torch.from_numpy(ops.dropout(np.ones((B, T, C)), 0.25, Key(1))[1].keep)
+KEEP = torch.from_numpy(ops.dropout(np.ones((B, T, C)), 0.25, Key(1))[0] > 0)
 CAUSAL = torch.ones(T, S, dtype=torch.bool).tril(S - T)
 
 
