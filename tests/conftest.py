@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from scratchformer.backend import CPU, Device, DeviceError, get_device
 from scratchformer.testing.strict import STRICT
@@ -11,6 +11,7 @@ from scratchformer.testing.strict import STRICT
 settings.register_profile("default", deadline=None, max_examples=25, print_blob=True)
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True)
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=500)
+settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 

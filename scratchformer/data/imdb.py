@@ -35,6 +35,9 @@ SPLITS = ("train", "test", "unsup")
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 
+BLOCK = 250  # at most so many neighbouring reviews that go to validation together: far more than one film has
+
+
 class Labelled(NamedTuple):
     """Encoded texts and their classes: `ids`, an int32 array (T,) per text, and `labels`, an int64 array."""
 
@@ -61,13 +64,17 @@ def load_imdb(
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
     `validation` reviews, as many of each class, are drawn from the training part by `seed` alone and set
-    aside. The vocabulary, of at most `vocabulary_size` words, comes from the training reviews that are left;
-    if a `vocabulary` is given, as on resume, it is used as it is. Raises DataError.
+    aside, in blocks of 250 neighbours: the reviews of one film stand next to each other in the archive, and a
+    model that has read some of them knows the others by the names in them. No film of the test reviews is among
+    the training reviews, so validation must not share its films with training either, or it flatters.
+
+    The vocabulary, of at most `vocabulary_size` words, comes from the training reviews that are left; if a
+    `vocabulary` is given, as on resume, it is used as it is. Raises DataError.
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
     texts, labels = parts["train"]
-    held_out = _balanced_choice(labels, validation, Key(seed).fold("validation"))
+    held_out = _held_out(labels, validation, Key(seed).fold("validation"))
     kept = np.setdiff1d(np.arange(len(labels)), held_out)
     if vocabulary is None:
         vocabulary = Vocabulary.build((texts[i] for i in kept), vocabulary_size)
@@ -199,8 +206,8 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
     return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
-def _balanced_choice(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
-    """Indices of `count` of `labels`, as many of each class as can be, drawn by `key`, in ascending order."""
+def _held_out(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
+    """Indices of `count` of `labels`, as many of each class as can be, in blocks drawn by `key`, in ascending order."""
     classes = np.unique(labels)
     generator = key.generator()
     chosen = []
@@ -212,5 +219,8 @@ def _balanced_choice(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
                 f"validation: {count} reviews asked for, {share} of class {label}, "
                 f"but the training part has only {len(members)} of them"
             )
-        chosen.append(generator.permutation(members)[:share])
+        size = max(1, min(BLOCK, share))
+        blocks = [members[start : start + size] for start in range(0, len(members), size)]
+        drawn = [blocks[b] for b in generator.permutation(len(blocks))]
+        chosen.append(np.concatenate(drawn)[:share])
     return np.sort(np.concatenate(chosen))

@@ -281,6 +281,22 @@ def test_load_imdb_splits_and_builds_the_vocabulary_from_the_training_part_alone
     assert len(load_imdb(archive, vocabulary_size=10, validation=6).vocabulary) == 10
 
 
+def test_validation_is_made_of_neighbours_whose_films_are_not_in_training(tmp_path):
+    archive = write_archive(tmp_path / "a.tar.gz", make_reviews())
+    texts, _ = read_reviews(archive, "train")
+    places = set()
+    for seed in range(8):
+        data = load_imdb(archive, vocabulary_size=200, validation=8, seed=seed)
+        train = set(decoded(data.train, data.vocabulary))
+        held_out = [
+            i for i, text in enumerate(texts) if data.vocabulary.decode(data.vocabulary.encode(text)) not in train
+        ]
+        for block in (held_out[:4], held_out[4:]):
+            assert block == list(range(block[0], block[0] + 4))
+            places.add(block[0])
+    assert len(places) > 2
+
+
 def test_load_imdb_is_a_function_of_its_seed(tmp_path):
     reviews = make_reviews()
     archive = write_archive(tmp_path / "a.tar.gz", reviews)

@@ -5,6 +5,7 @@ own. A mistake is a list of replacements in one file; each replaced text must oc
 mistake which no longer fits the code is noticed.
 """
 
+import os
 import shutil
 import subprocess
 import sys
@@ -248,7 +249,8 @@ def copy_of_the_project(folder: Path) -> None:
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess:
     """pytest in the copy, up to the first failure; exit status 1 means that a test failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "unshrunk"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
