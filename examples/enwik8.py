@@ -1,13 +1,13 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
-of Python's standard library.
+of Python's standard library, as with --data stdlib.
 """
 
 import sys
 
 from scratchformer import Key
-from scratchformer.data import DataError, TextBatches, load_enwik8, load_standard_library
+from scratchformer.data import STANDARD_LIBRARY, DataError, TextBatches, load_enwik8
 from scratchformer.generation import stream_text
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, Cosine
@@ -24,20 +24,22 @@ PRESETS = {
 }
 
 
-def load_corpus(path):
+def load_corpus(run):
     try:
-        return load_enwik8(path)
+        return load_enwik8(run.data)
     except DataError as error:
-        if path is not None:
+        if run.data is not None:
             raise
-        corpus = load_standard_library()
+        run.data = STANDARD_LIBRARY
+        corpus = load_enwik8(run.data)
         print(f"{error}\ntraining on {corpus.name} instead")
         return corpus
 
 
 def main(argv=None):
     run = start_run("enwik8", __doc__, PRESETS, argv)
-    corpus = load_corpus(run.data)
+    corpus = load_corpus(run)
+    run.save()
     key = Key(run.seed)
     sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context", "norm")}
     model = LanguageModel(256, key=key.fold("weights"), **sizes).to(run.device)

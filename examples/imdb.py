@@ -30,6 +30,7 @@ def main(argv=None):
     words = run.out / "vocabulary.txt"
     known = Vocabulary.load(words) if run.resume and words.exists() else None
     data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
+    run.save()
     data.vocabulary.save(words)
     key = Key(run.seed)
     names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std")

@@ -97,7 +97,7 @@ def generate(args: argparse.Namespace) -> None:
 
 def evaluate(args: argparse.Namespace) -> None:
     from .backend import get_device
-    from .data import Vocabulary, load_enwik8, load_imdb, load_standard_library
+    from .data import Vocabulary, load_enwik8, load_imdb
     from .models import Classifier
     from .training import Replicas, SnapshotError, evaluate_classifier, evaluate_language_model, load_model
     from .training.program import read_settings
@@ -116,8 +116,7 @@ def evaluate(args: argparse.Namespace) -> None:
             part = getattr(data, args.part)
             found = evaluate_classifier(replicas, part, model.body.max_length, settings["keep"])
         else:
-            offline = path is None and "stdlib" in state["corpus"]
-            corpus = load_standard_library() if offline else load_enwik8(path)
+            corpus = load_enwik8(path)
             if corpus.name != state["corpus"]:
                 raise SnapshotError(f"the model was trained on {state['corpus']}, this is {corpus.name}")
             found = evaluate_language_model(replicas, getattr(corpus, args.part))

@@ -2,11 +2,12 @@
 
 from .batching import LabelledBatch, LabelledBatches, TextBatch, TextBatches, in_order, windows
 from .download import DataError, cache_dir, fetch, verify
-from .enwik8 import Corpus, load_bytes, load_enwik8, load_standard_library
+from .enwik8 import STANDARD_LIBRARY, Corpus, load_bytes, load_enwik8, load_standard_library
 from .imdb import Imdb, Labelled, load_imdb, read_reviews, read_splits
 from .vocabulary import Vocabulary, tokenize
 
 __all__ = [
+    "STANDARD_LIBRARY",
     "Corpus",
     "DataError",
     "Imdb",

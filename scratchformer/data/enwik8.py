@@ -25,6 +25,7 @@ from .download import DataError, fetch
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 FILENAME = "enwik8.zip"
+STANDARD_LIBRARY = "stdlib"  # a path that stands for `load_standard_library()`
 MEMBER = "enwik8"
 MEMBER_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 MEMBER_SIZE = 100_000_000
@@ -60,10 +61,13 @@ def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
     `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8, enwik8.zip or
     enwik8*.gz; with None the official archive is downloaded. The zip is read in memory: only its member
     `enwik8`, nothing extracted. The corpus is called "enwik8" if it is the whole, "enwik8 (first N bytes)" if
-    it begins as enwik8 does and is shorter, and by its file name if it is another text.
+    it begins as enwik8 does and is shorter, and by its file name if it is another text. The path
+    STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
     """
+    if path == STANDARD_LIBRARY:
+        return load_standard_library()
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
     data = _read(path, MEMBER)
     return _split(_name(data, path), data)

@@ -28,12 +28,19 @@ class Run(argparse.Namespace):
         """The arguments of `Replicas`."""
         return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
 
+    def save(self) -> None:
+        """Write the settings to the run's folder: for the program to call when it has its data and can begin."""
+        settings = {name: value for name, value in vars(self).items() if name not in ("device", "out", "resume")}
+        self.out.mkdir(parents=True, exist_ok=True)
+        unfinished = self.out / (SETTINGS + ".unfinished")
+        unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        unfinished.replace(self.out / SETTINGS)
+
 
 def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, Any]], argv: list[str] | None) -> Run:
-    """Parse the command line of an example program and open the folder of its run.
+    """Parse the command line of an example program; with --resume, read the settings from the run's folder.
 
-    The settings are written to settings.json in that folder. With --resume they are read from there, so that the run
-    goes on as it began; of the other options only --device, --data and --steps count then.
+    A resumed run goes on as it began: of the other options only --device, --data and --steps count then.
     Raises ValueError if the folder already holds a run, or with --resume if it holds none.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -71,11 +78,8 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
         settings |= {key: getattr(args, key) for key in ("preset", "seed", "micro_batch", "tensorboard")}
         settings |= {"replicas": args.replicas or cores(), "data": None}
     settings |= {key: value for key in ("steps", "data") if (value := getattr(args, key)) is not None}
-    settings["data"] = settings["data"] and str(Path(settings["data"]).absolute())
-    out.mkdir(parents=True, exist_ok=True)
-    unfinished = out / (SETTINGS + ".unfinished")
-    unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(out / SETTINGS)
+    if settings["data"] and Path(settings["data"]).exists():
+        settings["data"] = str(Path(settings["data"]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     return Run(**settings, device=device, out=out, resume=bool(args.resume))
 
