@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Iterator
 
 import numpy as np
@@ -52,6 +53,32 @@ def report() -> Iterator[tuple[str, str]]:
             yield package, f"not installed; needed for {purpose}"
 
 
+_CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
+def _installed(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _driver() -> Iterator[tuple[str, str]]:
+    """The NVIDIA driver, its GPUs, and the extra whose CUDA version it can run."""
+    query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        yield "NVIDIA driver", "none found (nvidia-smi does not answer): no GPU can be used"
+        return
+    for line in lines:
+        version, name, free = (part.strip() for part in line.split(","))
+        # CUDA 13 needs a driver of version 580 or later, CUDA 12 one of version 525 or later.
+        extra = "cuda13" if int(version.partition(".")[0]) >= 580 else "cuda12"
+        yield "NVIDIA driver", f"{version}; {name}, {free} free; install scratchformer[{extra}]"
+
+
 def _free_memory() -> str:
     try:
         lines = open("/proc/meminfo", encoding="ascii").read().splitlines()
@@ -62,15 +89,17 @@ def _free_memory() -> str:
 
 
 def _gpu() -> Iterator[tuple[str, str]]:
+    yield from _driver()
+    try:
+        yield "CuPy", importlib.metadata.version(next(d for d in _CUPY if _installed(d)))
+    except StopIteration:
+        yield "CuPy", "not installed; needed for --device gpu"
     try:
         device = get_device("gpu")
     except DeviceError as error:
         yield "GPU", str(error)
-        driver = shutil.which("nvidia-smi")
-        yield "NVIDIA driver", "nvidia-smi found" if driver else "none found (nvidia-smi is not on the path)"
         return
     runtime = device.xp.cuda.runtime
-    yield "CuPy", device.xp.__version__
     yield "CUDA", f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
     for i in range(runtime.getDeviceCount()):
         with device.xp.cuda.Device(i):

@@ -45,12 +45,12 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     records = read_metrics(metrics) if metrics.exists() else []
     if not any("loss" in r for r in records):
         raise ValueError(f"{run}: nothing to plot yet, no loss is in {metrics.name}")
+    best = run / "best.safetensors"
+    model, _ = load_model(best if best.exists() else run)
+    ids, labels = encode(model, TEXTS[type(model).__name__] if text is None else text, run)
     out = out or run / "plots"
     out.mkdir(parents=True, exist_ok=True)
     yield plot_curves(records, settings, out / "curves.png")
-    best = run / "best.safetensors"
-    model, _ = load_model(best if best.exists() else run)
-    ids, labels = encode(model, text or TEXTS[type(model).__name__], run)
     yield plot_attention(attention_maps(model, ids), labels, out / "attention.png")
     yield plot_positions(model, out / "positions.png")
 
@@ -92,10 +92,11 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     score = accuracy if any(accuracy in r for r in records) else bits
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
-    left.plot(steps, loss, color="tab:blue", alpha=0.3, linewidth=0.8, label="training, one batch")
-    width = max(1, len(loss) // 40)
-    smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
-    left.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"training, mean of {width}")
+    width = max(1, len(loss) // 40)  # points that the smooth curve averages
+    left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch")
+    if width > 1:
+        smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
+        left.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"training, mean of {width} batches")
     left.plot(*series("validation_loss"), "o-", color="tab:orange", markersize=3, label="validation")
     left.set(xlabel="step", ylabel="loss (nats)", title="Loss")
     left.legend(frameon=False)
@@ -129,22 +130,25 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path) -> Path:
     from matplotlib.colors import PowerNorm
 
     depth, heads, T, _ = maps.shape
-    size = min(4.5, max(2.0, 0.1 * T))  # inches: room for a label a token
+    every = 1 + T // 48  # with more tokens only some are labelled
+    ticks, labels = range(0, T, every), labels[::every]
+    size = min(3.6, max(1.8, 0.08 * T))  # inches: room for a label a token
     figure, axes = plt.subplots(
-        depth, heads, figsize=(size * heads + 1.2, size * depth + 1.2), squeeze=False, layout="constrained"
+        depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
+    norm = PowerNorm(0.5, 0, float(maps.max()))
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
-            image = cell.imshow(maps[layer, head], cmap="Blues", norm=PowerNorm(0.5, 0, 1), interpolation="nearest")
-            cell.set_xticks(range(T), labels if layer == depth - 1 else [], fontsize=6, rotation=90)
-            cell.set_yticks(range(T), labels if head == 0 else [], fontsize=6)
+            image = cell.imshow(maps[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
+            cell.set_xticks(ticks, labels if layer == depth - 1 else [""] * len(labels), fontsize=6, rotation=90)
+            cell.set_yticks(ticks, labels if head == 0 else [""] * len(labels), fontsize=6)
             cell.tick_params(length=0, pad=1)
             cell.spines[:].set_color("lightgray")
             if layer == 0:
                 cell.set_title(f"head {head + 1}", fontsize=9)
             if head == 0:
                 cell.set_ylabel(f"layer {layer + 1}", fontsize=9)
-    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01, ticks=(0, 0.05, 0.2, 0.5, 1))
+    bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01)
     bar.set_label("attention of the row's token to the column's token")
     figure.savefig(path, dpi=130)
     plt.close(figure)
@@ -158,7 +162,7 @@ def plot_positions(model: Layer, path: Path) -> Path:
     learned = hasattr(positions, "table")
     length, width = model.body.max_length, model.config["d_model"]
     table = to_cpu(positions.table.data) if learned else sinusoidal_positions(length, width)
-    normed = table / np.linalg.norm(table, axis=1, keepdims=True)
+    normed = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     limit = float(np.percentile(np.abs(table), 99))
     image = left.imshow(table, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")

@@ -1,5 +1,6 @@
 """The two example programs and the commands, from end to end on small data."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -92,6 +93,8 @@ def test_enwik8_without_data_and_network_says_that_it_trains_on_the_standard_lib
     assert re.search(f"^{name}: [0-9.]+ bits per byte", result.stdout, re.MULTILINE)
     assert "no connection to mattmahoney.net" in result.stdout
     assert re.fullmatch(name, load_snapshot(tmp_path / "run").state["corpus"])
+    settings = json.loads((tmp_path / "run" / "settings.json").read_text(encoding="utf-8"))
+    assert settings["data"] == "stdlib"  # so that it is resumed on the same corpus, with a network or without
 
 
 def test_imdb_tells_its_test_accuracy(imdb_run):

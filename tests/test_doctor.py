@@ -1,0 +1,27 @@
+"""What `scratchformer doctor` says of the driver, without one and with a stand-in for nvidia-smi."""
+
+import pytest
+
+from scratchformer import doctor
+
+
+def test_it_names_what_a_bug_report_needs():
+    subjects = [subject for subject, _ in doctor.report()]
+    for wanted in ("Python", "NumPy", "BLAS", "CPU", "free memory", "NVIDIA driver", "CuPy", "GPU", "data cache"):
+        assert wanted in subjects or any(s.startswith("gpu:") for s in subjects)
+
+
+@pytest.mark.parametrize(("version", "extra"), [("580.65.06", "cuda13"), ("550.54", "cuda12")])
+def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f'#!/bin/sh\necho "{version}, NVIDIA H200, 140000 MiB"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")
+    assert finding == f"{version}; NVIDIA H200, 140000 MiB free; install scratchformer[{extra}]"
+
+
+def test_no_driver(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")
+    assert finding.startswith("none found")
