@@ -13,14 +13,14 @@ from scratchformer.training.program import run_program, start_run
 
 PRESETS = {
     "small": dict(
-        d_model=64, heads=2, depth=2, max_length=400, keep="both", vocabulary=30_000, norm="pre", pool="mean",
-        dropout=0.3, word_dropout=0.3, embedding_std=0.03, batch_size=32, lr=1e-3, weight_decay=0.01, warmup=200,
+        d_model=64, heads=2, depth=2, max_length=512, keep="both", vocabulary=30_000, norm="pre", pool="mean",
+        dropout=0.5, word_dropout=0.5, embedding_std=0.03, batch_size=32, lr=5e-4, weight_decay=0.1, warmup=200,
         steps=2112,
     ),
     "tutorial": dict(
         d_model=128, heads=8, depth=6, max_length=512, keep="both", vocabulary=50_000, norm="pre", pool="mean",
-        dropout=0.3, word_dropout=0.3, embedding_std=0.03, batch_size=32, lr=5e-4, weight_decay=0.01, warmup=400,
-        steps=2816,
+        dropout=0.3, word_dropout=0.4, embedding_std=0.03, batch_size=32, lr=3e-4, weight_decay=0.1, warmup=400,
+        steps=2112,
     ),
 }  # fmt: skip
 
