@@ -41,6 +41,14 @@ def train_ours(model: LanguageModel, batches: TextBatches, schedule: Cosine, ste
     return losses
 
 
+def clip(model: TorchLanguageModel, max_norm: float) -> None:
+    """Clip by global norm. (`clip_grad_norm_` divides by norm + 1e-6, which alone moves a float64 loss by 1e-9.)"""
+    grads = [p.grad for p in model.parameters()]
+    norm = torch.nn.utils.get_total_norm(grads)
+    if norm > max_norm:
+        torch._foreach_mul_(grads, max_norm / norm)
+
+
 def train_theirs(model: TorchLanguageModel, batches: TextBatches, schedule: Cosine, steps: int) -> list[float]:
     optimizer, losses = torch.optim.Adam(model.parameters(), schedule.peak), []
     for step in range(steps):
@@ -48,7 +56,7 @@ def train_theirs(model: TorchLanguageModel, batches: TextBatches, schedule: Cosi
         optimizer.zero_grad()
         loss = model.loss(*(torch.from_numpy(a).long() for a in batches.batch(step)))
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        clip(model, 1.0)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -75,7 +83,7 @@ def main() -> None:
     corpus, preset, key = load_enwik8(args.data), PRESETS[args.preset], Key(args.seed)
     batches = TextBatches(corpus.train, preset["batch_size"], preset["context"], key.fold("batches"))
     schedule = Cosine(preset["lr"], preset["warmup"], args.steps, floor=preset["lr"] / 10)
-    sizes = {name: preset[name] for name in ("d_model", "heads", "depth", "context", "norm")}
+    sizes = {name: preset[name] for name in ("d_model", "heads", "depth", "context", "norm", "embedding_std")}
 
     def both(dtype: type) -> tuple[LanguageModel, TorchLanguageModel]:
         model = LanguageModel(256, key=key.fold("weights"), **sizes).to(dtype=dtype)

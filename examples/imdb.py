@@ -8,7 +8,7 @@ from scratchformer import Key
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier
 from scratchformer.optim import AdamW, Cosine
-from scratchformer.training import Replicas, evaluate_classifier, load_model, train
+from scratchformer.training import Replicas, best_snapshot, evaluate_classifier, load_model, train
 from scratchformer.training.program import run_program, start_run
 
 PRESETS = {
@@ -28,15 +28,18 @@ PRESETS = {
 def main(argv=None):
     run = start_run("imdb", __doc__, PRESETS, argv)
     words = run.out / "vocabulary.txt"
-    known = Vocabulary.load(words) if run.resume and words.exists() else None
+    known = Vocabulary.load(words) if (run.out / "last.safetensors").exists() else None
     data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
-    run.save()
-    data.vocabulary.save(words)
     key = Key(run.seed)
     names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std")
     sizes = {name: getattr(run, name) for name in names}
     model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
     print(f"{len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
+
+    def save():
+        run.save()
+        if known is None:
+            data.vocabulary.save(words)
 
     batches = LabelledBatches(
         data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep, run.word_dropout
@@ -45,7 +48,7 @@ def main(argv=None):
         state = train(
             replicas,
             AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
-            Cosine(run.lr, run.warmup, run.steps),
+            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps),
             batches,
             run.steps,
             run.out,
@@ -53,11 +56,12 @@ def main(argv=None):
             evaluate_every=len(batches) // 2,
             select=("accuracy", "max"),
             seed=run.seed,
-            identity={"vocabulary": data.vocabulary.fingerprint},
+            identity={"vocabulary": data.vocabulary.fingerprint, "data": data.fingerprint},
             resume=run.resume,
             tensorboard=run.tensorboard,
+            on_start=save,
         )
-        best, _ = load_model(run.out / "best.safetensors")
+        best, _ = load_model(best_snapshot(run.out))
         model.load_state_dict(best.state_dict())
         test = evaluate_classifier(replicas, data.test, run.max_length, run.keep)
     print(f"best on validation: {state['best']}")

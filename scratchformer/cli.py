@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import chain
 from pathlib import Path
 
 from .training.program import run_program
@@ -67,19 +68,12 @@ def check(args: argparse.Namespace) -> None:
         sys.exit("some gradients are wrong")
 
 
-def best_snapshot(folder: str) -> Path:
-    """The best snapshot of a run's folder, else its last; or the file that is named."""
-    path = Path(folder)
-    best = path / "best.safetensors"
-    return best if best.is_file() else path
-
-
 def generate(args: argparse.Namespace) -> None:
     from .backend import get_device
-    from .generation import stream_text
+    from .generation import printable, stream_text
     from .models import LanguageModel
     from .rng import Key
-    from .training import load_model
+    from .training import best_snapshot, load_model
 
     model, _ = load_model(best_snapshot(args.run_folder))
     if not isinstance(model, LanguageModel):
@@ -88,18 +82,27 @@ def generate(args: argparse.Namespace) -> None:
         raise ValueError("--prompt: expected at least one character")
     if args.tokens < 0:
         raise ValueError(f"--tokens: expected a number >= 0, got {args.tokens}")
-    print(args.prompt, end="")
+    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes that were typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    for text in stream_text(model.to(get_device(args.device)), args.prompt, args.tokens, **options):
-        print(text, end="", flush=True)
+    texts = stream_text(model.to(get_device(args.device)), prompt, args.tokens, **options)
+    first = next(texts, "")  # before the prompt is printed, so that a mistake in the options is the only line
+    for text in chain([prompt.decode("utf-8", "replace"), first], texts):
+        print(printable(text), end="", flush=True)
     print()
 
 
 def evaluate(args: argparse.Namespace) -> None:
     from .backend import get_device
-    from .data import Vocabulary, load_enwik8, load_imdb
+    from .data import VALIDATION_BYTES, Vocabulary, load_enwik8, load_imdb
     from .models import Classifier
-    from .training import Replicas, SnapshotError, evaluate_classifier, evaluate_language_model, load_model
+    from .training import (
+        Replicas,
+        SnapshotError,
+        best_snapshot,
+        evaluate_classifier,
+        evaluate_language_model,
+        load_model,
+    )
     from .training.program import read_settings
 
     settings = read_settings(Path(args.run_folder))
@@ -110,22 +113,29 @@ def evaluate(args: argparse.Namespace) -> None:
         if isinstance(model, Classifier):
             settings = read_settings(Path(args.run_folder), "vocabulary", "keep")
             vocabulary = Vocabulary.load(Path(args.run_folder) / "vocabulary.txt")
-            if vocabulary.fingerprint != state["vocabulary"]:
+            if vocabulary.fingerprint != state.get("vocabulary"):
                 raise SnapshotError(f"{args.run_folder}: the snapshot was made with another vocabulary")
             data = load_imdb(path, settings["vocabulary"], seed=settings["seed"], vocabulary=vocabulary)
+            if data.fingerprint != state.get("data"):
+                raise SnapshotError("the model was trained on other data, not on these reviews")
             part = getattr(data, args.part)
             found = evaluate_classifier(replicas, part, model.body.max_length, settings["keep"])
         else:
             corpus = load_enwik8(path)
-            if corpus.name != state["corpus"]:
-                raise SnapshotError(f"the model was trained on {state['corpus']}, this is {corpus.name}")
-            found = evaluate_language_model(replicas, getattr(corpus, args.part))
+            if corpus.fingerprint != state.get("data"):
+                raise SnapshotError(
+                    f"the model was trained on other data: {state.get('corpus')}, not this {corpus.name}"
+                )
+            part = corpus.test if args.part == "test" else corpus.validation[:VALIDATION_BYTES]
+            found = evaluate_language_model(replicas, part)
     print(f"{args.part}: " + ", ".join(f"{name} {value:.4f}" for name, value in found.items()))
 
 
 def plot(args: argparse.Namespace) -> None:
     from .plots import plot_run
 
+    if args.out and Path(args.out).is_file():
+        raise ValueError(f"--out: {args.out} is no folder")
     for path in plot_run(Path(args.run_folder), args.text, args.out and Path(args.out)):
         print(path)
 

@@ -14,7 +14,7 @@ from .dispatch import reference_only
 from .models import Classifier
 from .nn import Layer, Recompute
 from .ops import sinusoidal_positions
-from .training import load_model, read_metrics
+from .training import best_snapshot, load_model, read_metrics
 from .training.program import read_settings
 
 TEXTS = {
@@ -45,8 +45,7 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     records = read_metrics(metrics) if metrics.exists() else []
     if not any("loss" in r for r in records):
         raise ValueError(f"{run}: nothing to plot yet, no loss is in {metrics.name}")
-    best = run / "best.safetensors"
-    model, _ = load_model(best if best.exists() else run)
+    model, _ = load_model(best_snapshot(run))
     ids, labels = encode(model, TEXTS[type(model).__name__] if text is None else text, run)
     out = out or run / "plots"
     out.mkdir(parents=True, exist_ok=True)
@@ -85,7 +84,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     plt = pyplot()
 
     def series(name: str) -> tuple[list, list]:
-        points = [(r["step"], r[name]) for r in records if name in r]
+        points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
     accuracy, bits = "validation_accuracy", "validation_bits_per_byte"

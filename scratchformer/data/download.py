@@ -6,6 +6,7 @@ destination, which is renamed only when the checksum is right, and deleted other
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -17,6 +18,10 @@ class DataError(ValueError):
     """A data file is missing, damaged, or not what it should be, or a download failed."""
 
 
+class NoConnection(DataError):
+    """A download failed for want of a network: no connection, or no answer in time."""
+
+
 def cache_dir() -> Path:
     """The folder that downloads go to: $SCRATCHFORMER_DATA if set, else the user's cache folder."""
     return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
@@ -25,14 +30,18 @@ def cache_dir() -> Path:
 def fetch(url: str, checksum: str, filename: str) -> Path:
     """The path of `filename` in `cache_dir()`, downloaded from `url` unless a file with that checksum is there.
 
-    Raises DataError, one line, if there is no connection, the server refuses, the checksum is wrong or the
-    file cannot be written. No part of a failed download is left behind.
+    Raises NoConnection if the server cannot be reached, and DataError if it refuses, the checksum is wrong or the
+    file cannot be written; each has one line. No part of a failed download is left behind.
     """
+    from requests.exceptions import ConnectionError, Timeout
+
     folder = cache_dir()
+    pooch.get_logger().setLevel(logging.WARNING)
     try:
         found = pooch.retrieve(url, known_hash=checksum, fname=filename, path=folder, progressbar=True)
     except (OSError, ValueError) as error:
-        raise DataError(
+        kind = NoConnection if isinstance(error, (ConnectionError, Timeout)) else DataError
+        raise kind(
             f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; --data PATH takes a local copy"
         ) from error
     return Path(found)

@@ -25,6 +25,7 @@ from .download import DataError, fetch
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 FILENAME = "enwik8.zip"
+VALIDATION_BYTES = 100_000  # of the validation part: as many as a run is scored on while it trains
 STANDARD_LIBRARY = "stdlib"  # a path that stands for `load_standard_library()`
 MEMBER = "enwik8"
 MEMBER_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
@@ -52,6 +53,14 @@ class Corpus(NamedTuple):
     train: np.ndarray
     validation: np.ndarray
     test: np.ndarray
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the whole text, in hexadecimal: equal only for equal texts, whatever they are called."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.validation, self.test):
+            digest.update(np.ascontiguousarray(part))
+        return digest.hexdigest()
 
 
 def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:

@@ -10,6 +10,7 @@ or `aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and all other na
 from __future__ import annotations
 
 import gzip
+import hashlib
 import os
 import re
 import tarfile
@@ -52,6 +53,15 @@ class Imdb(NamedTuple):
     validation: Labelled
     test: Labelled
     vocabulary: Vocabulary
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the training and validation parts, encoded texts and labels in their order, in hexadecimal."""
+        digest = hashlib.sha256()
+        for ids, labels in (self.train, self.validation):
+            for array in (labels, np.array([len(text) for text in ids]), *ids):
+                digest.update(array.astype("<i8"))
+        return digest.hexdigest()
 
 
 def load_imdb(

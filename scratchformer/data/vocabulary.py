@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from .download import DataError
+from .files import replacing
 
 PAD, UNKNOWN = 0, 1
 SPECIALS = ("<pad>", "<unk>")
@@ -99,16 +100,8 @@ class Vocabulary:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the words to `path`, UTF-8, one a line, from number 0 on; a failure leaves no half file."""
-        path = Path(path)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with temporary.open("wb") as file:
-                file.write("".join(f"{word}\n" for word in self.words).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with replacing(Path(path)) as unfinished:
+            unfinished.write_bytes("".join(f"{word}\n" for word in self.words).encode())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], fingerprint: str | None = None) -> Vocabulary:

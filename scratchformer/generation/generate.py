@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Iterator
 
 import numpy as np
@@ -40,12 +41,21 @@ def generate(
         new = ids[:, None]
 
 
-def stream_text(model: LanguageModel, prompt: str, tokens: int, **options: object) -> Iterator[str]:
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """`text` with U+FFFD for control characters other than new line and tab: a terminal would obey them."""
+    return _CONTROL.sub("\ufffd", text)
+
+
+def stream_text(model: LanguageModel, prompt: str | bytes, tokens: int, **options: object) -> Iterator[str]:
     """Generate with a model of bytes: yield text as soon as its bytes make up characters (UTF-8), starting after
-    `prompt`. Bytes that are no UTF-8 come out as U+FFFD. The options are those of `generate`.
+    `prompt`. Bytes that are no UTF-8 come out as U+FFFD, control characters as they are: see `printable`. The options
+    are those of `generate`.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    ids = np.frombuffer(prompt.encode("utf-8"), np.uint8)[None, :]
+    ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)[None, :]
     for new in generate(model, ids, tokens, **options):
         text = decoder.decode(bytes([int(new[0])]))
         if text:

@@ -4,7 +4,7 @@ from .evaluate import evaluate_classifier, evaluate_language_model
 from .loop import Diverged, train
 from .metrics import Metrics, read_metrics
 from .replicas import Replicas
-from .snapshot import Snapshot, SnapshotError, load_model, load_snapshot, save_snapshot
+from .snapshot import Snapshot, SnapshotError, best_snapshot, load_model, load_snapshot, save_snapshot
 
 __all__ = [
     "Diverged",
@@ -12,6 +12,7 @@ __all__ = [
     "Replicas",
     "Snapshot",
     "SnapshotError",
+    "best_snapshot",
     "evaluate_classifier",
     "evaluate_language_model",
     "load_model",

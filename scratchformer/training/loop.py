@@ -15,12 +15,13 @@ from typing import Any
 from tqdm import tqdm
 
 from ..optim import clip_by_global_norm
+from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
 from ..rng import Key
 from .diagnose import first_nonfinite
 from .metrics import Metrics
 from .replicas import Replicas
-from .snapshot import SnapshotError, load_snapshot, restore, save_snapshot
+from .snapshot import SnapshotError, holds_run, load_snapshot, restore, save_snapshot
 
 
 class Diverged(RuntimeError):
@@ -39,29 +40,43 @@ def train(
     select: tuple[str, str] = ("loss", "min"),
     snapshot_every: int = 100,
     log_every: int = 10,
-    clip: float = 1.0,
+    clip: float | None = 1.0,
     seed: int = 0,
     identity: dict[str, Any] | None = None,
     resume: bool = False,
     tensorboard: bool = False,
+    on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `replicas.model` for `steps` steps, with a log, snapshots, and the best model kept, in the folder `out`.
 
-    One step: gradients of `batches.batch(step)` in micro-batches on replicas, clip their global norm to `clip`, set
-    the learning rate to `schedule(step)`, step the optimizer. `evaluate()`, every `evaluate_every` steps and at the
-    end, returns metrics of held-out data; `select` names the one that decides which model is best, and whether it is
-    to be "min" or "max".
+    One step: gradients of `batches.batch(step)` in micro-batches on replicas, clip their global norm to `clip` (None:
+    do not), set the learning rate to `schedule(step)`, step the optimizer. `evaluate()`, every `evaluate_every` steps
+    and at the end, returns metrics of held-out data; `select` names the one that decides which model is best, and
+    whether it is to be "min" or "max".
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors.
     The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
-    identity: JSON values that a snapshot must have been made with (corpus, vocabulary) to be resumed.
+    identity: JSON values that a snapshot must have been made with (fingerprints of the data) to be resumed.
     resume: continue from last.safetensors, if there is one; on a CPU the run then ends with the very parameters that
-    it would have had without a stop. Returns the state at the end: "step", "best" (metrics of the best model).
+    it would have had without a stop. A snapshot that is refused leaves the folder as it was.
+    on_start: called when training is about to begin, with a folder that is this run's: here a program may write to it.
+    Returns the state at the end: "step", "best" (metrics of the best model).
 
     Raises Diverged if loss or gradient is not finite, naming the first layer; SnapshotError if a snapshot cannot be
-    saved, or is not of this run. Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
+    saved, or is not of this run; ValueError for arguments out of range, or a run in `out` that is not to be resumed.
+    Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
+    metric, direction = select
+    if direction not in ("min", "max"):
+        raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
+    if snapshot_every < 1 or log_every < 1 or evaluate_every < 0:
+        numbers = f"{snapshot_every}, {log_every}, {evaluate_every}"
+        raise ValueError(f"snapshot_every, log_every, evaluate_every: expected at least 1, 1, 0, got {numbers}")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip: expected None or a number > 0, got {clip}")
+    if not resume and holds_run(out):
+        raise ValueError(f"{out} holds a run: resume it, or choose another folder")
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
@@ -80,16 +95,20 @@ def train(
         state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
     out.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(out, state["step"], tensorboard)
+    on_start()
 
-    metric, direction = select
     sign = 1 if direction == "max" else -1
     tokens, started = 0, time.perf_counter()
 
     def evaluate_now(step: int) -> None:
         found = evaluate()
+        if metric not in found:
+            raise ValueError(f"select: evaluate() returns {', '.join(found)}, and not {metric!r}")
+        found = {name: float(value) for name, value in found.items()}
         metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
         bar.write(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()), file=sys.stderr)
-        if state["best"] is None or sign * found[metric] > sign * state["best"][metric]:
+        better = state["best"] is None or sign * found[metric] > sign * state["best"][metric]
+        if better and math.isfinite(found[metric]):
             state["best"] = {"step": step, **found}
             save_snapshot(best, model, **state)
 
@@ -98,7 +117,8 @@ def train(
             key = Key(seed).fold("train", step)
             batch = batches.batch(step)
             loss = replicas.gradients(batch, key)
-            norm = clip_by_global_norm(model.flat.grad, clip)
+            grad = model.flat.grad
+            norm = global_norm(grad) if clip is None else clip_by_global_norm(grad, clip)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
                 raise Diverged(
@@ -123,7 +143,7 @@ def train(
             if done % snapshot_every == 0 or done == steps or interrupted:
                 save_snapshot(last, model, optimizer, **state)
             if interrupted and done < steps:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(f"step {done} is saved in {last}")
     metrics.close()
     return state
 

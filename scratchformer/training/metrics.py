@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
+from ..data.files import replacing
+
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The records of a metrics file, oldest first; a last line that a killed run left half-written is skipped."""
-    records = []
-    for line in Path(path).read_text(encoding="utf-8").splitlines():
+    """The records of a metrics file, oldest first; a last line that a killed run left half-written is skipped.
+
+    Raises ValueError if any other line is no JSON object with a "step".
+    """
+    records, lines = [], Path(path).read_bytes().splitlines()
+    for number, line in enumerate(lines, 1):
         try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and type(record.get("step")) is int:
+            records.append(record)
+        elif number < len(lines):
+            raise ValueError(f"{path} line {number} is damaged")
     return records
 
 
 class Metrics:
-    """Appends records to RUN/metrics.jsonl; each has the "step" it belongs to, counted from 1.
+    """Appends records to RUN/metrics.jsonl; each has the "step" it belongs to, counted from 1. NaN becomes null.
 
     resume_at: keep the records up to this step, and drop those of steps that will be done again.
     tensorboard: also write scalars to RUN/tensorboard (needs the extra: pip install 'scratchformer[tensorboard]').
@@ -28,14 +38,14 @@ class Metrics:
     def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False) -> None:
         self.path = run / "metrics.jsonl"
         kept = [r for r in read_metrics(self.path) if r["step"] <= resume_at] if self.path.exists() else []
-        unfinished = run / "metrics.jsonl.unfinished"
-        unfinished.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
-        unfinished.replace(self.path)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
+        with replacing(self.path) as unfinished:
+            unfinished.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
 
     def write(self, step: int, **values: float) -> None:
+        record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
         with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"step": step, **values}) + "\n")
+            file.write(json.dumps(record) + "\n")
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
@@ -43,6 +53,13 @@ class Metrics:
     def close(self) -> None:
         if self.board is not None:
             self.board.close()
+
+
+def _json_number(value: float) -> float | int | None:
+    """`value` as JSON has it: no number of NumPy's, and none that is not finite."""
+    if not math.isfinite(value):
+        return None
+    return value if isinstance(value, int) else float(value)
 
 
 def _summary_writer(folder: Path) -> Any:

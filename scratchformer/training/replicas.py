@@ -31,9 +31,13 @@ def cores() -> int:
 class Replicas:
     """`count` replicas of a model, as a context manager: inside it, BLAS keeps to one thread if there are several.
 
-    model: a Layer with `loss(*batch, key=)` and `loss_backward(dloss, cache)`; it is the first replica.
+    model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
+    `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
+    A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, how many things its mean loss is
+    a mean over, `tokens`, how many it has, and `split(size)`, its rows in order as batches of at most `size`.
     count: by default one for each core of a CPU, one on a GPU. micro_batch: rows of a micro-batch; by default as many
-    as keep tokens × width near 131,072 on a CPU, and the whole batch on a GPU.
+    as keep tokens × width near 131,072 on a CPU (one micro-batch a replica where `model.config` has no "d_model"), and
+    the whole batch on a GPU.
 
     Which replica gets which micro-batch, and the order of every sum, is fixed: results do not depend on the timing of
     threads. They do depend, in the last bits, on `count` and `micro_batch`.
@@ -81,10 +85,11 @@ class Replicas:
         """Rows of a micro-batch of `batch`; automatic ones are chosen so that every replica gets as many."""
         if self.micro_batch is not None:
             return self.micro_batch
-        rows, tokens = batch[0].shape
+        rows = len(batch[0])
         if self.device is not CPU:
             return rows
-        most = max(1, MICRO_BATCH_ELEMENTS // (tokens * self.model.config["d_model"]))
+        width = getattr(self.model, "config", {}).get("d_model", 0)
+        most = max(1, MICRO_BATCH_ELEMENTS // (batch[0].shape[1] * width)) if width else math.ceil(rows / self.count)
         fewest = math.ceil(rows / (most * self.count))  # micro-batches a replica
         even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
         return math.ceil(rows / (next(even, fewest) * self.count))

@@ -5,15 +5,13 @@ the run (step, seed, best score so far, the vocabulary's fingerprint). Random nu
 functions of seed and step, so these two are all that is to be saved of them. There is no pickle: reading a snapshot
 runs no code from it.
 
-A file is written beside its place, forced to disk, and then renamed over the old one. Whenever the program is killed,
-or the disk is full, the last good snapshot is still there.
+A file is written beside its place and then renamed over the old one (`replacing`). Whenever the program is killed, or
+the disk is full, the last good snapshot is still there.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import models
+from ..data.files import replacing
 from ..nn import Layer
 from ..optim.optimizer import Optimizer
 
@@ -55,25 +54,23 @@ def save_snapshot(path: Path | str, model: Layer, optimizer: Optimizer | None = 
         "model": json.dumps({"class": type(model).__name__, "config": model.config}),
         "state": json.dumps(state),
     }
-    unfinished = path.with_name(path.name + ".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, unfinished, header)
-        _force_to_disk(unfinished)
-        os.replace(unfinished, path)
-        _force_to_disk(path.parent)
+        with replacing(path) as unfinished:
+            save_file(tensors, unfinished, header)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
         raise SnapshotError(f"cannot save {path}: {error}; the last good snapshot is kept") from error
 
 
-def _force_to_disk(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def holds_run(folder: Path) -> bool:
+    """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
+    return any((folder / name).exists() for name in ("metrics.jsonl", "last.safetensors", "best.safetensors"))
+
+
+def best_snapshot(path: Path | str) -> Path:
+    """The best snapshot of a run's folder, else its last; or the file that is named."""
+    best = Path(path) / "best.safetensors"
+    return best if best.is_file() else Path(path)
 
 
 def load_snapshot(path: Path | str) -> Snapshot:

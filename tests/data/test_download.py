@@ -7,7 +7,7 @@ import threading
 import pooch
 import pytest
 
-from scratchformer.data import DataError, cache_dir, fetch, verify
+from scratchformer.data import DataError, NoConnection, cache_dir, fetch, verify
 
 CONTENT = b"a small file\n" * 1000
 SHA256 = "sha256:" + hashlib.sha256(CONTENT).hexdigest()
@@ -55,6 +55,7 @@ def left_behind(folder):
 
 def one_line(error):
     message = str(error.value)
+    assert ("no connection" in message or "in time" in message) == isinstance(error.value, NoConnection)
     assert "\n" not in message
     assert "--data PATH" in message
     return message
@@ -69,13 +70,14 @@ def test_cache_dir(monkeypatch, folder):
 
 
 @pytest.mark.parametrize("checksum", [SHA256, MD5])
-def test_fetch_downloads_once(server, folder, checksum):
+def test_fetch_downloads_once(server, folder, checksum, caplog):
     path = fetch(f"{server.url}/file", checksum, "file.txt")
     assert path == folder / "file.txt"
     assert path.read_bytes() == CONTENT
     assert fetch(f"{server.url}/file", checksum, "file.txt") == path
     assert server.requests == 1
     assert left_behind(folder) == ["file.txt"]
+    assert not caplog.records
 
 
 def test_a_damaged_copy_is_replaced(server, folder):
@@ -104,7 +106,7 @@ def test_no_network(folder):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with pytest.raises(DataError, match=f"no connection to 127.0.0.1:{port}") as error:
+    with pytest.raises(NoConnection, match=f"no connection to 127.0.0.1:{port}") as error:
         fetch(f"http://127.0.0.1:{port}/file", SHA256, "file.txt")
     one_line(error)
     assert left_behind(folder) == []
@@ -115,7 +117,7 @@ def test_server_that_does_not_answer_in_time(folder, monkeypatch):
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        with pytest.raises(DataError, match="in time") as error:
+        with pytest.raises(NoConnection, match="in time") as error:
             fetch(f"http://127.0.0.1:{silent.getsockname()[1]}/file", SHA256, "file.txt")
     one_line(error)
     assert left_behind(folder) == []

@@ -211,3 +211,12 @@ def test_the_real_corpus():
     assert corpus.train[:10].tobytes() == b"<mediawiki"
     assert len(corpus.train) == size * 9 // 10
     assert b"[[" in corpus.test.tobytes()
+
+
+def test_the_fingerprint_is_that_of_the_bytes(tmp_path):
+    (tmp_path / "a.txt").write_bytes(TEXT)
+    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT))
+    (tmp_path / "c.txt").write_bytes(TEXT[:-1] + b"~")
+    first, same, other = (load_bytes(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt"))
+    assert first.fingerprint == same.fingerprint == hashlib.sha256(TEXT).hexdigest()
+    assert other.fingerprint != first.fingerprint

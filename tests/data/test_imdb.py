@@ -353,3 +353,23 @@ def test_the_real_dataset():
     assert data.vocabulary.words[2] == "the"
     unknown = np.mean(np.concatenate(data.test.ids) == 1)
     assert unknown < 0.02
+
+
+def test_the_fingerprint_is_that_of_what_is_trained_and_chosen_on(tmp_path):
+    reviews = make_reviews()
+    first = load_imdb(write_archive(tmp_path / "a.tar.gz", reviews), validation=4)
+    again = load_imdb(write_folder(tmp_path / "folder", reviews), validation=4)
+    assert first.fingerprint == again.fingerprint
+    assert len(first.fingerprint) == 64
+    texts, labels = first.train
+    flipped = labels.copy()
+    flipped[0] = 1 - flipped[0]
+    moved = [np.concatenate(texts[:2]), texts[0][:0], *texts[2:]]
+    changed = [
+        first._replace(train=first.train._replace(labels=flipped)),
+        first._replace(train=first.train._replace(ids=[texts[0][::-1] + 1, *texts[1:]])),
+        first._replace(train=first.train._replace(ids=moved)),
+        first._replace(validation=first.validation._replace(ids=first.validation.ids[::-1])),
+        load_imdb(tmp_path / "folder", validation=4, seed=1),
+    ]
+    assert len({first.fingerprint, *(data.fingerprint for data in changed)}) == 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.generation import generate, stream_text
+from scratchformer.generation import generate, printable, stream_text
 from scratchformer.rng import Key
 
 CONTEXT = 12
@@ -163,3 +163,19 @@ def test_text_is_reproducible_and_has_the_options_of_generate(make_model, device
 def test_an_empty_text_to_continue_is_refused(make_model):
     with pytest.raises(ValueError, match="prompt: expected"):
         next(stream_text(make_model(vocab_size=256), "", 3))
+
+
+def test_a_prompt_may_be_bytes_that_are_no_text(make_model):
+    model = make_model(vocab_size=256)
+    texts = [list(stream_text(model, prompt, 9, temperature=0)) for prompt in ("aé", "aé".encode())]
+    assert texts[0] == texts[1]
+    assert list(stream_text(model, b"\xff\xfe", 3))
+    with pytest.raises(ValueError, match="prompt: expected"):
+        next(stream_text(model, b"", 3))
+
+
+def test_control_characters_do_not_reach_a_terminal():
+    assert printable("a\tb\nc é \u2028") == "a\tb\nc é \u2028"
+    kept = {i for i in range(0x110000) if printable(chr(i)) == chr(i)}
+    assert {*range(0x110000)} - kept == ({*range(32)} | {*range(127, 160)}) - {9, 10}
+    assert printable("\x1b[2J\r\x9b1m") == "\ufffd[2J\ufffd\ufffd1m"

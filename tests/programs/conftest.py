@@ -45,7 +45,7 @@ def start(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     def start(program: str, *args: object, **options: Any) -> subprocess.Popen:
         command = [sys.executable, *PROGRAMS[program], *args]
         return subprocess.Popen(
-            [str(part) for part in command],
+            [part if isinstance(part, bytes) else str(part) for part in command],
             **{
                 "env": environment,
                 "cwd": tmp_path_factory.mktemp("cwd"),

@@ -1,11 +1,13 @@
 """Every mistake of a user ends a program with one line, `error: ...`, and exit status 1, and loses nothing."""
 
 import gzip
+import http.server
 import importlib.util
 import io
 import json
 import shutil
 import tarfile
+import threading
 import zipfile
 
 import pytest
@@ -90,11 +92,38 @@ def test_a_folder_may_be_used_again_if_the_data_was_not_found_the_first_time(fai
     call("enwik8", "--data", text_file, *options)
 
 
-def test_imdb_without_data_and_network(call, tmp_path):
-    line = call("imdb", "--out", tmp_path / "run", status=1).stderr.splitlines()[-1]
+def test_imdb_without_data_and_network(fail, tmp_path):
+    line = fail("imdb", "--out", tmp_path / "run")
     assert line.startswith("error: download of ")
     assert "no connection to ai.stanford.edu" in line
     assert line.endswith("--data PATH takes a local copy")
+
+
+@pytest.mark.parametrize("answer", ["404 Not Found", "200 OK"])
+def test_a_server_that_answers_wrongly_is_no_missing_network(call, environment, tmp_path, answer):
+    """The proxy that the program is told to use answers, to every request, "no" or something that is no enwik8."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(int(answer[:3]), answer[4:])
+            self.end_headers()
+            self.wfile.write(b"no enwik8")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        proxy = {"http_proxy": f"http://127.0.0.1:{server.server_port}"}
+        proxy["HTTP_PROXY"] = proxy["http_proxy"]
+        cache = {"SCRATCHFORMER_DATA": str(tmp_path / "cache")}
+        result = call("enwik8", "--out", tmp_path / "run", env=environment | proxy | cache, status=1)
+        server.shutdown()
+    line = result.stderr.splitlines()[-1]  # after a progress bar
+    assert line.startswith("error: download of ")
+    assert ("answered 404 Not Found" if answer[0] == "4" else "does not have the checksum") in line
+    assert "instead" not in result.stdout
+    assert not (tmp_path / "run").exists()
 
 
 def test_truncated_archives(fail, tmp_path):
@@ -162,12 +191,59 @@ def test_resuming_the_run_of_another_program(fail, imdb_copy):
     assert content(imdb_copy) == before
 
 
-def test_resuming_with_another_text(fail, enwik8_copy, tmp_path):
-    (tmp_path / "other.txt").write_bytes(b"another text " * 1000)
-    snapshot = (enwik8_copy / "last.safetensors").read_bytes()
-    line = fail("enwik8", "--resume", enwik8_copy, "--data", tmp_path / "other.txt")
-    assert line.endswith("last.safetensors has corpus 'text.txt', this run has 'other.txt'")
-    assert (enwik8_copy / "last.safetensors").read_bytes() == snapshot
+@pytest.mark.parametrize("name", ["other.txt", "text.txt"])
+def test_resuming_with_another_text(fail, enwik8_copy, tmp_path, name):
+    """A run that is refused is as it was, settings and all; so is one whose text has the same name by chance."""
+    (tmp_path / name).write_bytes(b"another text " * 1000)
+    before = content(enwik8_copy)
+    line = fail("enwik8", "--resume", enwik8_copy, "--data", tmp_path / name, "--steps", 7)
+    if name == "other.txt":
+        assert line.endswith("last.safetensors has corpus 'text.txt', this run has 'other.txt'")
+    else:
+        assert "last.safetensors has data '" in line
+    assert content(enwik8_copy) == before
+
+
+def test_resuming_with_other_reviews_or_without_the_vocabulary(fail, imdb_copy, reviews_folder, tmp_path):
+    other = shutil.copytree(reviews_folder, tmp_path / "aclImdb")
+    (other / "train" / "pos" / "0_9.txt").write_text("a dull film")
+    before = content(imdb_copy)
+    line = fail("imdb", "--resume", imdb_copy, "--data", other, "--steps", 7)
+    assert "last.safetensors has data '" in line
+    line = fail("scratchformer", "evaluate", imdb_copy, "--data", other, "--device", "cpu")
+    assert line == "error: the model was trained on other data, not on these reviews"
+    assert content(imdb_copy) == before
+    (imdb_copy / "vocabulary.txt").unlink()
+    before = content(imdb_copy)
+    line = fail("imdb", "--resume", imdb_copy, "--steps", 7)
+    assert line == f"error: vocabulary {imdb_copy / 'vocabulary.txt'}: No such file or directory"
+    assert content(imdb_copy) == before
+
+
+def test_a_damaged_metrics_file_is_left_alone(fail, enwik8_copy):
+    metrics = enwik8_copy / "metrics.jsonl"
+    metrics.write_text("damaged\n" + metrics.read_text())
+    before = content(enwik8_copy)
+    assert fail("enwik8", "--resume", enwik8_copy, "--steps", 7) == f"error: {metrics} line 1 is damaged"
+    assert content(enwik8_copy) == before
+
+
+@pytest.mark.parametrize(
+    "options",
+    [["--seed", 0], ["--preset", "small"], ["--replicas", 1], ["--micro-batch", 3], ["--out", "x"], ["--tensorboard"]],
+    ids=str,
+)
+def test_options_that_a_resumed_run_cannot_take(fail, enwik8_run, options):
+    line = fail("enwik8", "--resume", enwik8_run.folder, *options)
+    assert line == f"error: --resume: the run goes on as it began, so leave out {options[0]}"
+
+
+@pytest.mark.parametrize(("program", "first"), [("enwik8", []), ("scratchformer", ["plot"])])
+def test_out_that_is_a_file(fail, tmp_path, enwik8_run, program, first):
+    (tmp_path / "file").write_text("precious")
+    run = [enwik8_run.folder] if first else []
+    assert fail(program, *first, *run, "--out", tmp_path / "file") == f"error: --out: {tmp_path / 'file'} is no folder"
+    assert (tmp_path / "file").read_text() == "precious"
 
 
 def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
@@ -274,14 +350,17 @@ def test_generate_from_a_classifier(fail, imdb_run):
     ],
     ids=str,
 )
-def test_generate_with_options_out_of_range(fail, enwik8_run, options, message):
-    assert fail("scratchformer", "generate", enwik8_run.folder, *options).startswith(f"error: {message}")
+def test_generate_with_options_out_of_range(call, enwik8_run, options, message):
+    result = call("scratchformer", "generate", enwik8_run.folder, *options, status=1)
+    assert result.stderr.startswith(f"error: {message}")
+    assert result.stdout == ""
 
 
-def test_evaluate_on_another_text(fail, enwik8_run, tmp_path):
-    (tmp_path / "other.txt").write_bytes(b"another text " * 100)
-    line = fail("scratchformer", "evaluate", enwik8_run.folder, "--data", tmp_path / "other.txt")
-    assert line == "error: the model was trained on text.txt, this is other.txt"
+@pytest.mark.parametrize("name", ["other.txt", "text.txt"])
+def test_evaluate_on_another_text(fail, enwik8_run, tmp_path, name):
+    (tmp_path / name).write_bytes(b"another text " * 100)
+    line = fail("scratchformer", "evaluate", enwik8_run.folder, "--data", tmp_path / name)
+    assert line == f"error: the model was trained on other data: text.txt, not this {name}"
 
 
 def test_check_of_an_unknown_name(fail):

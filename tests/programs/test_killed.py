@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from scratchformer.training import load_model, load_snapshot, read_metrics
+from scratchformer.training.program import run_program
 
 STEPS, KILLS = 200, 10
 
@@ -114,12 +115,22 @@ def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, unint
     _, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert err.strip().splitlines()[-1] == (
-        "interrupted; a snapshot was saved if training had begun: continue with --resume"
+        f"interrupted; step {last_step(run)} is saved in {run / 'last.safetensors'}: continue with --resume"
     )
     assert "Traceback" not in err
     assert load_snapshot(run).state["step"] == last_step(run) < STEPS
     call("tiny", run, STEPS)
     assert_same_runs(run, uninterrupted)
+
+
+@pytest.mark.parametrize("saved", [(), ("step 3 is saved in run/last.safetensors",)])
+def test_ctrl_c_says_what_is_saved_only_where_something_was(saved):
+    def program():
+        raise KeyboardInterrupt(*saved)
+
+    with pytest.raises(SystemExit) as raised:
+        run_program(program)
+    assert raised.value.code == "interrupted" + "".join(f"; {text}: continue with --resume" for text in saved)
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_leaves_the_last_snapshot(call, tmp_path, uninterrupted):

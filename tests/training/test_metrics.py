@@ -1,7 +1,9 @@
 """The metrics file."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 
 from scratchformer.training import Metrics, read_metrics
@@ -43,7 +45,41 @@ def test_a_failure_while_the_file_is_rewritten_loses_no_record(tmp_path, monkeyp
     with pytest.raises(ZeroDivisionError):
         Metrics(tmp_path, resume_at=1)
     monkeypatch.undo()
-    monkeypatch.setattr("pathlib.Path.replace", lambda *_: 1 / 0)
+    monkeypatch.setattr("os.replace", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         Metrics(tmp_path, resume_at=1)
     assert metrics.path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b'{"step": 2, "lo', b"3", b"[]", b"null", b'{"loss": 1}', b'{"step": "2"}', b"\xff"]
+)
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_only_the_last_line_may_be_damaged(tmp_path, bad, number):
+    lines = [b'{"step": %d}' % i for i in (1, 2, 3)]
+    lines[number - 1] = bad
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b"\n".join(lines) + b"\n")
+    if number == 3:
+        assert read_metrics(path) == [{"step": 1}, {"step": 2}]
+        return
+    before = path.read_bytes()
+    for read in (lambda: read_metrics(path)), (lambda: Metrics(tmp_path, resume_at=3)):
+        with pytest.raises(ValueError, match=rf"metrics\.jsonl line {number} is damaged$"):
+            read()
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_numpy_numbers_and_numbers_that_are_not_finite(tmp_path):
+    Metrics(tmp_path).write(1, a=np.float32(0.5), b=math.nan, c=math.inf, d=np.float64("-inf"), e=7, f=np.int64(8))
+    assert (tmp_path / "metrics.jsonl").read_text() == (
+        '{"step": 1, "a": 0.5, "b": null, "c": null, "d": null, "e": 7, "f": 8.0}\n'
+    )
+
+
+def test_a_missing_extra_leaves_the_folder_empty(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "tensorboardX", None)
+    with pytest.raises(ImportError, match="--tensorboard needs"):
+        Metrics(tmp_path, tensorboard=True)
+    assert not list(tmp_path.iterdir())

@@ -166,3 +166,20 @@ def test_several_replicas_on_a_device_are_refused(device, make_model):
         pytest.skip("there may be several on a CPU")
     with pytest.raises(ValueError, match="there is one; use micro_batch"):
         Replicas(make_model("LanguageModel", device), 2)
+
+
+@pytest.mark.parametrize("config", [None, {}, {"width": 12}])
+def test_a_model_that_names_no_width_has_one_micro_batch_a_replica(make_model, make_batches, config):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    loss, expected = gradient_of_the_whole_batch(model, batch)
+    if config is None:
+        del model.config
+    else:
+        model.config = config
+    for count, rows in (1, 7), (2, 4), (3, 3):
+        replicas = Replicas(model, 1)
+        replicas.count = count
+        assert replicas.rows(batch) == rows
+    found_loss, found = gradient_of_replicas(model, batch, 1, None)
+    assert found_loss == pytest.approx(loss, rel=1e-6)
+    np.testing.assert_array_equal(found, expected)

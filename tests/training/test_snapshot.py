@@ -14,7 +14,7 @@ import scratchformer
 from scratchformer.backend import to_cpu
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
-from scratchformer.training import SnapshotError, load_model, load_snapshot, save_snapshot, snapshot
+from scratchformer.training import SnapshotError, best_snapshot, load_model, load_snapshot, save_snapshot, snapshot
 from scratchformer.training.snapshot import FORMAT, restore
 
 STATE = {"step": 7, "best": {"step": 5, "loss": 1 / 3}, "corpus": "größer\n", "seed": 0}
@@ -163,7 +163,7 @@ def test_a_snapshot_that_does_not_fit_changes_neither_model_nor_optimizer(saved,
     assert_same(optimizer.state_dict(), moments)
 
 
-@pytest.mark.parametrize("failing", ["save_file", "_force_to_disk", "os.replace"])
+@pytest.mark.parametrize("failing", ["save_file", "os.fsync", "os.replace"])
 def test_a_save_that_fails_leaves_the_old_snapshot_and_nothing_half_written(saved, monkeypatch, failing):
     model, optimizer, path = saved
     before = path.read_bytes()
@@ -171,7 +171,7 @@ def test_a_save_that_fails_leaves_the_old_snapshot_and_nothing_half_written(save
     def fail(*_args):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(*((os, "replace") if failing == "os.replace" else (snapshot, failing)), fail)
+    monkeypatch.setattr(*((snapshot, failing) if failing == "save_file" else (os, failing[3:])), fail)
     with pytest.raises(SnapshotError, match=r"cannot save .*No space left on device; the last good snapshot is kept"):
         save_snapshot(path, model, optimizer, step=8)
     monkeypatch.undo()
@@ -220,3 +220,46 @@ def test_nothing_in_the_package_can_run_code_from_a_file():
                 assert node.attr not in ("load", "save", "savez"), path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 assert node.func.id not in ("eval", "exec"), path
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_permissions_are_the_umasks(tmp_path, make_model, umask, mode):
+    path = tmp_path / "last.safetensors"
+    path.with_name("last.safetensors.unfinished").touch(0o400)  # of a run that was killed
+    before = os.umask(umask)
+    try:
+        save_snapshot(path, make_model("LanguageModel"))
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == mode
+
+
+def test_where_folders_cannot_be_opened_a_snapshot_is_saved_all_the_same(tmp_path, make_model, monkeypatch):
+    """As on Windows, which also wants a file to be writable to force it to disk."""
+    opened = os.open
+
+    def open_file(path, flags, *mode):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        assert flags & os.O_RDWR
+        return opened(path, flags, *mode)
+
+    from scratchformer.data import files
+
+    class Windows:
+        name = "nt"
+
+        def __getattr__(self, name):
+            return open_file if name == "open" else getattr(os, name)
+
+    monkeypatch.setattr(files, "os", Windows())
+    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), step=3)
+    assert load_model(tmp_path)[1] == {"step": 3}
+
+
+def test_the_best_snapshot_is_the_best_else_the_last_else_what_is_named(tmp_path):
+    assert best_snapshot(tmp_path) == tmp_path
+    (tmp_path / "best.safetensors").touch()
+    assert best_snapshot(str(tmp_path)) == tmp_path / "best.safetensors"
+    assert best_snapshot(tmp_path / "last.safetensors") == tmp_path / "last.safetensors"

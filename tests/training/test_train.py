@@ -316,3 +316,83 @@ def test_a_run_on_a_device_ends_near_that_on_the_cpu(device, tmp_path, train_tin
     _, here, _ = train_tiny("LanguageModel", tmp_path / "cpu", 5, CPU, count=1)
     _, there, _ = train_tiny("LanguageModel", tmp_path / "device", 5, device, count=1)
     np.testing.assert_allclose(to_cpu(there.flat.data), here.flat.data, rtol=1e-3, atol=1e-4)
+
+
+def test_a_run_is_not_overwritten(tmp_path, train_tiny):
+    train_tiny("LanguageModel", tmp_path, 4)
+    for name in "best.safetensors", "last.safetensors", "metrics.jsonl":
+        before = content(tmp_path)
+        with pytest.raises(ValueError, match="holds a run: resume it, or choose another folder"):
+            train_tiny("LanguageModel", tmp_path, 4)
+        assert content(tmp_path) == before
+        (tmp_path / name).unlink()
+    train_tiny("LanguageModel", tmp_path, 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"snapshot_every": 0}, "snapshot_every, log_every, evaluate_every: expected at least 1, 1, 0, got 0, 1, 4"),
+        ({"log_every": 0}, "got 3, 0, 4"),
+        ({"evaluate_every": -1}, "got 3, 1, -1"),
+        ({"clip": 0}, "clip: expected None or a number > 0, got 0"),
+        ({"clip": float("nan")}, "clip: expected None or a number > 0, got nan"),
+        ({"select": ("loss", "least")}, "select: expected 'min' or 'max', got 'least'"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_before_anything_is_done(tmp_path, train_tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        train_tiny("LanguageModel", tmp_path / "run", 4, **options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_score_that_is_not_there_is_named(tmp_path, train_tiny):
+    with pytest.raises(ValueError, match="select: evaluate\\(\\) returns loss, bits_per_byte, and not 'accuracy'"):
+        train_tiny("LanguageModel", tmp_path, 4, select=("accuracy", "max"))
+
+
+def test_without_clipping_the_norm_is_logged_and_nothing_is_scaled(device, tmp_path, train_tiny):
+    before = []
+    options = {"prepare": lambda model, optimizer: before.append(to_cpu(model.flat.data).copy())}
+    _, model, _ = train_tiny("LanguageModel", tmp_path, 1, device, make_optimizer=SGD, clip=None, **options)
+    moved = np.linalg.norm((to_cpu(model.flat.data) - before[0]).astype(np.float64))
+    norm = read_metrics(tmp_path / "metrics.jsonl")[0]["gradient_norm"]
+    assert moved == pytest.approx(norm * Cosine(0.01, 4, 20)(0), rel=1e-3)
+
+
+@pytest.mark.parametrize("direction", ["min", "max"])
+def test_a_score_that_is_not_finite_is_never_the_best(tmp_path, train_tiny, direction):
+    scores = iter([np.nan, -np.inf, np.inf, np.float32(2.0), np.nan, np.float32(2.0)])
+    options = {"evaluate": lambda: {"score": next(scores)}, "evaluate_every": 1, "select": ("score", direction)}
+    state, *_ = train_tiny("LanguageModel", tmp_path, 6, **options)
+    assert state["best"] == {"step": 4, "score": 2.0}
+    found = [r["validation_score"] for r in read_metrics(tmp_path / "metrics.jsonl") if "validation_score" in r]
+    assert found == [None, None, None, 2.0, None, 2.0]
+
+
+def test_a_schedule_may_return_a_number_of_numpy(tmp_path, train_tiny, monkeypatch):
+    plain = Cosine.__call__
+    monkeypatch.setattr(Cosine, "__call__", lambda self, step: np.float32(plain(self, step)))
+    train_tiny("LanguageModel", tmp_path, 2)
+    assert read_metrics(tmp_path / "metrics.jsonl")[0]["lr"] == pytest.approx(0.0025)
+
+
+def test_a_program_may_write_to_the_folder_once_it_is_known_to_be_this_runs(tmp_path, train_tiny):
+    called = []
+    train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("new"))
+    for options in {}, {"resume": True, "seed": 1}, {"resume": True, "identity": {"corpus": "other"}}:
+        with pytest.raises(ValueError):
+            train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("refused"), **options)
+    train_tiny("LanguageModel", tmp_path, 4, resume=True, on_start=lambda: called.append("resumed"))
+    assert called == ["new", "resumed"]
+
+
+def test_a_damaged_metrics_file_stops_a_resumption(tmp_path, train_tiny):
+    train_tiny("LanguageModel", tmp_path, 3)
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text("{\n" + metrics.read_text())
+    before, called = content(tmp_path), []
+    with pytest.raises(ValueError, match="line 1 is damaged"):
+        train_tiny("LanguageModel", tmp_path, 6, resume=True, on_start=lambda: called.append(1))
+    assert content(tmp_path) == before
+    assert not called
