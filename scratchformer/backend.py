@@ -8,6 +8,7 @@ global switch. CuPy is imported only when a GPU is asked for.
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -34,13 +35,15 @@ class Device:
     xp: Any
     index: int | None = None
 
-    def __enter__(self) -> Device:
+    def use(self) -> Device:
+        """Make a GPU the current one of this thread, where new arrays go and kernels run; returns the device."""
         if self.index is not None:
             self.xp.cuda.Device(self.index).use()
         return self
 
-    def __exit__(self, *_exception: object) -> None:
-        pass
+    def current(self) -> AbstractContextManager:
+        """`with device.current():` makes a GPU the current one of this thread; afterwards the one before is again."""
+        return nullcontext() if self.index is None else self.xp.cuda.Device(self.index)
 
     def __str__(self) -> str:
         return self.name
@@ -66,21 +69,32 @@ def _library(x: object) -> ModuleType | None:
 def array_module(*arrays: object) -> Any:
     """The array library (numpy, cupy, ...) that all `arrays` belong to; numbers and None belong to any.
 
-    Raises DeviceError if arrays of two libraries are given, naming both and the call that moves them.
+    Raises DeviceError if arrays of two libraries, or of two GPUs, are given, naming both and the call that moves them.
     """
-    found = None
+    first = found = None
     for x in arrays:
         library = _library(x)
-        if library is None or library is found:
+        if library is None:
             continue
-        if found is not None:
-            raise DeviceError(
-                f"arrays of two devices in one call: {device_name(found)} and {device_name(library)}; "
-                "move one with scratchformer.backend.to_device(x, device), "
-                "or a whole model with layer.to(device)"
-            )
-        found = library
+        if found is None:
+            first, found = x, library
+        elif library is not found:
+            raise _two_devices(device_name(found), device_name(library))
+        elif library is not np and _index(x) != _index(first):
+            raise _two_devices(str(device_of(first)), str(device_of(x)))
     return np if found is None else found
+
+
+def _two_devices(first: str, second: str) -> DeviceError:
+    return DeviceError(
+        f"arrays of two devices in one call: {first} and {second}; "
+        "move one with scratchformer.backend.to_device(x, device), or a whole model with layer.to(device)"
+    )
+
+
+def _index(x: Array) -> int | None:
+    """The number of the GPU that `x` lives on."""
+    return getattr(getattr(x, "device", None), "id", None)
 
 
 def device_name(library: Any) -> str:
@@ -94,14 +108,15 @@ def device_of(x: Array) -> Device:
     library = array_module(x)
     if library is np:
         return CPU
-    index = getattr(getattr(x, "device", None), "id", None)
+    index = _index(x)
     return Device(library.__name__.rpartition(".")[2] if index is None else f"gpu:{index}", library, index)
 
 
 def get_device(name: str = "auto") -> Device:
     """The device called `name`: "cpu", "gpu" (the first), "gpu:1", or "auto" (a GPU if one works, else the CPU).
 
-    Raises DeviceError with what to install if a GPU is asked for by name and cannot be used.
+    A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError with what to install if a GPU is
+    asked for by name and cannot be used.
     """
     kind, _, number = name.partition(":")
     if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
@@ -109,7 +124,7 @@ def get_device(name: str = "auto") -> Device:
     if kind == "cpu":
         return CPU
     try:
-        return _gpu(int(number or 0))
+        return _gpu(int(number or 0)).use()
     except DeviceError:
         if kind == "gpu":
             raise
@@ -133,8 +148,8 @@ def _gpu(index: int) -> Device:
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     """`x` as an array of `device` (and of `dtype`, if given); copies only when it must."""
     library = _library(x)
-    with device:
-        if library is not None and library is not device.xp:
+    with device.current():
+        if library is not None and device_of(x) != device:
             x = to_cpu(x)
         return device.xp.asarray(x, dtype=dtype)
 

@@ -56,7 +56,7 @@ def operation(reference: Callable) -> Callable:
 
     def twin(array_type: type) -> Callable:
         """Register the decorated function for calls whose first argument is an `array_type`."""
-        return lambda function: twins.setdefault(array_type, function)
+        return functools.partial(_register, twins, array_type)
 
     forward.reference = reference
     forward.twins = twins
@@ -76,9 +76,16 @@ def backward(reference: Callable) -> Callable:
 
     def twin(cache_type: type) -> Callable:
         """Register the decorated function for caches of `cache_type`."""
-        return lambda function: twins.setdefault(cache_type, function)
+        return functools.partial(_register, twins, cache_type)
 
     dispatched.reference = reference
     dispatched.twins = twins
     dispatched.twin = twin
     return dispatched
+
+
+def _register(twins: dict[type, Callable], kind: type, function: Callable) -> Callable:
+    if kind in twins:
+        raise ValueError(f"{function.__name__}: there is a twin for {kind.__name__} already")
+    twins[kind] = function
+    return function

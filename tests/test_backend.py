@@ -91,8 +91,23 @@ def fake_cupy(count):
             raise NoDriver("CUDA driver version is insufficient")
         return count
 
+    class FakeDevice:
+        current = 0
+
+        def __init__(self, index):
+            self.index = index
+
+        def use(self):
+            FakeDevice.current = self.index
+
+        def __enter__(self):
+            self.before, FakeDevice.current = FakeDevice.current, self.index
+
+        def __exit__(self, *_exception):
+            FakeDevice.current = self.before
+
     runtime = SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=NoDriver)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime))
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=FakeDevice))
 
 
 def test_cupy_without_a_working_gpu(monkeypatch):
@@ -109,6 +124,33 @@ def test_gpu_by_number(monkeypatch):
     assert get_device("auto").name == "gpu:0"
     with pytest.raises(DeviceError, match=r"device gpu:2: this machine has 2 GPU\(s\), numbered from 0"):
         get_device("gpu:2")
+
+
+def test_a_gpu_that_was_asked_for_is_the_current_one(monkeypatch):
+    """Until another is; `current` gives the place back."""
+    cupy = fake_cupy(3)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    first, second = get_device("gpu:2"), get_device("gpu:1")
+    assert cupy.cuda.Device.current == 1
+    with pytest.raises(ZeroDivisionError), first.current():
+        assert cupy.cuda.Device.current == 2
+        raise ZeroDivisionError
+    assert cupy.cuda.Device.current == 1
+    assert first.use() is first and cupy.cuda.Device.current == 2
+    with CPU.current(), CPU.use().current():
+        assert cupy.cuda.Device.current == 2
+    assert second.index == 1
+
+
+def test_arrays_of_two_gpus():
+    class OnGPU(STRICT.xp.ndarray):
+        def __init__(self, index):
+            super().__init__(np.ones(2))
+            self.device = SimpleNamespace(id=index)
+
+    assert array_module(OnGPU(1), OnGPU(1)) is STRICT.xp
+    with pytest.raises(DeviceError, match="two devices in one call: gpu:0 and gpu:1; move one"):
+        array_module(OnGPU(0), OnGPU(1))
 
 
 def test_moving_arrays(device):

@@ -116,6 +116,17 @@ def test_the_reference_can_be_had_by_name(double):
     assert op.__name__ == "double" and op.__doc__ == "y = 2 x."
 
 
+def test_a_second_twin_for_one_type_is_refused(double):
+    op, op_backward, _ = double
+    with pytest.raises(ValueError, match="other: there is a twin for ndarray already"):
+
+        @op.twin(np.ndarray)
+        def other(x): ...
+
+    with pytest.raises(ValueError, match="there is a twin for FastCache already"):
+        op_backward.twin(FastCache)(print)
+
+
 def test_every_operation_of_the_package_is_dispatched():
     """So that a twin can be registered for each, and for its backward by the type of the cache."""
     for name in ops.__all__:

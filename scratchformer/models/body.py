@@ -16,7 +16,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_positive, expect_shape
 from ..rng import Key
 
 
@@ -63,6 +63,7 @@ class Body(Layer):
         }
         if positions not in kinds:
             raise ValueError(f"positions: expected one of {', '.join(kinds)}, got {positions!r}")
+        expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         self.max_length = max_length
         self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = kinds[positions]()
@@ -112,7 +113,9 @@ class Body(Layer):
         return x if self.final_norm is None else self.final_norm(x)
 
     def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T) with room for `past` + T tokens."""
+        """Raise ValueError unless ids are (B, T) with T ≥ 1 and room for `past` + T tokens."""
         expect_shape("ids", ids, "B T")
+        if not ids.shape[1]:
+            raise ValueError(f"ids: expected (B, T) with T >= 1, got {tuple(ids.shape)}")
         if past + ids.shape[1] > self.max_length:
             raise ValueError(f"ids: expected (B, T) with T up to {self.max_length}, got {past + ids.shape[1]} tokens")

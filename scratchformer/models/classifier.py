@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Layer, Linear
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_lengths, expect_positive, expect_range
 from ..rng import Key
 from .body import Body
 
@@ -59,6 +59,7 @@ class Classifier(Layer):
             pool=pool,
             **body,
         )
+        expect_positive(num_classes=num_classes)
         self.pool = pool
         self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
         self.output = Linear(d_model, num_classes, key=key.fold("output"))
@@ -66,9 +67,11 @@ class Classifier(Layer):
     def forward(
         self, ids: Array, lengths: Array | None = None, key: Key | None = None
     ) -> tuple[Array, ClassifierCache]:
-        """Log-probabilities (B, num_classes) of ids (B, T), whose text b ends after lengths[b] tokens."""
+        """Log-probabilities (B, num_classes) of ids (B, T), whose text b ends after lengths[b] tokens, from 1 to T."""
         if lengths is not None:
-            expect_shape("lengths", lengths, "B", B=ids.shape[0])
+            self.body.check(ids)
+            expect_lengths(lengths, B=ids.shape[0])
+            expect_range("lengths", lengths, 1, ids.shape[1])
         pool, _ = POOLS[self.pool]
         x, body = self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)
         x, pooled = pool(x, lengths)  # (B, C)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Layer, Linear
+from ..ops.checks import expect_positive
 from ..rng import Key
 from .body import Body
 
@@ -36,9 +37,8 @@ class LanguageModel(Layer):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        self.config = dict(
-            vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **body
-        )
+        self.config = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **body)
+        expect_positive(context=context)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
         self.output = Linear(d_model, vocab_size, key=key.fold("output"))

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_positive, expect_shape
 from ..rng import Key
 from .layer import Layer
 from .linear import Linear
@@ -23,7 +23,7 @@ class MultiHeadCache(NamedTuple):
 class CrossAttention(Layer):
     """Queries from one sequence, keys and values from another: y_t is a mean over the memory, chosen by x_t.
 
-    d_model: C, the width of x (B, T, C), of memory (B, S, C) and of y (B, T, C).
+    d_model: C, the width of x (B, T, C), of memory (B, M, C) and of y (B, T, C).
     heads: H. wide: False gives "narrow" heads of width D = C/H, which split the work of one head of width C; True
     gives every head the full width D = C, at H times the cost. bias: of the query, key and value maps (the tutorial
     has none); the map that unifies the heads always has one. Raises ValueError if narrow heads do not divide C.
@@ -36,7 +36,8 @@ class CrossAttention(Layer):
     """
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
-        if heads < 1 or (d_model % heads and not wide):
+        expect_positive(d_model=d_model, heads=heads)
+        if d_model % heads and not wide:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
         self.d_model, self.heads = d_model, heads
         width = d_model * heads if wide else d_model  # H D
@@ -46,9 +47,9 @@ class CrossAttention(Layer):
         self.unify = Linear(width, d_model, key=key.fold("unify"))
 
     def forward(self, x: Array, memory: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
-        """x: (B, T, C), memory: (B, S, C), pattern: which queries may see which places of the memory."""
+        """x: (B, T, C), memory: (B, M, C), pattern: which queries may see which places of the memory."""
         expect_shape("x", x, "B T C", C=self.d_model)
-        expect_shape("memory", memory, "B S C", B=x.shape[0], C=self.d_model)
+        expect_shape("memory", memory, "B M C", B=x.shape[0], C=self.d_model)
         q, query = self.query.forward(x)
         k, key = self.key.forward(memory)
         v, value = self.value.forward(memory)
@@ -98,7 +99,7 @@ class SelfAttention(CrossAttention):
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
         if self.causal:
-            pattern = ops.Causal() if pattern is None else pattern & ops.Causal()
+            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
         return super().forward(x, x, pattern)
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:

@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..ops.checks import expect_positive, expect_shape
 from ..ops.precision import widen
 from ..rng import Key
 from .layer import Layer, Param
@@ -19,6 +20,7 @@ class TokenEmbedding(Layer):
     """
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
+        expect_positive(vocab_size=vocab_size, d_model=d_model)
         draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((vocab_size, d_model), np.float32), "table")
 
@@ -38,11 +40,14 @@ class PositionEmbedding(Layer):
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
+        expect_positive(max_length=max_length, d_model=d_model)
         draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((max_length, d_model), np.float32), "table")
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, slice]:
-        stop, max_length = start + x.shape[1], self.table.data.shape[0]
+        max_length, C = self.table.data.shape
+        expect_shape("x", x, "B T C", C=C)
+        stop = start + x.shape[1]
         if stop > max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
         return x + self.table.data[start:stop], slice(start, stop)
@@ -56,6 +61,7 @@ class SinusoidalPositions(Layer):
     """y = x + P[:T], with the fixed clock faces of `ops.sinusoidal_positions`; dx = dy. For any length."""
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
+        expect_shape("x", x, "B T C")
         _, T, C = x.shape
         return x + ops.sinusoidal_positions(T, C, array_module(x), x.dtype, start), None
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import expect_positive
 from ..rng import Key
 from .layer import Layer
 from .linear import Linear
@@ -34,6 +35,7 @@ class FeedForward(Layer):
         if activation not in ACTIVATIONS:
             raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
         d_ff = 4 * d_model if d_ff is None else d_ff
+        expect_positive(d_model=d_model, d_ff=d_ff)
         self.up = Linear(d_model, d_ff, key=key.fold("up"))
         self.down = Linear(d_ff, d_model, key=key.fold("down"))
         self.activation = activation

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, device_of, to_cpu, to_device
+from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
 
 
 class Param:
@@ -65,7 +65,9 @@ class FlatParameters:
         Raises ValueError if some of them belong to the flat arrays of a larger model.
         """
         params = list(params)
-        flat = params[0].flat if params else None
+        if not params:
+            raise ValueError("params: expected at least one parameter, got none")
+        flat = params[0].flat
         if flat is not None and {id(p) for p in flat.params} == {id(p) for p in params}:
             return flat
         if any(p.flat is not None for p in params):
@@ -82,8 +84,14 @@ class Layer:
     The cache is all that passes from forward to backward: the layer keeps no activation. So it can be called twice
     before either backward, from several threads, or once more in backward. `layer(x)` gives y alone.
 
-    Parameters and sub-layers are found among the attributes, in the order of their assignment, also inside lists.
-    A layer that drops out takes `key=`, a random key; without one it runs as in evaluation.
+    y may be x itself (dropout without a key) and dx may be dy: write to neither, nor to what a layer returned.
+
+    Parameters and sub-layers are found among the attributes, in the order of their assignment, also inside lists,
+    tuples and dicts.
+
+    A layer with parameters takes `key=` when it is made: two layers made with the same key, and so two with none,
+    start with the same weights. A composite layer folds its key for each of its parts. A layer that drops out takes a
+    `key=` in forward; without one it runs as in evaluation.
     """
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, Any]:
@@ -96,12 +104,8 @@ class Layer:
         return self.forward(*inputs, **options)[0]
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
-        """Every attribute that is a layer or a parameter, with its name ("norm1", "blocks.0")."""
-        for name, value in vars(self).items():
-            if isinstance(value, Layer | Param):
-                yield name, value
-            elif isinstance(value, list):
-                yield from ((f"{name}.{i}", v) for i, v in enumerate(value) if isinstance(v, Layer | Param))
+        """Every layer and parameter among the attributes, with its name ("norm1", "blocks.0")."""
+        return _named_parts("", vars(self))
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
         """This layer and all below it, outermost first, with their full names ("" for this one)."""
@@ -138,11 +142,13 @@ class Layer:
         for p in self.parameters():
             p.grad[...] = 0
 
-    def to(self, device: Device | None = None, dtype: Any = None) -> Self:
+    def to(self, device: Device | str | None = None, dtype: Any = None) -> Self:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
-        The layer gets new arrays: make optimizers and replicas afterwards.
+        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays: make optimizers and replicas
+        afterwards.
         """
+        device = get_device(device) if isinstance(device, str) else device
         for p in self.parameters():
             p.data, p.grad, p.flat = (*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
         return self
@@ -176,6 +182,15 @@ class Layer:
             raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
         for name, p in params.items():
             p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
+
+
+def _named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:
+    """The layers and parameters in a container, and in those within it: "0", "heads.query"."""
+    for name, value in container.items() if isinstance(container, Mapping) else enumerate(container):
+        if isinstance(value, Layer | Param):
+            yield f"{prefix}{name}", value
+        elif isinstance(value, Mapping | list | tuple):
+            yield from _named_parts(f"{prefix}{name}.", value)
 
 
 def _moved(x: Array, device: Device | None, dtype: Any) -> Array:

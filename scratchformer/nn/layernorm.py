@@ -6,6 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import expect_positive
 from .layer import Layer, Param
 
 
@@ -13,6 +14,7 @@ class LayerNorm(Layer):
     """y = γ x̂ + β over the last axis, of width d_model; γ starts at 1 and β at 0."""
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
+        expect_positive(d_model=d_model)
         self.gamma = Param(np.ones(d_model, np.float32), "gamma")
         self.beta = Param(np.zeros(d_model, np.float32), "beta")
         self.eps = eps

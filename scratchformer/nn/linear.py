@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import expect_positive
 from ..rng import Key
 from .layer import Layer, Param
 
@@ -15,10 +16,12 @@ from .layer import Layer, Param
 class Linear(Layer):
     """y = x w + b.
 
-    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in.
+    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in, drawn from `key`:
+    two layers of one size made with the same key, or both without one, start with the same weights.
     """
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0)) -> None:
+        expect_positive(d_in=d_in, d_out=d_out)
         draw, bound = key.generator(), 1 / math.sqrt(d_in)
         self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32), "w")
         self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32), "b") if bias else None

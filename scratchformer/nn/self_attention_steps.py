@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_positive, expect_shape
 from ..rng import Key
 from .layer import Layer
 from .linear import Linear
@@ -66,6 +66,7 @@ class SingleHeadAttention(Layer):
 
     def __init__(self, d_model: int, d_head: int | None = None, causal: bool = False, key: Key = Key(0)) -> None:
         d_head = d_model if d_head is None else d_head
+        expect_positive(d_model=d_model, d_head=d_head)
         self.query = Linear(d_model, d_head, bias=False, key=key.fold("query"))
         self.key = Linear(d_model, d_head, bias=False, key=key.fold("key"))
         self.value = Linear(d_model, d_head, bias=False, key=key.fold("value"))
@@ -104,7 +105,8 @@ class MultiHeadLoop(Layer):
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:
-        if heads < 1 or d_model % heads:
+        expect_positive(d_model=d_model, heads=heads)
+        if d_model % heads:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
         self.heads = [SingleHeadAttention(d_model, d_model // heads, causal, key.fold("head", h)) for h in range(heads)]
         self.unify = Linear(d_model, d_model, key=key.fold("unify"))

@@ -11,6 +11,7 @@ Letters, the same in every module:
     B batch            T query length     S key length      M memory length
     C model width      H heads            D head width (C = H D)
     F feed-forward width                  V vocabulary      N = B T tokens
+    I input width      O output width
 
 A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
 """

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module, erf
 from ..dispatch import backward, operation
+from .checks import expect_like
 from .precision import widen
 
 
@@ -31,6 +32,7 @@ def relu(x: Array) -> tuple[Array, Array]:
 @backward
 def relu_backward(dy: Array, positive: Array) -> Array:
     """dx: see `relu`."""
+    expect_like("dy", dy, positive.shape)
     dx = dy * positive
     return dx
 
@@ -77,6 +79,7 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
 @backward
 def gelu_backward(dy: Array, cache: GeluCache) -> Array:
     """dx: see `gelu`."""
+    expect_like("dy", dy, cache.x.shape)
     x = widen(cache.x)
     xp = array_module(x)
     if cache.approximate == "none":

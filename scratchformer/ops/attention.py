@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_shape
-from .patterns import Full, Pattern
+from .checks import expect_like, expect_shape
+from .patterns import Full, Pattern, expect_pattern
 from .precision import widen
 
 
@@ -19,8 +19,11 @@ class AttentionCache(NamedTuple):
     probabilities: Array  # (B, H, T, S)
 
 
-def check_attention(q: Array, k: Array, v: Array) -> None:
-    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D)."""
+def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
+    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D); TypeError for a pattern
+    that is none.
+    """
+    expect_pattern(pattern)
     array_module(q, k, v)
     expect_shape("q", q, "B H T D")
     B, H, _, D = q.shape
@@ -33,7 +36,8 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
 
     q: (B, H, T, D). k, v: (B, H, S, D). pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. A query that may see no key gets y = 0, and passes no gradient on. Raises ValueError if shapes do not fit.
+    cache. A query that may see no key gets y = 0, and passes no gradient on. What no query may see (padding) must be
+    finite. Raises ValueError if shapes do not fit, TypeError for another pattern.
 
     Backward, for one sequence and one head. The forward is four steps,
 
@@ -59,7 +63,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1.
     """
-    check_attention(q, k, v)
+    check_attention(q, k, v, pattern)
     xp = array_module(q)
     scale = 1 / math.sqrt(q.shape[-1])
     z = widen((q * scale) @ k.swapaxes(-1, -2))  # (B, H, T, S)
@@ -82,9 +86,12 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     """(dq, dk, dv): see `attention`."""
     q, k, v, probabilities = cache
     scale = 1 / math.sqrt(q.shape[-1])
+    expect_like("dy", dy, q.shape)
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)
+    probabilities, dp = widen(probabilities), widen(dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
+    dz = dz.astype(dy.dtype, copy=False)
     dq = (dz * scale) @ k
     dk = (dz * scale).swapaxes(-1, -2) @ q
     return dq, dk, dv

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..backend import Array
+from ..backend import Array, array_module
 
 
 def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
@@ -19,6 +19,27 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
         raise ValueError(f"{name}: expected ({expected}), got {tuple(x.shape)}")
 
 
+def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless `x` has exactly this shape."""
+    if tuple(x.shape) != tuple(shape):
+        raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
+
+
+def expect_positive(**sizes: int) -> None:
+    """Raise ValueError naming the first of `sizes` that is below 1: `expect_positive(d_model=0)`."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name}: expected a number >= 1, got {size}")
+
+
+def expect_lengths(lengths: Array, **sizes: int) -> None:
+    """Raise TypeError unless `lengths` is an array of integers, ValueError unless it is (B,), of the B given."""
+    if not hasattr(lengths, "dtype"):
+        raise TypeError(f"lengths: expected an array of integers (B,), got {type(lengths).__name__}")
+    expect_shape("lengths", lengths, "B", **sizes)
+    expect_integers("lengths", lengths)
+
+
 def expect_integers(name: str, x: Array) -> None:
     """Raise TypeError unless `x` holds integers."""
     if x.dtype.kind not in "iu":
@@ -28,7 +49,12 @@ def expect_integers(name: str, x: Array) -> None:
 def expect_ids(name: str, ids: Array, size: int) -> None:
     """Raise TypeError unless `ids` holds integers, IndexError unless all of them are in 0 ... size - 1."""
     expect_integers(name, ids)
-    if ids.size:
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= size:
-            raise IndexError(f"{name}: expected values from 0 to {size - 1}, got {low if low < 0 else high}")
+    expect_range(name, ids, 0, size - 1, IndexError)
+
+
+def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
+    """Raise `error` unless all of `x` is in low ... high."""
+    if x.size:
+        least, most = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
+        if least < low or most > high:
+            raise error(f"{name}: expected values from {low} to {high}, got {least if least < low else most}")

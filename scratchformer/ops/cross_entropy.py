@@ -12,9 +12,11 @@ from .precision import widen
 
 class CrossEntropyCache(NamedTuple):
     logits: Array  # (N, V)
-    log_z: Array  # (N, 1)
+    z_max: Array  # (N, 1)
+    log_z: Array  # (N, 1), after z_max is subtracted
     targets: Array  # (N,), 0 where ignored
     counted: Array  # (N, 1), boolean
+    n: int  # how many targets count
     label_smoothing: float
     shape: tuple[int, ...]
 
@@ -23,27 +25,30 @@ class CrossEntropyCache(NamedTuple):
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> tuple[Array, CrossEntropyCache]:
-    """loss = −1/n Σ_n Σ_v t_nv log softmax(z_n)_v: the mean over the n targets that count, in nats.
+    """loss = −1/n Σ_i Σ_v t_iv log softmax(z_i)_v: the mean over the n rows i whose target counts, in nats.
 
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count.
-    label_smoothing: ε; the target distribution is t_v = (1 − ε)[v = target] + ε/V. Returns the loss, an array of no
-    axes (float32 for float16 logits), and the cache. If no target counts the loss is 0. Raises ValueError for shapes
-    or ε that do not fit, TypeError for targets that are not integers, and IndexError for one out of range.
+    label_smoothing: ε; the target distribution is t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (an
+    array of no axes on a GPU; float32 for float16 logits), and the cache. If no target counts the loss is 0. Raises
+    ValueError for shapes or ε that do not fit, TypeError for targets that are not integers, and IndexError for one out
+    of range.
 
-    Since Σ_v t_v = 1, with log Z = log Σ_v exp(z_v) the loss of a row needs no softmax:
+    A number subtracted from a whole row changes no softmax. With the row's maximum subtracted no exponential overflows,
+    and logits that are all large keep their digits: from here on z is what is left. With log Z = log Σ_v exp(z_v), and
+    since Σ_v t_v = 1, the loss of a row needs no softmax:
 
         ℓ = −Σ_v t_v (z_v − log Z) = log Z − (1 − ε) z_target − ε mean_v(z_v)
 
     Backward. ∂ log Z/∂z_v = exp(z_v)/Z =: p_v, so ∂ℓ/∂z_v = p_v − t_v: softmax and logarithm have cancelled, and
     nothing is divided by a small probability. The mean gives each of the n counted rows 1/n, every other row 0:
 
-        dlogits_nv = dloss [n counts] (p_nv − t_nv)/n
+        dlogits_iv = dloss [i counts] (p_iv − t_iv)/n
 
     In the code t is subtracted from p in place: ε/V everywhere, 1 − ε at the target.
 
         dlogits *= counted * (dloss / max(1, n))
 
-    The cache keeps the logits and log Z, from which p is one exponential, rather than p beside the logits.
+    The cache keeps the logits, their maxima and log Z, from which p is one exponential, rather than p beside them.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
@@ -58,25 +63,24 @@ def cross_entropy(
     targets = xp.where(counted, targets, 0)
     expect_ids("targets", targets, V)
 
-    wide = widen(z)
-    z_max = wide.max(axis=-1, keepdims=True)
-    log_z = z_max + xp.log(xp.exp(wide - z_max).sum(axis=-1, keepdims=True))  # (N, 1)
-    z_target = xp.take_along_axis(wide, targets[:, None], axis=1)
+    z_max = widen(z).max(axis=-1, keepdims=True)
+    shifted = widen(z) - z_max
+    log_z = xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))  # (N, 1)
+    z_target = xp.take_along_axis(shifted, targets[:, None], axis=1)
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
-        row -= label_smoothing * wide.mean(axis=-1, keepdims=True)
+        row -= label_smoothing * shifted.mean(axis=-1, keepdims=True)
     n = int(counted.sum())
     loss = xp.where(counted[:, None], row, 0).sum() / max(1, n)
-    return loss, CrossEntropyCache(z, log_z, targets, counted[:, None], label_smoothing, logits.shape)
+    return loss, CrossEntropyCache(z, z_max, log_z, targets, counted[:, None], n, label_smoothing, logits.shape)
 
 
 @backward
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
     """dlogits: see `cross_entropy`. dloss: a number, or an array of no axes."""
-    z, log_z, targets, counted, label_smoothing, shape = cache
+    z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     xp = array_module(z)
-    n = int(counted.sum())
-    dlogits = xp.exp(widen(z) - log_z)  # the softmax
+    dlogits = xp.exp(widen(z) - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / z.shape[1]
     dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
     dlogits *= counted * (dloss / max(1, n))

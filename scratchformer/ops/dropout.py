@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from ..rng import Key, random_uint16
+from .checks import expect_like
 
 LEVELS = 2**16  # a uniform 16-bit integer decides, so p is rounded to a multiple of 1/65536
 
@@ -43,5 +44,6 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
 @backward
 def dropout_backward(dy: Array, cache: DropoutCache) -> Array:
     """dx: see `dropout`."""
+    expect_like("dy", dy, cache.keep.shape)
     dx = dy * cache.keep * cache.scale
     return dx

@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module, scatter_add
 from ..dispatch import backward, operation
-from .checks import expect_ids
+from .checks import expect_ids, expect_like, expect_shape
 from .precision import widen
 
 
 class EmbeddingCache(NamedTuple):
     ids: Array  # (...)
-    rows: int  # V
+    shape: tuple[int, int]  # of the table, (V, C)
 
 
 @operation
@@ -20,7 +20,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     """y_n = table[ids_n]: a row of the table for each id.
 
     ids: (...), integers from 0 to V − 1. table: (V, C). Returns y (..., C) and the cache.
-    Raises TypeError for ids that are not integers, and IndexError for one out of range.
+    Raises TypeError for ids that are not integers, IndexError for one out of range, ValueError for another table.
 
     Backward. In indices, y_nc = Σ_v [ids_n = v] table_vc, a product with a matrix of ones and zeros, so that
 
@@ -31,21 +31,23 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 
         scatter_add(dtable, ids, dy)
 
-    The cache keeps the ids and the number of rows. `embedding_backward(dy, cache, out=grad)` adds into `grad`
+    The cache keeps the ids and the shape of the table. `embedding_backward(dy, cache, out=grad)` adds into `grad`
     instead of a new table of zeros, for tables much larger than a batch.
     """
     xp = array_module(ids, table)
+    expect_shape("table", table, "V C")
     expect_ids("ids", ids, table.shape[0])
-    return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape[0])
+    return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape)
 
 
 @backward
 def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = None) -> Array:
     """dtable, or `out` with dtable added to it: see `embedding`."""
     xp = array_module(dy, cache.ids)
+    expect_like("dy", dy, (*cache.ids.shape, cache.shape[1]))
     dtype, dy = dy.dtype, widen(dy)
     in_place = out is not None and dy.dtype == dtype  # float16 is summed in a float32 table of its own
-    dtable = out if in_place else xp.zeros((cache.rows, dy.shape[-1]), dtype=dy.dtype)
+    dtable = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)
     ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
     scatter_add(dtable, ids, dy)
     if out is None:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
+from .checks import expect_like, expect_shape
 from .precision import widen
 
 
@@ -33,7 +34,8 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
         ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · x̂_k/C = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
 
     and collecting dx_k = Σ_c g_c ∂x̂_c/∂x_k gives dx = (g − mean(g) − x̂ mean(g x̂))/σ: what is left of g when its
-    components along the vectors 1 and x̂, which normalising removes, are taken out. g carries γ *into* both means.
+    components along the vectors 1 and x̂, which normalising removes, are taken out (all of the one along x̂ if eps = 0,
+    since then mean(x̂²) = 1). g carries γ *into* both means.
 
         dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 
@@ -41,7 +43,9 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
     """
     xp = array_module(x, gamma, beta)
-    if gamma.shape != x.shape[-1:] or beta.shape != gamma.shape:
+    expect_shape("gamma", gamma, "C")
+    expect_shape("beta", beta, "C", C=gamma.shape[0])
+    if x.shape[-1:] != gamma.shape:
         raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
     wide = widen(x)
     centred = wide - wide.mean(axis=-1, keepdims=True)
@@ -53,6 +57,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 @backward
 def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, Array]:
     """(dx, dgamma, dbeta): see `layernorm`."""
+    expect_like("dy", dy, cache.xhat.shape)
     dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
     dy, xhat, rstd = widen(dy), widen(cache.xhat), cache.rstd
     dgamma = (dy * xhat).sum(axis=rows)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
+from .checks import expect_like, expect_shape
 from .precision import widen
 
 
@@ -20,7 +21,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     """y = x w + b, over the last axis of x.
 
     x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for none.
-    Returns y (..., O) and the cache. Raises ValueError if the inner sizes differ.
+    Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit.
 
     Backward. In indices, y_no = Σ_i x_ni w_io + b_o, so that
 
@@ -37,8 +38,11 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     The cache keeps x for dw and w for dx; b is needed by neither. Without b there is no db.
     """
     array_module(x, w, b)
-    if x.shape[-1] != w.shape[0]:
+    expect_shape("w", w, "I O")
+    if x.shape[-1:] != w.shape[:1]:
         raise ValueError(f"x: expected (..., {w.shape[0]}), got {tuple(x.shape)}")
+    if b is not None:
+        expect_shape("b", b, "O", O=w.shape[1])
     y = x.reshape(-1, w.shape[0]) @ w
     if b is not None:
         y += b
@@ -49,6 +53,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 def linear_backward(dy: Array, cache: LinearCache) -> tuple[Array, ...]:
     """(dx, dw, db), or (dx, dw) without bias: see `linear`."""
     w, shape = cache.w, cache.x.shape
+    expect_like("dy", dy, (*shape[:-1], w.shape[1]))
     x = cache.x.reshape(-1, w.shape[0])  # (N, I)
     dy = dy.reshape(-1, w.shape[1])  # (N, O)
     dx = dy @ w.T

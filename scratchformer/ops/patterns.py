@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Array
+from .checks import expect_lengths
 
 
 class Tile(enum.Enum):
@@ -39,7 +40,17 @@ class Pattern:
         raise TypeError(f"{type(self).__name__} does not say its tiles")
 
     def __and__(self, other: Pattern) -> Pattern:
+        expect_pattern(other)
         return Both(self, other)
+
+
+def expect_pattern(pattern: Any) -> None:
+    """Raise TypeError unless it is a Pattern or None."""
+    if not isinstance(pattern, Pattern | None):
+        raise TypeError(
+            f"pattern: expected None or a Pattern, such as ops.Causal() or ops.Padding(lengths), "
+            f"got {type(pattern).__name__}"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,10 +95,14 @@ class Causal(Pattern):
 class Padding(Pattern):
     """No query may attend to the padding behind a sequence's end: of sequence b, keys 0 ... lengths[b] − 1 count.
 
-    lengths: (B,), integers, on the device of the arrays that attend.
+    lengths: (B,), integers, on the device of the arrays that attend. The padding must be finite: its weight in the sum
+    over keys is 0, but 0 · NaN is NaN.
     """
 
     lengths: Array
+
+    def __post_init__(self) -> None:
+        expect_lengths(self.lengths)
 
     def dense(self, T: int, S: int, xp: Any) -> Array:
         return xp.arange(S)[None, None, None, :] < self.lengths[:, None, None, None]

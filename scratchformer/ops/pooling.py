@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_shape
+from .checks import expect_lengths, expect_like, expect_shape
 from .precision import widen
 
 
@@ -20,7 +20,7 @@ def _within(x: Array, lengths: Array | None) -> Array:
     expect_shape("x", x, "B T C")
     if lengths is None:
         return xp.ones(x.shape[:2], dtype=bool)
-    expect_shape("lengths", lengths, "B", B=x.shape[0])
+    expect_lengths(lengths, B=x.shape[0])
     return xp.arange(x.shape[1])[None, :] < lengths[:, None]
 
 
@@ -29,7 +29,8 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     """y_b = 1/n_b Σ_{t < n_b} x_bt: the mean of a sequence over its true length n_b.
 
     x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
-    A sequence of length 0 has mean 0. Raises ValueError if the shapes do not fit.
+    A sequence of length 0 has mean 0. The padding must be finite: its weight is 0, but 0 · NaN is NaN.
+    Raises ValueError if the shapes do not fit, TypeError for lengths that are not integers.
 
     Backward. With weights a_bt = [t < n_b]/n_b the mean is y_bc = Σ_t a_bt x_btc, linear in x, so that
     ∂y_bc/∂x_btc = a_bt, and each step of the sequence gets its share of dy, the padding none:
@@ -50,6 +51,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
     """dx: see `mean_pool`."""
     weights = cache.weights
+    expect_shape("dy", dy, "B C", B=weights.shape[0])
     dx = weights[:, :, None] * dy[:, None, :]
     return dx.astype(dy.dtype, copy=False)
 
@@ -65,7 +67,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     """y_bc = max_{t < n_b} x_btc: the maximum of each column over the true length n_b.
 
     x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
-    A sequence of length 0 gives 0. Raises ValueError if the shapes do not fit.
+    A sequence of length 0 gives 0.
+    Raises ValueError if the shapes do not fit, TypeError for lengths that are not integers.
 
     Backward. Near x, y_bc = x_btc for the step t = t*_bc that wins, so ∂y_bc/∂x_btc = [t = t*_bc]: all of dy goes to
     the winner. Of equal maxima the first wins, one of the subgradients.
@@ -87,6 +90,7 @@ def max_pool_backward(dy: Array, cache: MaxPoolCache) -> Array:
     """dx: see `max_pool`."""
     xp = array_module(dy)
     winner, live = cache.winner, cache.live
+    expect_like("dy", dy, winner.shape)
     steps = xp.arange(cache.length)[None, :, None]  # (1, T, 1)
     dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
     return dx.astype(dy.dtype, copy=False)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 
 from ..backend import Array
+from .checks import expect_positive
 
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
 
@@ -20,12 +22,16 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
 
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
     """
-    if length < 1 or d_model < 1:
-        raise ValueError(f"length, d_model: expected positive numbers, got {length}, {d_model}")
+    expect_positive(length=length, d_model=d_model)
+    return xp.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
+
+
+@functools.lru_cache(maxsize=8)
+def _table(length: int, d_model: int, start: int) -> np.ndarray:
     t = np.arange(start, start + length)[:, None]  # (T, 1)
     pair = np.arange(0, d_model, 2)  # (⌈C/2⌉,)
     angle = t / BASE ** (pair / d_model)  # (T, ⌈C/2⌉), float64
     table = np.empty((length, d_model))
     table[:, 0::2] = np.sin(angle)
     table[:, 1::2] = np.cos(angle[:, : d_model // 2])
-    return xp.asarray(table.astype(dtype))
+    return table

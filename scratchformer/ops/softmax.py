@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
+from .checks import expect_like
 from .precision import widen
 
 
@@ -36,6 +37,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
 @backward
 def softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `softmax`."""
+    expect_like("dy", dy, y.shape)
     dtype, dy, y = dy.dtype, widen(dy), widen(y)
     dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
     return dz.astype(dtype, copy=False)
@@ -68,6 +70,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 def log_softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `log_softmax`."""
     xp = array_module(dy, y)
+    expect_like("dy", dy, y.shape)
     dtype, dy, y = dy.dtype, widen(dy), widen(y)
     dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
     return dz.astype(dtype, copy=False)

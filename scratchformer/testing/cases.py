@@ -21,10 +21,13 @@ LARGEST = 5
 
 
 class Draw:
-    """Sizes and arrays drawn from `seed`: every letter between 2 and 5, but C = H D, and arrays times `scale`."""
+    """Sizes and arrays drawn from `seed`: every letter between 2 and 5, but C = H D; arrays are normal, times `scale`.
 
-    def __init__(self, seed: int = 0, scale: float = 1.0, device: Device = CPU) -> None:
-        self.seed, self.scale, self.device = seed, scale, device
+    `parameter_scale` is that of a layer's parameters: all of them are drawn, gamma and beta too.
+    """
+
+    def __init__(self, seed: int = 0, scale: float = 1.0, device: Device = CPU, parameter_scale: float = 1.0) -> None:
+        self.seed, self.scale, self.device, self.parameter_scale = seed, scale, device, parameter_scale
         self.generator = Key(seed).fold("case").generator()
         self.sizes: dict[str, int] = {}
 
@@ -196,24 +199,27 @@ def check_operation(name: str, draw: Draw, **options: Any) -> Report:
 
 
 def check_layer_case(name: str, draw: Draw, **options: Any) -> Report:
-    """check_layer on the layer case called `name`."""
+    """check_layer on the layer case called `name`, with normal parameters times the draw's `parameter_scale`."""
     case = LAYERS[name](draw)
+    for p in case.layer.parameters():
+        p.data[...] = draw.parameter_scale * draw.generator.standard_normal(p.data.shape)
     return check_layer(case.layer, *case.inputs, seed=draw.seed, device=draw.device, **options, **case.options)
 
 
 def check_cases(names: Sequence[str], device: Device, seed: int = 0, details: bool = False) -> bool:
-    """Check all cases whose name begins with one of `names` (all if none), print a table, and say if all passed.
+    """Check the cases of `names` (all if none), print a table, and say if all passed.
 
-    Raises ValueError for a name that no case has.
+    A name is that of a case ("attention, causal"), or what stands before its comma, for all cases that begin so
+    ("attention"). Raises ValueError for any other, before anything is checked.
     """
     cases = {name: check_operation for name in OPERATIONS} | {name: check_layer_case for name in LAYERS}
     known = {name.partition(",")[0] for name in cases}
-    if unknown := set(names) - known:
+    if unknown := set(names) - known - cases.keys():
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
     passed = True
     print(f"{'case':<48}{'tensors':>8}{'elements':>10}{'worst error':>14}")
     for name, check in cases.items():
-        if names and name.partition(",")[0] not in names:
+        if names and not {name, name.partition(",")[0]} & set(names):
             continue
         try:
             report = check(name, Draw(seed, device=device))

@@ -151,7 +151,8 @@ def check_layer(
     Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
     backward writes to nothing but gradients; it adds to them; two forwards before their two backwards give the sum of
     both, so nothing is remembered outside the cache; no array returned shares memory with a parameter or its gradient;
-    float32 gives float32; `layer` itself stays as it is.
+    float32 gives float32; `layer` itself stays as it is. Unlike an operation, a layer may return its input as y, or dy
+    as dx (as dropout without a key does): a caller writes to neither.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`.
     """

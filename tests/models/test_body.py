@@ -97,6 +97,8 @@ def test_ids_that_do_not_fit(device):
     body = make(device)
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(5,\)"):
         body(to_device(IDS[0], device))
+    with pytest.raises(ValueError, match=r"ids: expected \(B, T\) with T >= 1, got \(2, 0\)"):
+        body(to_device(IDS[:, :0], device))
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\) with T up to 5, got 6 tokens"):
         body(to_device(np.zeros((2, 6), int), device))
     with pytest.raises(IndexError, match="ids: expected values from 0 to 6, got 7"):

@@ -121,6 +121,11 @@ def test_inputs_that_do_not_fit(device):
     ids, lengths = batch(TEXTS, device)
     with pytest.raises(ValueError, match=r"lengths: expected \(3\), got \(2,\)"):
         model(ids, lengths[:2])
+    for wrong in (0, T + 1):
+        with pytest.raises(ValueError, match=f"lengths: expected values from 1 to 6, got {wrong}"):
+            model(ids, to_device(np.array([2, 6, wrong]), device))
+    with pytest.raises(TypeError, match=r"lengths: expected an array of integers \(B,\), got list"):
+        model(ids, [2, 6, 4])
     with pytest.raises(ValueError, match="with T up to 6, got 7 tokens"):
         model(to_device(np.zeros((1, 7), int), device))
     with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got 3"):

@@ -112,9 +112,8 @@ MISTAKES = [
         "optim/optimizer.py",
         [
             (
-                "        list(map(lambda part: self.update(*(a[part] for a in arrays)), pieces(self.flat.data)))",
-                "        parts = pieces(self.flat.data)\n"
-                "        list(map(lambda part: self.update(*(a[part] for a in arrays)), parts + parts[-1:]))",
+                "FlatParameters.of({id(p): p for p in params}.values())",
+                "FlatParameters.of(params)",
             )
         ],
         "tests/optim",

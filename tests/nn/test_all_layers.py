@@ -1,6 +1,7 @@
 """What holds for every layer and both models, on every backend: the cases of `scratchformer.testing.cases`."""
 
 import copy
+import itertools
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from scratchformer import models, nn
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing import cases
 from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES
@@ -47,6 +49,32 @@ def test_gradients_of_blocks(name, scale, device, seed):
 @given(seed=SEEDS)
 def test_gradients_of_models(name, device, seed):
     check_layer_case(name, Draw(seed, 1.0, device), max_elements=5)
+
+
+@pytest.mark.parametrize(("seed", "scales"), list(enumerate(itertools.product(SCALES, SCALES))))
+@pytest.mark.parametrize("name", SMALL + BLOCKS)
+def test_gradients_at_scales_of_inputs_and_parameters(name, seed, scales):
+    """Every pair of a scale of the inputs and one of the parameters, each with sizes of its own."""
+    scale, parameter_scale = scales
+    check_layer_case(name, Draw(seed, scale, parameter_scale=parameter_scale), max_elements=5)
+
+
+@pytest.mark.parametrize("parameter_scale", SCALES)
+@pytest.mark.parametrize("name", MODELS)
+@few_examples(1 / 25)
+@given(seed=SEEDS)
+def test_gradients_of_models_at_scales_of_parameters(name, parameter_scale, seed):
+    check_layer_case(name, Draw(seed, parameter_scale=parameter_scale), max_elements=3)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_parameters_are_drawn_at_their_scale(name, monkeypatch):
+    """All of them, gamma and beta too."""
+    checked = []
+    monkeypatch.setattr(cases, "check_layer", lambda layer, *_, **__: checked.append(layer))
+    check_layer_case(name, Draw(parameter_scale=1e2))
+    for p in checked[0].parameters():
+        assert 3 < np.abs(p.data).mean() < 300
 
 
 def test_every_layer_has_a_case():

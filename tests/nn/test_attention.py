@@ -222,10 +222,17 @@ def test_extend_gives_what_the_whole_sequence_gives(device):
 
 
 @pytest.mark.parametrize("make", [nn.SelfAttention, nn.CrossAttention, nn.MultiHeadLoop, nn.TransformerBlock])
-@pytest.mark.parametrize("heads", [0, 4])
-def test_heads_that_do_not_divide_the_width(make, heads):
-    with pytest.raises(ValueError, match=f"heads: {heads} does not divide d_model 6"):
-        make(6, heads)
+def test_heads_that_do_not_divide_the_width(make):
+    with pytest.raises(ValueError, match="heads: 4 does not divide d_model 6"):
+        make(6, 4)
+    with pytest.raises(ValueError, match="heads: expected a number >= 1, got 0"):
+        make(6, 0)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_mask_is_no_pattern(causal):
+    with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, .*ops.Padding\(lengths\), got ndarray"):
+        nn.SelfAttention(6, 2, causal)(np.ones((2, 4, 6), np.float32), np.ones((4, 4), bool))
 
 
 @pytest.mark.parametrize("make", [nn.SelfAttention, nn.MultiHeadLoop, lambda C, H: nn.SingleHeadAttention(C)])
@@ -243,7 +250,7 @@ def test_x_of_another_rank():
 
 def test_a_memory_that_does_not_fit():
     layer, x = nn.CrossAttention(6, 2), np.ones((2, 4, 6), np.float32)
-    with pytest.raises(ValueError, match=r"memory: expected \(2, S, 6\), got \(3, 5, 6\)"):
+    with pytest.raises(ValueError, match=r"memory: expected \(2, M, 6\), got \(3, 5, 6\)"):
         layer(x, np.ones((3, 5, 6), np.float32))
-    with pytest.raises(ValueError, match=r"memory: expected \(2, S, 6\), got \(2, 5, 4\)"):
+    with pytest.raises(ValueError, match=r"memory: expected \(2, M, 6\), got \(2, 5, 4\)"):
         layer(x, np.ones((2, 5, 4), np.float32))

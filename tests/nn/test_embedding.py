@@ -70,3 +70,12 @@ def test_std_at_the_start():
             table = make(1000, 100, std, Key(1)).table.data
             assert abs(table.std() / std - 1) < 5 / np.sqrt(2 * table.size)
             assert abs(table.mean()) < 5 * std / np.sqrt(table.size)
+
+
+def test_x_of_another_shape():
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, 4\), got \(3, 4\)"):
+        nn.PositionEmbedding(7, 4)(np.ones((3, 4), np.float32))
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, 4\), got \(2, 3, 1\)"):
+        nn.PositionEmbedding(7, 4)(np.ones((2, 3, 1), np.float32))
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, C\), got \(3, 4\)"):
+        nn.SinusoidalPositions()(np.ones((3, 4), np.float32))

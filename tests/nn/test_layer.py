@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from scratchformer import models, nn
-from scratchformer.backend import CPU, array_module, to_cpu, to_device
+from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
 from scratchformer.nn import FlatParameters, Layer, Linear, Param
 from scratchformer.rng import Key
+from scratchformer.testing import check_layer
 from scratchformer.testing.strict import STRICT
 
 
@@ -260,3 +261,84 @@ def test_a_layer_without_forward_or_backward():
 
 def test_param_says_what_it_is():
     assert repr(Param(np.ones((2, 3), np.float32), "w")) == "Param(w, shape=(2, 3), dtype=float32)"
+
+
+# Where parts are found
+
+
+class Nested(Layer):
+    """y = Σ x w over layers in a tuple, a dict and lists within them, with a bias in a dict."""
+
+    def __init__(self):
+        make = [Linear(3, 3, bias=False, key=Key(i)) for i in range(4)]
+        self.pair = (make[0], [make[1]])
+        self.table = {"inner": {"last": make[2]}, "shift": Param(np.ones(3, np.float32), "shift")}
+        self.rows = [[make[3]]]
+
+    def layers(self):
+        return self.pair[0], self.pair[1][0], self.table["inner"]["last"], self.rows[0][0]
+
+    def forward(self, x):
+        outputs, caches = zip(*(layer.forward(x) for layer in self.layers()), strict=True)
+        return sum(outputs) + self.table["shift"].data, caches
+
+    def backward(self, dy, caches):
+        self.table["shift"].grad += dy.sum(axis=0)
+        return sum(layer.backward(dy, cache) for layer, cache in zip(self.layers(), caches, strict=True))
+
+
+def test_parts_in_tuples_dicts_and_nested_lists_are_found():
+    layer = Nested()
+    names = ["pair.0.w", "pair.1.0.w", "table.inner.last.w", "table.shift", "rows.0.0.w"]
+    assert sorted(layer.named_parameters()) == sorted(names)
+    assert len(layer.parameters()) == 5
+    assert [row.tensor for row in check_layer(layer, np.ones((2, 3)))] == ["x", *layer.named_parameters()]
+    assert are_views(layer) and are_views(layer.replica())
+    twin = Nested()
+    twin.load_state_dict(layer.state_dict())
+
+
+def test_a_layer_without_parameters_has_no_flat_arrays():
+    with pytest.raises(ValueError, match="params: expected at least one parameter, got none"):
+        nn.Dropout(0.1).flat  # noqa: B018
+
+
+def test_to_takes_the_name_of_a_device():
+    layer = Linear(2, 3).to(STRICT)
+    assert layer.to("cpu").device is CPU
+    with pytest.raises(DeviceError, match="device: expected auto, cpu, gpu or gpu:N, got 'tpu'"):
+        layer.to("tpu")
+
+
+def test_layers_of_one_key_start_alike():
+    """As `Layer` says; the parts of a composite layer do not."""
+    assert np.array_equal(Linear(4, 4).w.data, Linear(4, 4).w.data)
+    assert not np.array_equal(Linear(4, 4).w.data, Linear(4, 4, key=Key(1)).w.data)
+    attention = nn.SelfAttention(4, 2)
+    assert not np.array_equal(attention.query.w.data, attention.key.w.data)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: Linear(0, 3), "d_in"),
+        (lambda: Linear(3, -1), "d_out"),
+        (lambda: nn.LayerNorm(0), "d_model"),
+        (lambda: nn.TokenEmbedding(0, 3), "vocab_size"),
+        (lambda: nn.PositionEmbedding(0, 3), "max_length"),
+        (lambda: nn.FeedForward(4, 0), "d_ff"),
+        (lambda: nn.SingleHeadAttention(4, 0), "d_head"),
+        (lambda: nn.SelfAttention(0, 2), "d_model"),
+        (lambda: nn.TransformerBlock(4, 0), "heads"),
+        (lambda: models.LanguageModel(0, 4, 2, 1, 3), "vocab_size"),
+        (lambda: models.LanguageModel(5, 0, 2, 1, 3), "d_model"),
+        (lambda: models.LanguageModel(5, 4, 0, 1, 3), "heads"),
+        (lambda: models.LanguageModel(5, 4, 2, 0, 3), "depth"),
+        (lambda: models.LanguageModel(5, 4, 2, 1, 0), "context"),
+        (lambda: models.Classifier(5, 0, 4, 2, 1, 3), "num_classes"),
+        (lambda: models.Classifier(5, 2, 4, 2, 1, 0), "max_length"),
+    ],
+)
+def test_sizes_below_one(make, name):
+    with pytest.raises(ValueError, match=f"^{name}: expected a number >= 1, got (0|-1)$"):
+        make()

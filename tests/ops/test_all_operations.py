@@ -9,6 +9,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
+from scratchformer.dispatch import reference_only
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strict import STRICT
@@ -124,3 +125,12 @@ def test_arguments_by_keyword(name):
     assert np.array_equal(y, y_named)
     dy_name, cache_name, *_ = inspect.signature(case.op_backward).parameters
     case.op_backward(**{dy_name: np.ones_like(y), cache_name: cache})
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if not name.startswith("cross_entropy")])
+def test_a_dy_that_would_broadcast_is_refused(name):
+    case = OPERATIONS[name](Draw())
+    with reference_only():
+        y, cache = case.op(*case.args, **case.options)
+    with pytest.raises(ValueError, match=r"dy: expected \(.*\), got \(1, "):
+        case.op_backward(np.ones_like(y[:1]), cache)

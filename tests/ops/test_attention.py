@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.dispatch import reference_only
 from scratchformer.testing.strategies import tensors
 
 
@@ -115,3 +116,23 @@ def test_large_scores_do_not_overflow(pattern, dtype, device):
 def test_shapes_that_do_not_fit(q, k, v, message):
     with pytest.raises(ValueError, match=message):
         ops.attention(np.ones(q), np.ones(k), np.ones(v))
+
+
+def test_backward_runs_in_float32_for_float16(device):
+    """The row sum Σ p dp is small, but dp − Σ p dp is beyond float16."""
+    D, S = 1, 4
+    q, k = np.zeros((1, 1, 1, D), np.float16), np.zeros((1, 1, S, D), np.float16)
+    v = np.array([60_000, -60_000, 60_000, 60_000], np.float16).reshape(1, 1, S, D)
+    k[...] = [[1], [2], [3], [4]]
+    with reference_only():
+        _, dq, _, _ = forward_backward(device, q, k, v, np.ones((1, 1, 1, D), np.float16))
+    p = np.full(4, 0.25)
+    dp = v.reshape(4).astype(float)
+    expected = (p * (dp - p @ dp)) @ k.reshape(4).astype(float)
+    np.testing.assert_allclose(dq.ravel(), expected, rtol=2e-3)
+
+
+def test_a_mask_is_no_pattern():
+    q = np.ones((2, 3, 4, 5))
+    with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):
+        ops.attention.reference(q, q, q, np.ones((4, 4), bool))

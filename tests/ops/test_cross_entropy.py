@@ -116,3 +116,14 @@ def test_targets_of_another_shape():
 def test_label_smoothing_out_of_range(wrong):
     with pytest.raises(ValueError, match=f"label_smoothing: expected 0 <= label_smoothing < 1, got {wrong}"):
         ops.cross_entropy(np.zeros((2, 3)), np.zeros(2, int), label_smoothing=wrong)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
+def test_a_large_common_offset_costs_no_digits(label_smoothing, device):
+    """Logits that are all near 10,000, where float32 ends at the third decimal, but differ by whole numbers."""
+    logits, targets = np.array([[0, 3, 1], [2, 0, 5]], np.float32), np.array([0, 1])
+    options = dict(label_smoothing=label_smoothing)
+    loss, dlogits = loss_and_gradient(device, logits, targets, **options)
+    offset_loss, offset_dlogits = loss_and_gradient(device, logits + np.float32(1e4), targets, **options)
+    assert math.isclose(loss, offset_loss, rel_tol=1e-6)
+    np.testing.assert_allclose(offset_dlogits, dlogits, rtol=1e-6, atol=1e-8)

@@ -55,3 +55,11 @@ def test_long_sums_run_in_float32_for_float16(device):
 def test_width_that_does_not_fit():
     with pytest.raises(ValueError, match=r"x: expected \(\.\.\., 512\), got \(4, 7, 256\)"):
         ops.layernorm(np.ones((4, 7, 256)), np.ones(512), np.ones(512))
+
+
+def test_parameters_that_do_not_fit():
+    x = np.ones((2, 3, 4))
+    with pytest.raises(ValueError, match=r"gamma: expected \(C\), got \(1, 4\)"):
+        ops.layernorm(x, np.ones((1, 4)), np.ones(4))
+    with pytest.raises(ValueError, match=r"beta: expected \(4\), got \(1,\)"):
+        ops.layernorm(x, np.ones(4), np.ones(1))

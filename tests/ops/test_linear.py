@@ -42,3 +42,12 @@ def test_sum_over_rows_runs_in_float32_for_float16(device):
 def test_width_that_does_not_fit():
     with pytest.raises(ValueError, match=r"x: expected \(\.\.\., 512\), got \(4, 7, 256\)"):
         ops.linear(np.ones((4, 7, 256)), np.ones((512, 3)))
+
+
+def test_parameters_that_do_not_fit():
+    x = np.ones((2, 3, 4))
+    with pytest.raises(ValueError, match=r"w: expected \(I, O\), got \(4,\)"):
+        ops.linear(x, np.ones(4))
+    for shape in [(1,), (3, 5), ()]:
+        with pytest.raises(ValueError, match=r"b: expected \(5\), got"):
+            ops.linear(x, np.ones((4, 5)), np.ones(shape))

@@ -87,3 +87,17 @@ def test_a_pattern_that_says_nothing():
         Silent().tile(0, slice(0, 1), slice(0, 1), 2, 2)
     with pytest.raises(TypeError, match="Silent does not say its tiles"):
         Silent().mask(0, slice(0, 1), slice(0, 1), 2, 2, np)
+
+
+def test_lengths_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"lengths: expected \(B\), got \(2, 1\)"):
+        Padding(np.ones((2, 1), int))
+    with pytest.raises(TypeError, match="lengths: expected integers, got bool"):
+        Padding(np.ones(2, bool))
+    with pytest.raises(TypeError, match=r"lengths: expected an array of integers \(B,\), got list"):
+        Padding([1, 2])
+
+
+def test_patterns_combine_with_patterns_only():
+    with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, .* got ndarray"):
+        Causal() & np.ones((2, 2), bool)

@@ -39,7 +39,15 @@ def test_type(dtype, device):
     assert isinstance(table, device.xp.ndarray)
 
 
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
-def test_sizes_must_be_positive(sizes):
-    with pytest.raises(ValueError, match=f"length, d_model: expected positive numbers, got {sizes[0]}, {sizes[1]}"):
+@pytest.mark.parametrize(("sizes", "name"), [((0, 4), "length"), ((4, 0), "d_model")])
+def test_sizes_must_be_positive(sizes, name):
+    with pytest.raises(ValueError, match=f"{name}: expected a number >= 1, got 0"):
         sinusoidal_positions(*sizes)
+
+
+def test_the_result_may_be_written_to():
+    """It is remembered between calls, but not given away."""
+    first = sinusoidal_positions(3, 4)
+    expected = first.copy()
+    first[...] = 7
+    assert np.array_equal(sinusoidal_positions(3, 4), expected)

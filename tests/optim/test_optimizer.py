@@ -181,3 +181,9 @@ def test_part_of_a_models_parameters_is_refused(make):
     assert model.flat.data.size == 8
     with pytest.raises(ValueError, match="part of a model"):
         make([model.w])
+
+
+@every_optimizer
+def test_no_parameters(make):
+    with pytest.raises(ValueError, match="params: expected at least one parameter, got none"):
+        make([])
