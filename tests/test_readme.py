@@ -11,7 +11,7 @@ def test_the_code_of_the_readme_runs_and_learns(capsys):
     assert len(blocks) == 4
     session: dict = {}
     for block in blocks:
-        exec(compile(block, "README.md", "exec"), session)
+        exec(compile(block, "<README>", "exec"), session)
     session["test_swish"]()
     losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \d", line)]
     assert len(losses) == 20
