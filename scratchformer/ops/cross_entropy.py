@@ -46,7 +46,8 @@ def cross_entropy(
 
     In the code t is subtracted from p in place: ε/V everywhere, 1 − ε at the target.
 
-        dlogits *= counted * (dloss / max(1, n))
+        dlogits *= dloss / max(1, n)
+        dlogits *= counted
 
     The cache keeps the logits, their maxima and log Z, from which p is one exponential, rather than p beside them.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
@@ -83,5 +84,6 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     dlogits = xp.exp(widen(z) - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / z.shape[1]
     dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
-    dlogits *= counted * (dloss / max(1, n))
+    dlogits *= dloss / max(1, n)
+    dlogits *= counted
     return dlogits.reshape(shape).astype(z.dtype, copy=False)

@@ -2,8 +2,8 @@
 
 Tensors are named "model.…" and "optimizer.…". The header holds JSON: the model's class and sizes, and the state of
 the run (step, seed, best score so far, the vocabulary's fingerprint). Random numbers and the data position are
-functions of seed and step, so these two are all that is to be saved of them. There is no pickle: reading a snapshot
-runs no code from it.
+functions of seed and step, so these two are all that is to be saved of them. Reading a
+snapshot runs no code from it.
 
 A file is written beside its place and then renamed over the old one (`replacing`). Whenever the program is killed, or
 the disk is full, the last good snapshot is still there.

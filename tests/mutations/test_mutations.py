@@ -75,7 +75,7 @@ MISTAKES = [
     Mistake(
         "cross-entropy: forward takes the mean, backward leaves out 1/N",
         "ops/cross_entropy.py",
-        [("    dlogits *= counted * (dloss / max(1, n))\n    return", "    dlogits *= counted * dloss\n    return")],
+        [("    dlogits *= dloss / max(1, n)\n    dlogits *= counted\n    return", "    dlogits *= dloss\n    dlogits *= counted\n    return")],
         "tests/ops/test_cross_entropy.py",
     ),
     Mistake(
