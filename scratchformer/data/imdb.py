@@ -76,7 +76,8 @@ def load_imdb(
     `validation` reviews, as many of each class, are drawn from the training part by `seed` alone and set
     aside, in blocks of 250 neighbours: the reviews of one film stand next to each other in the archive, and a
     model that has read some of them knows the others by the names in them. No film of the test reviews is among
-    the training reviews, so validation must not share its films with training either, or it flatters.
+    the training reviews, so validation must not share its films with training either, or it flatters. (At the edges of
+    a block a film may still be cut in two.)
 
     The vocabulary, of at most `vocabulary_size` words, comes from the training reviews that are left; if a
     `vocabulary` is given, as on resume, it is used as it is. Raises DataError.
