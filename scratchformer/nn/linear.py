@@ -14,23 +14,35 @@ from .layer import Layer, Param
 
 
 class Linear(Layer):
-    """y = x w + b.
+    """y = x w + b, or y = f(x w + b) with an activation f.
 
     d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in, drawn from `key`:
     two layers of one size made with the same key, or both without one, start with the same weights.
+    activation: None, "relu", "gelu" or "gelu_tanh"; such a layer has a bias.
     """
 
-    def __init__(self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0)) -> None:
+    def __init__(
+        self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: str | None = None
+    ) -> None:
         expect_positive(d_in=d_in, d_out=d_out)
+        if activation is not None:
+            ops.check_activation(activation)
+            if not bias:
+                raise ValueError("bias: a layer with an activation has one")
         draw, bound = key.generator(), 1 / math.sqrt(d_in)
         self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32), "w")
         self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32), "b") if bias else None
+        self.activation = activation
 
     def forward(self, x: Array) -> tuple[Array, tuple]:
-        return ops.linear(x, self.w.data, None if self.b is None else self.b.data)
+        b = None if self.b is None else self.b.data
+        if self.activation is None:
+            return ops.linear(x, self.w.data, b)
+        return ops.dense(x, self.w.data, b, self.activation)
 
     def backward(self, dy: Array, cache: tuple) -> Array:
-        dx, dw, *db = ops.linear_backward(dy, cache)
+        backward = ops.linear_backward if self.activation is None else ops.dense_backward
+        dx, dw, *db = backward(dy, cache)
         self.w.grad += dw
         if self.b is not None:
             self.b.grad += db[0]

@@ -19,24 +19,31 @@ A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
 from .activations import gelu, gelu_backward, relu, relu_backward
 from .attention import attention, attention_backward
 from .cross_entropy import cross_entropy, cross_entropy_backward
+from .dense import ACTIVATIONS, check_activation, dense, dense_backward
 from .dropout import dropout, dropout_backward
 from .embedding import embedding, embedding_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
-from .patterns import Causal, Full, Padding, Pattern
+from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 
 __all__ = [
+    "ACTIVATIONS",
     "Causal",
     "Full",
+    "Local",
     "Padding",
     "Pattern",
+    "Strided",
     "attention",
     "attention_backward",
+    "check_activation",
     "cross_entropy",
     "cross_entropy_backward",
+    "dense",
+    "dense_backward",
     "dropout",
     "dropout_backward",
     "embedding",

@@ -53,17 +53,7 @@ def cross_entropy(
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
-    expect_integers("targets", targets)
-    V = logits.shape[-1]
-    if targets.shape != logits.shape[:-1]:
-        raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}")
-    z, targets = logits.reshape(-1, V), targets.reshape(-1)
-    counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
-    targets = xp.where(counted, targets, 0)
-    expect_ids("targets", targets, V)
-
+    z, targets, counted = as_rows(logits, targets, ignore_index, label_smoothing)
     z_max = widen(z).max(axis=-1, keepdims=True)
     shifted = widen(z) - z_max
     log_z = xp.log(xp.exp(shifted).sum(axis=-1, keepdims=True))  # (N, 1)
@@ -74,6 +64,24 @@ def cross_entropy(
     n = int(counted.sum())
     loss = xp.where(counted[:, None], row, 0).sum() / max(1, n)
     return loss, CrossEntropyCache(z, z_max, log_z, targets, counted[:, None], n, label_smoothing, logits.shape)
+
+
+def as_rows(
+    logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
+) -> tuple[Array, Array, Array]:
+    """The arguments of `cross_entropy`, checked: logits (N, V), targets (N,), 0 where ignored, and which count (N,)."""
+    xp = array_module(logits, targets)
+    expect_integers("targets", targets)
+    V = logits.shape[-1]
+    if targets.shape != logits.shape[:-1]:
+        raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}")
+    targets = targets.reshape(-1)
+    counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
+    targets = xp.where(counted, targets, 0)
+    expect_ids("targets", targets, V)
+    return logits.reshape(-1, V), targets, counted
 
 
 @backward

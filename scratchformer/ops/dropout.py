@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
@@ -32,13 +33,17 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     The cache keeps k as booleans, one byte an element. (The key alone would do, at the price of drawing again.)
     Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
     """
+    keep, scale = decide(p, key, x.shape, array_module(x))
+    return x * keep * scale, DropoutCache(keep, scale)
+
+
+def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
+    """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
     if not 0 <= p < 1:
         raise ValueError(f"p: expected 0 <= p < 1, got {p}")
-    xp = array_module(x)
     threshold = min(round(p * LEVELS), LEVELS - 1)
-    keep = (random_uint16(key, x.size, xp) >= threshold).reshape(x.shape)
-    scale = LEVELS / (LEVELS - threshold)
-    return x * keep * scale, DropoutCache(keep, scale)
+    keep = random_uint16(key, math.prod(shape), xp) >= threshold
+    return keep.reshape(shape), LEVELS / (LEVELS - threshold)
 
 
 @backward

@@ -1,19 +1,27 @@
 """Patterns: which pairs (t, s) of a query and a key may interact.
 
-A pattern is a small immutable value. It can say its whole truth table, for the reference operation, and for a tile of
-the table whether it is empty, full or mixed, for kernels that visit only what is not empty. Patterns combine with `&`:
+A pattern is a small immutable value. It can say its whole truth table, for the reference operation; for a tile of the
+table whether it is empty, full or mixed; and the pieces that a kernel must visit, which for a sparse pattern are few.
+Patterns combine: `&` lets a pair interact if both do, `|` if either does.
 
     Causal() & Padding(lengths)
+    Causal() & (Local(64) | Strided(64))        # the strided pattern of the sparse transformer
+
+Queries and keys are aligned at their ends: query t stands at place t + S − T among the keys. So with T = S it stands at
+its own key, and with the keys of the past in a cache (T < S) the last query stands at the last key.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..backend import Array
-from .checks import expect_lengths
+from .checks import expect_lengths, expect_positive
+
+SIDE = 64  # of the tiles: rows and columns of a piece
 
 
 class Tile(enum.Enum):
@@ -24,24 +32,59 @@ class Tile(enum.Enum):
     MIXED = "some pairs may interact"
 
 
+class Piece(NamedTuple):
+    """A tile that is not empty. Rows and columns may have a step: each is every k-th of a range."""
+
+    rows: slice
+    columns: slice
+    allowed: Array | None  # boolean, broadcasts to (rows, columns); None if all of it is true
+
+
 class Pattern:
-    """What all patterns can do. T is the number of queries, S the number of keys."""
+    """What all patterns can do. T is the number of queries, S the number of keys, b the number of a sequence.
+
+    A pattern of one's own must say `mask`; `tile` and `span` make it fast. One that uses b sets `differs`, and says
+    `dense` too.
+    """
+
+    differs = False  # whether the sequences of a batch have different tables
+
+    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
+        """The truth table of a tile, boolean, of a shape that broadcasts to (rows, columns)."""
+        raise TypeError(f"{type(self).__name__} has no mask")
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         """The truth table, boolean, of a shape that broadcasts to (B, H, T, S); None if all of it is true."""
-        raise TypeError(f"{type(self).__name__} does not say its truth table")
+        return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        """Whether the tile of queries `rows` and keys `columns` of sequence `b` is empty, full or mixed."""
-        raise TypeError(f"{type(self).__name__} does not say its tiles")
+        """Whether a tile is empty, full or mixed; MIXED is never wrong."""
+        return Tile.MIXED
 
-    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        """The truth table of that tile, boolean, of a shape that broadcasts to (rows, columns)."""
-        raise TypeError(f"{type(self).__name__} does not say its tiles")
+    def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
+        """The first column that these rows may see, and the one behind the last; all columns is never wrong."""
+        return 0, S
+
+    def visits(self, T: int, S: int) -> int:
+        """About how many pairs lie in `pieces`."""
+        return T * S
+
+    def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
+        """The tiles that are not empty, at most SIDE by SIDE: every pair that may interact lies in exactly one."""
+        for rows in cut(0, T):
+            for columns in cut(*self.span(b, rows, T, S)):
+                kind = self.tile(b, rows, columns, T, S)
+                if kind is not Tile.EMPTY:
+                    allowed = None if kind is Tile.FULL else self.mask(b, rows, columns, T, S, xp)
+                    yield Piece(rows, columns, allowed)
 
     def __and__(self, other: Pattern) -> Pattern:
         expect_pattern(other)
         return Both(self, other)
+
+    def __or__(self, other: Pattern) -> Pattern:
+        expect_pattern(other)
+        return Either(self, other)
 
 
 def expect_pattern(pattern: Any) -> None:
@@ -51,6 +94,27 @@ def expect_pattern(pattern: Any) -> None:
             f"pattern: expected None or a Pattern, such as ops.Causal() or ops.Padding(lengths), "
             f"got {type(pattern).__name__}"
         )
+
+
+def cut(start: int, stop: int, step: int = 1) -> list[slice]:
+    """Every `step`-th number from `start` to before `stop`, in slices of SIDE numbers, the last one perhaps shorter."""
+    return [slice(i, min(i + SIDE * step, stop), step) for i in range(start, stop, SIDE * step)]
+
+
+def ends(part: slice) -> tuple[int, int]:
+    """The first and the last number of a slice that is not empty."""
+    step = part.step or 1
+    return part.start, part.start + (part.stop - 1 - part.start) // step * step
+
+
+def places(rows: slice, T: int, S: int, xp: Any) -> Array:
+    """(rows, 1): where the queries stand among the keys."""
+    return xp.arange(rows.start, rows.stop, rows.step or 1)[:, None] + (S - T)
+
+
+def numbers(columns: slice, xp: Any) -> Array:
+    """(1, columns): the numbers of the keys."""
+    return xp.arange(columns.start, columns.stop, columns.step or 1)[None, :]
 
 
 @dataclass(frozen=True)
@@ -71,24 +135,87 @@ class Full(Pattern):
 class Causal(Pattern):
     """A query may attend to the keys up to its own place, not to later ones.
 
-    The last query stands at the last key: query t is at place t + S − T. So with T = S it is the lower triangle, and
-    with the keys of the past in a cache (T < S) the new queries see all of them. With T > S the first T − S queries
-    see nothing.
+    With T = S it is the lower triangle. With T > S the first T − S queries see nothing.
     """
 
-    def dense(self, T: int, S: int, xp: Any) -> Array:
-        return self.mask(0, slice(0, T), slice(0, S), T, S, xp)
-
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        first, last = rows.start + S - T, rows.stop - 1 + S - T  # places of the first and the last query
-        if columns.start > last:
+        (first, last), (left, right) = ends(rows), ends(columns)
+        if left > last + S - T:
             return Tile.EMPTY
-        return Tile.FULL if columns.stop - 1 <= first else Tile.MIXED
+        return Tile.FULL if right <= first + S - T else Tile.MIXED
+
+    def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
+        return 0, max(0, ends(rows)[1] + S - T + 1)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        t = xp.arange(rows.start, rows.stop)[:, None]
-        s = xp.arange(columns.start, columns.stop)[None, :]
-        return s <= t + (S - T)
+        return numbers(columns, xp) <= places(rows, T, S, xp)
+
+
+@dataclass(frozen=True)
+class Local(Pattern):
+    """A query may attend to the keys at most `radius` away from its own place: restricted self-attention.
+
+    For a sequence of n it costs O(radius · n) where `Full` costs O(n²). Source: Vaswani et al., "Attention is all you
+    need", 2017, section 4 and table 1.
+    """
+
+    radius: int
+
+    def __post_init__(self) -> None:
+        if self.radius < 0:
+            raise ValueError(f"radius: expected a number >= 0, got {self.radius}")
+
+    def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
+        (first, last), (left, right) = ends(rows), ends(columns)
+        before, behind = first + S - T - right, left - last - S + T  # distances between the nearest ends
+        if max(before, behind) > self.radius:
+            return Tile.EMPTY
+        farthest = max(last + S - T - left, right - first - S + T)
+        return Tile.FULL if farthest <= self.radius else Tile.MIXED
+
+    def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
+        first, last = ends(rows)
+        return max(0, first + S - T - self.radius), max(0, min(S, last + S - T + self.radius + 1))
+
+    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
+        return xp.abs(places(rows, T, S, xp) - numbers(columns, xp)) <= self.radius
+
+    def visits(self, T: int, S: int) -> int:
+        return T * min(S, 2 * self.radius + 1)
+
+
+@dataclass(frozen=True)
+class Strided(Pattern):
+    """A query may attend to every `stride`-th key, counted from its own place: (place − s) mod stride = 0.
+
+    The queries of one remainder see the keys of the same remainder and no others, so the table is made of `stride`
+    full tables of T/stride queries and S/stride keys: for a sequence of n it costs O(n²/stride), with a stride near √n
+    O(n √n). Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 4.2.
+    """
+
+    stride: int
+
+    def __post_init__(self) -> None:
+        expect_positive(stride=self.stride)
+
+    def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
+        apart = rows.start + S - T - columns.start
+        steps = [part.step or 1 for part in (rows, columns) if ends(part)[0] != ends(part)[1]]
+        if any(step % self.stride for step in steps):
+            return Tile.MIXED
+        return Tile.EMPTY if apart % self.stride else Tile.FULL
+
+    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
+        return (places(rows, T, S, xp) - numbers(columns, xp)) % self.stride == 0
+
+    def visits(self, T: int, S: int) -> int:
+        return T * -(-S // self.stride)
+
+    def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
+        for remainder in range(min(self.stride, S)):
+            for rows in cut((remainder + T - S) % self.stride, T, self.stride):
+                for columns in cut(remainder, S, self.stride):
+                    yield Piece(rows, columns, None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +227,7 @@ class Padding(Pattern):
     """
 
     lengths: Array
+    differs = True
 
     def __post_init__(self) -> None:
         expect_lengths(self.lengths)
@@ -108,13 +236,16 @@ class Padding(Pattern):
         return xp.arange(S)[None, None, None, :] < self.lengths[:, None, None, None]
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        length = int(self.lengths[b])
-        if columns.start >= length:
+        length, (left, right) = int(self.lengths[b]), ends(columns)
+        if left >= length:
             return Tile.EMPTY
-        return Tile.FULL if columns.stop <= length else Tile.MIXED
+        return Tile.FULL if right < length else Tile.MIXED
+
+    def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
+        return 0, min(S, int(self.lengths[b]))
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        return xp.arange(columns.start, columns.stop)[None, :] < int(self.lengths[b])
+        return numbers(columns, xp) < int(self.lengths[b])
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,6 +254,10 @@ class Both(Pattern):
 
     first: Pattern
     second: Pattern
+
+    @property
+    def differs(self) -> bool:
+        return self.first.differs or self.second.differs
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
@@ -139,3 +274,57 @@ class Both(Pattern):
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         first, second = (p.mask(b, rows, columns, T, S, xp) for p in (self.first, self.second))
         return first & second
+
+    def visits(self, T: int, S: int) -> int:
+        return min(self.first.visits(T, S), self.second.visits(T, S))
+
+    def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
+        """Those of the pattern with fewer, as far as the other one lets them."""
+        few, other = sorted((self.first, self.second), key=lambda p: p.visits(T, S))
+        for piece in few.pieces(b, T, S, xp):
+            kind = other.tile(b, piece.rows, piece.columns, T, S)
+            if kind is Tile.MIXED:
+                allowed = other.mask(b, piece.rows, piece.columns, T, S, xp)
+                yield piece._replace(allowed=allowed if piece.allowed is None else piece.allowed & allowed)
+            elif kind is Tile.FULL:
+                yield piece
+
+
+@dataclass(frozen=True, eq=False)
+class Either(Pattern):
+    """A pair may interact if one of the patterns lets it."""
+
+    first: Pattern
+    second: Pattern
+
+    @property
+    def differs(self) -> bool:
+        return self.first.differs or self.second.differs
+
+    def dense(self, T: int, S: int, xp: Any) -> Array | None:
+        a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
+        return None if a is None or b is None else a | b
+
+    def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
+        tiles = {p.tile(b, rows, columns, T, S) for p in (self.first, self.second)}
+        if Tile.FULL in tiles:
+            return Tile.FULL
+        return Tile.MIXED if Tile.MIXED in tiles else Tile.EMPTY
+
+    def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
+        first, second = (p.mask(b, rows, columns, T, S, xp) for p in (self.first, self.second))
+        return first | second
+
+    def visits(self, T: int, S: int) -> int:
+        return self.first.visits(T, S) + self.second.visits(T, S)
+
+    def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
+        """Those of the first, and those of the second without the pairs that the first lets interact."""
+        yield from self.first.pieces(b, T, S, xp)
+        for piece in self.second.pieces(b, T, S, xp):
+            kind = self.first.tile(b, piece.rows, piece.columns, T, S)
+            if kind is Tile.MIXED:
+                new = ~self.first.mask(b, piece.rows, piece.columns, T, S, xp)
+                yield piece._replace(allowed=new if piece.allowed is None else piece.allowed & new)
+            elif kind is Tile.EMPTY:
+                yield piece

@@ -6,8 +6,29 @@ import math
 from collections.abc import Iterable
 
 from ..backend import Array, array_module
+from ..dispatch import operation
 from ..nn import Param
 from .optimizer import Optimizer
+
+
+@operation
+def adam_step(
+    w: Array, g: Array, m: Array, v: Array, lr: float, betas: tuple[float, float], eps: float, steps: int
+) -> None:
+    """The four formulas of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, not g.
+
+    steps: t, the number of this step, counted from 1.
+    """
+    xp = array_module(w)
+    beta1, beta2 = betas
+    m *= beta1
+    m += (1 - beta1) * g
+    v *= beta2
+    v += (1 - beta2) * (g * g)
+    denominator = xp.sqrt(v)
+    denominator /= math.sqrt(1 - beta2**steps)  # √v̂
+    denominator += eps
+    w -= (lr / (1 - beta1**steps)) * m / denominator
 
 
 class Adam(Optimizer):
@@ -40,20 +61,7 @@ class Adam(Optimizer):
     def update(self, w: Array, g: Array, m: Array, v: Array) -> None:
         if self.weight_decay:
             g = g + self.weight_decay * w
-        self.adam_step(w, g, m, v)
-
-    def adam_step(self, w: Array, g: Array, m: Array, v: Array) -> None:
-        """The four formulas above, in place."""
-        xp = array_module(w)
-        beta1, beta2 = self.betas
-        m *= beta1
-        m += (1 - beta1) * g
-        v *= beta2
-        v += (1 - beta2) * (g * g)
-        denominator = xp.sqrt(v)
-        denominator /= math.sqrt(1 - beta2**self.steps)  # √v̂
-        denominator += self.eps
-        w -= (self.lr / (1 - beta1**self.steps)) * m / denominator
+        adam_step(w, g, m, v, self.lr, self.betas, self.eps, self.steps)
 
 
 class AdamW(Adam):
@@ -74,4 +82,4 @@ class AdamW(Adam):
 
     def update(self, w: Array, g: Array, m: Array, v: Array) -> None:
         w *= 1 - self.lr * self.weight_decay
-        self.adam_step(w, g, m, v)
+        adam_step(w, g, m, v, self.lr, self.betas, self.eps, self.steps)

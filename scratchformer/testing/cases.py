@@ -17,17 +17,24 @@ from ..backend import CPU, Array, Device, to_device
 from ..rng import Key
 from .gradcheck import Report, check_gradients, check_layer
 
-LARGEST = 5
-
 
 class Draw:
-    """Sizes and arrays drawn from `seed`: every letter between 2 and 5, but C = H D; arrays are normal, times `scale`.
+    """Sizes and arrays drawn from `seed`: every letter between 2 and `largest`, but C = H D; arrays are normal, times
+    `scale`.
 
     `parameter_scale` is that of a layer's parameters: all of them are drawn, gamma and beta too.
     """
 
-    def __init__(self, seed: int = 0, scale: float = 1.0, device: Device = CPU, parameter_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        seed: int = 0,
+        scale: float = 1.0,
+        device: Device = CPU,
+        parameter_scale: float = 1.0,
+        largest: int = 5,
+    ) -> None:
         self.seed, self.scale, self.device, self.parameter_scale = seed, scale, device, parameter_scale
+        self.largest = largest
         self.generator = Key(seed).fold("case").generator()
         self.sizes: dict[str, int] = {}
 
@@ -37,7 +44,7 @@ class Draw:
             raise AttributeError(letter)
         if letter not in self.sizes:
             self.sizes[letter] = (
-                self.H * self.D if letter == "C" else int(self.generator.integers(2, LARGEST, endpoint=True))
+                self.H * self.D if letter == "C" else int(self.generator.integers(2, self.largest, endpoint=True))
             )
         return self.sizes[letter]
 
@@ -82,6 +89,11 @@ def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str
     return OperationCase(ops.attention, ops.attention_backward, args)
 
 
+def _dense(d: Draw, activation: str) -> OperationCase:
+    args = (d("B T I"), d("I O"), d("O"), activation)
+    return OperationCase(ops.dense, ops.dense_backward, args)
+
+
 def _cross_entropy(d: Draw, **options: Any) -> OperationCase:
     args = (d("B T V"), d.integers("B T", d.V))
     return OperationCase(ops.cross_entropy, ops.cross_entropy_backward, args, options)
@@ -90,6 +102,9 @@ def _cross_entropy(d: Draw, **options: Any) -> OperationCase:
 OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "linear": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O"), d("O")), analytic=True),
     "linear, no bias": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O")), analytic=True),
+    "dense": lambda d: _dense(d, "relu"),
+    "dense, gelu": lambda d: _dense(d, "gelu"),
+    "dense, gelu_tanh": lambda d: _dense(d, "gelu_tanh"),
     "relu": lambda d: OperationCase(ops.relu, ops.relu_backward, (d("B T F"),)),
     "gelu": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),)),
     "gelu, tanh": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),), {"approximate": "tanh"}),
@@ -115,6 +130,11 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "attention, padding": lambda d: _attention(d, lambda d: ops.Padding(d.lengths()), keys="T"),
     "attention, causal and padding": lambda d: _attention(
         d, lambda d: ops.Causal() & ops.Padding(d.lengths()), keys="T"
+    ),
+    "attention, local": lambda d: _attention(d, lambda d: ops.Local(1)),
+    "attention, strided": lambda d: _attention(d, lambda d: ops.Strided(2)),
+    "attention, causal, local or strided": lambda d: _attention(
+        d, lambda d: ops.Causal() & (ops.Local(1) | ops.Strided(2)), keys="T"
     ),
     "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
     "cross_entropy": _cross_entropy,

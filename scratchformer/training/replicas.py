@@ -19,6 +19,7 @@ from ..backend import CPU, Array, to_device
 from ..nn import Layer
 from ..optim.optimizer import pieces
 from ..rng import Key
+from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
 
@@ -55,6 +56,8 @@ class Replicas:
         self.pool: ThreadPoolExecutor | None = None  # outside the `with` block replicas run one after the other
 
     def __enter__(self) -> Replicas:
+        if self.device is CPU:
+            keep_freed_memory()
         self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
         self.pool = ThreadPoolExecutor(self.count) if self.count > 1 else None
         return self

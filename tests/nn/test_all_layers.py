@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import models, nn
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.dispatch import reference_only
 from scratchformer.testing import cases
 from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
@@ -27,13 +28,21 @@ def few_examples(share):
     return settings(max_examples=max(2, round(share * settings.default.max_examples)))
 
 
+def check(name, draw, max_elements=None):
+    """As it runs, with fast twins where there are some, and with the plain references."""
+    check_layer_case(name, draw, max_elements=max_elements)
+    if draw.device is CPU:
+        with reference_only():
+            check_layer_case(name, draw, max_elements=max_elements)
+
+
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", SMALL)
 @few_examples(1 / 12)
 @given(seed=SEEDS)
 def test_gradients_of_layers(name, scale, device, seed):
     """Elements of every tensor and random directions against central differences, and the contract of a layer."""
-    check_layer_case(name, Draw(seed, scale, device), max_elements=40)
+    check(name, Draw(seed, scale, device), max_elements=40)
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -41,14 +50,14 @@ def test_gradients_of_layers(name, scale, device, seed):
 @few_examples(1 / 25)
 @given(seed=SEEDS)
 def test_gradients_of_blocks(name, scale, device, seed):
-    check_layer_case(name, Draw(seed, scale, device), max_elements=8)
+    check(name, Draw(seed, scale, device), max_elements=8)
 
 
 @pytest.mark.parametrize("name", MODELS)
 @few_examples(1 / 25)
 @given(seed=SEEDS)
 def test_gradients_of_models(name, device, seed):
-    check_layer_case(name, Draw(seed, 1.0, device), max_elements=5)
+    check(name, Draw(seed, 1.0, device), max_elements=5)
 
 
 @pytest.mark.parametrize(("seed", "scales"), list(enumerate(itertools.product(SCALES, SCALES))))
@@ -56,7 +65,7 @@ def test_gradients_of_models(name, device, seed):
 def test_gradients_at_scales_of_inputs_and_parameters(name, seed, scales):
     """Every pair of a scale of the inputs and one of the parameters, each with sizes of its own."""
     scale, parameter_scale = scales
-    check_layer_case(name, Draw(seed, scale, parameter_scale=parameter_scale), max_elements=5)
+    check(name, Draw(seed, scale, parameter_scale=parameter_scale), max_elements=5)
 
 
 @pytest.mark.parametrize("parameter_scale", SCALES)
@@ -64,7 +73,7 @@ def test_gradients_at_scales_of_inputs_and_parameters(name, seed, scales):
 @few_examples(1 / 25)
 @given(seed=SEEDS)
 def test_gradients_of_models_at_scales_of_parameters(name, parameter_scale, seed):
-    check_layer_case(name, Draw(seed, parameter_scale=parameter_scale), max_elements=3)
+    check(name, Draw(seed, parameter_scale=parameter_scale), max_elements=3)
 
 
 @pytest.mark.parametrize("name", LAYERS)
@@ -72,7 +81,7 @@ def test_parameters_are_drawn_at_their_scale(name, monkeypatch):
     """All of them, gamma and beta too."""
     checked = []
     monkeypatch.setattr(cases, "check_layer", lambda layer, *_, **__: checked.append(layer))
-    check_layer_case(name, Draw(parameter_scale=1e2))
+    check(name, Draw(parameter_scale=1e2))
     for p in checked[0].parameters():
         assert 3 < np.abs(p.data).mean() < 300
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.ops import Causal, Full, Padding, Pattern
+from scratchformer.ops import Causal, Full, Local, Padding, Pattern, Strided, patterns
 from scratchformer.ops.patterns import Tile
 
 # Of each pattern: how to make it from lengths, and when query t may see key s of sequence b.
@@ -14,6 +14,26 @@ PATTERNS = {
     "padding": (lambda n: Padding(n), lambda b, t, s, T, S, n: s < n[b]),
     "causal & padding": (lambda n: Causal() & Padding(n), lambda b, t, s, T, S, n: s - S <= t - T and s < n[b]),
     "padding & full": (lambda n: Padding(n) & Full(), lambda b, t, s, T, S, n: s < n[b]),
+    "local": (lambda n: Local(2), lambda b, t, s, T, S, n: abs(t + S - T - s) <= 2),
+    "strided": (lambda n: Strided(3), lambda b, t, s, T, S, n: (t + S - T - s) % 3 == 0),
+    "causal & local": (lambda n: Causal() & Local(1), lambda b, t, s, T, S, n: 0 <= t + S - T - s <= 1),
+    "strided & padding": (
+        lambda n: Strided(2) & Padding(n),
+        lambda b, t, s, T, S, n: (t + S - T - s) % 2 == 0 and s < n[b],
+    ),
+    "local | strided": (
+        lambda n: Local(1) | Strided(3),
+        lambda b, t, s, T, S, n: abs(t + S - T - s) <= 1 or (t + S - T - s) % 3 == 0,
+    ),
+    "causal & (strided | local)": (
+        lambda n: Causal() & (Strided(3) | Local(1)),
+        lambda b, t, s, T, S, n: t + S - T - s >= 0 and (t + S - T - s <= 1 or (t + S - T - s) % 3 == 0),
+    ),
+    "padding | strided": (
+        lambda n: Padding(n) | Strided(2),
+        lambda b, t, s, T, S, n: s < n[b] or (t + S - T - s) % 2 == 0,
+    ),
+    "full | local": (lambda n: Full() | Local(1), lambda b, t, s, T, S, n: True),
     "full & full": (lambda n: Full() & Full(), lambda b, t, s, T, S, n: True),
 }
 
@@ -59,8 +79,8 @@ def test_tiles(device, name, table, data):
         mask = to_cpu(pattern.mask(b, rows, columns, T, S, device.xp))
         assert np.array_equal(np.broadcast_to(mask, part.shape), part)
         tile = pattern.tile(b, rows, columns, T, S)
-        if tile is Tile.MIXED and "&" in name:
-            continue  # two patterns that are mixed may leave nothing, and are not asked to know
+        if tile is Tile.MIXED and ("&" in name or "|" in name or "strided" in name):
+            continue  # it is never wrong, and what two patterns leave together neither is asked to know
         assert tile is (Tile.FULL if part.all() else Tile.MIXED if part.any() else Tile.EMPTY)
 
 
@@ -77,16 +97,74 @@ def test_new_queries_stand_behind_the_keys_of_the_past():
     assert Causal().dense(2, 5, np).tolist() == [[True] * 4 + [False], [True] * 5]
 
 
-def test_a_pattern_that_says_nothing():
-    class Silent(Pattern):
-        pass
+def test_a_pattern_of_ones_own_needs_no_more_than_a_mask(device):
+    class Even(Pattern):
+        """Every key with an even number."""
 
-    with pytest.raises(TypeError, match="Silent does not say its truth table"):
-        Silent().dense(2, 2, np)
-    with pytest.raises(TypeError, match="Silent does not say its tiles"):
-        Silent().tile(0, slice(0, 1), slice(0, 1), 2, 2)
-    with pytest.raises(TypeError, match="Silent does not say its tiles"):
-        Silent().mask(0, slice(0, 1), slice(0, 1), 2, 2, np)
+        def mask(self, b, rows, columns, T, S, xp):
+            return xp.arange(columns.start, columns.stop, columns.step or 1)[None, :] % 2 == 0
+
+    assert to_cpu(Even().dense(2, 3, device.xp)).tolist() == [[True, False, True]]
+    assert covered(Even(), 0, 5, 7).tolist() == [[1, 0] * 3 + [1]] * 5
+    with pytest.raises(TypeError, match="Silent has no mask"):
+        type("Silent", (Pattern,), {})().dense(2, 2, np)
+
+
+def covered(pattern, b, T, S, xp=np):
+    """(T, S): how many of the pattern's pieces let a pair interact."""
+    count = np.zeros((T, S), int)
+    for rows, columns, allowed in pattern.pieces(b, T, S, xp):
+        part = count[rows, columns]
+        assert part.size and part.shape[0] <= patterns.SIDE and part.shape[1] <= patterns.SIDE
+        part += 1 if allowed is None else np.broadcast_to(to_cpu(allowed), part.shape)
+    return count
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("side", [1, 2, 3, 64])
+@given(tables())
+def test_pieces_hold_every_pair_once(device, name, side, table):
+    T, S, n = table
+    make, may_see = PATTERNS[name]
+    pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "SIDE", side)
+        for b in range(3):
+            assert np.array_equal(covered(pattern, b, T, S, device.xp), expected[b])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "growth"),
+    [(Full(), 4), (Causal(), 4), (Local(64), 2), (Strided(64), 4), (Causal() & Local(64), 2)],
+    ids=str,
+)
+def test_pieces_grow_as_the_pattern_promises(pattern, growth):
+    """Twice the length is four times the pairs visited for full attention, and twice for local."""
+    pairs = [
+        sum((r.stop - r.start) // r.step * ((c.stop - c.start) // c.step) for r, c, _ in pattern.pieces(0, n, n, np))
+        for n in (4096, 8192)
+    ]
+    assert pairs[1] / pairs[0] == pytest.approx(growth, rel=0.05)
+    assert pairs[1] <= 1.6 * pattern.visits(8192, 8192)
+
+
+def test_a_stride_of_the_root_of_the_length_visits_n_root_n_pairs():
+    for n in (4096, 16384):
+        stride = int(n**0.5)
+        pairs = sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in Strided(stride).pieces(0, n, n, np))
+        assert pairs == n * stride
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Local(-1), "radius: expected a number >= 0, got -1"),
+        (lambda: Strided(0), "stride: expected a number >= 1, got 0"),
+    ],
+)
+def test_sizes_out_of_range(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
 
 
 def test_lengths_that_do_not_fit():

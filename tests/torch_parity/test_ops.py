@@ -30,6 +30,19 @@ def cross_entropy(**options):
 CASES = {
     "linear": (ops.linear, lambda x, w, b: F.linear(x, w.T, b), [(B, T, C), (C, V), (V,)], {}),
     "linear, no bias": (ops.linear, lambda x, w: F.linear(x, w.T), [(B, T, C), (C, V)], {}),
+    "dense": (ops.dense, lambda x, w, b: F.relu(F.linear(x, w.T, b)), [(B, T, C), (C, V), (V,)], {}),
+    "dense, gelu": (
+        ops.dense,
+        lambda x, w, b: F.gelu(F.linear(x, w.T, b)),
+        [(B, T, C), (C, V), (V,)],
+        dict(activation="gelu"),
+    ),
+    "dense, gelu_tanh": (
+        ops.dense,
+        lambda x, w, b: F.gelu(F.linear(x, w.T, b), approximate="tanh"),
+        [(B, T, C), (C, V), (V,)],
+        dict(activation="gelu_tanh"),
+    ),
     "relu": (ops.relu, F.relu, [(B, T, C)], {}),
     "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),

@@ -1,0 +1,213 @@
+"""Attention by tiles on NumPy: no (T, S) array is ever whole, in forward or backward.
+
+Rows of queries meet columns of keys a tile at a time, a few heads together, so that the scores of a tile stay in a
+core's cache. What the pattern leaves empty is not visited, and memory is linear in T + S.
+
+Forward. With any number m_t subtracted from the scores of a row, since it cancels in the quotient,
+
+    y_t = (Σ_s exp(z_ts − m_t) v_s) / l_t        l_t = Σ_s exp(z_ts − m_t)
+
+and both sums can be collected tile by tile, in any order. The output is divided rather than the probabilities, and
+l rides on the product with v, as one more column: exp(z − m) [v, 1] = [y l, l]. m only has to keep exp in range. It is
+0 where no |q_t| |k_s|, which no score exceeds, is large; otherwise it is the row's maximum, from a first walk over the
+tiles, if that is large. Of the softmax only L = m + log l is kept, the log-sum-exp of the row.
+
+Backward. The probabilities come back from it, p_ts = exp(z_ts − L_t), a tile at a time. The reference needs
+Σ_s p_ts dp_ts, a sum over a whole row of two things that are not there as a whole; but with dp_ts = Σ_d dy_td v_sd,
+
+    Σ_s p_ts dp_ts = Σ_s p_ts Σ_d dy_td v_sd = Σ_d dy_td Σ_s p_ts v_sd = Σ_d dy_td y_td =: δ_t
+
+it is the dot product of two rows of D numbers, known before the first tile. Then dz = p ∘ (dp − δ) tile by tile, and
+
+    dv_s += Σ_t p_ts dy_t        dq_t += Σ_s dz_ts k_s /√D        dk_s += Σ_t dz_ts q_t /√D
+
+Both subtractions ride on products as one more column: [q/√D, −L]·[k, 1] = z − L, and [dy, −δ]·[v, 1] = dp − δ.
+
+Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
+O(n²) memory", 2021.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..ops.attention import check_attention
+from ..ops.patterns import SIDE, Full, Pattern
+from .numpy_arrays import one_real_dtype
+
+TILE = 1 << 17  # scores at once, over all heads that go together: half a megabyte in float32
+WIDTH = 1024  # columns at once
+SAFE = 60.0  # scores up to this size need nothing subtracted: exp(60) is 1e26, and float32 ends at 3e38
+
+
+class TiledAttentionCache(NamedTuple):
+    q: np.ndarray  # (B, H, T, D)
+    k: np.ndarray  # (B, H, S, D)
+    v: np.ndarray  # (B, H, S, D)
+    y: np.ndarray  # (B, H, T, D)
+    log_sum_exp: np.ndarray  # (B, H, T); the largest number where a query sees nothing
+    pattern: Pattern
+
+
+class Run(NamedTuple):
+    """Neighbouring pieces of a pattern with the same rows."""
+
+    rows: slice
+    columns: slice
+    forbidden: list[tuple[slice, np.ndarray]]  # columns counted from the run's start, and 0 or −∞ to add to z there
+    first: bool  # no run before it has any of its rows
+
+
+def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]:
+    """What must be visited of sequence b: the pattern's pieces, neighbours joined up to WIDTH columns."""
+    runs: list[Run] = []
+    seen = np.zeros(T, dtype=bool)
+    for rows, columns, allowed in pattern.pieces(b, T, S, np):
+        step = columns.step or 1
+        last = runs[-1] if runs else None
+        if (
+            last is not None
+            and last.rows == rows
+            and last.columns.step == columns.step
+            and columns.start - last.columns.stop in (0, step - 1)
+            and (columns.stop - last.columns.start) // step <= WIDTH
+        ):
+            run = runs[-1] = last._replace(columns=slice(last.columns.start, columns.stop, columns.step))
+        else:
+            run = Run(rows, columns, [], not seen[rows].any())
+            runs.append(run)
+            seen[rows] = True
+        if allowed is not None:
+            start = (columns.start - run.columns.start) // step
+            within = slice(start, start + len(range(columns.start, columns.stop, step)))
+            run.forbidden.append((within, np.where(allowed, 0, -np.inf).astype(dtype)))
+    return runs
+
+
+def forbid(z: np.ndarray, run: Run) -> None:
+    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them."""
+    for within, minus_infinity in run.forbidden:
+        z[..., within] += minus_infinity
+
+
+class Group(NamedTuple):
+    """Sequences and heads that go together, and what they visit."""
+
+    part: tuple[slice, slice]  # of (B, H)
+    runs: list[Run]
+
+
+def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
+    """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores."""
+    B, H, T, _ = shape
+    runs = plan(pattern, 0, T, S, dtype) if B and not pattern.differs else []
+    together = max(1, TILE // (min(T, SIDE) * min(S, WIDTH))) if T and S else 1
+    sequences = 1 if pattern.differs else max(1, together // max(1, H))
+    for b in range(0, B, sequences):
+        own = plan(pattern, b, T, S, dtype) if pattern.differs else runs
+        for h in range(0, H, together):
+            yield Group((slice(b, b + sequences), slice(h, h + together)), own)
+
+
+def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
+    """(..., D) and one more column (...): (..., D + 1)."""
+    wider = np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype)
+    wider[..., :-1] = x
+    wider[..., -1] = column
+    return wider
+
+
+def heads_inside(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty (B, H, T, D) array that lies in memory as (B, T, H, D), so that joining the heads copies nothing."""
+    B, H, T, D = shape
+    return np.empty((B, T, H, D), dtype).transpose(0, 2, 1, 3)
+
+
+def largest_norm(x: np.ndarray) -> float:
+    """The largest Euclidean norm of a row of x (..., D)."""
+    return math.sqrt(float(np.vecdot(x, x).max(initial=0)))
+
+
+def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run]) -> np.ndarray:
+    """(..., T): the largest score of each row among those allowed, or 0 where that is not beyond ±SAFE.
+
+    (So a row's numbers, to the last bit, do not depend on what it may not see.)
+    """
+    top = np.full(queries.shape[:-1], -np.inf, queries.dtype)
+    for run in runs:
+        z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
+        forbid(z, run)
+        np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
+    return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
+
+
+@ops.attention.twin(np.ndarray)
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
+) -> tuple[np.ndarray, TiledAttentionCache]:
+    """As `ops.attention`, in memory linear in T + S."""
+    if not one_real_dtype(q, k, v):
+        return ops.attention.reference(q, k, v, pattern)
+    check_attention(q, k, v, pattern)
+    pattern = pattern or Full()
+    (B, H, T, D), S = q.shape, k.shape[2]
+    y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)
+    for part, runs in groups(pattern, q.shape, S, q.dtype):
+        queries, keys, values = q[part] * (1 / math.sqrt(D)), k[part], with_column(v[part], 1)
+        top = 0
+        if not largest_norm(queries) * largest_norm(keys) <= SAFE:
+            top = row_maxima(queries, keys, runs)
+            queries, keys = with_column(queries, -top), with_column(keys, 1)
+        total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
+        for run in runs:
+            z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
+            forbid(z, run)
+            np.exp(z, out=z)
+            if run.first:
+                np.matmul(z, values[..., run.columns, :], out=total[..., run.rows, :])
+            else:
+                total[..., run.rows, :] += z @ values[..., run.columns, :]
+        sums = total[..., -1]
+        seen = sums != 0
+        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
+        log_sum_exp[part] = np.where(seen, top + np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
+    return y, TiledAttentionCache(q, k, v, y, log_sum_exp, pattern)
+
+
+@ops.attention_backward.twin(TiledAttentionCache)
+def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dq, dk, dv), as `ops.attention_backward`."""
+    q, k, v, y, log_sum_exp, pattern = cache
+    ops.checks.expect_like("dy", dy, q.shape)
+    D, S = q.shape[3], k.shape[2]
+    dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
+    for array in (dq, dk, dv):
+        array[...] = 0
+    scale = 1 / math.sqrt(D)
+    for part, runs in groups(pattern, q.shape, S, q.dtype):
+        keys, output = k[part], dy[part]
+        delta = np.vecdot(output, y[part])
+        queries = with_column(q[part] * scale, -log_sum_exp[part])
+        keys_one = with_column(keys, 1)
+        output_delta, values_one = with_column(output, -delta), with_column(v[part], 1)
+        queries_only, dq_part, dk_part, dv_part = queries[..., :-1], dq[part], dk[part], dv[part]
+        for run in runs:
+            rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
+            p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)  # z − L
+            forbid(p, run)
+            np.exp(p, out=p)
+            dv_part[columns] += p.swapaxes(-1, -2) @ output[rows]
+            dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
+            dz *= p
+            if run.first:
+                np.matmul(dz, keys[columns], out=dq_part[rows])
+            else:
+                dq_part[rows] += dz @ keys[columns]
+            dk_part[columns] += dz.swapaxes(-1, -2) @ queries_only[rows]
+        dq_part *= scale
+    return dq, dk, dv

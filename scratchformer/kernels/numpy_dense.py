@@ -1,0 +1,95 @@
+"""Affine map, bias and activation on NumPy: what follows the product is done to pieces of it that stay in cache.
+
+For ReLU, bias and maximum change x w in place: y > 0 where h > 0, so y alone says all that backward needs, and neither
+h nor a comparison is kept. For GELU h is kept, as in the reference, but y and dy/dh are made piece by piece.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import erf
+
+from .. import ops
+from ..ops.activations import CUBIC
+from ..ops.checks import expect_like
+from ..ops.linear import LinearCache, linear_backward
+from .numpy_arrays import one_real_dtype, row_pieces
+
+
+class NumpyDenseCache(NamedTuple):
+    linear: LinearCache
+    kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for GELU
+    activation: str
+
+
+@ops.dense.twin(np.ndarray)
+def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, NumpyDenseCache]:
+    """As `ops.dense`."""
+    if activation not in ops.ACTIVATIONS or not one_real_dtype(x, w, b):
+        return ops.dense.reference(x, w, b, activation)
+    h, cache = ops.linear(x, w)
+    y = h.reshape(-1, w.shape[1])
+    h, y = y, y if activation == "relu" else np.empty_like(y)
+    for part in row_pieces(y):
+        h[part] += b
+        if activation == "relu":
+            np.maximum(h[part], 0, out=y[part])
+        else:
+            cdf(h[part], activation, out=y[part])
+            y[part] *= h[part]
+    return y.reshape(*x.shape[:-1], w.shape[1]), NumpyDenseCache(cache._replace(has_bias=True), h, activation)
+
+
+@ops.dense_backward.twin(NumpyDenseCache)
+def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dx, dw, db), as `ops.dense_backward`."""
+    linear, kept, activation = cache
+    expect_like("dy", dy, (*linear.x.shape[:-1], linear.w.shape[1]))
+    flat = dy.reshape(kept.shape)
+    dh = np.empty_like(flat)
+    for part in row_pieces(dh):
+        if activation == "relu":
+            np.multiply(flat[part], kept[part] > 0, out=dh[part])
+        else:
+            gelu_slope(kept[part], activation, out=dh[part])
+            dh[part] *= flat[part]
+    return linear_backward(dh.reshape(dy.shape), linear)
+
+
+def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
+    """Φ(h) of the exact GELU, or the tanh that stands for it, into `out`: see `ops.gelu`."""
+    if activation == "gelu":
+        np.multiply(h, math.sqrt(0.5), out=out)
+        erf(out, out=out)
+    else:
+        np.multiply(h, h, out=out)
+        out *= CUBIC
+        out += 1
+        out *= h
+        out *= math.sqrt(2 / math.pi)
+        np.tanh(out, out=out)
+    out += 1
+    out *= 0.5
+    return out
+
+
+def gelu_slope(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
+    """Φ(h) + h Φ'(h), into `out`: see `ops.gelu`."""
+    cdf(h, activation, out)
+    slope = h * h
+    if activation == "gelu":  # Φ' = exp(−h²/2)/√(2π)
+        slope *= -0.5
+        np.exp(slope, out=slope)
+        slope *= 1 / math.sqrt(2 * math.pi)
+    else:  # Φ' = ½ (1 − t²) u' = 2 Φ (1 − Φ) u', since t = 2 Φ − 1
+        slope *= 3 * CUBIC
+        slope += 1
+        slope *= math.sqrt(8 / math.pi)
+        slope *= out
+        slope *= 1 - out
+    slope *= h
+    out += slope
+    return out

@@ -1,0 +1,67 @@
+"""Layer norm on NumPy in few passes: a sum over a row or over rows is a product with a vector, and arrays are reused.
+
+Backward. The reference's three sums over elements, Σ_n dy x̂ for dγ, and the means of g = γ dy and of g x̂, share the
+product u = dy x̂:
+
+    dγ = Σ_n u_n        mean(g) = dy · γ/C        mean(g x̂) = u · γ/C
+
+so that g itself is made once, in the array that becomes dx.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..ops.checks import expect_like, expect_shape
+from .numpy_arrays import one_real_dtype
+
+
+class NumpyLayerNormCache(NamedTuple):
+    xhat: np.ndarray  # (..., C)
+    rstd: np.ndarray  # (..., 1)
+    gamma: np.ndarray  # (C,)
+
+
+@ops.layernorm.twin(np.ndarray)
+def layernorm(
+    x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5
+) -> tuple[np.ndarray, NumpyLayerNormCache]:
+    """As `ops.layernorm`."""
+    if not one_real_dtype(x, gamma, beta):
+        return ops.layernorm.reference(x, gamma, beta, eps)
+    expect_shape("gamma", gamma, "C")
+    C = gamma.shape[0]
+    expect_shape("beta", beta, "C", C=C)
+    if x.shape[-1:] != gamma.shape:
+        raise ValueError(f"x: expected (..., {C}), got {tuple(x.shape)}")
+    mean = x @ np.full(C, 1 / C, x.dtype)
+    xhat = x - mean[..., None]
+    rstd = np.vecdot(xhat, xhat)[..., None]
+    rstd /= C
+    rstd += eps
+    np.divide(1, np.sqrt(rstd, out=rstd), out=rstd)
+    xhat *= rstd
+    y = xhat * gamma
+    y += beta
+    return y, NumpyLayerNormCache(xhat, rstd, gamma)
+
+
+@ops.layernorm_backward.twin(NumpyLayerNormCache)
+def layernorm_backward(dy: np.ndarray, cache: NumpyLayerNormCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dx, dgamma, dbeta), as `ops.layernorm_backward`."""
+    xhat, rstd, gamma = cache
+    expect_like("dy", dy, xhat.shape)
+    C = gamma.shape[0]
+    ones = np.ones(dy.size // C, dy.dtype)
+    u = dy * xhat
+    dgamma, dbeta = ones @ u.reshape(-1, C), ones @ dy.reshape(-1, C)
+    mean_g, mean_gx = dy @ (gamma / C), u @ (gamma / C)
+    np.multiply(xhat, mean_gx[..., None], out=u)
+    u += mean_g[..., None]
+    dx = dy * gamma
+    dx -= u
+    dx *= rstd
+    return dx, dgamma, dbeta

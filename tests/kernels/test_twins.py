@@ -1,0 +1,143 @@
+"""Every twin against its reference, on shapes that make it take several tiles and pieces, and at all scales.
+
+The cases are those of `scratchformer.testing.cases`; without `scratchformer/kernels` there is nothing to test here.
+"""
+
+import importlib
+import tracemalloc
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratchformer import ops
+from scratchformer.dispatch import reference_only
+from scratchformer.ops import patterns
+from scratchformer.optim import adam
+from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
+from scratchformer.testing.contracts import as_tuple, is_array, is_floating
+from scratchformer.testing.strategies import SCALES, arrays
+
+TWINS = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.twins]
+SEEDS = st.integers(0, 2**32 - 1)
+
+
+@contextmanager
+def pieces(small):
+    """Tiles and pieces as they are, or so small that every loop goes round several times, and heads are split."""
+    with pytest.MonkeyPatch.context() as patch:
+        if small:
+            attention, numpy_arrays = (
+                importlib.import_module(f"scratchformer.kernels.{m}") for m in ("numpy_attention", "numpy_arrays")
+            )
+            for module in (patterns, attention):
+                patch.setattr(module, "SIDE", 2)
+            patch.setattr(attention, "WIDTH", 3)
+            patch.setattr(attention, "TILE", 8)
+            patch.setattr(numpy_arrays, "PIECE", 7)
+        yield
+
+
+def run(case, args, dy=None):
+    """The cache, and y and the gradients."""
+    y, cache = case.op(*args, **case.options)
+    dy = np.random.default_rng(0).standard_normal(np.shape(y)).astype(y.dtype) if dy is None else dy
+    return cache, (y, *as_tuple(case.op_backward(dy, cache)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", TWINS)
+@settings(max_examples=max(3, settings.default.max_examples // 6))
+@given(seed=SEEDS)
+def test_twin_gives_what_the_reference_gives(name, scale, dtype, small, seed):
+    case = OPERATIONS[name](Draw(seed, scale, largest=17))
+    args = [x.astype(dtype) if is_array(x) and is_floating(x) else x for x in case.args]
+    with pieces(small):
+        cache, fast = run(case, args)
+    with reference_only():
+        plain_cache, plain = run(case, args)
+    assert type(cache) is not type(plain_cache), "the twin did not run"
+    largest = max(np.abs(a).max() for a in plain)
+    for f, p in zip(fast, plain, strict=True):
+        assert f.shape == p.shape and f.dtype == p.dtype == dtype
+        tolerance = 1e-12 if dtype == np.float64 else 1e-5
+        if name.startswith("attention"):  # scores of size |z| lose |z| eps before they are exponents
+            tolerance *= max(1, scale**2)
+        np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("name", TWINS)
+@settings(max_examples=max(2, settings.default.max_examples // 12))
+@given(seed=SEEDS)
+def test_gradients(name, scale, small, seed):
+    """Central differences and the contract of a pair, of the twin in several tiles and pieces."""
+    with pieces(small):
+        check_operation(name, Draw(seed, scale), max_elements=20)
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_other_types_are_left_to_the_reference(name):
+    """Half precision, and arrays of two types, give what the reference gives."""
+    case = OPERATIONS[name](Draw(5))
+    floating = [i for i, x in enumerate(case.args) if is_array(x) and is_floating(x)]
+    for dtypes in ([np.float16] * len(floating), [np.float32] + [np.float64] * (len(floating) - 1)):
+        if len(floating) == 1 and dtypes[0] is np.float32:
+            continue
+        args = list(case.args)
+        for i, dtype in zip(floating, dtypes, strict=True):
+            args[i] = args[i].astype(dtype)
+        _, fast = run(case, args)
+        with reference_only():
+            _, plain = run(case, args)
+        for f, p in zip(fast, plain, strict=True):
+            assert f.dtype == p.dtype
+            np.testing.assert_array_equal(f, p)
+
+
+@given(arrays("4 N", scales=(1e-3, 1.0)), st.sampled_from([np.float32, np.float64]), st.integers(1, 3))
+def test_adam(drawn, dtype, steps):
+    """w, m and v move alike, and g does not."""
+    start = [*drawn[:3], drawn[3] ** 2]
+    fast, plain = ([a.astype(dtype) for a in start] for _ in range(2))
+    for t in range(1, steps + 1):
+        adam.adam_step(*fast, 1e-2, (0.9, 0.999), 1e-8, t)
+        with reference_only():
+            adam.adam_step(*plain, 1e-2, (0.9, 0.999), 1e-8, t)
+    for f, p in zip(fast, plain, strict=True):
+        assert f.dtype == dtype
+        np.testing.assert_allclose(f, p, rtol=1e-5 if dtype == np.float32 else 1e-12)
+    assert np.array_equal(fast[1], start[1].astype(dtype))
+
+
+def test_what_a_query_may_not_see_does_not_change_its_last_bit():
+    """Large scores elsewhere, in another head or sequence or in the padding, choose another way to the same number."""
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((2, 2, 6, 4)).astype(np.float32) for _ in range(3))
+    y, _ = ops.attention(q, k, v, ops.Causal())
+    k[:, :, 3:] *= 1e3
+    k[1] *= 1e3
+    q[:, 1] *= 1e3
+    y2, _ = ops.attention(q, k, v, ops.Causal())
+    assert np.array_equal(y[0, 0, :3], y2[0, 0, :3])
+
+
+@pytest.mark.parametrize("pattern", [None, ops.Causal(), ops.Causal() & ops.Local(16), ops.Strided(32)], ids=str)
+@pytest.mark.skipif(not TWINS, reason="no kernels")
+def test_attention_takes_memory_linear_in_the_length(pattern):
+    """Forward and backward of 4,096 positions take no more than a few (T, D) arrays and tiles; (T, T) is 64 MiB."""
+    rng = np.random.default_rng(0)
+    q, k, v, dy = (rng.standard_normal((1, 1, 4096, 8)).astype(np.float32) for _ in range(4))
+    tracemalloc.start()
+    try:
+        _, cache = ops.attention(q, k, v, pattern)
+        ops.attention_backward(dy, cache)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 8 * 2**20
