@@ -1,6 +1,6 @@
-"""The same language model in PyTorch, in the tutorial's way and tuned, with weights copied from scratchformer's.
+"""The same models in PyTorch, in the tutorial's way and tuned, with weights copied from scratchformer's.
 
-Both are post-norm or pre-norm, with learned positions and ReLU, as `scratchformer.models.LanguageModel` by default.
+Both are post-norm or pre-norm, with learned positions and ReLU, as `scratchformer.models` by default.
 """
 
 from __future__ import annotations
@@ -13,67 +13,99 @@ from torch import nn
 class SelfAttention(nn.Module):
     """fused: PyTorch's fused attention kernel, instead of two products and a masked softmax."""
 
-    def __init__(self, d_model: int, heads: int, fused: bool) -> None:
+    def __init__(self, d_model: int, heads: int, causal: bool, fused: bool) -> None:
         super().__init__()
-        self.heads, self.fused = heads, fused
+        self.heads, self.causal, self.fused = heads, causal, fused
         self.query = nn.Linear(d_model, d_model, bias=False)
         self.key = nn.Linear(d_model, d_model, bias=False)
         self.value = nn.Linear(d_model, d_model, bias=False)
         self.unify = nn.Linear(d_model, d_model)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
+        """allowed: (B, 1, 1, S), false at padding; None if there is none."""
         B, T, C = x.shape
         q, k, v = (
             f(x).view(B, T, self.heads, C // self.heads).transpose(1, 2) for f in (self.query, self.key, self.value)
         )
         if self.fused:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed, is_causal=self.causal)
         else:
             scores = q @ k.transpose(2, 3) / (C // self.heads) ** 0.5
-            future = torch.triu(torch.ones(T, T, dtype=torch.bool), diagonal=1)
-            y = F.softmax(scores.masked_fill(future, float("-inf")), dim=-1) @ v
+            if self.causal:
+                allowed = torch.tril(torch.ones(T, T, dtype=torch.bool))
+            if allowed is not None:
+                scores = scores.masked_fill(~allowed, float("-inf"))
+            y = F.softmax(scores, dim=-1) @ v
         return self.unify(y.transpose(1, 2).reshape(B, T, C))
 
 
 class Block(nn.Module):
-    def __init__(self, d_model: int, heads: int, norm: str, fused: bool) -> None:
+    def __init__(self, d_model: int, heads: int, norm: str, causal: bool, fused: bool) -> None:
         super().__init__()
         self.norm = norm
-        self.attention = SelfAttention(d_model, heads, fused)
+        self.attention = SelfAttention(d_model, heads, causal, fused)
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         if self.norm == "post":
-            x = self.norm1(x + self.attention(x))
+            x = self.norm1(x + self.attention(x, allowed))
             return self.norm2(x + self.down(F.relu(self.up(x))))
-        x = x + self.attention(self.norm1(x))
+        x = x + self.attention(self.norm1(x), allowed)
         return x + self.down(F.relu(self.up(self.norm2(x))))
 
 
-class TorchLanguageModel(nn.Module):
-    def __init__(self, model, fused: bool = False) -> None:
-        """The twin of a scratchformer LanguageModel, with its weights."""
+class TorchModel(nn.Module):
+    """What both models share: embeddings, blocks, and a last affine map."""
+
+    def __init__(self, model, length: int, outputs: int, causal: bool, fused: bool) -> None:
         super().__init__()
         c = model.config
         norm = c.get("norm", "post")
         self.tokens = nn.Embedding(c["vocab_size"], c["d_model"])
-        self.positions = nn.Embedding(c["context"], c["d_model"])
-        self.blocks = nn.ModuleList(Block(c["d_model"], c["heads"], norm, fused) for _ in range(c["depth"]))
+        self.positions = nn.Embedding(length, c["d_model"])
+        self.blocks = nn.ModuleList(Block(c["d_model"], c["heads"], norm, causal, fused) for _ in range(c["depth"]))
         self.final_norm = nn.LayerNorm(c["d_model"]) if norm == "pre" else nn.Identity()
-        self.output = nn.Linear(c["d_model"], c["vocab_size"])
+        self.output = nn.Linear(c["d_model"], outputs)
         state = {torch_name(name): torch.from_numpy(a) for name, a in model.state_dict().items()}
         self.to(next(iter(state.values())).dtype)
         self.load_state_dict({n: a.T if a.ndim == 2 and _is_linear(n) else a for n, a in state.items()})
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def body(self, ids: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
         x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
         for block in self.blocks:
-            x = block(x)
-        return self.output(self.final_norm(x))
+            x = block(x, allowed)
+        return self.final_norm(x)
+
+
+class TorchLanguageModel(TorchModel):
+    """The twin of a scratchformer LanguageModel, with its weights."""
+
+    def __init__(self, model, fused: bool = False) -> None:
+        super().__init__(model, model.config["context"], model.config["vocab_size"], causal=True, fused=fused)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.output(self.body(ids))
 
     def loss(self, ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(self(ids).transpose(1, 2), targets)
+
+
+class TorchClassifier(TorchModel):
+    """The twin of a scratchformer Classifier with mean pooling, with its weights."""
+
+    def __init__(self, model, fused: bool = False) -> None:
+        super().__init__(model, model.config["max_length"], model.config["num_classes"], causal=False, fused=fused)
+
+    def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        real = torch.arange(ids.shape[1]) < lengths[:, None]  # (B, T)
+        allowed = None if real.all() else real[:, None, None, :]
+        x = self.body(ids, allowed)
+        x = (x * real[..., None]).sum(dim=1) / lengths[:, None]
+        return F.log_softmax(self.output(x), dim=-1)
+
+    def loss(self, ids: torch.Tensor, lengths: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.nll_loss(self(ids, lengths), labels)
 
 
 def torch_name(name: str) -> str:

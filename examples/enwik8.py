@@ -9,7 +9,8 @@ from scratchformer.data import STANDARD_LIBRARY, VALIDATION_BYTES, NoConnection,
 from scratchformer.generation import printable, stream_text
 from scratchformer.models import LanguageModel
 from scratchformer.optim import Adam, Cosine
-from scratchformer.training import Replicas, best_snapshot, evaluate_language_model, load_model, train
+from scratchformer.training import Replicas, best_snapshot, estimate, evaluate_language_model, load_model, train
+from scratchformer.training.memory import resident_bytes
 from scratchformer.training.program import run_program, start_run
 
 PRESETS = {
@@ -39,13 +40,16 @@ def load_corpus(run):
 def main(argv=None):
     run = start_run("enwik8", __doc__, PRESETS, argv)
     corpus = load_corpus(run)
-    key = Key(run.seed)
+    before, key = resident_bytes(), Key(run.seed)
     sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context", "norm", "embedding_std")}
     model = LanguageModel(256, key=key.fold("weights"), **sizes).to(run.device)
     print(f"{corpus.name}: {len(corpus.train):,} training bytes; {model.flat.data.size:,} parameters")
 
     batches = TextBatches(corpus.train, run.batch_size, run.context, key.fold("batches"))
     with Replicas(model, **run.replicas_on_device()) as replicas:
+        print(replicas.describe(batches.batch(0)))
+        if run.estimate:
+            return print(estimate(replicas, batches.batch(0), before))
         validation = corpus.validation[:VALIDATION_BYTES]
         state = train(
             replicas,

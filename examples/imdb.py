@@ -8,7 +8,8 @@ from scratchformer import Key
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier
 from scratchformer.optim import AdamW, Cosine
-from scratchformer.training import Replicas, best_snapshot, evaluate_classifier, load_model, train
+from scratchformer.training import Replicas, best_snapshot, estimate, evaluate_classifier, load_model, train
+from scratchformer.training.memory import resident_bytes
 from scratchformer.training.program import run_program, start_run
 
 PRESETS = {
@@ -30,7 +31,7 @@ def main(argv=None):
     words = run.out / "vocabulary.txt"
     known = Vocabulary.load(words) if (run.out / "last.safetensors").exists() else None
     data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
-    key = Key(run.seed)
+    before, key = resident_bytes(), Key(run.seed)
     names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std")
     sizes = {name: getattr(run, name) for name in names}
     model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
@@ -45,6 +46,9 @@ def main(argv=None):
         data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep, run.word_dropout
     )
     with Replicas(model, **run.replicas_on_device()) as replicas:
+        print(replicas.describe(batches.batch(0)))
+        if run.estimate:
+            return print(estimate(replicas, batches.batch(0), before))
         state = train(
             replicas,
             AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),

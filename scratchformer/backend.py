@@ -7,6 +7,7 @@ global switch. CuPy is imported only when a GPU is asked for.
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -143,6 +144,11 @@ def _gpu(index: int) -> Device:
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
     return Device(f"gpu:{index}", cupy, index)
+
+
+def cores() -> int:
+    """The number of CPU cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import codecs
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
-from ..backend import to_cpu, to_device
+from ..backend import CPU, cores, to_cpu, to_device
 from ..models import LanguageModel
 from ..rng import Key
 from .cache import KeyValueCache
 from .sampling import probabilities, sample
+
+ROWS = 8  # sequences that are worth a thread of their own
 
 
 def generate(
@@ -27,18 +31,30 @@ def generate(
     """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
 
     temperature, top_k, top_p: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the same text.
-    A prompt longer than the context is read from its end. Raises ValueError for an empty prompt.
+    A prompt longer than the context is read from its end. On a CPU a large batch is shared out over its cores.
+    Raises ValueError for an empty prompt.
     """
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.size == 0:
         raise ValueError(f"prompt: expected (B, T) with T at least 1, got {prompt.shape}")
-    cache = KeyValueCache(model, prompt.shape[0])
+    device, B = model.device, prompt.shape[0]
+    threads = max(1, min(cores(), B // ROWS)) if device is CPU else 1
+    parts = np.array_split(np.arange(B), threads)
+    caches = [KeyValueCache(model, len(part)) for part in parts]
     new = prompt[:, -model.context :]
-    for i in range(tokens):
-        logits = to_cpu(cache.logits(to_device(new, model.device)))
-        ids = sample(probabilities(logits, temperature, top_k, top_p), key.fold(i))
-        yield ids
-        new = ids[:, None]
+
+    def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
+        return to_cpu(cache.logits(to_device(new[part], device)))
+
+    blas = ThreadpoolController().select(user_api="blas")
+    with ThreadPoolExecutor(threads) as pool:
+        for i in range(tokens):
+            # Products of a few rows wait for memory: several threads of BLAS would only wait for each other.
+            with blas.limit(limits=1 if threads > 1 or new.shape[1] == 1 else None):
+                z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
+            ids = sample(probabilities(z, temperature, top_k, top_p), key.fold(i))
+            yield ids
+            new = ids[:, None]
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -7,6 +7,7 @@ from . import (
     numpy_dense,
     numpy_dropout,
     numpy_embedding,
+    numpy_extend,
     numpy_layernorm,
 )
 
@@ -17,5 +18,6 @@ __all__ = [
     "numpy_dense",
     "numpy_dropout",
     "numpy_embedding",
+    "numpy_extend",
     "numpy_layernorm",
 ]

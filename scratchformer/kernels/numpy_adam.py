@@ -9,6 +9,8 @@ import numpy as np
 from ..optim import adam
 from .numpy_arrays import one_real_dtype
 
+plain = adam.adam_step.reference
+
 
 @adam.adam_step.twin(np.ndarray)
 def adam_step(
@@ -16,7 +18,7 @@ def adam_step(
 ) -> None:
     """As `optim.adam.adam_step`."""
     if not one_real_dtype(w, g, m, v):
-        return adam.adam_step.reference(w, g, m, v, lr, betas, eps, steps)
+        return plain(w, g, m, v, lr, betas, eps, steps)
     beta1, beta2 = betas
     change = np.multiply(g, 1 - beta1)
     m *= beta1

@@ -44,6 +44,8 @@ TILE = 1 << 17  # scores at once, over all heads that go together: half a megaby
 WIDTH = 1024  # columns at once
 SAFE = 60.0  # scores up to this size need nothing subtracted: exp(60) is 1e26, and float32 ends at 3e38
 
+plain = ops.attention.reference
+
 
 class TiledAttentionCache(NamedTuple):
     q: np.ndarray  # (B, H, T, D)
@@ -106,7 +108,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) ->
     """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores."""
     B, H, T, _ = shape
     runs = plan(pattern, 0, T, S, dtype) if B and not pattern.differs else []
-    together = max(1, TILE // (min(T, SIDE) * min(S, WIDTH))) if T and S else 1
+    together = max(1, TILE // (min(T, SIDE * pattern.tall) * min(S, WIDTH))) if T and S else 1
     sequences = 1 if pattern.differs else max(1, together // max(1, H))
     for b in range(0, B, sequences):
         own = plan(pattern, b, T, S, dtype) if pattern.differs else runs
@@ -120,6 +122,14 @@ def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
     wider[..., :-1] = x
     wider[..., -1] = column
     return wider
+
+
+def add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, first: bool) -> None:
+    """out += a b; `first` says that out is still zero."""
+    if first:
+        np.matmul(a, b, out=out)
+    else:
+        out += a @ b
 
 
 def heads_inside(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -151,8 +161,8 @@ def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
 ) -> tuple[np.ndarray, TiledAttentionCache]:
     """As `ops.attention`, in memory linear in T + S."""
-    if not one_real_dtype(q, k, v):
-        return ops.attention.reference(q, k, v, pattern)
+    if not one_real_dtype(q, k, v) or q.shape[2] == 1:  # one query has no tiles: its (1, S) scores are small
+        return plain(q, k, v, pattern)
     check_attention(q, k, v, pattern)
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
@@ -168,10 +178,7 @@ def attention(
             z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
             forbid(z, run)
             np.exp(z, out=z)
-            if run.first:
-                np.matmul(z, values[..., run.columns, :], out=total[..., run.rows, :])
-            else:
-                total[..., run.rows, :] += z @ values[..., run.columns, :]
+            add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
@@ -186,28 +193,23 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
     ops.checks.expect_like("dy", dy, q.shape)
     D, S = q.shape[3], k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
-    for array in (dq, dk, dv):
-        array[...] = 0
     scale = 1 / math.sqrt(D)
     for part, runs in groups(pattern, q.shape, S, q.dtype):
-        keys, output = k[part], dy[part]
+        keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
         delta = np.vecdot(output, y[part])
-        queries = with_column(q[part] * scale, -log_sum_exp[part])
-        keys_one = with_column(keys, 1)
+        queries, keys_one = with_column(q[part] * scale, -log_sum_exp[part]), with_column(keys, 1)
         output_delta, values_one = with_column(output, -delta), with_column(v[part], 1)
-        queries_only, dq_part, dk_part, dv_part = queries[..., :-1], dq[part], dk[part], dv[part]
+        sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)  # z − L
             forbid(p, run)
             np.exp(p, out=p)
-            dv_part[columns] += p.swapaxes(-1, -2) @ output[rows]
+            sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
             dz *= p
-            if run.first:
-                np.matmul(dz, keys[columns], out=dq_part[rows])
-            else:
-                dq_part[rows] += dz @ keys[columns]
-            dk_part[columns] += dz.swapaxes(-1, -2) @ queries_only[rows]
-        dq_part *= scale
+            add_product(dz, keys[columns], sum_dq[rows], run.first)
+            sum_dk[columns] += dz.swapaxes(-1, -2) @ queries[rows][..., :-1]
+        np.multiply(sum_dq, scale, out=dq[part])
+        dk[part], dv[part] = sum_dk, sum_dv
     return dq, dk, dv

@@ -14,6 +14,8 @@ from .. import ops
 from ..ops.cross_entropy import as_rows
 from .numpy_arrays import one_real_dtype, row_pieces
 
+plain = ops.cross_entropy.reference
+
 
 class NumpyCrossEntropyCache(NamedTuple):
     logits: np.ndarray  # (N, V)
@@ -32,7 +34,7 @@ def cross_entropy(
 ) -> tuple[np.floating, NumpyCrossEntropyCache]:
     """As `ops.cross_entropy`."""
     if not one_real_dtype(logits) or not isinstance(targets, np.ndarray):
-        return ops.cross_entropy.reference(logits, targets, ignore_index, label_smoothing)
+        return plain(logits, targets, ignore_index, label_smoothing)
     z, targets, counted = as_rows(logits, targets, ignore_index, label_smoothing)
     z_max, log_z, row = (np.empty((z.shape[0], 1), z.dtype) for _ in range(3))
     for part in row_pieces(z):

@@ -10,13 +10,14 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import erf
 
 from .. import ops
 from ..ops.activations import CUBIC
-from ..ops.checks import expect_like
+from ..ops.checks import expect_like, expect_shape
 from ..ops.linear import LinearCache, linear_backward
 from .numpy_arrays import one_real_dtype, row_pieces
+
+plain = ops.dense.reference
 
 
 class NumpyDenseCache(NamedTuple):
@@ -29,17 +30,14 @@ class NumpyDenseCache(NamedTuple):
 def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, NumpyDenseCache]:
     """As `ops.dense`."""
     if activation not in ops.ACTIVATIONS or not one_real_dtype(x, w, b):
-        return ops.dense.reference(x, w, b, activation)
+        return plain(x, w, b, activation)
     h, cache = ops.linear(x, w)
+    expect_shape("b", b, "O", O=w.shape[1])
     y = h.reshape(-1, w.shape[1])
     h, y = y, y if activation == "relu" else np.empty_like(y)
     for part in row_pieces(y):
         h[part] += b
-        if activation == "relu":
-            np.maximum(h[part], 0, out=y[part])
-        else:
-            cdf(h[part], activation, out=y[part])
-            y[part] *= h[part]
+        activate(h[part], activation, out=y[part])
     return y.reshape(*x.shape[:-1], w.shape[1]), NumpyDenseCache(cache._replace(has_bias=True), h, activation)
 
 
@@ -59,9 +57,18 @@ def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, 
     return linear_backward(dh.reshape(dy.shape), linear)
 
 
+def activate(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
+    """f(h), into `out`, which may be h."""
+    if activation == "relu":
+        return np.maximum(h, 0, out=out)
+    return np.multiply(h, cdf(h, activation, out=np.empty_like(h) if out is h else out), out=out)
+
+
 def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
     """Φ(h) of the exact GELU, or the tanh that stands for it, into `out`: see `ops.gelu`."""
     if activation == "gelu":
+        from scipy.special import erf  # here, since it takes 25 MB that ReLU does not need
+
         np.multiply(h, math.sqrt(0.5), out=out)
         erf(out, out=out)
     else:

@@ -12,6 +12,8 @@ from ..ops.dropout import decide
 from ..rng import Key
 from .numpy_arrays import one_real_dtype
 
+plain = ops.dropout.reference
+
 
 class NumpyDropoutCache(NamedTuple):
     keep: np.ndarray  # of the shape of x, boolean
@@ -22,7 +24,7 @@ class NumpyDropoutCache(NamedTuple):
 def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, NumpyDropoutCache]:
     """As `ops.dropout`."""
     if not one_real_dtype(x):
-        return ops.dropout.reference(x, p, key)
+        return plain(x, p, key)
     keep, scale = decide(p, key, x.shape, np)
     y = np.multiply(keep, scale, dtype=x.dtype)
     y *= x

@@ -10,6 +10,8 @@ from .. import ops
 from ..ops.checks import expect_like
 from .numpy_arrays import one_real_dtype
 
+plain, plain_backward = ops.embedding.reference, ops.embedding_backward.reference
+
 
 class NumpyEmbeddingCache(NamedTuple):
     ids: np.ndarray  # (...)
@@ -19,7 +21,7 @@ class NumpyEmbeddingCache(NamedTuple):
 @ops.embedding.twin(np.ndarray)
 def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbeddingCache]:
     """As `ops.embedding`."""
-    y, cache = ops.embedding.reference(ids, table)
+    y, cache = plain(ids, table)
     return y, NumpyEmbeddingCache(*cache) if one_real_dtype(table) else cache
 
 
@@ -30,7 +32,7 @@ def embedding_backward(dy: np.ndarray, cache: NumpyEmbeddingCache, out: np.ndarr
     expect_like("dy", dy, (*ids.shape, C))
     dtable = np.zeros((V, C), dy.dtype) if out is None else out
     if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype:
-        return ops.embedding_backward.reference(dy, cache, out)
+        return plain_backward(dy, cache, out)
     places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)  # of each element in the flat table
     np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
     return dtable

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..dispatch import operation
 from ..rng import Key
 from .attention import SelfAttention
 from .dropout import Dropout
@@ -95,8 +96,14 @@ class TransformerBlock(Layer):
 
     def extend(self, x: Array, keys: Array, values: Array, past: int) -> Array:
         """The output for new positions x (B, T, C), without dropout or cache: see `SelfAttention.extend`."""
-        if self.norm == "post":
-            h = self.norm1(x + self.attention.extend(x, keys, values, past))
-            return self.norm2(h + self.feedforward(h))
-        h = x + self.attention.extend(self.norm1(x), keys, values, past)
-        return h + self.feedforward(self.norm2(h))
+        return extend_block(x, self, keys, values, past)
+
+
+@operation
+def extend_block(x: Array, block: TransformerBlock, keys: Array, values: Array, past: int) -> Array:
+    """What `TransformerBlock.extend` returns: a forward alone, with the keys and values of the past stored."""
+    if block.norm == "post":
+        h = block.norm1(x + block.attention.extend(x, keys, values, past))
+        return block.norm2(h + block.feedforward(h))
+    h = x + block.attention.extend(block.norm1(x), keys, values, past)
+    return h + block.feedforward(block.norm2(h))

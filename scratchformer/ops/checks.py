@@ -11,12 +11,14 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
     `expect_shape("x", x, "B T C", C=512)` fails with: x: expected (B, T, 512), got (4, 7, 256).
     """
     words = letters.split()
-    fits = len(words) == x.ndim and all(
-        sizes.get(word, size) == size for word, size in zip(words, x.shape, strict=True)
-    )
-    if not fits:
-        expected = ", ".join(str(sizes.get(word, word)) for word in words)
-        raise ValueError(f"{name}: expected ({expected}), got {tuple(x.shape)}")
+    if len(words) == x.ndim:
+        for word, size in zip(words, x.shape, strict=True):
+            if sizes.get(word, size) != size:
+                break
+        else:
+            return
+    expected = ", ".join(str(sizes.get(word, word)) for word in words)
+    raise ValueError(f"{name}: expected ({expected}), got {tuple(x.shape)}")
 
 
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:

@@ -48,6 +48,7 @@ class Pattern:
     """
 
     differs = False  # whether the sequences of a batch have different tables
+    tall = 1  # tiles on top of each other in a piece: more than one where all rows are alike
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         """The truth table of a tile, boolean, of a shape that broadcasts to (rows, columns)."""
@@ -70,8 +71,11 @@ class Pattern:
         return T * S
 
     def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
-        """The tiles that are not empty, at most SIDE by SIDE: every pair that may interact lies in exactly one."""
-        for rows in cut(0, T):
+        """The tiles that are not empty: every pair that may interact lies in exactly one.
+
+        A piece has at most SIDE columns, and SIDE rows, or a few times as many where all rows are alike.
+        """
+        for rows in cut(0, T, tiles=self.tall):
             for columns in cut(*self.span(b, rows, T, S)):
                 kind = self.tile(b, rows, columns, T, S)
                 if kind is not Tile.EMPTY:
@@ -96,9 +100,10 @@ def expect_pattern(pattern: Any) -> None:
         )
 
 
-def cut(start: int, stop: int, step: int = 1) -> list[slice]:
-    """Every `step`-th number from `start` to before `stop`, in slices of SIDE numbers, the last one perhaps shorter."""
-    return [slice(i, min(i + SIDE * step, stop), step) for i in range(start, stop, SIDE * step)]
+def cut(start: int, stop: int, step: int = 1, tiles: int = 1) -> list[slice]:
+    """Every `step`-th number from `start` to before `stop`, in slices of `tiles` · SIDE; the last may be shorter."""
+    size = tiles * SIDE * step
+    return [slice(i, min(i + size, stop), step) for i in range(start, stop, size)]
 
 
 def ends(part: slice) -> tuple[int, int]:
@@ -120,6 +125,8 @@ def numbers(columns: slice, xp: Any) -> Array:
 @dataclass(frozen=True)
 class Full(Pattern):
     """Every query may attend to every key."""
+
+    tall = 4
 
     def dense(self, T: int, S: int, xp: Any) -> None:
         return None
@@ -228,6 +235,7 @@ class Padding(Pattern):
 
     lengths: Array
     differs = True
+    tall = 4
 
     def __post_init__(self) -> None:
         expect_lengths(self.lengths)
@@ -280,7 +288,7 @@ class Both(Pattern):
 
     def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
         """Those of the pattern with fewer, as far as the other one lets them."""
-        few, other = sorted((self.first, self.second), key=lambda p: p.visits(T, S))
+        few, other = sorted((self.first, self.second), key=lambda p: (p.visits(T, S), p.tall))
         for piece in few.pieces(b, T, S, xp):
             kind = other.tile(b, piece.rows, piece.columns, T, S)
             if kind is Tile.MIXED:

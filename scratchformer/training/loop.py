@@ -118,7 +118,7 @@ def train(
             batch = batches.batch(step)
             loss = replicas.gradients(batch, key)
             grad = model.flat.grad
-            norm = global_norm(grad) if clip is None else clip_by_global_norm(grad, clip)
+            norm = global_norm(grad, replicas.map) if clip is None else clip_by_global_norm(grad, clip, replicas.map)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
                 raise Diverged(

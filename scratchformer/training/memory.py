@@ -1,8 +1,10 @@
-"""What the C library does with memory that is freed."""
+"""The memory of this process: how much it has, and what the C library does with what is freed."""
 
 from __future__ import annotations
 
 import ctypes
+import sys
+from pathlib import Path
 
 # From malloc.h of the GNU C library, and the largest values that it takes.
 M_TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
@@ -23,3 +25,20 @@ def keep_freed_memory() -> bool:
         return False
     options = (M_TRIM_THRESHOLD, NEVER), (M_MMAP_THRESHOLD, LARGEST), (M_ARENA_MAX, ONE)
     return all([mallopt(option, value) for option, value in options])
+
+
+def resident_bytes(peak: bool = False) -> int:
+    """The memory that this process has now, or the most that it has had; 0 where the system does not say.
+
+    (On Linux the `ru_maxrss` of `getrusage` counts that of the parent process before this one, too.)
+    """
+    try:
+        status = Path("/proc/self/status").read_text()
+        return 1024 * int(status.split("VmHWM:" if peak else "VmRSS:")[1].split()[0])
+    except (OSError, IndexError):
+        pass
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backend import Device, get_device
+from ..backend import Device, cores, get_device
 from ..data.files import replacing
-from .replicas import cores
 from .snapshot import holds_run
 
 SETTINGS = "settings.json"
@@ -21,12 +20,17 @@ NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch"
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 
 
+# What a run does not keep.
+PASSING = ("device", "out", "resume", "estimate")
+
+
 class Run(argparse.Namespace):
-    """The settings of a run: those of the preset, overridden by the options, and `device`, `out`, `resume`."""
+    """The settings of a run: those of the preset, overridden by the options, and those of PASSING."""
 
     device: Device
     out: Path
     resume: bool
+    estimate: bool
 
     def replicas_on_device(self) -> dict[str, int | None]:
         """The arguments of `Replicas`."""
@@ -34,7 +38,7 @@ class Run(argparse.Namespace):
 
     def save(self) -> None:
         """Write the settings to the run's folder: for `train` to call when it is about to begin (`on_start`)."""
-        settings = {name: value for name, value in vars(self).items() if name not in ("device", "out", "resume")}
+        settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         self.out.mkdir(parents=True, exist_ok=True)
         with replacing(self.out / SETTINGS) as unfinished:
             unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
@@ -56,6 +60,7 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
     parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
+    parser.add_argument("--estimate", action="store_true", help="print how much memory the run will take, and stop")
     parser.add_argument("--tensorboard", action="store_true", default=None, help="log to TensorBoard too")
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 1:
@@ -90,7 +95,7 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     if settings["data"] and Path(settings["data"]).exists():
         settings["data"] = str(Path(settings["data"]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
-    return Run(**settings, device=device, out=out, resume=args.resume is not None)
+    return Run(**settings, device=device, out=out, resume=args.resume is not None, estimate=args.estimate)
 
 
 def read_settings(run: Path, *names: str) -> dict[str, Any]:

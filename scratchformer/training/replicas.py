@@ -8,25 +8,19 @@ batch is a sum over its micro-batches, gradient accumulation is the same thing w
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, to_device
+from ..backend import CPU, Array, cores, to_device
 from ..nn import Layer
 from ..optim.optimizer import pieces
 from ..rng import Key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
-
-
-def cores() -> int:
-    """The number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class Replicas:
@@ -96,6 +90,11 @@ class Replicas:
         fewest = math.ceil(rows / (most * self.count))  # micro-batches a replica
         even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
         return math.ceil(rows / (next(even, fewest) * self.count))
+
+    def describe(self, batch: Any) -> str:
+        """One line that says how a batch like this is shared out."""
+        chosen = "" if self.micro_batch is not None else ", chosen automatically"
+        return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}"
 
     def move(self, batch: Any) -> Any:
         """The batch with its arrays on the model's device."""

@@ -115,7 +115,7 @@ def covered(pattern, b, T, S, xp=np):
     count = np.zeros((T, S), int)
     for rows, columns, allowed in pattern.pieces(b, T, S, xp):
         part = count[rows, columns]
-        assert part.size and part.shape[0] <= patterns.SIDE and part.shape[1] <= patterns.SIDE
+        assert part.size and part.shape[0] <= 4 * patterns.SIDE and part.shape[1] <= patterns.SIDE
         part += 1 if allowed is None else np.broadcast_to(to_cpu(allowed), part.shape)
     return count
 

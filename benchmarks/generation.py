@@ -1,0 +1,69 @@
+"""Time generation: 12 blocks of width 256, 8 heads, context 256; scratchformer and transformers' `generate` in turns.
+
+    pip install transformers && python benchmarks/generation.py [--batch 1 --rounds 5 --tokens 240]
+
+Both sample with temperature 1 from models of one size with random weights, each with its key-value cache, in float32
+on all cores, from a prompt of 16 tokens. (The blocks differ as GPT-2 and the tutorial do: order of the norms, GELU.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+
+import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from scratchformer import Key
+from scratchformer.generation import generate
+from scratchformer.models import LanguageModel
+from scratchformer.training.replicas import cores
+
+CONTEXT, PROMPT = 256, 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, value in (("batch", 1), ("rounds", 5), ("tokens", CONTEXT - PROMPT)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    args = parser.parse_args()
+    torch.set_num_threads(cores())
+
+    ours = LanguageModel(
+        256, 256, 8, 12, CONTEXT, norm="pre", bias=True, activation="gelu_tanh", embedding_std=0.02, key=Key(0)
+    )
+    config = GPT2Config(
+        vocab_size=256, n_positions=CONTEXT, n_embd=256, n_layer=12, n_head=8, bos_token_id=0, eos_token_id=None,
+        pad_token_id=0,
+    )  # fmt: skip
+    theirs = GPT2LMHeadModel(config).eval()
+    prompt = Key(1).generator().integers(0, 256, (args.batch, PROMPT))
+
+    def run_ours(seed: int) -> np.ndarray:
+        return np.stack(list(generate(ours, prompt, args.tokens, key=Key(seed))), axis=1)
+
+    def run_theirs(seed: int) -> np.ndarray:
+        torch.manual_seed(seed)
+        ids = torch.from_numpy(prompt)
+        options = dict(max_new_tokens=args.tokens, min_new_tokens=args.tokens, do_sample=True, top_k=0, use_cache=True)
+        with torch.inference_mode():
+            return theirs.generate(ids, attention_mask=torch.ones_like(ids), **options)[:, PROMPT:].numpy()
+
+    seconds: dict[str, list[float]] = {"scratchformer": [], "transformers": []}
+    for seed in range(args.rounds + 1):
+        for name, run in (("scratchformer", run_ours), ("transformers", run_theirs)):
+            start = time.perf_counter()
+            tokens = run(seed)
+            if seed:  # the first one warms up
+                seconds[name].append(time.perf_counter() - start)
+            assert tokens.shape == (args.batch, args.tokens), tokens.shape
+    speeds = {name: args.batch * args.tokens / statistics.median(s) for name, s in seconds.items()}
+    print(f"batch {args.batch}, {args.tokens} tokens each, median of {args.rounds}:")
+    for name, speed in speeds.items():
+        print(f"{name:<16}{speed:>8.0f} tokens/s{speeds['scratchformer'] / speed:>8.2f} (ours/theirs)")
+
+
+if __name__ == "__main__":
+    main()
