@@ -13,7 +13,7 @@ from scratchformer import nn, ops
 TARGET = Path(__file__).parent / "derivations.md"
 
 ORDER = (
-    "linear", "relu", "gelu", "softmax", "log_softmax", "cross_entropy", "layernorm", "embedding",
+    "linear", "relu", "gelu", "dense", "softmax", "log_softmax", "cross_entropy", "layernorm", "embedding",
     "sinusoidal_positions", "dropout", "mean_pool", "max_pool", "attention",
 )  # fmt: skip
 LAYERS = ("BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "TransformerBlock")

@@ -11,8 +11,6 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import pooch
-
 
 class DataError(ValueError):
     """A data file is missing, damaged, or not what it should be, or a download failed."""
@@ -24,6 +22,8 @@ class NoConnection(DataError):
 
 def cache_dir() -> Path:
     """The folder that downloads go to: $SCRATCHFORMER_DATA if set, else the user's cache folder."""
+    import pooch  # here and below, since it takes 7 MB that training has no use for
+
     return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
 
 
@@ -33,6 +33,7 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
     Raises NoConnection if the server cannot be reached, and DataError if it refuses, the checksum is wrong or the
     file cannot be written; each has one line. No part of a failed download is left behind.
     """
+    import pooch
     from requests.exceptions import ConnectionError, Timeout
 
     folder = cache_dir()
@@ -49,6 +50,8 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
 
 def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     """`path` as a Path, if the file has that `checksum`, "md5:..." or "sha256:..."; else raises DataError."""
+    import pooch
+
     algorithm, _, expected = checksum.partition(":")
     try:
         found = pooch.file_hash(str(path), alg=algorithm)

@@ -40,7 +40,7 @@ from ..ops.attention import check_attention
 from ..ops.patterns import SIDE, Full, Pattern
 from .numpy_arrays import one_real_dtype
 
-TILE = 1 << 17  # scores at once, over all heads that go together: half a megabyte in float32
+TILE = 1 << 18  # scores at once, over all heads that go together: a megabyte in float32
 WIDTH = 1024  # columns at once
 SAFE = 60.0  # scores up to this size need nothing subtracted: exp(60) is 1e26, and float32 ends at 3e38
 

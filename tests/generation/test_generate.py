@@ -1,10 +1,13 @@
 """Generating tokens and text."""
 
+import importlib
+
 import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.generation import generate, printable, stream_text
+from scratchformer.models import LanguageModel
 from scratchformer.rng import Key
 
 CONTEXT = 12
@@ -179,3 +182,15 @@ def test_control_characters_do_not_reach_a_terminal():
     kept = {i for i in range(0x110000) if printable(chr(i)) == chr(i)}
     assert {*range(0x110000)} - kept == ({*range(32)} | {*range(127, 160)}) - {9, 10}
     assert printable("\x1b[2J\r\x9b1m") == "\ufffd[2J\ufffd\ufffd1m"
+
+
+def test_a_large_batch_is_shared_out_over_threads(monkeypatch):
+    """Each sequence gets what it gets in one that is not.."""
+    module = importlib.import_module("scratchformer.generation.generate")
+    model = LanguageModel(31, 12, 3, 2, 16, key=Key(0)).to(dtype=np.float64)
+    prompt = Key(1).generator().integers(0, 31, (7, 5))
+    together = np.stack(list(generate(model, prompt, 30, key=Key(2))), axis=1)
+    monkeypatch.setattr(module, "ROWS", 2)
+    monkeypatch.setattr(module, "cores", lambda: 3)
+    shared = np.stack(list(generate(model, prompt, 30, key=Key(2))), axis=1)
+    assert np.array_equal(together, shared)

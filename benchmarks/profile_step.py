@@ -1,0 +1,70 @@
+"""Where the time of a training step goes, by operation, on one replica with one thread of BLAS.
+
+    python benchmarks/profile_step.py enwik8|imdb [--reference]
+
+Every operation is timed where layers call it. What is left is sums of residuals and gradients, and Python. With
+--reference the plain operations run instead of their twins.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import nullcontext
+
+from setups import add_model_options, counted_work, make, matrix_rate
+from threadpoolctl import threadpool_limits
+
+from scratchformer import Key, ops, reference_only
+from scratchformer.optim import Adam, clip_by_global_norm
+from scratchformer.training import Replicas
+
+seconds: dict[str, float] = defaultdict(float)
+
+
+def timed(name: str, function: Callable) -> Callable:
+    """`function`, whose time is added to `seconds[name]`, without that of timed functions that it calls."""
+
+    def run(*args, **kwargs):
+        before, start = sum(seconds.values()), time.perf_counter()
+        result = function(*args, **kwargs)
+        inner = sum(seconds.values()) - before
+        seconds[name] += time.perf_counter() - start - inner
+        return result
+
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_model_options(parser)
+    parser.add_argument("--reference", action="store_true", help="the plain operations")
+    args = parser.parse_args()
+    for name in ops.__all__:
+        if hasattr(getattr(ops, name), "twins"):
+            setattr(ops, name, timed(name, getattr(ops, name)))
+    model, batches = make(args)
+    adam, batch = Adam(model.parameters(), 1e-4), batches.batch(0)
+    plain = reference_only() if args.reference else nullcontext()
+    with Replicas(model, 1) as replicas, threadpool_limits(1, "blas"), plain:
+        rate = matrix_rate()
+        replicas.gradients(batch, Key(0))
+        seconds.clear()
+        start = time.perf_counter()
+        replicas.gradients(batch, Key(0))
+        rest = time.perf_counter() - start - sum(seconds.values())
+        timed("clipping", clip_by_global_norm)(model.flat.grad, 1.0)
+        timed("Adam", adam.step)()
+    seconds["sums of residuals and gradients, Python"] = rest
+    total = sum(seconds.values())
+    for name, value in sorted(seconds.items(), key=lambda row: -row[1]):
+        print(f"{name:<42}{1e3 * value:>9.1f} ms{value / total:>8.1%}")
+    work = counted_work(model, batch)
+    print(f"{'together':<42}{1e3 * total:>9.1f} ms")
+    print(f"{work / 1e9:.0f} GFLOP counted, {rate / 1e9:.0f} GFLOP/s a thread: {work / total / rate:.0%} of the rate")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""What the estimate says, against what a process of its own then takes."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from scratchformer.training import Replicas, estimate
+from scratchformer.training.memory import keep_freed_memory, resident_bytes
+
+RUN = """
+import sys
+import numpy as np
+from scratchformer.data import LabelledBatches, TextBatches
+from scratchformer.data.imdb import Labelled
+from scratchformer.models import Classifier, LanguageModel
+from scratchformer.optim import Adam
+from scratchformer.rng import Key
+from scratchformer.training import Replicas, estimate
+from scratchformer.training.memory import resident_bytes
+
+kind, recompute = sys.argv[1], sys.argv[2] == "recompute"
+if kind == "LanguageModel":
+    model = lambda: LanguageModel(256, 192, 6, 6, 128, key=Key(0), recompute=recompute)
+    batches = TextBatches(np.zeros(10_000, np.uint8), 16, 128, Key(1))
+else:
+    model = lambda: Classifier(8000, 2, 128, 4, 4, 300, key=Key(0), dropout=0.1, recompute=recompute)
+    texts = Labelled([np.full(300, 2, np.int32)] * 64, np.zeros(64, np.int64))
+    batches = LabelledBatches(texts, 16, 300, Key(1))
+before = resident_bytes()
+model = model()
+with Replicas(model, 2) as replicas:
+    found = estimate(replicas, batches.batch(0), before)
+    adam = Adam(model.parameters(), 1e-3)
+    for step in range(3):
+        replicas.gradients(batches.batch(step), Key(step))
+        adam.step(replicas.map)
+print(found.peak, resident_bytes(peak=True))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read as Linux tells it")
+@pytest.mark.parametrize("recompute", ["plain", "recompute"])
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+def test_the_estimate_is_within_15_percent(kind, recompute):
+    done = subprocess.run([sys.executable, "-c", RUN, kind, recompute], capture_output=True, text=True, check=True)
+    estimated, measured = map(int, done.stdout.split())
+    assert measured == pytest.approx(estimated, rel=0.15)
+
+
+def test_what_grows_with_what(make_model, make_batches):
+    """Activations grow with the rows of a micro-batch, gradients with the replicas; recomputing keeps less."""
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    one = estimate(Replicas(model, 1, 1), batch)
+    two = estimate(Replicas(model, 2, 2), batch, before=1000)
+    assert one.parameters == model.flat.data.size
+    assert two.gradients == 2 * one.gradients == 2 * one.weights
+    assert sum(two.activations.values()) == 2 * sum(one.activations.values())
+    assert two.peak == 1000 + 5 * one.weights + 2 * (sum(two.activations.values()) + two.transient)
+    assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
+
+
+def test_the_memory_of_this_process():
+    now, most = resident_bytes(), resident_bytes(peak=True)
+    assert 0 < now <= most
+    block = np.ones(most // 8 + 4_000_000)
+    assert resident_bytes(peak=True) >= block.nbytes
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the GNU C library")
+def test_freed_memory_is_kept():
+    """The second time, pages of freed memory need not be asked for again. (musl has no such option.)"""
+    if not keep_freed_memory():
+        pytest.skip("another C library")
+    code = """
+import resource
+import numpy as np
+from scratchformer.training.memory import keep_freed_memory
+keep_freed_memory()
+def work():
+    arrays = [np.ones(500_000, np.float32) for _ in range(20)]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    del arrays
+    arrays = [np.ones(500_000, np.float32) for _ in range(20)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(work())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 1000  # twenty arrays have 9,760 pages
+
+
+def test_the_automatic_choice_is_named(make_model, make_batches):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    automatic, given = Replicas(model, 2), Replicas(model, 2, 3)
+    assert automatic.describe(batch) == (
+        f"2 replica(s) on cpu, micro-batches of {automatic.rows(batch)} rows, chosen automatically"
+    )
+    assert given.describe(batch) == "2 replica(s) on cpu, micro-batches of 3 rows"
