@@ -109,7 +109,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) ->
     B, H, T, _ = shape
     runs = plan(pattern, 0, T, S, dtype) if B and not pattern.differs else []
     together = max(1, TILE // (min(T, SIDE * pattern.tall) * min(S, WIDTH))) if T and S else 1
-    sequences = 1 if pattern.differs else max(1, together // max(1, H))
+    sequences = 1 if pattern.differs else max(1, TILE // max(1, H * T * S))
     for b in range(0, B, sequences):
         own = plan(pattern, b, T, S, dtype) if pattern.differs else runs
         for h in range(0, H, together):
