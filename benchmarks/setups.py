@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from scratchformer import Key
+from scratchformer.backend import cores
 from scratchformer.data import LabelledBatches, TextBatches
 from scratchformer.data.imdb import Labelled
 from scratchformer.models import Classifier, LanguageModel
@@ -68,6 +69,8 @@ def torch_step(model: Layer, name: str) -> tuple[Any, Callable[[Any], float]]:
     """The model in PyTorch, and the same step."""
     import torch
     from torch_model import TorchClassifier, TorchLanguageModel
+
+    torch.set_num_threads(cores())
 
     kind = TorchLanguageModel if isinstance(model, LanguageModel) else TorchClassifier
     peer = kind(model, fused=name != TUTORIAL)

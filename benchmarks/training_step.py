@@ -4,15 +4,15 @@
     python benchmarks/training_step.py imdb         # 6 blocks, width 128, 512 words, vocabulary 50,000, batch 32
     python benchmarks/training_step.py imdb --data aclImdb_v1.tar.gz --rounds 40      # real reviews, of like length
 
-A step is forward, backward, clipping and Adam, in float32 on all cores. Before timing, losses and gradients of all are
-compared. Prints medians, their ratios, and the share of the machine's own matrix-product rate; then the peak memory of
-each, in a process of its own.
+A step is forward, backward, clipping and Adam, in float32 on all cores. Each of them lives in a process of its own, and
+they take their steps one after the other, round by round. First losses and gradients are compared in float64. Prints
+medians, their ratios, the share of the machine's own matrix-product rate, and the peak memory of each process.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
+import json
 import statistics
 import subprocess
 import sys
@@ -32,12 +32,47 @@ from setups import (
     our_step,
     torch_step,
 )
-from threadpoolctl import threadpool_limits
 
 from scratchformer.nn import Layer
 from scratchformer.training import Replicas
 from scratchformer.training.memory import resident_bytes
-from scratchformer.training.replicas import cores
+
+
+class Worker:
+    """This program in another process, as one of the competitors: it takes a step when it is told to."""
+
+    def __init__(self, name: str) -> None:
+        command = [sys.executable, *sys.argv, "--worker", name]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def step(self, number: int) -> tuple[float, float, int]:
+        """The loss of step `number`, its seconds, and the bytes that the process has had at most."""
+        self.process.stdin.write(f"{number}\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def stop(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def work(args: argparse.Namespace) -> None:
+    """What a worker does: a step for each number that comes in."""
+    model, batches = make(args)
+    replicas = Replicas(model)
+    if args.worker == OURS:
+        step = our_step(model, replicas)
+    else:
+        _, step = torch_step(model, args.worker)
+        del model, replicas  # PyTorch has a copy
+    for line in sys.stdin:
+        batch, start = batches.batch(int(line)), time.perf_counter()
+        if args.worker == OURS:
+            with replicas:
+                loss = step(batch)
+        else:
+            loss = step(batch)
+        print(json.dumps([loss, time.perf_counter() - start, resident_bytes(peak=True)]), flush=True)
 
 
 def main() -> None:
@@ -45,55 +80,45 @@ def main() -> None:
     add_model_options(parser)
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
     parser.add_argument("--bfloat16", action="store_true", help="beside the others PyTorch under bfloat16 autocast")
-    parser.add_argument("--memory-of", metavar="NAME", help="only run three steps of one of them, and print its peak")
+    parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
     args = parser.parse_args()
-    if args.memory_of:
-        return peak_memory(args)
-    import torch
+    if args.worker:
+        return work(args)
 
-    torch.set_num_threads(cores())
     model, batches = make(args)
     names = [OURS, TUTORIAL, TUNED, *([BFLOAT16] if args.bfloat16 else [])]
-    peers = {name: torch_step(model, name) for name in names[1:]}
-    replicas = Replicas(model)
-    ours = our_step(model, replicas)
     for name in (TUTORIAL, TUNED):
         compare(model, batches.batch(0).split(2)[0], name)
+    rate = matrix_rate()
+    workers = {name: Worker(name) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
-    work = []
-    for round_ in range(args.rounds + 1):
-        batch, losses = batches.batch(round_), {}
-        for name in names:
-            start = time.perf_counter()
-            if name == OURS:
-                with replicas:
-                    losses[name] = ours(batch)
-            else:
-                losses[name] = peers[name][1](batch)
-            if round_:  # the first one warms up
-                times[name].append(time.perf_counter() - start)
+    peaks = dict.fromkeys(names, 0)
+    for number in range(args.rounds + 1):
+        losses = {}
+        for name, worker in workers.items():
+            losses[name], seconds, peaks[name] = worker.step(number)
+            if number:  # the first one warms up
+                times[name].append(seconds)
         worst = max(abs(losses[name] / losses[OURS] - 1) for name in names if name != BFLOAT16)
-        print(
-            f"round {round_}: losses agree to {worst:.1e}", *(f"{t[-1]:.2f} s" for t in times.values() if t), flush=True
-        )
-        if round_:
-            work.append(counted_work(model, batch))
+        seconds = (f"{t[-1]:.2f} s" for t in times.values() if t)
+        print(f"round {number}: losses agree to {worst:.1e}", *seconds, flush=True)
+    for worker in workers.values():
+        worker.stop()
 
-    with threadpool_limits(cores()):
-        rate = matrix_rate()
-    print(f"\n{replicas.count} replicas, micro-batches of {replicas.rows(batch)} rows")
-    print(f"counted work {statistics.mean(work) / 1e9:.0f} GFLOP a step; matrix products here {rate / 1e9:.0f} GFLOP/s")
+    counted = [counted_work(model, batches.batch(number)) for number in range(1, args.rounds + 1)]
+    print(f"\n{Replicas(model).describe(batches.batch(0))}")
+    print(f"counted work {statistics.mean(counted) / 1e9:.0f} GFLOP a step; matrix products {rate / 1e9:.0f} GFLOP/s")
     what = "total" if args.data else "median"  # batches of different lengths have no median
     middle = {name: sum(t) if args.data else statistics.median(t) for name, t in times.items()}
-    total = sum(work) if args.data else statistics.median(work)
-    peaks = {name: measured_peak(name) for name in names}
+    total = sum(counted) if args.data else statistics.median(counted)
     print(f"{'':<30}{what:>10}{'ours/theirs':>13}{'of the rate':>13}{'peak memory':>13}{'ours/theirs':>13}")
     for name, seconds in middle.items():
         ratio, memory = middle[OURS] / seconds, peaks[OURS] / peaks[name]
         share = "" if name == BFLOAT16 else f"{total / seconds / rate:.0%}"
         print(f"{name:<30}{seconds:>8.2f} s{ratio:>13.3f}{share:>13}{peaks[name] / 1e6:>10.0f} MB{memory:>13.3f}")
     if args.data:
-        print(f"an epoch has {len(batches)} batches; of {args.rounds}, drawn like the epoch's, {what} times are given")
+        print(f"an epoch has {len(batches)} batches; timed: {args.rounds}, in the epoch's order")
+    return None
 
 
 def compare(model: Layer, batch: Any, name: str) -> None:
@@ -101,6 +126,8 @@ def compare(model: Layer, batch: Any, name: str) -> None:
 
     A gradient's difference is ‖ours − theirs‖/‖theirs‖, of the worst tensor.
     """
+    import copy
+
     import torch
     from torch_model import torch_name
 
@@ -117,28 +144,6 @@ def compare(model: Layer, batch: Any, name: str) -> None:
         worst = max(worst, (float(np.linalg.norm(p.grad - grad) / np.linalg.norm(grad)), ours))
     loss_error = abs(float(loss) / peer_loss.item() - 1)
     print(f"{name}: in float64 the loss agrees to {loss_error:.0e}, the gradients to {worst[0]:.0e} ({worst[1]})")
-
-
-def measured_peak(name: str) -> int:
-    """Bytes of resident memory at most, of this program with --memory-of, in a process of its own."""
-    command = [sys.executable, *sys.argv, "--memory-of", name]
-    return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-
-
-def peak_memory(args: argparse.Namespace) -> None:
-    """Three steps of one of them; prints bytes."""
-    model, batches = make(args)
-    if args.memory_of == OURS:
-        with Replicas(model) as replicas:
-            step = our_step(model, replicas)
-            for i in range(3):
-                step(batches.batch(i))
-    else:
-        _, step = torch_step(model, args.memory_of)
-        del model  # PyTorch has a copy
-        for i in range(3):
-            step(batches.batch(i))
-    print(resident_bytes(peak=True))
 
 
 if __name__ == "__main__":
