@@ -17,9 +17,9 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from scratchformer import Key
+from scratchformer.backend import cores
 from scratchformer.generation import generate
 from scratchformer.models import LanguageModel
-from scratchformer.training.replicas import cores
 
 CONTEXT, PROMPT = 256, 16
 
@@ -58,7 +58,8 @@ def main() -> None:
             tokens = run(seed)
             if seed:  # the first one warms up
                 seconds[name].append(time.perf_counter() - start)
-            assert tokens.shape == (args.batch, args.tokens), tokens.shape
+            if tokens.shape != (args.batch, args.tokens):
+                raise SystemExit(f"{name} gave {tokens.shape}, not {(args.batch, args.tokens)}")
     speeds = {name: args.batch * args.tokens / statistics.median(s) for name, s in seconds.items()}
     print(f"batch {args.batch}, {args.tokens} tokens each, median of {args.rounds}:")
     for name, speed in speeds.items():

@@ -100,6 +100,8 @@ def main() -> None:
             if number:  # the first one warms up
                 times[name].append(seconds)
         worst = max(abs(losses[name] / losses[OURS] - 1) for name in names if name != BFLOAT16)
+        if worst > 1e-3:
+            raise SystemExit(f"round {number}: the losses differ: {losses}")
         seconds = (f"{t[-1]:.2f} s" for t in times.values() if t)
         print(f"round {number}: losses agree to {worst:.1e}", *seconds, flush=True)
     for worker in workers.values():
@@ -143,6 +145,8 @@ def compare(model: Layer, batch: Any, name: str) -> None:
         grad = grad.T if grad.ndim == 2 and ours.endswith(".w") else grad
         worst = max(worst, (float(np.linalg.norm(p.grad - grad) / np.linalg.norm(grad)), ours))
     loss_error = abs(float(loss) / peer_loss.item() - 1)
+    if loss_error > 1e-12 or worst[0] > 1e-10:
+        raise SystemExit(f"{name}: loss or gradients differ in float64, by {loss_error:.0e} and {worst}")
     print(f"{name}: in float64 the loss agrees to {loss_error:.0e}, the gradients to {worst[0]:.0e} ({worst[1]})")
 
 

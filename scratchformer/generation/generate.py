@@ -50,7 +50,8 @@ def generate(
     with ThreadPoolExecutor(threads) as pool:
         for i in range(tokens):
             # Products of a few rows wait for memory: several threads of BLAS would only wait for each other.
-            with blas.limit(limits=1 if threads > 1 or new.shape[1] == 1 else None):
+            few = new.shape[1] == 1 and caches[0].length < model.context
+            with blas.limit(limits=1 if threads > 1 or few else None):
                 z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
             ids = sample(probabilities(z, temperature, top_k, top_p), key.fold(i))
             yield ids

@@ -1,4 +1,4 @@
-"""Adam on NumPy: nine passes over a piece that is in cache, with one array beside it."""
+"""Adam on NumPy: with one array beside the four, and all of them in cache."""
 
 from __future__ import annotations
 

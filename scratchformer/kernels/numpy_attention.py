@@ -48,6 +48,8 @@ plain = ops.attention.reference
 
 
 class TiledAttentionCache(NamedTuple):
+    """What backward needs; y is the array that was returned, so a caller must not change it before."""
+
     q: np.ndarray  # (B, H, T, D)
     k: np.ndarray  # (B, H, S, D)
     v: np.ndarray  # (B, H, S, D)
@@ -146,7 +148,7 @@ def largest_norm(x: np.ndarray) -> float:
 def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run]) -> np.ndarray:
     """(..., T): the largest score of each row among those allowed, or 0 where that is not beyond ±SAFE.
 
-    (So a row's numbers, to the last bit, do not depend on what it may not see.)
+    (So nothing is subtracted from a row because of large scores elsewhere, in what it may not see.)
     """
     top = np.full(queries.shape[:-1], -np.inf, queries.dtype)
     for run in runs:
@@ -161,9 +163,9 @@ def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
 ) -> tuple[np.ndarray, TiledAttentionCache]:
     """As `ops.attention`, in memory linear in T + S."""
+    check_attention(q, k, v, pattern)
     if not one_real_dtype(q, k, v) or q.shape[2] == 1:  # one query has no tiles: its (1, S) scores are small
         return plain(q, k, v, pattern)
-    check_attention(q, k, v, pattern)
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
     y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)

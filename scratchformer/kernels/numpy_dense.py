@@ -21,6 +21,8 @@ plain = ops.dense.reference
 
 
 class NumpyDenseCache(NamedTuple):
+    """What backward needs; for ReLU it holds the y that was returned, so a caller must not change it before."""
+
     linear: LinearCache
     kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for GELU
     activation: str

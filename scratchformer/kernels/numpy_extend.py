@@ -11,7 +11,7 @@ import math
 
 import numpy as np
 
-from ..nn import LayerNorm, Linear, TransformerBlock
+from ..nn import FeedForward, LayerNorm, Linear, SelfAttention, TransformerBlock
 from ..nn.block import extend_block
 from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
@@ -22,7 +22,9 @@ plain = extend_block.reference
 @extend_block.twin(np.ndarray)
 def extend(x: np.ndarray, block: TransformerBlock, keys: np.ndarray, values: np.ndarray, past: int) -> np.ndarray:
     """As `nn.block.extend_block`."""
-    if x.shape[1] != 1 or not one_real_dtype(x, keys, values, block.norm1.gamma.data):
+    parts = (block.norm1, block.attention, block.norm2, block.feedforward)
+    known = tuple(type(part) for part in parts) == (LayerNorm, SelfAttention, LayerNorm, FeedForward)
+    if not known or x.shape[1] != 1 or not one_real_dtype(x, keys, values, block.norm1.gamma.data):
         return plain(x, block, keys, values, past)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
     if block.norm == "post":

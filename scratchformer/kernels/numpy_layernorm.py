@@ -39,7 +39,8 @@ def layernorm(
     expect_shape("beta", beta, "C", C=C)
     if x.shape[-1:] != gamma.shape:
         raise ValueError(f"x: expected (..., {C}), got {tuple(x.shape)}")
-    mean = x @ np.full(C, 1 / C, x.dtype)
+    mean = x @ np.ones(C, x.dtype)
+    mean /= C  # and not a product with 1/C, which is rounded
     xhat = x - mean[..., None]
     rstd = np.vecdot(xhat, xhat)[..., None]
     rstd /= C

@@ -20,8 +20,8 @@ class AttentionCache(NamedTuple):
 
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
-    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D); TypeError for a pattern
-    that is none.
+    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D), and the pattern is one
+    for B sequences; TypeError for a pattern that is none.
     """
     expect_pattern(pattern)
     array_module(q, k, v)
@@ -29,6 +29,8 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
     B, H, _, D = q.shape
     expect_shape("k", k, "B H S D", B=B, H=H, D=D)
     expect_shape("v", v, "B H S D", B=B, H=H, S=k.shape[2], D=D)
+    if pattern is not None:
+        pattern.check(B)
 
 
 @operation

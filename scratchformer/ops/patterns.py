@@ -58,6 +58,9 @@ class Pattern:
         """The truth table, boolean, of a shape that broadcasts to (B, H, T, S); None if all of it is true."""
         return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
 
+    def check(self, B: int) -> None:
+        """Raise ValueError unless the pattern is one for B sequences."""
+
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         """Whether a tile is empty, full or mixed; MIXED is never wrong."""
         return Tile.MIXED
@@ -240,6 +243,9 @@ class Padding(Pattern):
     def __post_init__(self) -> None:
         expect_lengths(self.lengths)
 
+    def check(self, B: int) -> None:
+        expect_lengths(self.lengths, B=B)
+
     def dense(self, T: int, S: int, xp: Any) -> Array:
         return xp.arange(S)[None, None, None, :] < self.lengths[:, None, None, None]
 
@@ -257,8 +263,8 @@ class Padding(Pattern):
 
 
 @dataclass(frozen=True, eq=False)
-class Both(Pattern):
-    """A pair may interact if both patterns let it."""
+class Pair(Pattern):
+    """Two patterns that are combined."""
 
     first: Pattern
     second: Pattern
@@ -267,6 +273,24 @@ class Both(Pattern):
     def differs(self) -> bool:
         return self.first.differs or self.second.differs
 
+    @property
+    def tall(self) -> int:
+        return max(self.first.tall, self.second.tall)
+
+    def check(self, B: int) -> None:
+        self.first.check(B)
+        self.second.check(B)
+
+    def masks(self, *tile: Any) -> tuple[Array, Array]:
+        return self.first.mask(*tile), self.second.mask(*tile)
+
+    def tiles(self, *tile: Any) -> set[Tile]:
+        return {self.first.tile(*tile), self.second.tile(*tile)}
+
+
+class Both(Pair):
+    """A pair may interact if both patterns let it."""
+
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
         if a is None or b is None:
@@ -274,13 +298,13 @@ class Both(Pattern):
         return a & b
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        tiles = {p.tile(b, rows, columns, T, S) for p in (self.first, self.second)}
+        tiles = self.tiles(b, rows, columns, T, S)
         if Tile.EMPTY in tiles:
             return Tile.EMPTY
         return Tile.MIXED if Tile.MIXED in tiles else Tile.FULL
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        first, second = (p.mask(b, rows, columns, T, S, xp) for p in (self.first, self.second))
+        first, second = self.masks(b, rows, columns, T, S, xp)
         return first & second
 
     def visits(self, T: int, S: int) -> int:
@@ -298,29 +322,21 @@ class Both(Pattern):
                 yield piece
 
 
-@dataclass(frozen=True, eq=False)
-class Either(Pattern):
+class Either(Pair):
     """A pair may interact if one of the patterns lets it."""
-
-    first: Pattern
-    second: Pattern
-
-    @property
-    def differs(self) -> bool:
-        return self.first.differs or self.second.differs
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
         return None if a is None or b is None else a | b
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        tiles = {p.tile(b, rows, columns, T, S) for p in (self.first, self.second)}
+        tiles = self.tiles(b, rows, columns, T, S)
         if Tile.FULL in tiles:
             return Tile.FULL
         return Tile.MIXED if Tile.MIXED in tiles else Tile.EMPTY
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        first, second = (p.mask(b, rows, columns, T, S, xp) for p in (self.first, self.second))
+        first, second = self.masks(b, rows, columns, T, S, xp)
         return first | second
 
     def visits(self, T: int, S: int) -> int:

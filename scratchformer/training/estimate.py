@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import CPU, Array
 from ..rng import Key
 from .replicas import Replicas
 
@@ -20,6 +20,7 @@ class Estimate(NamedTuple):
 
     parameters: int
     replicas: int
+    working: int  # replicas that get a micro-batch: fewer than all if the batch is small
     rows: int  # of a micro-batch
     length: int  # tokens of a row
     before: int  # bytes of the process without a model: Python, libraries, data
@@ -32,9 +33,10 @@ class Estimate(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """Bytes of memory while training, the cache not counted."""
-        own = sum(self.activations.values()) + self.transient
-        return self.before + self.weights + self.optimizer + self.gradients + self.replicas * own
+        """Bytes of memory at most while training, the cache not counted: in a step, or when a snapshot is written."""
+        step = self.working * (sum(self.activations.values()) + self.transient)
+        snapshot = self.weights + self.optimizer  # copies of them
+        return self.before + self.weights + self.optimizer + self.gradients + max(step, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
@@ -43,9 +45,9 @@ class Estimate(NamedTuple):
             (f"{self.parameters:,} parameters", self.weights),
             ("Adam's two means", self.optimizer),
             (f"gradients of {self.replicas} replica(s)", self.gradients),
-            (f"activations of {self.replicas} replica(s)", self.replicas * kept),
+            (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
-            (f"passing, of {self.replicas} replica(s)", self.replicas * self.transient),
+            (f"passing, of {self.working} replica(s)", self.working * self.transient),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
@@ -56,33 +58,32 @@ class Estimate(NamedTuple):
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     """What training `replicas.model` with Adam on batches like this one, of the model's longest rows, will take.
 
-    One row goes forward and backward through a model of the same sizes and one block, watched: what its caches keep,
-    by layer, and how much more is used for a while. Both grow with the rows, the blocks' share with the depth.
-    before: bytes that the process had without the model (`memory.resident_bytes`).
+    One row, and then two, go forward and backward through a model of the same sizes and one block, watched: what their
+    caches keep, by layer, and how much more is used for a while. What grows between the two grows with the rows, and
+    the blocks' share of what is kept with the depth. before: bytes that the process had without the model
+    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config, itemsize = model.config, model.flat.data.itemsize
     length = config.get("context") or config["max_length"]
-    row = _longest(batch, length)
-    rows = replicas.rows(_longest(batch, length, len(batch[0])))
+    if model.device is not CPU:
+        raise ValueError("estimate: what is estimated is the memory of a run on a CPU")
+    whole = _longest(batch, length, len(batch[0]))
+    rows = replicas.rows(whole)
+    working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
     shallow = type(model)(**{**config, "depth": 1}).to(dtype=model.flat.data.dtype)
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
-    tracemalloc.start()
-    try:
-        _, cache = shallow.loss(*row, key=Key(0))
-        kept = {name: size for name, size in _by_layer(cache, weights).items() if size}
-        start, _ = tracemalloc.get_traced_memory()
-        shallow.loss_backward(1.0, cache)
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    blocks = {name for name in kept if name.startswith("block")}
-    activations = {name: size * rows * (config["depth"] if name in blocks else 1) for name, size in kept.items()}
+    (one, passing_one), (two, passing_two) = (_watch(shallow, _longest(batch, length, n), weights) for n in (1, 2))
+    activations = {}
+    for name in filter(two.get, two):
+        layers = config["depth"] if name.startswith("blocks") else 1
+        activations[name] = layers * _extrapolate(one[name], two[name], rows)
     attention = getattr(model.body.blocks[0], "layer", model.body.blocks[0]).attention
     values = config["depth"] * length * attention.query.w.data.shape[1] * itemsize
     return Estimate(
         parameters=model.flat.data.size,
         replicas=replicas.count,
+        working=working,
         rows=rows,
         length=length,
         before=before,
@@ -90,9 +91,31 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         optimizer=BUFFERS * model.flat.data.nbytes,
         gradients=replicas.count * model.flat.grad.nbytes,
         activations=activations,
-        transient=rows * max(0, peak - start),
+        transient=max(0, _extrapolate(passing_one, passing_two, rows)),
         cache=2 * values if hasattr(model, "extend") else 0,
     )
+
+
+def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
+    """What the caches of a micro-batch keep, by layer, and what backward takes beside them."""
+    watched = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        _, cache = model.loss(*batch, key=Key(0))
+        kept = _by_layer(cache, set(weights))
+        tracemalloc.reset_peak()
+        start, _ = tracemalloc.get_traced_memory()
+        model.loss_backward(1.0, cache)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if not watched:
+            tracemalloc.stop()
+    return kept, peak - start
+
+
+def _extrapolate(one: int, two: int, rows: int) -> int:
+    """The value for `rows` of what is `one` for one row and `two` for two."""
+    return one + (rows - 1) * (two - one)
 
 
 def _longest(batch: Any, length: int, rows: int = 1) -> Any:

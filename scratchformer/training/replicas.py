@@ -25,6 +25,7 @@ MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on
 
 class Replicas:
     """`count` replicas of a model, as a context manager: inside it, BLAS keeps to one thread if there are several.
+    On a CPU the process then keeps the memory that it frees, from there on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
@@ -80,16 +81,20 @@ class Replicas:
 
     def rows(self, batch: Any) -> int:
         """Rows of a micro-batch of `batch`; automatic ones are chosen so that every replica gets as many."""
-        if self.micro_batch is not None:
-            return self.micro_batch
         rows = len(batch[0])
+        if self.micro_batch is not None:
+            return min(rows, self.micro_batch)
         if self.device is not CPU:
             return rows
-        width = getattr(self.model, "config", {}).get("d_model", 0)
-        most = max(1, MICRO_BATCH_ELEMENTS // (batch[0].shape[1] * width)) if width else math.ceil(rows / self.count)
+        most = self.fitting(batch[0].shape[1]) or math.ceil(rows / self.count)
         fewest = math.ceil(rows / (most * self.count))  # micro-batches a replica
         even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
         return math.ceil(rows / (next(even, fewest) * self.count))
+
+    def fitting(self, length: int) -> int | None:
+        """How many rows of `length` tokens a core's cache holds; None for a model without `config["d_model"]`."""
+        width = getattr(self.model, "config", {}).get("d_model")
+        return width and max(1, MICRO_BATCH_ELEMENTS // (length * width))
 
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this is shared out."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer.dispatch import reference_only
-from scratchformer.nn import TransformerBlock
+from scratchformer.nn import FeedForward, TransformerBlock
 from scratchformer.nn.block import extend_block
 from scratchformer.rng import Key
 
@@ -36,3 +36,16 @@ def test_twin_gives_what_the_reference_gives(norm, activation, dtype, B, H, D, T
     np.testing.assert_allclose(y, expected, **tolerance)
     np.testing.assert_allclose(fast, plain, **tolerance)  # the new keys and values are stored, and no others
     assert np.array_equal(fast[:, :, :, past + T :], stored[:, :, :, past + T :])
+
+
+def test_a_block_of_other_parts_is_left_to_the_reference():
+    class Half(FeedForward):
+        def forward(self, x):
+            y, cache = super().forward(x)
+            return y / 2, cache
+
+    block = TransformerBlock(6, 2, "pre", causal=True, key=Key(0))
+    block.feedforward = Half(6, key=Key(1))
+    x, keys = Key(2).generator().standard_normal((1, 1, 6)).astype(np.float32), np.zeros((1, 2, 4, 3), np.float32)
+    y = extend_block(x, block, keys, keys.copy(), 0)
+    assert np.array_equal(y, extend_block.reference(x, block, keys, keys.copy(), 0))

@@ -141,3 +141,20 @@ def test_attention_takes_memory_linear_in_the_length(pattern):
     finally:
         tracemalloc.stop()
     assert peak < 8 * 2**20
+
+
+@pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("C", [96, 768])
+def test_layer_norm_of_a_constant_row_is_beta(C, size):
+    gamma, beta = np.full(C, 2, np.float32), np.arange(C, dtype=np.float32)
+    y, _ = ops.layernorm(np.full((3, C), size, np.float32), gamma, beta)
+    np.testing.assert_allclose(y, np.tile(beta, (3, 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[3], [3, 3, 3]])
+def test_padding_of_another_number_of_sequences_is_refused(lengths):
+    q = np.ones((2, 2, 4, 3))
+    pattern = ops.Causal() & ops.Padding(np.array(lengths))
+    for run in (ops.attention, ops.attention.reference):
+        with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
+            run(q, q, q, pattern)
