@@ -94,7 +94,7 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
 
 
 def forbid(z: np.ndarray, run: Run) -> None:
-    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them."""
+    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them; NaN stays NaN."""
     for within, minus_infinity in run.forbidden:
         z[..., within] += minus_infinity
 
