@@ -39,6 +39,10 @@ class Piece(NamedTuple):
     columns: slice
     allowed: Array | None  # boolean, broadcasts to (rows, columns); None if all of it is true
 
+    def where(self, allowed: Array) -> Piece:
+        """The piece, of which only what is also `allowed` is."""
+        return self._replace(allowed=allowed if self.allowed is None else self.allowed & allowed)
+
 
 class Pattern:
     """What all patterns can do. T is the number of queries, S the number of keys, b the number of a sequence.
@@ -316,8 +320,7 @@ class Both(Pair):
         for piece in few.pieces(b, T, S, xp):
             kind = other.tile(b, piece.rows, piece.columns, T, S)
             if kind is Tile.MIXED:
-                allowed = other.mask(b, piece.rows, piece.columns, T, S, xp)
-                yield piece._replace(allowed=allowed if piece.allowed is None else piece.allowed & allowed)
+                yield piece.where(other.mask(b, piece.rows, piece.columns, T, S, xp))
             elif kind is Tile.FULL:
                 yield piece
 
@@ -348,7 +351,6 @@ class Either(Pair):
         for piece in self.second.pieces(b, T, S, xp):
             kind = self.first.tile(b, piece.rows, piece.columns, T, S)
             if kind is Tile.MIXED:
-                new = ~self.first.mask(b, piece.rows, piece.columns, T, S, xp)
-                yield piece._replace(allowed=new if piece.allowed is None else piece.allowed & new)
+                yield piece.where(~self.first.mask(b, piece.rows, piece.columns, T, S, xp))
             elif kind is Tile.EMPTY:
                 yield piece
