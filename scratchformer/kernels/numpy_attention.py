@@ -163,9 +163,9 @@ def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
 ) -> tuple[np.ndarray, TiledAttentionCache]:
     """As `ops.attention`, in memory linear in T + S."""
-    check_attention(q, k, v, pattern)
-    if not one_real_dtype(q, k, v) or q.shape[2] == 1:  # one query has no tiles: its (1, S) scores are small
+    if not one_real_dtype(q, k, v) or q.shape[2:3] == (1,):  # one query has no tiles: its (1, S) scores are small
         return plain(q, k, v, pattern)
+    check_attention(q, k, v, pattern)
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
     y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)
