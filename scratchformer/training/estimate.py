@@ -119,13 +119,13 @@ def _extrapolate(one: int, two: int, rows: int) -> int:
 
 
 def _longest(batch: Any, length: int, rows: int = 1) -> Any:
-    """The first rows of a batch, stretched to `length` tokens."""
+    """`rows` rows of `length` tokens, from a batch, repeated where it has fewer."""
     first = batch.split(rows)[0]
     stretched = {"ids": np.resize(first.ids, (rows, length))}
     if hasattr(first, "targets"):
         stretched["targets"] = np.resize(first.targets, (rows, length))
     else:
-        stretched["lengths"] = np.full(rows, length)
+        stretched |= {"lengths": np.full(rows, length), "labels": np.resize(first.labels, rows)}
     return first._replace(**stretched)
 
 

@@ -108,6 +108,12 @@ def test_the_automatic_choice_is_named(make_model, make_batches):
     assert given.describe(batch) == "2 replica(s) on cpu, micro-batches of 3 rows"
 
 
+@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+def test_a_batch_of_one_row(make_model, make_batches, kind):
+    found = estimate(Replicas(make_model(kind), 2), make_batches(kind, 1).batch(0))
+    assert (found.rows, found.working) == (1, 1)
+
+
 def test_a_batch_smaller_than_the_micro_batch(make_model, make_batches):
     """Rows that are not there take nothing, nor does a replica that gets none."""
     model, batch = make_model("LanguageModel"), make_batches("LanguageModel", 3).batch(0)
