@@ -114,7 +114,9 @@ def test_float32_stays_float32_and_is_near_float64(name, device):
     for tensor, x, expected in [("y", y, y64), *((n, g, gradients64[n]) for n, g in gradients.items())]:
         assert x.dtype == np.float32 and expected.dtype == np.float64, tensor
         x, expected = to_cpu(x), to_cpu(expected)
-        np.testing.assert_allclose(x, expected, rtol=0, atol=2e-5 * np.abs(expected).max() + 1e-6, err_msg=tensor)
+        size = np.abs(expected).max()
+        floor = 1e-7 if size > 1e-12 else 1e-6  # a gradient that is zero but for rounding, as that of a key's bias
+        np.testing.assert_allclose(x, expected, rtol=0, atol=2e-5 * size + floor, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", LAYERS)
