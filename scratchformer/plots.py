@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .backend import to_cpu
+from .backend import to_cpu, to_device
 from .data import Vocabulary
+from .data.subwords import BEGIN, END
 from .dispatch import reference_only
-from .models import Classifier
+from .generation import beam_search
+from .models import Classifier, EncoderDecoder, LanguageModel
 from .nn import Layer, Recompute
 from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
-from .training.program import read_settings
+from .training.program import load_subwords, read_settings
 
 TEXTS = {
+    "EncoderDecoder": "A man in an orange hat looks at something.",
     "Classifier": "i expected nothing , but this is not a bad film : the plot is thin , the acting is wonderful .",
     "LanguageModel": "The [[French Revolution]] of 1789 was a period",
 }
+OTHERS = ("digits", "units")  # programs whose models do not read text
+SCORES = (
+    "accuracy",
+    "bits_per_byte",
+    "bits_per_pixel",
+    "masked_accuracy",
+)  # of a validation
 
 
 def pyplot() -> Any:
@@ -36,42 +46,72 @@ def pyplot() -> Any:
 
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
-    """Draw curves.png, attention.png and positions.png of the run in folder `run` into `out`; yield their paths.
+    """Draw pictures of the run in folder `run` into `out`, and yield their paths: curves.png (of a run in stages one
+    for each); of a model that reads text attention.png, and where it has positions in a line positions.png.
 
     text: whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
     """
-    settings = read_settings(run)
-    metrics = run / "metrics.jsonl"
-    records = read_metrics(metrics) if metrics.exists() else []
-    if not any("loss" in r for r in records):
-        raise ValueError(f"{run}: nothing to plot yet, no loss is in {metrics.name}")
-    model, _ = load_model(best_snapshot(run))
-    ids, labels = encode(model, TEXTS[type(model).__name__] if text is None else text, run)
-    out = out or run / "plots"
+    settings, out = read_settings(run), out or run / "plots"
+    folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
+    curves = {}
+    for folder in folders:
+        records = read_metrics(folder / "metrics.jsonl")
+        if any("loss" in r for r in records):
+            curves["curves" if folder == run else f"curves_{folder.name}"] = records
+    if not curves:
+        raise ValueError(f"{run}: nothing to plot yet, no loss is in metrics.jsonl")
+    model, state = load_model(best_snapshot(folders[0]))
+    kind = next((kind for kind in (Classifier, LanguageModel, EncoderDecoder) if isinstance(model, kind)), None)
+    if kind is not None and settings["program"] not in OTHERS:
+        text = TEXTS[kind.__name__] if text is None else text
+        rows, columns, *inputs = encode(model, text, run, state)
     out.mkdir(parents=True, exist_ok=True)
-    yield plot_curves(records, settings, out / "curves.png")
-    yield plot_attention(attention_maps(model, ids), labels, out / "attention.png")
-    yield plot_positions(model, out / "positions.png")
+    for name, records in curves.items():
+        yield plot_curves(records, settings, out / f"{name}.png")
+    if kind is None or settings["program"] in OTHERS:
+        return
+    yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
+    if kind is not EncoderDecoder:
+        yield plot_positions(model, out / "positions.png")
 
 
-def encode(model: Layer, text: str, run: Path) -> tuple[np.ndarray, list[str]]:
-    """The ids (1, T) of a text, as far as the model can read it, and a label for each token."""
+def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
+    """Labels of the queries and of the keys whose attention is shown, and what `attention_maps` needs: the ids (1, T)
+    of a text, as far as the model can read it; of an encoder-decoder the source's, and those of its translation.
+    state: of the snapshot.
+    """
+    if isinstance(model, EncoderDecoder):
+        subwords = load_subwords(run, state)
+        source = np.append(subwords.encode(text), subwords[END])[None, :]
+        lengths = np.array([source.shape[1]])
+        (found,) = beam_search(model, source, lengths, subwords[BEGIN], subwords[END])
+        target = np.concatenate([[subwords[BEGIN]], found.ids])[None, :]
+        name = subwords.tokenizer.id_to_token
+        return [name(int(i)) for i in (*found.ids, subwords[END])], [name(int(i)) for i in source[0]], source, target
     if isinstance(model, Classifier):
         vocabulary = Vocabulary.load(run / "vocabulary.txt")
         ids = vocabulary.encode(text)[: model.body.max_length]
         labels = vocabulary.decode(ids).split()
+    elif subwords := load_subwords(run, state):
+        ids = subwords.encode(text)[: model.context]
+        labels = [subwords.pieces[i].decode("utf-8", "replace").replace(" ", "␣") for i in ids]
     else:
         ids = np.frombuffer(text.encode("utf-8"), np.uint8)[: model.context]
         labels = [chr(i) if 32 < i < 127 else "␣" if i == 32 else "·" for i in ids]
     if len(ids) == 0:
         raise ValueError("--text: expected at least one token")
-    return ids[None, :], labels
+    return labels, labels, ids[None, :]
 
 
-def attention_maps(model: Layer, ids: np.ndarray) -> np.ndarray:
-    """The attention probabilities (depth, H, T, T) with which the model reads ids (1, T)."""
+def attention_maps(model: Layer, ids: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
+    """The attention probabilities (depth, H, T, S) with which the model reads ids (1, T), S = T; or with which the
+    decoder of an encoder-decoder looks at its source, ids (1, S), where it is given target (1, T).
+    """
     with reference_only():
-        _, cache = model.body.forward(ids)
+        if target is not None:
+            _, cache = model.forward(ids, np.array([ids.shape[1]]), target)
+            return np.stack([to_cpu(c.cross.attention.probabilities[0]) for c in cache.decoder.blocks])
+        _, cache = model.body.forward(ids, getattr(model, "pattern", None))
         blocks = [
             block.layer.forward(*c.inputs, **c.options)[1] if isinstance(block, Recompute) else c
             for block, c in zip(model.body.blocks, cache.blocks, strict=True)
@@ -87,8 +127,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
-    accuracy, bits = "validation_accuracy", "validation_bits_per_byte"
-    score = accuracy if any(accuracy in r for r in records) else bits
+    score = next((s for s in SCORES if any(f"validation_{s}" in r for r in records)), "loss")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     width = max(1, len(loss) // 40)  # points that the smooth curve averages
@@ -100,15 +139,15 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     left.set(xlabel="step", ylabel="loss (nats)", title="Loss")
     left.legend(frameon=False)
 
-    steps, values = series(score)
-    percent = score == accuracy
+    steps, values = series(f"validation_{score}")
+    percent = score.endswith("accuracy")
     values = [100 * v if percent else v for v in values]
     best = int(np.argmax(values) if percent else np.argmin(values)) if values else None
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
     if best is not None:
         middle.plot(steps[best], values[best], "o", color="tab:red", label=f"best: {values[best]:.4g} at {steps[best]}")
         middle.legend(frameon=False)
-    unit = "accuracy (%)" if percent else "bits per byte"
+    unit = score.replace("_", " ") + " (%)" * percent + " (nats)" * (score == "loss")
     middle.set(xlabel="step", ylabel=unit, title="Validation")
 
     right.plot(*series("lr"), color="tab:green")
@@ -123,15 +162,19 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     return path
 
 
-def plot_attention(maps: np.ndarray, labels: list[str], path: Path) -> Path:
-    """A grid of attention maps (depth, H, T, S): a row of pictures for each layer, a column for each head."""
+def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: list[str] | None = None) -> Path:
+    """A grid of attention maps (depth, H, T, S): a row of pictures for each layer, a column for each head.
+
+    labels: of the T queries, and of the S keys too unless `columns` are those.
+    """
     plt = pyplot()
     from matplotlib.colors import PowerNorm
 
-    depth, heads, T, _ = maps.shape
-    every = 1 + T // 48  # with more tokens only some are labelled
-    ticks, labels = range(0, T, every), labels[::every]
-    size = min(3.6, max(1.8, 0.08 * T))  # inches: room for a label a token
+    depth, heads, T, S = maps.shape
+    every = 1 + max(T, S) // 48  # with more tokens only some are labelled
+    columns = (labels if columns is None else columns)[::every]
+    labels = labels[::every]
+    size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches: room for a label a token
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
@@ -139,9 +182,9 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path) -> Path:
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
             image = cell.imshow(maps[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
-            cell.set_xticks(ticks, labels if layer == depth - 1 else [""] * len(labels), fontsize=6, rotation=90)
-            cell.set_yticks(ticks, labels if head == 0 else [""] * len(labels), fontsize=6)
-            cell.tick_params(length=0, pad=1)
+            cell.set_xticks(range(0, S, every), columns if layer == depth - 1 else [""] * len(columns), rotation=90)
+            cell.set_yticks(range(0, T, every), labels if head == 0 else [""] * len(labels))
+            cell.tick_params(length=0, pad=1, labelsize=6)
             cell.spines[:].set_color("lightgray")
             if layer == 0:
                 cell.set_title(f"head {head + 1}", fontsize=9)
@@ -155,21 +198,27 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path) -> Path:
 
 
 def plot_positions(model: Layer, path: Path) -> Path:
-    """The model's position encodings, learned or sinusoidal, as a heat map, and the likeness of any two of them."""
+    """The model's position encodings, learned or sinusoidal, as a heat map, and the likeness of any two of them. With
+    relative positions they are those of distances.
+    """
     plt = pyplot()
     positions = model.body.positions
-    learned = hasattr(positions, "table")
     length, width = model.body.max_length, model.config["d_model"]
-    table = to_cpu(positions.table.data) if learned else sinusoidal_positions(length, width)
+    nothing = to_device(np.zeros((1, length, width), np.float32), model.device)
+    table = sinusoidal_positions(length, width) if positions is None else to_cpu(positions(nothing))[0]
     normed = table / np.maximum(np.linalg.norm(table, axis=1, keepdims=True), np.finfo(np.float32).tiny)
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), layout="constrained")
     limit = float(np.percentile(np.abs(table), 99))
     image = left.imshow(table, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    kind = "Learned" if learned else "Sinusoidal" if positions is not None else "No positions in the model; sinusoidal"
-    left.set(xlabel="column", ylabel="position", title=f"{kind} position encodings")
+    kind, place = "No positions in the model; sinusoidal", "position"
+    if positions is not None:
+        kind = "Learned" if positions.parameters() else "Sinusoidal"
+    elif model.body.relative:
+        kind, place = "Relative", "distance"
+    left.set(xlabel="column", ylabel=place, title=f"{kind} position encodings")
     figure.colorbar(image, ax=left)
     image = right.imshow(normed @ normed.T, cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
-    right.set(xlabel="position", ylabel="position", title="Cosine of two positions' encodings")
+    right.set(xlabel=place, ylabel=place, title=f"Cosine of two {place}s' encodings")
     figure.colorbar(image, ax=right)
     figure.savefig(path, dpi=120)
     plt.close(figure)

@@ -39,6 +39,22 @@ class Key:
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
+class Zeros(Key):
+    """A key from which nothing is drawn: weights made with it are zero. For a model whose weights are then loaded."""
+
+    def fold(self, *parts: int | str) -> Zeros:
+        return self
+
+    def generator(self) -> Zeros:
+        return self
+
+    def standard_normal(self, size: Any, dtype: Any = np.float32) -> np.ndarray:
+        return np.zeros(size, dtype)
+
+    def uniform(self, low: float, high: float, size: Any) -> np.ndarray:
+        return np.zeros(size, np.float32)
+
+
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.
 _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer.backend import to_cpu
-from scratchformer.rng import Key, random_uint16
+from scratchformer.rng import Key, Zeros, random_uint16
 
 GAMMA = 0x9E3779B97F4A7C15  # the golden ratio, as odd 64-bit integer
 
@@ -90,3 +90,9 @@ def test_the_same_key_gives_the_same_generator():
 def test_words_must_not_be_negative():
     with pytest.raises(ValueError, match=r"seed: expected non-negative integers, got \(1, -2\)"):
         Key(1, -2)
+
+
+def test_nothing_is_drawn_from_zeros():
+    generator = Zeros().fold("layer", 3).generator()
+    for found in generator.standard_normal((2, 3), np.float32), generator.uniform(-1, 1, (2, 3)):
+        assert found.shape == (2, 3) and found.dtype == np.float32 and not found.any()

@@ -1,9 +1,31 @@
 """Data: reading corpora, building vocabularies, and cutting both into batches."""
 
-from .batching import LabelledBatch, LabelledBatches, TextBatch, TextBatches, in_order, windows
+from .batching import (
+    LabelledBatch,
+    LabelledBatches,
+    SegmentBatch,
+    SegmentBatches,
+    TextBatch,
+    TextBatches,
+    in_order,
+    windows,
+)
+from .digits import Digits, Images, load_digits
 from .download import DataError, NoConnection, cache_dir, fetch, verify
-from .enwik8 import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, load_bytes, load_enwik8, load_standard_library
-from .imdb import Imdb, Labelled, load_imdb, read_reviews, read_splits
+from .enwik8 import (
+    STANDARD_LIBRARY,
+    VALIDATION_BYTES,
+    Corpus,
+    as_text,
+    load_bytes,
+    load_enwik8,
+    load_standard_library,
+)
+from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
+from .masked import MaskedBatch, MaskedBatches, single_texts
+from .multi30k import Multi30k, Pairs, load_multi30k
+from .subwords import Subwords
+from .translation import TokenPairs, TranslationBatch, TranslationBatches, encode_pairs, pairs_in_order
 from .vocabulary import Vocabulary, tokenize
 
 __all__ = [
@@ -11,23 +33,42 @@ __all__ = [
     "VALIDATION_BYTES",
     "Corpus",
     "DataError",
+    "Digits",
+    "Images",
     "Imdb",
     "Labelled",
     "LabelledBatch",
     "LabelledBatches",
+    "MaskedBatch",
+    "MaskedBatches",
+    "Multi30k",
     "NoConnection",
+    "Pairs",
+    "SegmentBatch",
+    "SegmentBatches",
+    "Subwords",
     "TextBatch",
     "TextBatches",
+    "TokenPairs",
+    "TranslationBatch",
+    "TranslationBatches",
     "Vocabulary",
+    "as_text",
     "cache_dir",
+    "encode_pairs",
     "fetch",
     "in_order",
     "load_bytes",
+    "load_digits",
     "load_enwik8",
     "load_imdb",
+    "load_imdb_subwords",
+    "load_multi30k",
     "load_standard_library",
+    "pairs_in_order",
     "read_reviews",
     "read_splits",
+    "single_texts",
     "tokenize",
     "verify",
     "windows",

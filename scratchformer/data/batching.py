@@ -1,17 +1,19 @@
 """Cutting texts into batches, each a pure function of a key and a step number.
 
 Nothing here has a position that moves on. A run that resumes at step n asks for batch n and gets what it
-would have got, and replicas and threads may ask in any order.
+would have got, and replicas and threads may ask in any order. The one exception is the memory of `SegmentBatches`,
+which a model makes: it belongs to one step, and is saved with a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from ..ops.checks import expect_positive
 from ..rng import Key
 from .download import DataError
 from .imdb import Labelled
@@ -37,9 +39,42 @@ class TextBatch(NamedTuple):
         """The number of tokens that a model reads, for counting speed."""
         return self.ids.size
 
+    def stretched(self, rows: int, length: int) -> TextBatch:
+        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        return TextBatch(*(np.resize(x[:rows], (rows, length)) for x in self))
+
     def split(self, size: int) -> list[TextBatch]:
         """The same rows in order, as micro-batches of at most `size` rows."""
-        return [TextBatch(self.ids[rows], self.targets[rows]) for rows in _slices(len(self.ids), size)]
+        return [TextBatch(self.ids[rows], self.targets[rows]) for rows in slices(len(self.ids), size)]
+
+
+class SegmentBatch(NamedTuple):
+    """Segments for a model with a memory: `ids` and `targets` as in `TextBatch`, and `memory` (B, depth, M, C), what
+    each of the model's blocks kept of the segments before; M is 0 where there are none.
+    """
+
+    ids: np.ndarray
+    targets: np.ndarray
+    memory: np.ndarray
+
+    @property
+    def weight(self) -> int:
+        """The number of predictions, which its mean loss is a mean over."""
+        return self.targets.size
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that a model reads, for counting speed."""
+        return self.ids.size
+
+    def stretched(self, rows: int, length: int) -> SegmentBatch:
+        """A batch of `rows` rows of `length` tokens, these ones repeated, with the memories that they have."""
+        ids, targets = (np.resize(x[:rows], (rows, length)) for x in (self.ids, self.targets))
+        return SegmentBatch(ids, targets, self.memory[:rows])
+
+    def split(self, size: int) -> list[SegmentBatch]:
+        """The same rows in order, with their memories, as micro-batches of at most `size` rows."""
+        return [SegmentBatch(*(a[rows] for a in self)) for rows in slices(len(self.ids), size)]
 
 
 class LabelledBatch(NamedTuple):
@@ -59,11 +94,17 @@ class LabelledBatch(NamedTuple):
         """The number of tokens, padding not counted."""
         return int(self.lengths.sum())
 
+    def stretched(self, rows: int, length: int) -> LabelledBatch:
+        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        return LabelledBatch(
+            np.resize(self.ids[:rows], (rows, length)), np.full(rows, length), np.resize(self.labels[:rows], rows)
+        )
+
     def split(self, size: int) -> list[LabelledBatch]:
         """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest."""
         return [
             LabelledBatch(self.ids[rows, : self.lengths[rows].max()], self.lengths[rows], self.labels[rows])
-            for rows in _slices(len(self.ids), size)
+            for rows in slices(len(self.ids), size)
         ]
 
 
@@ -74,7 +115,7 @@ class TextBatches:
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
-        _check_positive(batch_size=batch_size, context=context)
+        expect_positive(batch_size=batch_size, context=context)
         if len(data) < context + 1:
             raise DataError(
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
@@ -89,6 +130,64 @@ class TextBatches:
         return _text_batch(self.data, starts, self.context)
 
 
+class SegmentBatches:
+    """Training batches from one long text in order: B streams of it side by side, a segment of each at every step.
+
+    The text is cut into `batch_size` B streams of equal length. Steps i and i + 1 give consecutive segments of T =
+    `context` tokens, with the memory that the model handed back after step i (`remember`). At the end of the streams a
+    new pass begins, with no memory, and at an offset drawn by `key`, so that the borders of segments lie elsewhere.
+    `data` (n,) of integers. depth, d_model: the model's. Raises DataError if a stream has fewer than
+    T + 1 tokens.
+
+    `len()` is the number of segments a pass.
+    """
+
+    def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
+        expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
+        self.stream = len(data) // batch_size  # tokens
+        if self.stream < context + 1:
+            raise DataError(
+                f"corpus: {len(data):,} tokens make {batch_size} streams of {self.stream:,}, fewer than context + 1 = "
+                f"{context + 1:,}; take a longer text, a smaller batch or a smaller context"
+            )
+        self.data, self.batch_size, self.context, self.key = data, batch_size, context, key
+        self.nothing = np.zeros((batch_size, depth, 0, d_model), np.float32)
+        self.step, self.memory = 0, self.nothing  # of which step it is the memory
+
+    def __len__(self) -> int:
+        return max(1, self.stream // self.context - 1)
+
+    def batch(self, step: int) -> SegmentBatch:
+        """The batch of training step `step`. Raises ValueError if the memory is that of another step, unless a pass
+        begins with this one.
+        """
+        number, segment = divmod(step, len(self))
+        slack = self.stream - 1 - len(self) * self.context
+        offset = int(self.key.fold(number).generator().integers(0, min(slack, self.context - 1), endpoint=True))
+        if segment and step != self.step:
+            raise ValueError(f"step: the memory is that of step {self.step}, and not of step {step}")
+        starts = np.arange(self.batch_size) * self.stream + offset + segment * self.context
+        return SegmentBatch(*_text_batch(self.data, starts, self.context), self.memory if segment else self.nothing)
+
+    def remember(self, step: int, memories: Sequence[np.ndarray]) -> None:
+        """Keep what the model made of step `step` as the memory of the next: of its micro-batches, in their order."""
+        self.step, self.memory = step + 1, np.concatenate(memories)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """What a snapshot must have: the memory, and which step it belongs to."""
+        return {"step": np.array(self.step), "memory": self.memory}
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Take back what `state_dict` gave. Raises ValueError, and changes nothing, for the memory of other sizes."""
+        if state.keys() != {"step", "memory"}:
+            raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
+        B, depth, _, C = self.nothing.shape
+        memory = state["memory"]
+        if memory.ndim != 4 or (*memory.shape[:2], memory.shape[3]) != (B, depth, C):
+            raise ValueError(f"memory: expected ({B}, {depth}, M, {C}), got {memory.shape}")
+        self.step, self.memory = int(state["step"]), memory
+
+
 def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:
     """Batches for evaluation on all of `data` (n,), with `counted`, bool (B, T): the predictions to count.
 
@@ -100,7 +199,7 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
     Raises ValueError if `stride` is not in 1 to `context`, DataError if n < 2; both at once, before the first
     batch.
     """
-    _check_positive(context=context, stride=stride, batch_size=batch_size)
+    expect_positive(context=context, stride=stride, batch_size=batch_size)
     if stride > context:
         raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be left out")
     if len(data) < 2:
@@ -113,7 +212,7 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
     ahead = np.arange(1, context + 1)
     return (
         (_text_batch(data, starts[rows], context), starts[rows, None] + ahead > done[rows, None])
-        for rows in _slices(len(starts), batch_size)
+        for rows in slices(len(starts), batch_size)
     )
 
 
@@ -162,28 +261,33 @@ class LabelledBatches:
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
         if plan is None or plan[0] != epoch:
-            plan = self._plan = (epoch, self._epoch_batches(epoch))
+            plan = self._plan = (epoch, batches_by_length(self.lengths, self.batch_size, self.key.fold(epoch)))
         batch = _labelled_batch(self.dataset, plan[1][place], self.max_length, self.keep)
         if not self.word_dropout:
             return batch
         dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
         return batch._replace(ids=np.where(dropped & (batch.ids != PAD), np.int32(UNKNOWN), batch.ids))
 
-    def _epoch_batches(self, epoch: int) -> list[np.ndarray]:
-        generator = self.key.fold(epoch).generator()
-        order = generator.permutation(len(self.lengths))
-        batches = []
-        for rows in _slices(len(order), _CHUNK * self.batch_size):
-            chunk = order[rows]
-            chunk = chunk[np.argsort(self.lengths[chunk], kind="stable")]
-            batches += [chunk[part] for part in _slices(len(chunk), self.batch_size)]
-        return [batches[i] for i in generator.permutation(len(batches))]
+
+def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: bool = False) -> list[np.ndarray]:
+    """The indices of the texts in each batch of an epoch, as `LabelledBatches` says; `whole` leaves out, at random, the
+    texts that do not fill a batch.
+    """
+    generator = key.generator()
+    order = generator.permutation(len(lengths))
+    order = order[: len(order) - len(order) % batch_size] if whole else order
+    batches = []
+    for rows in slices(len(order), _CHUNK * batch_size):
+        chunk = order[rows]
+        chunk = chunk[np.argsort(lengths[chunk], kind="stable")]
+        batches += [chunk[part] for part in slices(len(chunk), batch_size)]
+    return [batches[i] for i in generator.permutation(len(batches))]
 
 
 def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[LabelledBatch]:
     """Batches for evaluation: every text once, the shortest first; arguments as for `LabelledBatches`."""
     order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
-    return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in _slices(len(order), batch_size))
+    return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:
@@ -207,15 +311,15 @@ def _cut(text: np.ndarray, length: int, keep: str) -> np.ndarray:
     return np.concatenate([text[:head], text[len(text) - (length - head) :]])
 
 
-def _slices(count: int, size: int) -> Iterator[slice]:
+def slices(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` that cover 0 to `count`."""
-    _check_positive(size=size)
+    expect_positive(size=size)
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: str) -> np.ndarray:
     """The lengths that the texts have once cut, int64 (number of texts,); raises ValueError, see above."""
-    _check_positive(batch_size=batch_size, max_length=max_length)
+    expect_positive(batch_size=batch_size, max_length=max_length)
     if keep not in _KEEP:
         raise ValueError(f"keep: expected one of {', '.join(_KEEP)}, got {keep!r}")
     if len(dataset.ids) != len(dataset.labels):
@@ -226,9 +330,3 @@ def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: st
     if not lengths.all():
         raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")
     return np.minimum(lengths, max_length)
-
-
-def _check_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}: expected at least 1, got {size}")

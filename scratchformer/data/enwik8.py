@@ -6,6 +6,7 @@ http://mattmahoney.net/dc/textdata.html.
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import io
@@ -118,6 +119,16 @@ def load_standard_library() -> Corpus:
     if not data:
         raise DataError(f"{folder}: this Python comes without the sources of its standard library")
     return _split(f"python-{platform.python_version()}-stdlib ({len(data):,} bytes)", data)
+
+
+def as_text(data: np.ndarray, name: str) -> str:
+    """Bytes (n,), UTF-8, as text, without a character that is cut at either end. Raises DataError naming `name`."""
+    raw = data.tobytes()  # the first three bytes may continue a character, the decoder waits for the end of the last
+    start = next((i for i, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), min(3, len(raw)))
+    try:
+        return codecs.getincrementaldecoder("utf-8")().decode(raw[start:])
+    except UnicodeDecodeError as error:
+        raise DataError(f"{name}: no text in UTF-8, at byte {start + error.start:,}") from error
 
 
 def _find(path: Path) -> Path:

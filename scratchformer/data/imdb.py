@@ -15,7 +15,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from ..rng import Key
 from .download import DataError, fetch
+from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
 
 URL = "http://ai.stanford.edu/~amaas/data/sentiment/aclImdb_v1.tar.gz"
@@ -47,18 +48,23 @@ class Labelled(NamedTuple):
 
 
 class Imdb(NamedTuple):
-    """The dataset, ready for a classifier: three parts and the vocabulary that encoded them."""
+    """The dataset, ready for a classifier: three parts and the vocabulary that encoded them.
+
+    `unlabelled`: the texts to pre-train on, an int32 array (T,) each; none from `load_imdb`.
+    """
 
     train: Labelled
     validation: Labelled
     test: Labelled
-    vocabulary: Vocabulary
+    vocabulary: Vocabulary | Subwords
+    unlabelled: Sequence[np.ndarray] = ()
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the training and validation parts, encoded texts and labels in their order, in hexadecimal."""
+        """SHA-256 of all parts but the test, encoded texts and labels in their order, in hexadecimal."""
         digest = hashlib.sha256()
-        for ids, labels in (self.train, self.validation):
+        unlabelled = [Labelled(self.unlabelled, np.empty(0))] if self.unlabelled else []
+        for ids, labels in (self.train, self.validation, *unlabelled):
             for array in (labels, np.array([len(text) for text in ids]), *ids):
                 digest.update(array.astype("<i8"))
         return digest.hexdigest()
@@ -84,21 +90,46 @@ def load_imdb(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
-    texts, labels = parts["train"]
-    held_out = _held_out(labels, validation, Key(seed).fold("validation"))
-    kept = np.setdiff1d(np.arange(len(labels)), held_out)
+    train, held_out = _held_out(*parts["train"], validation, seed)
     if vocabulary is None:
-        vocabulary = Vocabulary.build((texts[i] for i in kept), vocabulary_size)
+        vocabulary = Vocabulary.build(train[0], vocabulary_size)
 
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
         return Labelled([vocabulary.encode(text) for text in texts], labels)
 
-    return Imdb(
-        train=encode([texts[i] for i in kept], labels[kept]),
-        validation=encode([texts[i] for i in held_out], labels[held_out]),
-        test=encode(*parts["test"]),
-        vocabulary=vocabulary,
-    )
+    return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
+
+
+def load_imdb_subwords(
+    path: str | os.PathLike[str] | None = None,
+    vocabulary_size: int = 8_000,
+    validation: int = 2_500,
+    seed: int = 0,
+    vocabulary: Subwords | None = None,
+) -> Imdb:
+    """The dataset in BERT's WordPieces, with texts to pre-train on; arguments and validation part as in `load_imdb`.
+
+    `unlabelled` are the training reviews, and the dataset's unlabelled ones if they are at `path`. Of either, those
+    that are in the validation or test part word for word are left out (some of IMDb's are), as are those of one token.
+    The vocabulary, of at most `vocabulary_size` pieces, is learned from the same texts; if a `vocabulary` is given, as
+    on resume, or that of published weights, it is used as it is. Raises DataError.
+    """
+    path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
+    parts = read_splits(path, optional=("unsup",))
+    parts = {
+        split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
+    }
+    train, held_out = _held_out(*parts["train"], validation, seed)
+    seen = {*held_out[0], *parts["test"][0]}
+    texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
+    if vocabulary is None:
+        vocabulary = Subwords.wordpiece(texts, vocabulary_size)
+
+    def encode(texts: list[str], labels: np.ndarray) -> Labelled:
+        return Labelled(vocabulary.encode_all(texts), labels)
+
+    unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
+    return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary, unlabelled)
 
 
 def read_reviews(path: str | os.PathLike[str], split: str, progress: bool = False) -> tuple[list[str], np.ndarray]:
@@ -107,7 +138,10 @@ def read_reviews(path: str | os.PathLike[str], split: str, progress: bool = Fals
 
 
 def read_splits(
-    path: str | os.PathLike[str], splits: Collection[str] = SPLITS, progress: bool = False
+    path: str | os.PathLike[str],
+    splits: Collection[str] = SPLITS,
+    progress: bool = False,
+    optional: Collection[str] = (),
 ) -> dict[str, tuple[list[str], np.ndarray]]:
     """The reviews at `path`, read once: for each of `splits` the texts, and their labels, an int64 array.
 
@@ -116,8 +150,8 @@ def read_splits(
     folder `aclImdb`, a folder that holds it, or a folder that holds archives called aclImdb*.tar.gz, which
     are read together.
 
-    Raises DataError, naming the file or member, if `path` is missing or damaged, if a split has no review in
-    it, and if a review has no word in it or is not UTF-8.
+    Raises DataError, naming the file or member, if `path` is missing or damaged, if a split that is not among the
+    `optional` ones has no review in it, and if a review has no word in it or is not UTF-8.
     """
     for split in splits:
         if split not in SPLITS:
@@ -130,7 +164,7 @@ def read_splits(
                 found[split][place] = _review(data, where)
                 bar.update()
     for split, reviews in found.items():
-        if not reviews:
+        if not reviews and split not in optional:
             raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
     return {split: _ordered(reviews) for split, reviews in found.items()}
 
@@ -217,7 +251,16 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
     return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
-def _held_out(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
+def _held_out(
+    texts: list[str], labels: np.ndarray, count: int, seed: int
+) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
+    """The training part without `count` reviews, and these: see `load_imdb`."""
+    chosen = _drawn(labels, count, Key(seed).fold("validation"))
+    kept = np.setdiff1d(np.arange(len(labels)), chosen)
+    return ([texts[i] for i in kept], labels[kept]), ([texts[i] for i in chosen], labels[chosen])
+
+
+def _drawn(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
     """Indices of `count` of `labels`, as many of each class as can be, in blocks drawn by `key`, in ascending order."""
     classes = np.unique(labels)
     generator = key.generator()

@@ -1,7 +1,21 @@
-"""Generating text: sampling, and the key-value cache."""
+"""Generating text: sampling, beam search, and the key-value caches."""
 
-from .cache import KeyValueCache
+from .beam import beam_search, bleu, translate
+from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
 from .sampling import probabilities, sample
 
-__all__ = ["KeyValueCache", "generate", "printable", "probabilities", "sample", "stream_text"]
+__all__ = [
+    "DecoderCache",
+    "KeyValueCache",
+    "SegmentCache",
+    "beam_search",
+    "bleu",
+    "cache_for",
+    "generate",
+    "printable",
+    "probabilities",
+    "sample",
+    "stream_text",
+    "translate",
+]

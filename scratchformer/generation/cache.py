@@ -1,9 +1,12 @@
-"""The key-value cache: what generation need not compute again."""
+"""The key-value caches: what generation need not compute again."""
 
 from __future__ import annotations
 
-from ..backend import Array, array_module
-from ..models import LanguageModel
+import numpy as np
+
+from .. import ops
+from ..backend import Array, array_module, to_cpu, to_device
+from ..models import EncoderDecoder, LanguageModel, TransformerXL
 
 
 class KeyValueCache:
@@ -18,12 +21,13 @@ class KeyValueCache:
     """
 
     def __init__(self, model: LanguageModel, batch_size: int) -> None:
-        """Room for `batch_size` sequences of the model's context; batch_size: B."""
+        """Room for `batch_size` sequences of what the model sees at once; batch_size: B."""
         self.model, self.ids, self.length = model, None, 0
+        self.room = model.body.max_length
         table, attention = model.body.tokens.table.data, model.body.blocks[0]
         attention = getattr(attention, "layer", attention).attention
         head_width = attention.query.w.data.shape[1] // attention.heads
-        shape = (batch_size, attention.heads, model.context, head_width)  # (B, H, S, D)
+        shape = (batch_size, attention.heads, self.room, head_width)  # (B, H, S, D)
         xp = array_module(table)
         self.keys = [xp.empty(shape, table.dtype) for _ in model.body.blocks]
         self.values = [xp.empty(shape, table.dtype) for _ in model.body.blocks]
@@ -39,3 +43,80 @@ class KeyValueCache:
         logits = self.model.extend(new, self.keys, self.values, self.length)
         self.length = self.ids.shape[1]
         return logits[:, -1]
+
+
+class DecoderCache:
+    """What a decoder need not compute again: for each block the keys and values of the memory, computed once, and those
+    of the target tokens so far.
+
+    source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the most target tokens there may
+    be. copies: K hypotheses of each source, in rows b K to b K + K − 1; all K see the same memory.
+    """
+
+    def __init__(
+        self, model: EncoderDecoder, source: np.ndarray, lengths: np.ndarray, length: int, copies: int = 1
+    ) -> None:
+        self.model, self.device, self.length = model, model.device, 0
+        lengths = to_device(lengths, self.device)
+        memory, _ = model.encode(to_device(source, self.device), lengths)
+        xp = array_module(memory)
+
+        def each(x: Array) -> Array:
+            return xp.repeat(x, copies, axis=0)
+
+        self.memory = [tuple(each(x) for x in block.cross.project(memory)) for block in model.decoder]
+        self.pattern = ops.Padding(each(lengths))
+        _, heads, _, head_width = self.memory[0][0].shape
+        shape = (len(source) * copies, heads, length, head_width)  # (B K, H, length, D)
+        self.keys = [xp.empty(shape, memory.dtype) for _ in model.decoder]
+        self.values = [xp.empty(shape, memory.dtype) for _ in model.decoder]
+
+    def logits(self, ids: np.ndarray) -> np.ndarray:
+        """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them."""
+        ids = to_device(ids, self.device)
+        logits = self.model.extend(ids, self.keys, self.values, self.length, self.memory, self.pattern)
+        self.length += ids.shape[1]
+        return to_cpu(logits[:, -1])
+
+    def reorder(self, rows: np.ndarray) -> None:
+        """Make row i what row rows[i] has been, for rows (B K,) each of which belongs to the source that it had."""
+        if (rows == np.arange(len(rows))).all():  # always so with one hypothesis
+            return
+        rows = to_device(rows, self.device)
+        for stored in (*self.keys, *self.values):
+            stored[:, :, : self.length] = stored[rows, :, : self.length]
+
+
+class SegmentCache(KeyValueCache):
+    """The keys and values of a `TransformerXL`: of its memory, and of the segment behind it. The same interface.
+
+    `logits` gives the very numbers of the model that reads segment after segment. When a segment is full it becomes
+    memory, of which the last `model.memory` are kept. Nothing is computed anew: keys and values know no places, so what
+    is kept need only be moved to the front.
+    """
+
+    def __init__(self, model: TransformerXL, batch_size: int) -> None:
+        super().__init__(model, batch_size)
+        self.begun = 0  # where in the arrays the segment begins: the length of the memory
+
+    def logits(self, ids: Array) -> Array:
+        context, logits = self.model.context, None
+        while ids.shape[1]:
+            if self.length == self.begun + context:
+                self.begin_segment()
+            new, ids = ids[:, : self.begun + context - self.length], ids[:, self.begun + context - self.length :]
+            logits = self.model.extend(new, self.keys, self.values, self.length)
+            self.length += new.shape[1]
+        return logits[:, -1]
+
+    def begin_segment(self) -> None:
+        """Let what is stored be the memory, as far as the model keeps one."""
+        kept = min(self.model.memory, self.length)
+        for stored in (*self.keys, *self.values):
+            stored[:, :, :kept] = stored[:, :, self.length - kept : self.length].copy()
+        self.begun = self.length = kept
+
+
+def cache_for(model: LanguageModel, batch_size: int) -> KeyValueCache:
+    """The cache that fits the model."""
+    return (SegmentCache if isinstance(model, TransformerXL) else KeyValueCache)(model, batch_size)

@@ -11,9 +11,10 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu, to_device
+from ..data.subwords import GPT2_END, Subwords
 from ..models import LanguageModel
 from ..rng import Key
-from .cache import KeyValueCache
+from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
 
 ROWS = 8  # sequences that are worth a thread of their own
@@ -31,8 +32,8 @@ def generate(
     """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
 
     temperature, top_k, top_p: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the same text.
-    A prompt longer than the context is read from its end. On a CPU a large batch is shared out over its cores.
-    Raises ValueError for an empty prompt.
+    Of a prompt longer than the model sees at once the end is read. On a CPU a large batch is shared out over its
+    cores. Raises ValueError for an empty prompt.
     """
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.size == 0:
@@ -40,8 +41,8 @@ def generate(
     device, B = model.device, prompt.shape[0]
     threads = max(1, min(cores(), B // ROWS)) if device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
-    caches = [KeyValueCache(model, len(part)) for part in parts]
-    new = prompt[:, -model.context :]
+    caches = [cache_for(model, len(part)) for part in parts]
+    new = prompt[:, -caches[0].room :]
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
         return to_cpu(cache.logits(to_device(new[part], device)))
@@ -50,7 +51,7 @@ def generate(
     with ThreadPoolExecutor(threads) as pool:
         for i in range(tokens):
             # Products of a few rows wait for memory: several threads of BLAS would only wait for each other.
-            few = new.shape[1] == 1 and caches[0].length < model.context
+            few = new.shape[1] == 1 and caches[0].length < caches[0].room
             with blas.limit(limits=1 if threads > 1 or few else None):
                 z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
             ids = sample(probabilities(z, temperature, top_k, top_p), key.fold(i))
@@ -66,15 +67,26 @@ def printable(text: str) -> str:
     return _CONTROL.sub("\ufffd", text)
 
 
-def stream_text(model: LanguageModel, prompt: str | bytes, tokens: int, **options: object) -> Iterator[str]:
-    """Generate with a model of bytes: yield text as soon as its bytes make up characters (UTF-8), starting after
-    `prompt`. Bytes that are no UTF-8 come out as U+FFFD, control characters as they are: see `printable`. The options
-    are those of `generate`.
+def stream_text(
+    model: LanguageModel, prompt: str | bytes, tokens: int, vocabulary: Subwords | None = None, **options: object
+) -> Iterator[str]:
+    """Generate, and yield text as soon as the bytes of the tokens make up characters (UTF-8), starting after `prompt`.
+
+    vocabulary: of the model, one of byte-pair encoding; None for a model whose tokens are the bytes. Its GPT2_END ends
+    the text. Bytes that are no UTF-8 come out as U+FFFD, control characters as they are: see `printable`. The other
+    options are those of `generate`.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)[None, :]
-    for new in generate(model, ids, tokens, **options):
-        text = decoder.decode(bytes([int(new[0])]))
+    if vocabulary is None:
+        pieces, end = [bytes([i]) for i in range(256)], None
+        ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)
+    else:
+        pieces, end = vocabulary.pieces, vocabulary[GPT2_END]
+        ids = vocabulary.encode(prompt if isinstance(prompt, str) else prompt.decode("utf-8", "replace"))
+    for new in generate(model, ids[None, :], tokens, **options):
+        if new[0] == end:
+            break
+        text = decoder.decode(pieces[new[0]])
         if text:
             yield text
     rest = decoder.decode(b"", final=True)

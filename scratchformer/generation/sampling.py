@@ -26,22 +26,33 @@ def probabilities(
     z = np.asarray(logits, np.float64)
     if not np.isfinite(z).all():
         raise ValueError("logits: expected finite numbers")
-    order = np.argsort(-z, axis=-1, kind="stable")  # (B, V), likeliest first
-    ranked = np.take_along_axis(z, order, axis=-1)
     if temperature == 0:
         top_k, temperature = 1, 1.0
-    p = np.exp((ranked - ranked[:, :1]) / temperature)
+    top = z.max(axis=-1, keepdims=True)
+    p = np.exp((z - top) / temperature)
+    if top_k is not None or top_p is not None:
+        p *= _likeliest(z, top, temperature, top_k, top_p)
     p /= p.sum(axis=-1, keepdims=True)
-    if top_k is not None:
-        p[:, top_k:] = 0
-        p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def _likeliest(
+    z: np.ndarray, top: np.ndarray, temperature: float, top_k: int | None, top_p: float | None
+) -> np.ndarray:
+    """Which tokens top_k and top_p leave, boolean (B, V).
+
+    The logits are sorted, but not the tokens, which takes several times as long: the n likeliest are those above the
+    n-th largest logit, and as many of those equal to it as are left.
+    """
+    ranked = np.sort(z, axis=-1)[:, ::-1][:, :top_k]  # the largest first
+    n = np.full((len(z), 1), ranked.shape[1])
     if top_p is not None:
-        before = np.cumsum(p, axis=-1) - p  # what the likelier tokens add up to
-        p[before >= top_p] = 0
+        p = np.exp((ranked - top) / temperature)
         p /= p.sum(axis=-1, keepdims=True)
-    result = np.zeros_like(p)
-    np.put_along_axis(result, order, p, axis=-1)
-    return result
+        n = (np.cumsum(p, axis=-1) - p < top_p).sum(axis=-1, keepdims=True)  # what the likelier ones add up to
+    last = np.take_along_axis(ranked, n - 1, axis=-1)
+    above, equal = z > last, z == last
+    return above | (equal & (np.cumsum(equal, axis=-1) <= n - above.sum(axis=-1, keepdims=True)))
 
 
 def sample(p: np.ndarray, key: Key) -> np.ndarray:

@@ -9,6 +9,7 @@ from . import (
     numpy_embedding,
     numpy_extend,
     numpy_layernorm,
+    numpy_relative,
 )
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "numpy_embedding",
     "numpy_extend",
     "numpy_layernorm",
+    "numpy_relative",
 ]

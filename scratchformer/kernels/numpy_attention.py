@@ -42,6 +42,7 @@ from .numpy_arrays import one_real_dtype
 
 TILE = 1 << 18  # scores at once, over all heads that go together: a megabyte in float32
 WIDTH = 1024  # columns at once
+SHORT = 64 * 64  # scores of a sequence that is one tile
 SAFE = 60.0  # scores up to this size need nothing subtracted: exp(60) is 1e26, and float32 ends at 3e38
 
 plain = ops.attention.reference
@@ -109,13 +110,27 @@ class Group(NamedTuple):
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
     """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores."""
     B, H, T, _ = shape
-    runs = plan(pattern, 0, T, S, dtype) if B and not pattern.differs else []
-    together = max(1, TILE // (min(T, SIDE * pattern.tall) * min(S, WIDTH))) if T and S else 1
-    sequences = 1 if pattern.differs else max(1, TILE // max(1, H * T * S))
+    if pattern.differs and 0 < T * S <= SHORT:
+        yield from short_groups(pattern, shape, S, dtype)
+        return
+    for heads, own in pattern.of_heads(H):
+        runs = plan(own, 0, T, S, dtype) if B and not own.differs else []
+        together = max(1, TILE // (min(T, SIDE * own.tall) * min(S, WIDTH))) if T and S else 1
+        sequences = 1 if own.differs else max(1, TILE // max(1, H * T * S))
+        for b in range(0, B, sequences):
+            visited = plan(own, b, T, S, dtype) if own.differs else runs
+            for h in range(heads.start, heads.stop, together):
+                yield Group((slice(b, b + sequences), slice(h, min(h + together, heads.stop))), visited)
+
+
+def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
+    """Short sequences whose patterns differ: one tile each, many sequences together, as one run of all pairs."""
+    B, H, T, _ = shape
+    table = np.where(pattern.table(H, T, S, np), 0, -np.inf).astype(dtype)  # broadcasts to (B, H, T, S)
+    sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
-        own = plan(pattern, b, T, S, dtype) if pattern.differs else runs
-        for h in range(0, H, together):
-            yield Group((slice(b, b + sequences), slice(h, h + together)), own)
+        own = table[b : b + sequences] if table.shape[0] > 1 else table
+        yield Group((slice(b, b + sequences), slice(0, H)), [Run(slice(0, T), slice(0, S), [(slice(0, S), own)], True)])
 
 
 def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:

@@ -2,47 +2,104 @@
 
 For a token a product with a weight matrix is a product with a vector: it takes as long as reading the matrix, some
 tens of microseconds, and checks, caches for backward and reshaping would take as long again. So all of the block
-stands here, on arrays (B, C), or (C,) for one sequence, with intermediate results changed in place.
+stands here, on arrays (B, C), or (C,) for one sequence, with intermediate results changed in place. Matrices too large
+for the caches, as GPT-2's, are read by several cores at once.
+
+With a pattern only the keys that the token may see are read. With relative positions the vectors r_δ = P_δ W of the
+distances are not made for every token anew: of (q + w) · r_δ = ((q + w) Wᵀ) · P_δ the right side takes W to one query
+instead of all distances.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from ..nn import FeedForward, LayerNorm, Linear, SelfAttention, TransformerBlock
-from ..nn.block import extend_block
+from ..backend import cores
+from ..nn import FeedForward, LayerNorm, Linear, RelativeSelfAttention, SelfAttention, TiedOutput, TransformerBlock
+from ..nn.block import extend_block, extend_output
+from ..ops import Pattern, sinusoidal_positions
 from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
+
+CORES = cores()
+PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
 
 plain = extend_block.reference
 
 
 @extend_block.twin(np.ndarray)
-def extend(x: np.ndarray, block: TransformerBlock, keys: np.ndarray, values: np.ndarray, past: int) -> np.ndarray:
-    """As `nn.block.extend_block`."""
-    parts = (block.norm1, block.attention, block.norm2, block.feedforward)
-    known = tuple(type(part) for part in parts) == (LayerNorm, SelfAttention, LayerNorm, FeedForward)
-    if not known or x.shape[1] != 1 or not one_real_dtype(x, keys, values, block.norm1.gamma.data):
-        return plain(x, block, keys, values, past)
+def extend(
+    x: np.ndarray,
+    block: TransformerBlock,
+    keys: np.ndarray,
+    values: np.ndarray,
+    past: int,
+    pattern: Pattern | None = None,
+) -> np.ndarray:
+    """As `nn.block.extend_block`, to which a pattern that differs between sequences is left."""
+    parts = (block.norm1, block.norm2, block.feedforward)
+    known = tuple(type(part) for part in parts) == (LayerNorm, LayerNorm, FeedForward)
+    known = known and type(block.attention) in (SelfAttention, RelativeSelfAttention) and x.shape[1] == 1
+    seen = visible(pattern, keys.shape[1], past + 1) if known else None
+    if seen is None or not one_real_dtype(x, keys, values, block.norm1.gamma.data):
+        return plain(x, block, keys, values, past, pattern)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
     if block.norm == "post":
-        a = attend(rows, block, keys, values, past)
+        a = attend(rows, block, keys, values, past, seen)
         a += rows
         h = normalise(a, block.norm1)
         y = feed_forward(h, block)
         y += h
         return normalise(y, block.norm2).reshape(x.shape)
-    h = attend(normalise(rows, block.norm1), block, keys, values, past)
+    h = attend(normalise(rows, block.norm1), block, keys, values, past, seen)
     h += rows
     y = feed_forward(normalise(h, block.norm2), block)
     y += h
     return y.reshape(x.shape)
 
 
+@extend_output.twin(np.ndarray)
+def output_row(x: np.ndarray, output: Linear | TiedOutput) -> np.ndarray:
+    """As `nn.block.extend_output`."""
+    known = type(output) is TiedOutput or (type(output) is Linear and output.activation is None)
+    w = None if not known else output.table.data.T if type(output) is TiedOutput else output.w.data
+    if not known or x.shape[:2] != (1, 1) or not one_real_dtype(x, w):
+        return extend_output.reference(x, output)
+    y = product(x[0, 0], w)
+    if output.b is not None:
+        y += output.b.data
+    return y[None, None]
+
+
+def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x w. For one row, (I,), the parts of a large w that lie together in memory are shared out over the cores.
+
+    They are rows of w, of whose products y is the sum, or for a transposed table its columns, each with its part of y.
+    """
+    parts = min(CORES, w.size // PART) if x.ndim == 1 else 1
+    if parts < 2:
+        return x @ w
+    by_rows = w.flags.c_contiguous
+    size = w.shape[0 if by_rows else 1]
+    slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
+    pairs = [(x[s], w[s]) if by_rows else (x, w[:, s]) for s in slices]
+    waiting = [pool().submit(np.matmul, *pair) for pair in pairs[1:]]
+    found = [np.matmul(*pairs[0]), *(f.result() for f in waiting)]
+    return sum(found[1:], found[0]) if by_rows else np.concatenate(found)
+
+
+@functools.cache
+def pool() -> ThreadPoolExecutor:
+    """Threads that wait for a part of a product."""
+    return ThreadPoolExecutor(CORES)
+
+
 def affine(x: np.ndarray, layer: Linear) -> np.ndarray:
-    y = x @ layer.w.data
+    y = product(x, layer.w.data)
     if layer.b is not None:
         y += layer.b.data
     return y
@@ -57,19 +114,62 @@ def normalise(x: np.ndarray, norm: LayerNorm) -> np.ndarray:
     return xhat
 
 
-def attend(x: np.ndarray, block: TransformerBlock, keys: np.ndarray, values: np.ndarray, past: int) -> np.ndarray:
-    """Self-attention of the token at place `past` to all before it and to itself."""
+def visible(pattern: Pattern | None, H: int, S: int) -> list[tuple[slice, slice | np.ndarray]] | None:
+    """Groups of heads, each with the keys that a query at the last of S places may see; None where sequences differ."""
+    if pattern is None:
+        return [(slice(0, H), slice(0, S))]
+    groups = pattern.of_heads(H)
+    if any(own.differs for _, own in groups):
+        return None
+    last, columns = slice(0, 1, 1), slice(0, S, 1)
+    tables = (np.broadcast_to(own.mask(0, last, columns, 1, S, np), (1, S)) for _, own in groups)
+    return [(heads, np.flatnonzero(table)) for (heads, _), table in zip(groups, tables, strict=True)]
+
+
+def attend(
+    x: np.ndarray,
+    block: TransformerBlock,
+    keys: np.ndarray,
+    values: np.ndarray,
+    past: int,
+    seen: list[tuple[slice, slice | np.ndarray]],
+) -> np.ndarray:
+    """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`."""
     layer, (B, H, _, D) = block.attention, keys.shape
     keys[:, :, past] = affine(x, layer.key).reshape(B, H, D)
     values[:, :, past] = affine(x, layer.value).reshape(B, H, D)
     q = affine(x, layer.query)
     q *= 1 / math.sqrt(D)
-    z = keys[:, :, : past + 1] @ q.reshape(B, H, D, 1)  # (B, H, S, 1)
-    z -= np.maximum.reduce(z, axis=2, keepdims=True)
-    np.exp(z, out=z)
-    z /= np.add.reduce(z, axis=2, keepdims=True)
-    y = z.reshape(B, H, 1, past + 1) @ values[:, :, : past + 1]  # (B, H, 1, D)
+    q, by_place = q.reshape(B, H, D, 1), None
+    if type(layer) is RelativeSelfAttention:
+        by_place = scores_by_place(q, layer, past + 1)
+        q = q + layer.content_bias.data[..., None] / math.sqrt(D)
+    y = np.empty((B, H, 1, D), q.dtype)
+    for heads, columns in seen:
+        z = keys[:, heads, columns] @ q[:, heads]  # (B, heads, keys, 1)
+        if by_place is not None:
+            z += by_place[:, heads, columns]
+        if z.size:
+            z -= np.maximum.reduce(z, axis=2, keepdims=True)
+        np.exp(z, out=z)
+        z /= np.add.reduce(z, axis=2, keepdims=True)
+        np.matmul(z.swapaxes(2, 3), values[:, heads, columns], out=y[:, heads])  # without keys 0
     return affine(y.reshape(*x.shape[:-1], H * D), layer.unify)
+
+
+def scores_by_place(q: np.ndarray, layer: RelativeSelfAttention, S: int) -> np.ndarray:
+    """(B, H, S, 1): (q + w) · r_δ of each head, for q (B, H, D, 1) at the last of S places; it is scaled by 1/√D."""
+    (_, H, D, _), C = q.shape, layer.d_model
+    w = layer.position.w.data.reshape(C, H, D).transpose(1, 0, 2)
+    u = w @ (q + layer.position_bias.data[..., None] / math.sqrt(D))  # (B, H, C, 1)
+    clocks = clock_faces(1 << (S - 1).bit_length(), C, q.dtype)
+    return (clocks[:S] @ u)[:, :, ::-1]  # distance 0 is the last place
+
+
+@functools.lru_cache(maxsize=8)
+def clock_faces(length: int, C: int, dtype: np.dtype) -> np.ndarray:
+    """The sinusoids (length, C) of distances from 0 on."""
+    return sinusoidal_positions(length, C, np, dtype)
 
 
 def feed_forward(x: np.ndarray, block: TransformerBlock) -> np.ndarray:

@@ -1,7 +1,24 @@
 """The models, each readable in one sitting."""
 
+from .bert import Bert, BertClassifier, BertPretraining, MaskedPrediction
 from .body import Body
 from .classifier import Classifier
+from .encoder_decoder import EncoderDecoder
+from .gpt2 import GPT2
 from .language_model import LanguageModel
+from .sparse_transformer import SparseTransformer
+from .transformer_xl import TransformerXL
 
-__all__ = ["Body", "Classifier", "LanguageModel"]
+__all__ = [
+    "GPT2",
+    "Bert",
+    "BertClassifier",
+    "BertPretraining",
+    "Body",
+    "Classifier",
+    "EncoderDecoder",
+    "LanguageModel",
+    "MaskedPrediction",
+    "SparseTransformer",
+    "TransformerXL",
+]

@@ -1,4 +1,4 @@
-"""The classification transformer: which class does a text belong to?"""
+"""The classification transformer: which class does a text belong to, an image, or each unit of a set?"""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from .. import ops
 from ..backend import Array
 from ..nn import Layer, Linear
 from ..ops.checks import expect_lengths, expect_positive, expect_range
+from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
 
@@ -28,16 +29,22 @@ class Classifier(Layer):
     """Token ids -> body -> pooling over each text's true length -> linear -> log-probabilities.
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
-    longest text. pool: "mean" or "max". `body` takes the remaining options of `Body`: norm, positions, dropout,
-    wide, d_ff, activation, bias, recompute, embedding_std.
+    longest text. pool: "mean", "max", or "none" to classify every unit of a sequence by itself. `body` takes the
+    remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias, eps, recompute,
+    embedding_std, units.
 
     Every position attends to every other of its text, but not to padding: a text's class does not depend on what it
     was batched with.
+
+    A text is one kind of a set of units with a structure. With vocab_size None and units=I the units are vectors
+    (B, T, I), such as the patches of images; and with a pattern in `forward` the structure is what the pattern says,
+    such as the edges of a graph (`ops.Edges`), then with positions="none". Backward gives the gradient of units, and
+    None for ids.
     """
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | None,
         num_classes: int,
         d_model: int,
         heads: int,
@@ -47,8 +54,8 @@ class Classifier(Layer):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        if pool not in POOLS:
-            raise ValueError(f"pool: expected 'mean' or 'max', got {pool!r}")
+        if pool not in (*POOLS, "none"):
+            raise ValueError(f"pool: expected 'mean', 'max' or 'none', got {pool!r}")
         self.config = dict(
             vocab_size=vocab_size,
             num_classes=num_classes,
@@ -65,30 +72,53 @@ class Classifier(Layer):
         self.output = Linear(d_model, num_classes, key=key.fold("output"))
 
     def forward(
-        self, ids: Array, lengths: Array | None = None, key: Key | None = None
+        self,
+        ids: Array,
+        lengths: Array | None = None,
+        key: Key | None = None,
+        pattern: ops.Pattern | None = None,
     ) -> tuple[Array, ClassifierCache]:
-        """Log-probabilities (B, num_classes) of ids (B, T), whose text b ends after lengths[b] tokens, from 1 to T."""
+        """Log-probabilities (B, num_classes), with pool "none" (B, T, num_classes), of ids (B, T) or units (B, T, I).
+
+        Sequence b ends after lengths[b] of them, from 1 to T. pattern: which may attend to which; None for all.
+        """
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])
             expect_range("lengths", lengths, 1, ids.shape[1])
-        pool, _ = POOLS[self.pool]
-        x, body = self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)
-        x, pooled = pool(x, lengths)  # (B, C)
+            padding = ops.Padding(lengths)
+            pattern = padding if pattern is None else pattern & padding
+        x, body = self.body.forward(ids, pattern, key)
+        pooled = None
+        if self.pool != "none":
+            pool, _ = POOLS[self.pool]
+            x, pooled = pool(x, lengths)  # (B, C)
         logits, output = self.output.forward(x)
         y, log_softmax = ops.log_softmax(logits)
         return y, ClassifierCache(body, pooled, output, log_softmax)
 
-    def backward(self, dy: Array, cache: ClassifierCache) -> None:
-        _, pool_backward = POOLS[self.pool]
+    def backward(self, dy: Array, cache: ClassifierCache) -> Array | None:
         dlogits = ops.log_softmax_backward(dy, cache.log_softmax)
         dx = self.output.backward(dlogits, cache.output)
-        self.body.backward(pool_backward(dx, cache.pool), cache.body)
+        if self.pool != "none":
+            _, pool_backward = POOLS[self.pool]
+            dx = pool_backward(dx, cache.pool)
+        return self.body.backward(dx, cache.body)
 
-    def loss(self, ids: Array, lengths: Array, labels: Array, key: Key | None = None) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,). (Log-probabilities are logits whose log Z is 0.)"""
-        y, forward = self.forward(ids, lengths, key)
-        loss, cross_entropy = ops.cross_entropy(y, labels)
+    def loss(
+        self,
+        ids: Array,
+        lengths: Array | None,
+        labels: Array,
+        key: Key | None = None,
+        pattern: ops.Pattern | None = None,
+    ) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,). (Log-probabilities are logits whose log Z is 0.)
+
+        With pool "none" labels are (B, T), and one of IGNORED does not count: padding, and units of unknown class.
+        """
+        y, forward = self.forward(ids, lengths, key, pattern)
+        loss, cross_entropy = ops.cross_entropy(y, labels, ignore_index=IGNORED if self.pool == "none" else None)
         return loss, (forward, cross_entropy)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:

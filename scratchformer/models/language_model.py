@@ -7,25 +7,28 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Layer, Linear
+from ..nn.block import extend_output
 from ..ops.checks import expect_positive
+from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
-
-IGNORED = -1  # a target that does not count
 
 
 class LanguageModelCache(NamedTuple):
     body: Any
     output: Any
+    memory: Any = None  # that of a TransformerXL: (B, depth, M, C)
 
 
 class LanguageModel(Layer):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
-    sequence. `body` takes the remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias,
+    sequence. `body` takes the remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias, eps,
     recompute, embedding_std.
     """
+
+    pattern: ops.Pattern | None = None  # of every block, on top of causal
 
     def __init__(
         self,
@@ -45,7 +48,7 @@ class LanguageModel(Layer):
 
     def forward(self, ids: Array, key: Key | None = None) -> tuple[Array, LanguageModelCache]:
         """Logits (B, T, V) of ids (B, T): logits[:, t] predict the token behind ids[:, t]."""
-        x, body = self.body.forward(ids, key=key)
+        x, body = self.body.forward(ids, self.pattern, key)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output)
 
@@ -67,5 +70,7 @@ class LanguageModel(Layer):
         self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def extend(self, ids: Array, keys: list[Array], values: list[Array], past: int) -> Array:
-        """Logits (B, T, V) of new tokens behind `past` stored ones: see `generation.KeyValueCache`."""
-        return self.output(self.body.extend(ids, keys, values, past))
+        """Logits (B, 1, V) behind the last of new tokens ids (B, T), which follow `past` stored ones: see
+        `generation.KeyValueCache`.
+        """
+        return extend_output(self.body.extend(ids, keys, values, past, self.pattern)[:, -1:], self.output)

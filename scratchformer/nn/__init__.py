@@ -2,21 +2,25 @@
 
 from .attention import CrossAttention, SelfAttention
 from .block import TransformerBlock
+from .decoder_block import DecoderBlock
 from .dropout import Dropout
-from .embedding import PositionEmbedding, SinusoidalPositions, TokenEmbedding
+from .embedding import GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .feedforward import FeedForward
 from .layer import FlatParameters, Layer, Param
 from .layernorm import LayerNorm
 from .linear import Linear
 from .recompute import Recompute
+from .relative_attention import RelativeSelfAttention
 from .self_attention_steps import BasicSelfAttention, MultiHeadLoop, SingleHeadAttention
 
 __all__ = [
     "BasicSelfAttention",
     "CrossAttention",
+    "DecoderBlock",
     "Dropout",
     "FeedForward",
     "FlatParameters",
+    "GridPositions",
     "Layer",
     "LayerNorm",
     "Linear",
@@ -24,9 +28,11 @@ __all__ = [
     "Param",
     "PositionEmbedding",
     "Recompute",
+    "RelativeSelfAttention",
     "SelfAttention",
     "SingleHeadAttention",
     "SinusoidalPositions",
+    "TiedOutput",
     "TokenEmbedding",
     "TransformerBlock",
 ]

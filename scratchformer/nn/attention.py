@@ -31,8 +31,29 @@ class CrossAttention(Layer):
     All heads are computed at once. A map to H·D columns is H maps to D columns side by side, so that (B, T, H D) is
     cut into (B, T, H, D), and the heads are brought in front of time, (B, H, T, D), as a second batch axis.
 
-    Backward. Cutting and moving axes only places numbers; their backward puts them back. The memory feeds keys and
-    values, so dmemory is the sum of the two. Backward gives (dx, dmemory).
+    Backward. Cutting and moving axes only places numbers; their backward puts them back. x feeds queries alone. The
+    memory feeds keys and values, k = memory W_k and v = memory W_v, so its gradient is the sum of what both pass back:
+
+        dmemory = self.key.backward(self.join_heads(dk), cache.key)
+        dmemory += self.value.backward(self.join_heads(dv), cache.value)
+
+    With both sides padded: of sequence b let n_b places of x be text, and m_b of the memory. By the pattern
+    `Padding(m)` the sums over the memory end at m_b. For one head, with z_ts = q_t · k_s/√D,
+
+        p_bts = [s < m_b] exp(z_bts) / Σ_{s' < m_b} exp(z_bts')         y_btd = Σ_s p_bts v_bsd
+
+    and by `attention` the gradients are, with dp_bts = Σ_d dy_btd v_bsd,
+
+        dz_bts = p_bts (dp_bts − Σ_s' p_bts' dp_bts')      dq_btd = Σ_s dz_bts k_bsd/√D
+        dv_bsd = Σ_t p_bts dy_btd                          dk_bsd = Σ_t dz_bts q_btd/√D
+
+    A place s ≥ m_b of the memory has p_bts = 0 and so dz_bts = 0 for every t: it is a factor of each term of dv_bs and
+    dk_bs, and dmemory_bs = 0. No pattern is needed for a place t ≥ n_b of x. Its y_bt is a number that nobody uses: a
+    loss that does not count it has dy_bt = 0, hence dp_bts = dz_bts = 0, and it adds nothing to any dk, dv or dq. So
+
+        dmemory_bs = [s < m_b] Σ_{t < n_b} (p_bts dy_bt W_vᵀ + dz_bts q_bt W_kᵀ/√D)
+
+    Backward gives (dx, dmemory).
     """
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
@@ -64,6 +85,15 @@ class CrossAttention(Layer):
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
         dmemory += self.value.backward(self.join_heads(dv), cache.value)
         return dx, dmemory
+
+    def project(self, memory: Array) -> tuple[Array, Array]:
+        """The keys and values (B, H, M, D) of a memory (B, M, C), for `attend`."""
+        return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
+
+    def attend(self, x: Array, k: Array, v: Array, pattern: ops.Pattern | None = None) -> Array:
+        """What `forward` gives for x (B, T, C), of a memory whose keys and values are known."""
+        y, _ = ops.attention(self.split_heads(self.query(x)), k, v, pattern)
+        return self.unify(self.join_heads(y))
 
     def split_heads(self, x: Array) -> Array:
         """(B, T, H D) -> (B, H, T, D), a view."""
@@ -107,15 +137,17 @@ class SelfAttention(CrossAttention):
         dx += dmemory
         return dx
 
-    def extend(self, x: Array, keys: Array, values: Array, past: int) -> Array:
+    def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
 
-        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written behind. Causal.
+        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written behind. Causal, on top
+        of any pattern that is given; what it counts, it counts from the first key that is stored.
         """
         total = past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q = self.split_heads(self.query(x))
-        pattern = None if x.shape[1] == 1 else ops.Causal()  # a last position sees all
+        if x.shape[1] > 1:  # a last position has no later one
+            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))

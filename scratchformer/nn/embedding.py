@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
 from .. import ops
@@ -31,6 +33,43 @@ class TokenEmbedding(Layer):
         ops.embedding_backward(dy, cache, out=self.table.grad)
 
 
+class TiedOutput(Layer):
+    """y = x tableᵀ + b: the logits of each token are the products of x with its vector in a `TokenEmbedding`'s table.
+
+    embedding: the layer whose table is shared. bias: whether there is a b, (V,), zero at the start. x: (..., C).
+    Returns (..., V).
+
+    Backward. The loss depends on the one table through both its uses, and a derivative through several ways is their
+    sum. With ids i_n at the input and x_n before the output,
+
+        e_nc = table_{i_n c},  z_nv = Σ_c x_nc table_vc + b_v
+
+        dtable_vc = Σ_n dz_nv x_nc + Σ_n [i_n = v] de_nc
+
+    The first sum is that of an affine map with w = tableᵀ, whose gradient dw_cv is transposed back; the second is added
+    by the embedding's own backward (see `embedding`). Both go into one `.grad`, whichever comes first; a token's row
+    gets a gradient from every place that predicts, even where the token never stands.
+
+        self.table.grad += dw.T
+
+    Source: Press, Wolf, "Using the output embedding to improve language models", 2017.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
+        self.table = embedding.table
+        self.b = Param(np.zeros(len(self.table.data), np.float32), "b") if bias else None
+
+    def forward(self, x: Array) -> tuple[Array, tuple]:
+        return ops.linear(x, self.table.data.T, None if self.b is None else self.b.data)
+
+    def backward(self, dy: Array, cache: tuple) -> Array:
+        dx, dw, *db = ops.linear_backward(dy, cache)
+        self.table.grad += dw.T
+        if self.b is not None:
+            self.b.grad += db[0]
+        return dx
+
+
 class PositionEmbedding(Layer):
     """y = x + table[:T]: a learned vector for each of max_length positions, normal at the start.
 
@@ -54,6 +93,60 @@ class PositionEmbedding(Layer):
 
     def backward(self, dy: Array, cache: slice) -> Array:
         self.table.grad[cache] += widen(dy).sum(axis=0)
+        return dy
+
+
+class GridCache(NamedTuple):
+    rows: Any
+    columns: Any
+
+
+class GridPositions(Layer):
+    """y_t = x_t + rows[⌊t/width⌋] + columns[t mod width]: a learned vector for each row of a grid, and each column.
+
+    A sequence is read as a grid, row after row, as the pixels of an image are: two positions of one column, or of one
+    row, have a vector in common. max_length: of the sequences. width: columns of the grid. std: of the normal
+    distribution at the start. x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
+
+    Backward. With R the rows' table and K the columns',
+
+        y_btc = x_btc + Σ_r [⌊t/width⌋ = r] R_rc + Σ_k [t mod width = k] K_kc
+
+    so dx = dy. A position collects from every sequence, g_tc = Σ_b dy_btc, and gives it to its row and to its column:
+
+        dR_rc = Σ_t [⌊t/width⌋ = r] g_tc        dK_kc = Σ_t [t mod width = k] g_tc
+
+    each of which is the gradient of a table (see `ops.embedding`) for the T rows, or columns, that were looked up.
+
+        g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
+        ops.embedding_backward(g, cache.rows, out=self.rows.grad)
+        ops.embedding_backward(g, cache.columns, out=self.columns.grad)
+
+    Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 5.3.
+    """
+
+    def __init__(self, max_length: int, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)) -> None:
+        expect_positive(max_length=max_length, d_model=d_model, width=width)
+        self.max_length, self.width = max_length, width
+        for name, size in (("rows", -(-max_length // width)), ("columns", width)):
+            draw = key.fold(name).generator()
+            table = np.float32(std) * draw.standard_normal((size, d_model), np.float32)
+            setattr(self, name, Param(table, name))
+
+    def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
+        expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
+        stop = start + x.shape[1]
+        if stop > self.max_length:
+            raise ValueError(f"x: expected (B, T, C) with T up to {self.max_length}, got T = {stop}")
+        t = array_module(x).arange(start, stop)
+        of_row, rows = ops.embedding(t // self.width, self.rows.data)  # (T, C)
+        of_column, columns = ops.embedding(t % self.width, self.columns.data)
+        return x + (of_row + of_column), GridCache(rows, columns)
+
+    def backward(self, dy: Array, cache: GridCache) -> Array:
+        g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
+        ops.embedding_backward(g, cache.rows, out=self.rows.grad)
+        ops.embedding_backward(g, cache.columns, out=self.columns.grad)
         return dy
 
 

@@ -20,7 +20,7 @@ class Param:
 
     def __init__(self, data: Array, name: str) -> None:
         self.data = data
-        self.grad = array_module(data).zeros_like(data)
+        self.grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory before it is written to
         self.name = name
         self.flat: FlatParameters | None = None
 

@@ -30,8 +30,8 @@ class Linear(Layer):
             if not bias:
                 raise ValueError("bias: a layer with an activation has one")
         draw, bound = key.generator(), 1 / math.sqrt(d_in)
-        self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32), "w")
-        self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32), "b") if bias else None
+        self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32, copy=False), "w")
+        self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32, copy=False), "b") if bias else None
         self.activation = activation
 
     def forward(self, x: Array) -> tuple[Array, tuple]:

@@ -11,31 +11,38 @@ Letters, the same in every module:
     B batch            T query length     S key length      M memory length
     C model width      H heads            D head width (C = H D)
     F feed-forward width                  V vocabulary      N = B T tokens
-    I input width      O output width
+    I input width      O output width     R distances (R = S + T − 1)
 
 A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
 """
 
-from .activations import gelu, gelu_backward, relu, relu_backward
+from .activations import gelu, gelu_backward, relu, relu_backward, tanh, tanh_backward
 from .attention import attention, attention_backward
 from .cross_entropy import cross_entropy, cross_entropy_backward
 from .dense import ACTIVATIONS, check_activation, dense, dense_backward
 from .dropout import dropout, dropout_backward
 from .embedding import embedding, embedding_backward
+from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
+from .relative import relative_attention, relative_attention_backward, relative_shift, relative_shift_backward
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
+from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 
 __all__ = [
     "ACTIVATIONS",
+    "BlockEnds",
     "Causal",
+    "Edges",
     "Full",
+    "Heads",
     "Local",
     "Padding",
     "Pattern",
+    "SameBlock",
     "Strided",
     "attention",
     "attention_backward",
@@ -48,6 +55,8 @@ __all__ = [
     "dropout_backward",
     "embedding",
     "embedding_backward",
+    "gather",
+    "gather_backward",
     "gelu",
     "gelu_backward",
     "layernorm",
@@ -60,9 +69,15 @@ __all__ = [
     "max_pool_backward",
     "mean_pool",
     "mean_pool_backward",
+    "relative_attention",
+    "relative_attention_backward",
+    "relative_shift",
+    "relative_shift_backward",
     "relu",
     "relu_backward",
     "sinusoidal_positions",
     "softmax",
     "softmax_backward",
+    "tanh",
+    "tanh_backward",
 ]

@@ -1,4 +1,4 @@
-"""Activations: ReLU and GELU, elementwise."""
+"""Activations: ReLU, GELU and tanh, elementwise."""
 
 from __future__ import annotations
 
@@ -92,3 +92,28 @@ def gelu_backward(dy: Array, cache: GeluCache) -> Array:
         density = 0.5 * (1 - t * t) * slope
     dx = dy * (cdf + x * density)
     return dx.astype(dy.dtype, copy=False)
+
+
+@operation
+def tanh(x: Array) -> tuple[Array, Array]:
+    """y = tanh x = (eˣ − e⁻ˣ)/(eˣ + e⁻ˣ), elementwise.
+
+    x: any shape. Returns y of that shape, and y as the cache too.
+
+    Backward. With s = eˣ − e⁻ˣ and c = eˣ + e⁻ˣ we have s' = c and c' = s, so the quotient rule gives
+    dy/dx = (c c − s s)/c² = 1 − y², and elementwise dx = dy · dy/dx:
+
+        dx = dy * (1 - y * y)
+
+    The cache keeps y alone, since the slope is a function of y.
+    """
+    y = array_module(x).tanh(x)
+    return y, y
+
+
+@backward
+def tanh_backward(dy: Array, y: Array) -> Array:
+    """dx: see `tanh`."""
+    expect_like("dy", dy, y.shape)
+    dx = dy * (1 - y * y)
+    return dx

@@ -21,7 +21,7 @@ class AttentionCache(NamedTuple):
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
     """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D), and the pattern is one
-    for B sequences; TypeError for a pattern that is none.
+    for B sequences and H heads; TypeError for a pattern that is none.
     """
     expect_pattern(pattern)
     array_module(q, k, v)
@@ -31,6 +31,7 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
     expect_shape("v", v, "B H S D", B=B, H=H, S=k.shape[2], D=D)
     if pattern is not None:
         pattern.check(B)
+        pattern.of_heads(H)
 
 
 @operation
@@ -66,10 +67,16 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1.
     """
     check_attention(q, k, v, pattern)
-    xp = array_module(q)
     scale = 1 / math.sqrt(q.shape[-1])
     z = widen((q * scale) @ k.swapaxes(-1, -2))  # (B, H, T, S)
-    allowed = (pattern or Full()).dense(q.shape[2], k.shape[2], xp)
+    probabilities = masked_softmax(z, pattern).astype(q.dtype, copy=False)
+    return probabilities @ v, AttentionCache(q, k, v, probabilities)
+
+
+def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
+    """The softmax of each row of scores z (B, H, T, S) over the keys that the pattern allows; 0 for all others."""
+    xp = array_module(z)
+    allowed = (pattern or Full()).table(*z.shape[1:], xp)
     if allowed is None:
         probabilities = xp.exp(z - z.max(axis=-1, keepdims=True))
         probabilities /= probabilities.sum(axis=-1, keepdims=True)
@@ -79,8 +86,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         probabilities = xp.exp(xp.where(allowed, z - row_max, -xp.inf))
         total = probabilities.sum(axis=-1, keepdims=True)
         probabilities /= xp.where(total == 0, 1, total)  # a row that sees nothing stays zero
-    probabilities = probabilities.astype(q.dtype, copy=False)
-    return probabilities @ v, AttentionCache(q, k, v, probabilities)
+    return probabilities
 
 
 @backward

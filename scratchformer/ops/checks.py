@@ -6,11 +6,14 @@ from ..backend import Array, array_module
 
 
 def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
-    """Raise ValueError unless `x` has one axis for each word of `letters`, of the size given for that word.
+    """Raise ValueError unless `x` has one axis for each word of `letters`, of the size given for that word; TypeError
+    if it is no array.
 
     `expect_shape("x", x, "B T C", C=512)` fails with: x: expected (B, T, 512), got (4, 7, 256).
     """
     words = letters.split()
+    if not hasattr(x, "ndim"):
+        raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {type(x).__name__}")
     if len(words) == x.ndim:
         for word, size in zip(words, x.shape, strict=True):
             if sizes.get(word, size) != size:

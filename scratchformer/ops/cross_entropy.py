@@ -9,6 +9,8 @@ from ..dispatch import backward, operation
 from .checks import expect_ids, expect_integers
 from .precision import widen
 
+IGNORED = -1  # the `ignore_index` of the models here: a target that does not count
+
 
 class CrossEntropyCache(NamedTuple):
     logits: Array  # (N, V)

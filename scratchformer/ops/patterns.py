@@ -7,6 +7,8 @@ Patterns combine: `&` lets a pair interact if both do, `|` if either does.
     Causal() & Padding(lengths)
     Causal() & (Local(64) | Strided(64))        # the strided pattern of the sparse transformer
 
+`sparse_patterns` has more of them, among them `Heads`, by which the heads take different patterns.
+
 Queries and keys are aligned at their ends: query t stands at place t + S − T among the keys. So with T = S it stands at
 its own key, and with the keys of the past in a cache (T < S) the last query stands at the last key.
 """
@@ -64,6 +66,22 @@ class Pattern:
 
     def check(self, B: int) -> None:
         """Raise ValueError unless the pattern is one for B sequences."""
+
+    def of_heads(self, H: int) -> list[tuple[slice, Pattern]]:
+        """The heads that share a table, as slices that cover 0 ... H − 1, and their pattern, which is alike for all.
+
+        Raises ValueError if the pattern is none for H heads.
+        """
+        return [(slice(0, H), self)]
+
+    def table(self, H: int, T: int, S: int, xp: Any) -> Array | None:
+        """The truth table of H heads, boolean, broadcasting to (B, H, T, S); None if all of it is true."""
+        groups = [(heads.stop - heads.start, pattern.dense(T, S, xp)) for heads, pattern in self.of_heads(H)]
+        if len(groups) == 1:
+            return groups[0][1]
+        tables = [(count, xp.ones((1, 1, 1, 1), dtype=bool) if t is None else t) for count, t in groups]
+        B = max(t.shape[0] if t.ndim == 4 else 1 for _, t in tables)
+        return xp.concatenate([xp.broadcast_to(t, (B, count, T, S)) for count, t in tables], axis=1)
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         """Whether a tile is empty, full or mixed; MIXED is never wrong."""
@@ -204,7 +222,7 @@ class Strided(Pattern):
 
     The queries of one remainder see the keys of the same remainder and no others, so the table is made of `stride`
     full tables of T/stride queries and S/stride keys: for a sequence of n it costs O(n²/stride), with a stride near √n
-    O(n √n). Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 4.2.
+    O(n √n). Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 4.3.
     """
 
     stride: int
@@ -284,6 +302,14 @@ class Pair(Pattern):
     def check(self, B: int) -> None:
         self.first.check(B)
         self.second.check(B)
+
+    def of_heads(self, H: int) -> list[tuple[slice, Pattern]]:
+        return [
+            (slice(start, stop), type(self)(p, q))
+            for one, p in self.first.of_heads(H)
+            for other, q in self.second.of_heads(H)
+            if (start := max(one.start, other.start)) < (stop := min(one.stop, other.stop))
+        ]
 
     def masks(self, *tile: Any) -> tuple[Array, Array]:
         return self.first.mask(*tile), self.second.mask(*tile)

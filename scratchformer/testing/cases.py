@@ -59,10 +59,11 @@ class Draw:
         """Integers from low to high − 1, on the device."""
         return to_device(self.generator.integers(low, high, self.shape(letters)), self.device)
 
-    def lengths(self) -> Array:
-        """(B,), from 1 to T, at least one of them T."""
-        lengths = self.generator.integers(1, self.T, self.B, endpoint=True)
-        lengths[-1] = self.T
+    def lengths(self, letter: str = "T") -> Array:
+        """(B,), from 1 to T, or what the letter stands for; at least one of them just that."""
+        longest = getattr(self, letter)
+        lengths = self.generator.integers(1, longest, self.B, endpoint=True)
+        lengths[-1] = longest
         return to_device(lengths, self.device)
 
     @property
@@ -89,6 +90,29 @@ def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str
     return OperationCase(ops.attention, ops.attention_backward, args)
 
 
+def _relative_shift(d: Draw) -> OperationCase:
+    d.sizes["R"] = d.S + d.T - 1
+    return OperationCase(ops.relative_shift, ops.relative_shift_backward, (d("B H T R"),), analytic=True)
+
+
+def _relative_attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S") -> OperationCase:
+    q, k, v, biases = d("B H T D"), d(f"B H {keys} D"), d(f"B H {keys} D"), (d("H D"), d("H D"))
+    d.sizes["R"] = k.shape[2] + d.T - 1
+    args = (q, k, v, d("H R D"), *biases, pattern(d))
+    return OperationCase(ops.relative_attention, ops.relative_attention_backward, args)
+
+
+def _attention_of_halves(d: Draw) -> OperationCase:
+    d.sizes["H"] = 4
+    halves = ops.Heads(ops.SameBlock(3), ops.Strided(2) | ops.BlockEnds(3))
+    return _attention(d, lambda d: ops.Causal() & halves & ops.Padding(d.lengths()), keys="T")
+
+
+def _edges(d: Draw) -> ops.Edges:
+    """A table of pairs, a few of whose queries may see no key."""
+    return ops.Edges(d.integers("T T", 3) == 0)
+
+
 def _dense(d: Draw, activation: str) -> OperationCase:
     args = (d("B T I"), d("I O"), d("O"), activation)
     return OperationCase(ops.dense, ops.dense_backward, args)
@@ -108,6 +132,7 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "relu": lambda d: OperationCase(ops.relu, ops.relu_backward, (d("B T F"),)),
     "gelu": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),)),
     "gelu, tanh": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),), {"approximate": "tanh"}),
+    "tanh": lambda d: OperationCase(ops.tanh, ops.tanh_backward, (d("B T F"),), analytic=True),
     "softmax": lambda d: OperationCase(ops.softmax, ops.softmax_backward, (d("B T V"),), analytic=True),
     "log_softmax": lambda d: OperationCase(ops.log_softmax, ops.log_softmax_backward, (d("B T V"),), analytic=True),
     "layernorm": lambda d: OperationCase(
@@ -115,6 +140,12 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     ),
     "embedding": lambda d: OperationCase(
         ops.embedding, ops.embedding_backward, (d.integers("B T", d.V), d("V C")), analytic=True
+    ),
+    "gather": lambda d: OperationCase(
+        ops.gather, ops.gather_backward, (d("B T C"), d.integers("B K", d.T)), analytic=True
+    ),
+    "gather, one place again and again": lambda d: OperationCase(
+        ops.gather, ops.gather_backward, (d("B T C"), d.integers("B K", 1)), analytic=True
     ),
     "dropout": lambda d: OperationCase(ops.dropout, ops.dropout_backward, (d("B T C"), 0.4, d.key), analytic=True),
     "mean_pool": lambda d: OperationCase(ops.mean_pool, ops.mean_pool_backward, (d("B T C"),), analytic=True),
@@ -136,7 +167,31 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "attention, causal, local or strided": lambda d: _attention(
         d, lambda d: ops.Causal() & (ops.Local(1) | ops.Strided(2)), keys="T"
     ),
+    "attention, causal, same block or block ends": lambda d: _attention(
+        d, lambda d: ops.Causal() & (ops.SameBlock(3) | ops.BlockEnds(3, 2)), keys="T"
+    ),
+    "attention, same block, more keys or queries": lambda d: _attention(d, lambda d: ops.SameBlock(2)),
+    "attention, a pattern for each head": lambda d: _attention(
+        d, lambda d: ops.Heads(*([ops.Causal(), ops.Strided(2), None, ops.Local(1), ops.SameBlock(2)] * d.H)[: d.H])
+    ),
+    "attention, causal, a pattern for each half of the heads": _attention_of_halves,
+    "attention, edges": lambda d: _attention(d, _edges, keys="T"),
     "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
+    "relative_shift": _relative_shift,
+    "relative_attention": lambda d: _relative_attention(d, lambda d: None),
+    "relative_attention, causal": lambda d: _relative_attention(d, lambda d: ops.Causal(), keys="T"),
+    "relative_attention, causal, more keys or queries": lambda d: _relative_attention(d, lambda d: ops.Causal()),
+    "relative_attention, padding": lambda d: _relative_attention(d, lambda d: ops.Padding(d.lengths()), keys="T"),
+    "relative_attention, strided": lambda d: _relative_attention(d, lambda d: ops.Strided(2)),
+    "relative_attention, causal, local or strided": lambda d: _relative_attention(
+        d, lambda d: ops.Causal() & (ops.Local(1) | ops.Strided(2)), keys="T"
+    ),
+    "relative_attention, a pattern for each head": lambda d: _relative_attention(
+        d, lambda d: ops.Heads(*([ops.Causal(), ops.Strided(2), ops.Padding(d.lengths("S"))] * d.H)[: d.H])
+    ),
+    "relative_attention, empty rows": lambda d: _relative_attention(
+        d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"
+    ),
     "cross_entropy": _cross_entropy,
     "cross_entropy, smoothing": partial(_cross_entropy, label_smoothing=0.1),
     "cross_entropy, ignored": partial(_cross_entropy, ignore_index=0),
@@ -150,8 +205,30 @@ def _block(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(block, (d("B T C"),), {"pattern": pattern, "key": d.key if options.get("dropout") else None})
 
 
+def _memory(d: Draw, letters: str) -> Array:
+    """A constant on the device: what is not among the inputs gets no gradient."""
+    return to_device(d(letters).astype(np.float32), d.device)
+
+
+def _block_with_memory(d: Draw, **options: Any) -> LayerCase:
+    block = nn.TransformerBlock(d.C, d.H, causal=True, relative=True, key=Key(d.seed), **options)
+    key = d.key if options.get("dropout") else None
+    return LayerCase(block, (d("B T C"),), {"memory": _memory(d, "B M C"), "key": key})
+
+
+def _transformer_xl(d: Draw, **options: Any) -> LayerCase:
+    d.sizes["L"] = 2
+    model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V),), {"memory": _memory(d, "B L M C"), "key": d.key})
+
+
 def _language_model(d: Draw, **options: Any) -> LayerCase:
     model = models.LanguageModel(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
+
+
+def _gpt2(d: Draw, **options: Any) -> LayerCase:
+    model = models.GPT2(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
 
 
@@ -160,11 +237,43 @@ def _classifier(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d.integers("B T", d.V), d.lengths()), {"key": d.key})
 
 
+def _bert(d: Draw, model: type[nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
+    """Two texts a row, with padding and dropout; `places` to be predicted."""
+    bert = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2, key=Key(d.seed))
+    inputs = (d.integers("B T", d.V), d.lengths(), d.integers("B T", 2))
+    return LayerCase(bert, (*inputs, d.integers("B K", d.T)) if places else inputs, {"key": d.key})
+
+
+def _decoder_block(d: Draw, **options: Any) -> LayerCase:
+    block = nn.DecoderBlock(d.C, d.H, key=Key(d.seed), **options)
+    return LayerCase(block, (d("B T C"), d("B S C")), {"pattern": ops.Padding(d.lengths("S")), "key": d.key})
+
+
+def _encoder_decoder(d: Draw, **options: Any) -> LayerCase:
+    model = models.EncoderDecoder(d.V, d.C, d.H, 2, d.F, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B S", d.V), d.lengths("S"), d.integers("B T", d.V)), {"key": d.key})
+
+
+def _classifier_of_units(d: Draw, **options: Any) -> LayerCase:
+    model = models.Classifier(None, d.K, d.C, d.H, 2, d.T + 1, units=d.I, key=Key(d.seed), **options)
+    pattern = ops.Edges(d.integers("T T", 3) > 0)
+    return LayerCase(model, (d("B T I"), d.lengths()), {"key": d.key, "pattern": pattern})
+
+
+def _sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
+    d.sizes["H"] = heads
+    model = models.SparseTransformer(d.V, d.C, d.H, 2, d.T + 1, 2, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
+
+
 LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "Linear": lambda d: LayerCase(nn.Linear(d.I, d.O, key=Key(d.seed)), (d("B T I"),)),
     "LayerNorm": lambda d: LayerCase(nn.LayerNorm(d.C), (d("B T C"),)),
     "TokenEmbedding": lambda d: LayerCase(nn.TokenEmbedding(d.V, d.C), (d.integers("B T", d.V),)),
+    "TiedOutput": lambda d: LayerCase(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), (d("B T C"),)),
+    "TiedOutput, bias": lambda d: LayerCase(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C), bias=True), (d("B T C"),)),
     "PositionEmbedding": lambda d: LayerCase(nn.PositionEmbedding(d.T + 1, d.C), (d("B T C"),)),
+    "GridPositions": lambda d: LayerCase(nn.GridPositions(d.T + 1, d.C, 2), (d("B T C"),)),
     "SinusoidalPositions": lambda d: LayerCase(nn.SinusoidalPositions(), (d("B T C"),)),
     "Dropout": lambda d: LayerCase(nn.Dropout(0.4), (d("B T C"),), {"key": d.key}),
     "FeedForward": lambda d: LayerCase(nn.FeedForward(d.C, d.F), (d("B T C"),)),
@@ -183,6 +292,16 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     ),
     "CrossAttention": lambda d: LayerCase(nn.CrossAttention(d.C, d.H), (d("B T C"), d("B M C"))),
     "CrossAttention, wide": lambda d: LayerCase(nn.CrossAttention(d.C, d.H, wide=True), (d("B T C"), d("B M C"))),
+    "RelativeSelfAttention": lambda d: LayerCase(nn.RelativeSelfAttention(d.C, d.H), (d("B T C"),)),
+    "RelativeSelfAttention, causal, wide, bias": lambda d: LayerCase(
+        nn.RelativeSelfAttention(d.C, d.H, causal=True, wide=True, bias=True), (d("B T C"),)
+    ),
+    "RelativeSelfAttention, causal, padding": lambda d: LayerCase(
+        nn.RelativeSelfAttention(d.C, d.H, causal=True), (d("B T C"),), {"pattern": ops.Padding(d.lengths())}
+    ),
+    "RelativeSelfAttention, causal, memory": lambda d: LayerCase(
+        nn.RelativeSelfAttention(d.C, d.H, causal=True), (d("B T C"),), {"queries": d.T - 1}
+    ),
     "TransformerBlock, post": partial(_block, norm="post"),
     "TransformerBlock, pre": partial(_block, norm="pre"),
     "TransformerBlock, post, causal, wide, dropout": partial(
@@ -191,6 +310,11 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "TransformerBlock, pre, causal, bias, dropout": partial(
         _block, norm="pre", causal=True, bias=True, dropout=0.3, d_ff=3
     ),
+    "DecoderBlock, post, dropout": partial(_decoder_block, dropout=0.3),
+    "DecoderBlock, pre, bias": partial(_decoder_block, norm="pre", bias=True, activation="gelu"),
+    "TransformerBlock, post, relative, dropout": partial(_block, norm="post", relative=True, dropout=0.3),
+    "TransformerBlock, post, relative, causal, memory": partial(_block_with_memory, norm="post"),
+    "TransformerBlock, pre, relative, causal, memory, dropout": partial(_block_with_memory, norm="pre", dropout=0.3),
     "Recompute": lambda d: LayerCase(
         nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), (d("B T C"),), {"key": d.key}
     ),
@@ -198,8 +322,25 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "LanguageModel, pre, sinusoidal, recompute": partial(
         _language_model, norm="pre", positions="sinusoidal", recompute=True, activation="gelu_tanh"
     ),
+    "LanguageModel, post, relative": partial(_language_model, positions="relative", dropout=0.2),
+    "EncoderDecoder, post": partial(_encoder_decoder, dropout=0.2),
+    "EncoderDecoder, pre": partial(_encoder_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"),
+    "GPT2": partial(_gpt2, dropout=0.2),
+    "GPT2, recompute": partial(_gpt2, dropout=0.2, d_ff=3, recompute=True),
+    "TransformerXL, post": partial(_transformer_xl, dropout=0.2),
+    "TransformerXL, pre, recompute": partial(_transformer_xl, norm="pre", recompute=True, dropout=0.2),
     "Classifier, mean": partial(_classifier, dropout=0.2),
+    "SparseTransformer, strided": partial(_sparse_transformer, heads=2, dropout=0.2),
+    "SparseTransformer, fixed": partial(_sparse_transformer, heads=4, kind="fixed", bias=True, recompute=True),
+    "SparseTransformer, fixed, merged, learned positions": partial(
+        _sparse_transformer, heads=3, kind="fixed", width=2, merged=True, positions="learned", norm="post"
+    ),
+    "Classifier, units, mean": partial(_classifier_of_units, dropout=0.2),
+    "Classifier, units, each, pre": partial(_classifier_of_units, pool="none", norm="pre", positions="none"),
     "Classifier, max, pre, no positions": partial(_classifier, pool="max", norm="pre", positions="none"),
+    "Classifier, max, pre, relative": partial(_classifier, pool="max", norm="pre", positions="relative", dropout=0.2),
+    "BertPretraining": lambda d: _bert(d, models.BertPretraining, depth=2, places=True),
+    "BertClassifier": lambda d: _bert(d, models.BertClassifier, d.K, depth=1),
 }
 
 

@@ -1,11 +1,26 @@
 """Training: the loop, replicas, snapshots, metrics."""
 
 from .estimate import Estimate, estimate
-from .evaluate import evaluate_classifier, evaluate_language_model
+from .evaluate import (
+    evaluate_classifier,
+    evaluate_language_model,
+    evaluate_pretraining,
+    evaluate_transformer_xl,
+    evaluate_translation,
+)
 from .loop import Diverged, train
 from .metrics import Metrics, read_metrics
 from .replicas import Replicas
-from .snapshot import Snapshot, SnapshotError, best_snapshot, load_model, load_snapshot, save_snapshot
+from .snapshot import (
+    Snapshot,
+    SnapshotError,
+    average_snapshots,
+    best_snapshot,
+    kept_snapshots,
+    load_model,
+    load_snapshot,
+    save_snapshot,
+)
 
 __all__ = [
     "Diverged",
@@ -14,10 +29,15 @@ __all__ = [
     "Replicas",
     "Snapshot",
     "SnapshotError",
+    "average_snapshots",
     "best_snapshot",
     "estimate",
     "evaluate_classifier",
     "evaluate_language_model",
+    "evaluate_pretraining",
+    "evaluate_transformer_xl",
+    "evaluate_translation",
+    "kept_snapshots",
     "load_model",
     "load_snapshot",
     "read_metrics",

@@ -23,7 +23,8 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
 
         def watched(*inputs: Any, **options: Any) -> Any:
             y, cache = forward(*inputs, **options)
-            if not found and not bool(array_module(y).isfinite(y).all()):
+            parts = y if isinstance(y, tuple) else (y,)
+            if not found and not all(bool(array_module(part).isfinite(part).all()) for part in parts):
                 found.append(f"the output of {name or 'the whole model'} ({type(layer).__name__})")
             return y, cache
 

@@ -30,13 +30,14 @@ class Estimate(NamedTuple):
     activations: dict[str, int]  # what one replica keeps for backward, by layer
     transient: int  # what forward and backward of one replica use for a while
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
+    memory: int  # of the segments before, for the whole batch; 0 for a model without
 
     @property
     def peak(self) -> int:
         """Bytes of memory at most while training, the cache not counted: in a step, or when a snapshot is written."""
-        step = self.working * (sum(self.activations.values()) + self.transient)
+        step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next one
         snapshot = self.weights + self.optimizer  # copies of them
-        return self.before + self.weights + self.optimizer + self.gradients + max(step, snapshot)
+        return self.before + self.weights + self.optimizer + self.gradients + self.memory + max(step, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
@@ -48,6 +49,7 @@ class Estimate(NamedTuple):
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
             (f"passing, of {self.working} replica(s)", self.working * self.transient),
+            *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
@@ -58,41 +60,46 @@ class Estimate(NamedTuple):
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     """What training `replicas.model` with Adam on batches like this one, of the model's longest rows, will take.
 
-    One row, and then two, go forward and backward through a model of the same sizes and one block, watched: what their
-    caches keep, by layer, and how much more is used for a while. What grows between the two grows with the rows, and
-    the blocks' share of what is kept with the depth. before: bytes that the process had without the model
-    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
+    A model that has no longest row (neither "context" nor "max_length" in its config) is estimated for rows as long as
+    those of the batch. One row, and then two, go forward and backward through a model of the same sizes and one block,
+    watched: what their caches keep, by layer, and how much more is used for a while. What grows between the two grows
+    with the rows, and the blocks' share of what is kept with the depth. before: bytes that the process had without the
+    model (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config, itemsize = model.config, model.flat.data.itemsize
-    length = config.get("context") or config["max_length"]
     if model.device is not CPU:
         raise ValueError("estimate: what is estimated is the memory of a run on a CPU")
-    whole = _longest(batch, length, len(batch[0]))
+    whole = _longest(batch, config, len(batch[0]))
     rows = replicas.rows(whole)
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
     shallow = type(model)(**{**config, "depth": 1}).to(dtype=model.flat.data.dtype)
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
-    (one, passing_one), (two, passing_two) = (_watch(shallow, _longest(batch, length, n), weights) for n in (1, 2))
+    (one, passing_one), (two, passing_two) = (
+        _watch(shallow, _longest(batch, shallow.config, n), weights) for n in (1, 2)
+    )
     activations = {}
     for name in filter(two.get, two):
-        layers = config["depth"] if name.startswith("blocks") else 1
+        layers = config["depth"] if "block" in name else 1
         activations[name] = layers * _extrapolate(one[name], two[name], rows)
-    attention = getattr(model.body.blocks[0], "layer", model.body.blocks[0]).attention
-    values = config["depth"] * length * attention.query.w.data.shape[1] * itemsize
+    cache = 0
+    if hasattr(model, "context"):  # it generates, with a key and a value of every token in every block
+        attention = getattr(model.body.blocks[0], "layer", model.body.blocks[0]).attention
+        cache = 2 * config["depth"] * model.body.max_length * attention.query.w.data.shape[1] * itemsize
     return Estimate(
         parameters=model.flat.data.size,
         replicas=replicas.count,
         working=working,
         rows=rows,
-        length=length,
+        length=whole[0].shape[1],
         before=before,
         weights=model.flat.data.nbytes,
         optimizer=BUFFERS * model.flat.data.nbytes,
         gradients=replicas.count * model.flat.grad.nbytes,
         activations=activations,
         transient=max(0, _extrapolate(passing_one, passing_two, rows)),
-        cache=2 * values if hasattr(model, "extend") else 0,
+        cache=cache,
+        memory=whole.memory.nbytes if "memory" in config else 0,
     )
 
 
@@ -102,7 +109,7 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
     tracemalloc.start()
     try:
         _, cache = model.loss(*batch, key=Key(0))
-        kept = _by_layer(cache, set(weights))
+        kept = _by_layer(cache, weights | {id(_owner(x)) for x in batch})
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
         model.loss_backward(1.0, cache)
@@ -118,15 +125,13 @@ def _extrapolate(one: int, two: int, rows: int) -> int:
     return one + (rows - 1) * (two - one)
 
 
-def _longest(batch: Any, length: int, rows: int = 1) -> Any:
-    """`rows` rows of `length` tokens, from a batch, repeated where it has fewer."""
-    first = batch.split(rows)[0]
-    stretched = {"ids": np.resize(first.ids, (rows, length))}
-    if hasattr(first, "targets"):
-        stretched["targets"] = np.resize(first.targets, (rows, length))
-    else:
-        stretched |= {"lengths": np.full(rows, length), "labels": np.resize(first.labels, rows)}
-    return first._replace(**stretched)
+def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
+    """`rows` rows of the longest length, from a batch, and a full memory if there is one."""
+    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
+    if "memory" in config:
+        shape = (rows, config["depth"], config["memory"], config["d_model"])
+        longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))
+    return longest
 
 
 def _owner(x: Array) -> Array:
@@ -146,17 +151,28 @@ def _arrays(x: Any) -> Iterator[Array]:
             yield from _arrays(part)
 
 
+def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a model's cache by name, in their order; a list is that of the blocks, and stands for its first."""
+    if isinstance(cache, list) and cache:
+        fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
+        for field, part in fields.items():
+            yield f"{name}: {field}".removesuffix(": "), part
+    elif _has_blocks(cache):
+        for field, part in cache._asdict().items():
+            yield from _parts(f"{name} {field}".removeprefix("body").strip(), part)
+    else:
+        yield name, cache
+
+
+def _has_blocks(cache: Any) -> bool:
+    return hasattr(cache, "_asdict") and any(isinstance(part, list) or _has_blocks(part) for part in cache)
+
+
 def _by_layer(cache: Any, seen: set[int]) -> dict[str, int]:
     """Bytes that the caches of a `loss` keep, each array counted with the first that has it."""
     forward, cross_entropy = cache
-    body = forward.body
-    block = body.blocks[0]
-    parts = {"embedding": (body.tokens, body.positions, body.dropout)}
-    fields = block._asdict() if hasattr(block, "_asdict") else {"": block}
-    parts |= {f"blocks: {name}": part for name, part in fields.items()}
-    parts |= {"final norm": body.final_norm, "output": forward[1:], "cross-entropy": cross_entropy}
-    found = {}
-    for name, part in parts.items():
+    found: dict[str, int] = {}
+    for name, part in (*_parts("", forward), ("cross-entropy", cross_entropy)):
         owners = {id(_owner(x)): _owner(x).nbytes for x in _arrays(part)}
         found[name] = sum(size for key, size in owners.items() if key not in seen)
         seen |= owners.keys()

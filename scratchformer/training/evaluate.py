@@ -7,33 +7,112 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, to_cpu
-from ..data import Labelled, in_order, windows
-from ..models.language_model import IGNORED
+from .. import ops
+from ..backend import CPU, to_cpu, to_device
+from ..data import (
+    DataError,
+    Labelled,
+    MaskedBatch,
+    MaskedBatches,
+    Subwords,
+    TokenPairs,
+    in_order,
+    pairs_in_order,
+    windows,
+)
 from ..nn import Layer
+from ..ops.cross_entropy import IGNORED
 from .replicas import Replicas
 
 
 def evaluate_language_model(
-    replicas: Replicas, data: np.ndarray, stride: int | None = None, batch_size: int | None = None
+    replicas: Replicas,
+    data: np.ndarray,
+    stride: int | None = None,
+    batch_size: int | None = None,
+    sizes: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Loss (nats a token) and bits per byte of `data`, bytes (n,), each of which but the first is predicted once.
+    """Loss (nats a token) and bits per byte of `data`, tokens (n,), each of which but the first is predicted once.
 
     A window has the model's context; the next begins `stride` tokens later, and only what no window before it has
     predicted is counted. stride: half the context by default, so that every prediction but the first has at least
-    that much text before it. batch_size: windows at once; by default as many as in training.
+    that much text before it. batch_size: windows at once; by default as many as in training. sizes: how many
+    bytes each token of the vocabulary stands for, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
 
-    def nats(model: Layer, item: tuple[Any, np.ndarray]) -> tuple[float, int]:
+    def nats(model: Layer, item: tuple[Any, np.ndarray]) -> float:
         batch, counted = item
         batch = replicas.move(batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
         loss, _ = model.loss(*batch)
-        return float(loss) * int(counted.sum()), int(counted.sum())
+        return float(loss) * int(counted.sum())
 
-    sums, counts = zip(*replicas.map_models(nats, windows(data, context, stride, batch_size)), strict=True)
+    total = math.fsum(replicas.map_models(nats, windows(data, context, stride, batch_size)))
+    tokens = len(data) - 1
+    predicted = tokens if sizes is None else int(sizes[data[1:]].sum())  # bytes
+    return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
+
+
+def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
+    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each given what stands before.
+
+    tokens: on a side of a batch; see `data.TranslationBatches`.
+    """
+
+    def nats(model: Layer, batch: Any) -> tuple[float, int]:
+        loss, _ = model.loss(*replicas.move(batch))
+        return float(loss) * batch.weight, batch.weight
+
+    sums, counts = zip(*replicas.map_models(nats, pairs_in_order(pairs, tokens, subwords)), strict=True)
+    return {"loss": math.fsum(sums) / sum(counts)}
+
+
+def evaluate_transformer_xl(
+    replicas: Replicas, data: np.ndarray, memory: int | None = None, streams: int | None = None
+) -> dict[str, float]:
+    """Loss (nats a token) and bits per byte of `data`, bytes (n,), read in order; each byte but the first is predicted
+    once.
+
+    memory: how many vectors of the past each layer keeps from segment to segment; by default as many as in training.
+    streams: into how many consecutive parts the text is cut, which are read side by side. All but the first begin a
+    memory's length early, and what is read there is not counted; 1 reads the text as one. By default as many as the
+    replicas take in training, of which each has at least four times as much to predict as it sees at once.
+    Raises ValueError for numbers out of range, DataError if n < 2.
+    """
+    model = replicas.model
+    context = model.context
+    memory = model.memory if memory is None else memory
+    predictions = len(data) - 1
+    if predictions < 1:
+        raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
+    if streams is None:
+        most = replicas.count * at_once(replicas, context)
+        streams = max(1, min(most, predictions // (4 * (memory + context))))
+    if memory < 0 or not 1 <= streams <= predictions:
+        raise ValueError(f"memory, streams: expected at least 0, and 1 to {predictions}, got {memory}, {streams}")
+    early = memory if streams > 1 else 0
+    own = math.ceil(max(0, predictions - early) / streams)  # what a part predicts; the first `early` more
+    part = np.arange(streams)[:, None]
+    place = part * own + np.arange(early + own)  # (streams, early + own): what is read
+    counted = (place < predictions) & ((place >= part * own + early) | (part == 0))
+    ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
+    targets[~counted] = IGNORED
+
+    def nats(model: Layer, rows: np.ndarray) -> tuple[float, int]:
+        total, kept = 0.0, None
+        for start in range(0, early + own, context):
+            segment = (rows, slice(start, start + context))
+            batch = (to_device(a[segment], replicas.device) for a in (ids, targets))
+            loss, cache = model.loss(*batch, kept)
+            kept = model.remember(cache[0], memory)
+            del cache  # before the next is made
+            total += float(loss) * int(counted[segment].sum())
+        return total, int(counted[rows].sum())
+
+    rows = np.array_split(np.arange(streams), min(replicas.count, streams))
+    sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
     loss = math.fsum(sums) / sum(counts)
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}
 
@@ -45,7 +124,8 @@ def evaluate_classifier(
 
     batch_size: texts at once; by default as many of the longest as in training.
     """
-    batch_size = at_once(replicas, max_length) if batch_size is None else batch_size
+    if batch_size is None:
+        batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 
     def score(model: Layer, batch: Any) -> tuple[float, int]:
         moved = replicas.move(batch)
@@ -56,6 +136,32 @@ def evaluate_classifier(
     losses, right = zip(*replicas.map_models(score, in_order(dataset, batch_size, max_length, keep)), strict=True)
     n = len(dataset.labels)
     return {"loss": math.fsum(losses) / n, "accuracy": sum(right) / n}
+
+
+def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:
+    """Of a `BertPretraining` on the first `count` of `batches`: the loss, as it is trained (nats); the share of the
+    chosen tokens that it predicts; and the share of rows of which it knows whether the second text follows the first.
+    """
+
+    def score(model: Layer, batch: MaskedBatch) -> list[tuple[float, int, int]]:
+        moved = replicas.move(batch)
+        logits, _ = model.forward(moved.ids, moved.lengths, moved.segments, moved.places)
+        found = []
+        for z, targets in zip(logits, (moved.targets, moved.unrelated), strict=False):
+            loss, _ = ops.cross_entropy(z, targets)
+            found.append((float(loss) * targets.size, int((z.argmax(axis=-1) == targets).sum()), targets.size))
+        return found
+
+    rows = at_once(replicas, batches.max_length)
+    micro_batches = (micro for step in range(count) for micro in batches.batch(step).split(rows))
+    tasks = zip(*replicas.map_models(score, micro_batches), strict=True)
+    losses, accuracies = [], []
+    for task in tasks:
+        loss, right, n = (math.fsum(column) for column in zip(*task, strict=True))
+        losses.append(loss / n)
+        accuracies.append(right / n)
+    names = ("masked_accuracy", "next_sentence_accuracy")
+    return {"loss": sum(losses), **dict(zip(names, accuracies, strict=False))}
 
 
 def at_once(replicas: Replicas, length: int) -> int:

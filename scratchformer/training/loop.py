@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..rng import Key
 from .diagnose import first_nonfinite
 from .metrics import Metrics
 from .replicas import Replicas
-from .snapshot import SnapshotError, holds_run, load_snapshot, restore, save_snapshot
+from .snapshot import SnapshotError, holds_run, kept_snapshots, load_snapshot, restore, save_snapshot
 
 
 class Diverged(RuntimeError):
@@ -39,6 +40,7 @@ def train(
     evaluate_every: int = 0,
     select: tuple[str, str] = ("loss", "min"),
     snapshot_every: int = 100,
+    keep: int = 0,
     log_every: int = 10,
     clip: float | None = 1.0,
     seed: int = 0,
@@ -54,8 +56,11 @@ def train(
     and at the end, returns metrics of held-out data; `select` names the one that decides which model is best, and
     whether it is to be "min" or "max".
 
-    In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors.
+    In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors; and with
+    `keep` the model alone as step-N.safetensors at each of the last `keep` of these steps, for `average_snapshots`.
     The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
+    Batches that keep something from step to step have `remember(step, memories)`, called after each with what
+    `Replicas.gradients` remembered, and `state_dict`, `load_state_dict`: it is saved, and restored, with the run.
     identity: JSON values that a snapshot must have been made with (fingerprints of the data) to be resumed.
     resume: continue from last.safetensors, if there is one; on a CPU the run then ends with the very parameters that
     it would have had without a stop. A snapshot that is refused leaves the folder as it was.
@@ -67,12 +72,15 @@ def train(
     Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
+    remember = getattr(batches, "remember", None)
     metric, direction = select
     if direction not in ("min", "max"):
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
-    if snapshot_every < 1 or log_every < 1 or evaluate_every < 0:
-        numbers = f"{snapshot_every}, {log_every}, {evaluate_every}"
-        raise ValueError(f"snapshot_every, log_every, evaluate_every: expected at least 1, 1, 0, got {numbers}")
+    if snapshot_every < 1 or log_every < 1 or evaluate_every < 0 or keep < 0:
+        numbers = f"{snapshot_every}, {log_every}, {evaluate_every}, {keep}"
+        raise ValueError(
+            f"snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got {numbers}"
+        )
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected None or a number > 0, got {clip}")
     if not resume and holds_run(out):
@@ -91,8 +99,9 @@ def train(
         for name in ("seed", "optimizer_class", *(identity or {})):
             if snapshot.state.get(name) != state[name]:
                 raise SnapshotError(f"{last} has {name} {snapshot.state.get(name)!r}, this run has {state[name]!r}")
-        restore(snapshot, model, optimizer)
+        restore(snapshot, model, optimizer, remember and batches)
         state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
+        del snapshot  # as large as the parameters three times over
     out.mkdir(parents=True, exist_ok=True)
     metrics = Metrics(out, state["step"], tensorboard)
     on_start()
@@ -116,7 +125,7 @@ def train(
         for step in range(state["step"], steps):
             key = Key(seed).fold("train", step)
             batch = batches.batch(step)
-            loss = replicas.gradients(batch, key)
+            loss = replicas.gradients(batch, key, remember and partial(remember, step))
             grad = model.flat.grad
             norm = global_norm(grad, replicas.map) if clip is None else clip_by_global_norm(grad, clip, replicas.map)
             if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -141,7 +150,11 @@ def train(
                 evaluate_now(done)
                 tokens, started = 0, time.perf_counter()
             if done % snapshot_every == 0 or done == steps or interrupted:
-                save_snapshot(last, model, optimizer, **state)
+                save_snapshot(last, model, optimizer, remember and batches, **state)
+                if keep and done % snapshot_every == 0:
+                    save_snapshot(out / f"step-{done:08d}.safetensors", model, **state)
+                    for old in kept_snapshots(out)[:-keep]:
+                        old.unlink()
             if interrupted and done < steps:
                 raise KeyboardInterrupt(f"step {done} is saved in {last}")
     metrics.close()

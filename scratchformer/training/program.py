@@ -5,15 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..backend import Device, cores, get_device
+from ..data import STANDARD_LIBRARY, Corpus, NoConnection, Subwords, load_enwik8
 from ..data.files import replacing
-from .snapshot import holds_run
+from ..models import GPT2, LanguageModel
+from ..models.pretrained import PretrainedError
+from .snapshot import SnapshotError, best_snapshot, holds_run, load_model
 
 SETTINGS = "settings.json"
+SUBWORDS = "vocabulary.json"
 # Names that every settings.json has.
 NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch", "tensorboard")
 # Options that a run keeps, so that --resume takes none of them.
@@ -44,11 +48,22 @@ class Run(argparse.Namespace):
             unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
 
 
-def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, Any]], argv: list[str] | None) -> Run:
+def start_run(
+    name: str,
+    description: str,
+    presets: Mapping[str, Mapping[str, Any]],
+    argv: list[str] | None,
+    options: Mapping[str, Mapping[str, Any]] = {},
+    passing: Collection[str] = (),
+) -> Run:
     """Parse the command line of an example program; with --resume, read the settings from the run's folder.
 
-    A resumed run goes on as it began: of the other options only --device, --data and --steps may be given then.
-    Raises ValueError if the folder already holds a run, or with --resume if it holds none.
+    presets: settings by name; "small" is the default, or the preset that is called as an option of `options` that is
+    given. options: those of this program alone, by name, with the arguments of argparse's `add_argument`; their values
+    become settings. One with the metavar PATH is a path.
+    A resumed run goes on as it began, with the default of an option that there was not yet then: only --device, --data,
+    --steps, and those of `options` that are `passing`, may be given then. Raises ValueError if the folder already holds
+    a run, or with --resume if it holds none.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
@@ -62,6 +77,8 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
     parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
     parser.add_argument("--estimate", action="store_true", help="print how much memory the run will take, and stop")
     parser.add_argument("--tensorboard", action="store_true", default=None, help="log to TensorBoard too")
+    for option, described in options.items():
+        parser.add_argument(f"--{option}", **{**described, "default": None})
     args = parser.parse_args(argv)
     if args.steps is not None and args.steps < 1:
         raise ValueError(f"--steps: expected at least 1, got {args.steps}")
@@ -71,29 +88,36 @@ def start_run(name: str, description: str, presets: Mapping[str, Mapping[str, An
         if value is not None and value < 1:
             raise ValueError(f"{option}: expected at least 1, got {value}")
 
-    kept = {name: value for name in KEPT if (value := getattr(args, name)) is not None}
+    names = [name.replace("-", "_") for name in options]
+    defaults = {name: described.get("default") for name, described in zip(names, options.values(), strict=True)}
+    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
+    kept = [name for name in given if name not in ("steps", "data", *passing)]
     device = get_device(args.device)
     if args.resume is not None:
         if kept:
-            options = ", ".join("--" + name.replace("_", "-") for name in kept)
-            raise ValueError(f"--resume: the run goes on as it began, so leave out {options}")
+            refused = ", ".join("--" + name.replace("_", "-") for name in kept)
+            raise ValueError(f"--resume: the run goes on as it began, so leave out {refused}")
         out = Path(args.resume)
         settings = read_settings(out)
         if settings["program"] != name:
             raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
-        settings = read_settings(out, *presets["small"])
+        settings = defaults | read_settings(out, *presets.get(settings["preset"], presets["small"])) | given
+        for option, described in zip(names, options.values(), strict=True):
+            if settings[option] not in (None, *described.get("choices", (settings[option],))):
+                raise ValueError(f"{out / SETTINGS} is damaged: {option} is {settings[option]!r}")
     else:
-        out = Path(kept.pop("out", None) or _unused(Path("runs") / name))
+        out = Path(given.pop("out", None) or _unused(Path("runs") / name))
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out: {out} is no folder")
-        if holds_run(out):
+        if holds_run(out) or (out / SETTINGS).exists():
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
-        settings = {"program": name, "preset": "small", "seed": 0, "data": None}
-        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False, **kept}
-        settings |= presets[settings["preset"]]
-    settings |= {key: value for key in ("steps", "data") if (value := getattr(args, key)) is not None}
-    if settings["data"] and Path(settings["data"]).exists():
-        settings["data"] = str(Path(settings["data"]).absolute())
+        preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
+        settings = {"program": name, "preset": preset, "seed": 0, "data": None}
+        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
+        settings |= {**defaults, **presets[preset], **given}
+    for path in ("data", *(name for name in names if options[name.replace("_", "-")].get("metavar") == "PATH")):
+        if settings[path] and Path(settings[path]).exists():
+            settings[path] = str(Path(settings[path]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     return Run(**settings, device=device, out=out, resume=args.resume is not None, estimate=args.estimate)
 
@@ -112,6 +136,57 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
     if missing := [name for name in (*NAMES, *names) if name not in settings]:
         raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
     return settings
+
+
+def load_corpus(run: Run) -> Corpus:
+    """The text of `run.data`, or enwik8; where that cannot be downloaded, the standard library's sources instead."""
+    try:
+        return load_enwik8(run.data)
+    except NoConnection:
+        if run.resume:  # it trained on enwik8
+            raise
+        run.data = STANDARD_LIBRARY
+        corpus = load_enwik8(run.data)
+        print(f"no connection to download enwik8: training on {corpus.name} instead")
+        return corpus
+
+
+def load_subwords(snapshot: Path | str, state: Mapping[str, Any]) -> Subwords | None:
+    """The sub-word vocabulary beside a snapshot (in the folder of its run), None for a model of bytes.
+
+    state: that of the snapshot. Raises DataError if the file is missing or damaged, SnapshotError if it is another
+    vocabulary.
+    """
+    if "subwords" not in state:
+        return None
+    path = Path(snapshot) / SUBWORDS if Path(snapshot).is_dir() else Path(snapshot).with_name(SUBWORDS)
+    vocabulary = Subwords.load(path)
+    if vocabulary.fingerprint != state["subwords"]:
+        raise SnapshotError(f"{snapshot}: the snapshot was made with another vocabulary than {path}")
+    return vocabulary
+
+
+def load_writer(path: Path | str) -> tuple[LanguageModel, Subwords | None]:
+    """A language model that writes, and its vocabulary (None: bytes), of a run's folder, a snapshot, or a folder with
+    a published GPT-2. Raises ValueError for a model that does not write, and as the loading does.
+    """
+    if (Path(path) / "config.json").is_file():
+        return load_gpt2(path)
+    model, state = load_model(best_snapshot(path))
+    if not isinstance(model, LanguageModel):
+        raise ValueError(f"{path} holds a {type(model).__name__}, which does not write")
+    subwords = load_subwords(path, state)
+    if subwords is None and model.config["vocab_size"] != 256:
+        raise ValueError(f"{path}: its {model.config['vocab_size']} tokens are neither bytes nor sub-words of a text")
+    return model, subwords
+
+
+def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
+    """A published GPT-2 and its vocabulary; raises as the loading of both does, and if they do not fit each other."""
+    model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
+    if len(vocabulary) != (size := model.config["vocab_size"]):
+        raise PretrainedError(f"{folder}: vocab.json has {len(vocabulary):,} tokens, the model of config.json {size:,}")
+    return model, vocabulary
 
 
 def _unused(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from typing import Any
 
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, cores, to_device
+from ..backend import CPU, Array, cores, to_cpu, to_device
 from ..nn import Layer
 from ..optim.optimizer import pieces
 from ..rng import Key
@@ -105,26 +105,30 @@ class Replicas:
         """The batch with its arrays on the model's device."""
         return type(batch)(*(to_device(a, self.device) for a in batch))
 
-    def gradients(self, batch: Any, key: Key) -> float:
+    def gradients(self, batch: Any, key: Key, remember: Callable[[list], None] | None = None) -> float:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient; returns the loss, the mean over the batch.
 
         A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w.
+        remember: for a model with a memory, called with what `model.remember` makes of each micro-batch, in order, as
+        NumPy arrays.
         """
         micro_batches = list(enumerate(batch.split(self.rows(batch))))
 
         def zero(model: Layer) -> None:
             model.flat.grad[...] = 0
 
-        def run(model: Layer, item: tuple[int, Any]) -> Array:
+        def run(model: Layer, item: tuple[int, Any]) -> tuple[Array, Any]:
             index, micro = item
             share = micro.weight / batch.weight
             loss, cache = model.loss(*self.move(micro), key=key.fold(index))
             model.loss_backward(share, cache)
-            return loss * share
+            return loss * share, remember and to_cpu(model.remember(cache[0]))
 
         self.map(zero, self.models)
-        losses = self.map_models(run, micro_batches)
+        losses, memories = zip(*self.map_models(run, micro_batches), strict=True)
         self.sum_gradients()
+        if remember is not None:
+            remember(list(memories))
         return float(sum(losses))
 
     def sum_gradients(self) -> None:

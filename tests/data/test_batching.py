@@ -11,6 +11,8 @@ from scratchformer.data import (
     Labelled,
     LabelledBatch,
     LabelledBatches,
+    SegmentBatch,
+    SegmentBatches,
     TextBatch,
     TextBatches,
     in_order,
@@ -89,9 +91,97 @@ def test_a_corpus_shorter_than_the_context():
     TextBatches(COUNTING[:257], 4, 256, Key(0))
 
 
+# A text in order
+
+
+def make_segments(n=103, batch_size=3, context=4, seed=0):
+    return SegmentBatches(np.arange(n), batch_size, context, Key(seed).fold("data"), depth=2, d_model=5)
+
+
+def memory_of(step, rows=3, length=4):
+    return np.full((rows, 2, length, 5), step, np.float32)
+
+
+def one_pass(batches, first=0):
+    """The batches of a pass; the memory after step i is full of i."""
+    for step in range(first, first + len(batches)):
+        yield batches.batch(step)
+        batches.remember(step, [memory_of(step)])
+
+
+def test_segments_are_consecutive_in_every_stream():
+    batches = make_segments()  # three streams of 34 tokens, of which 7 segments of 4 are taken
+    assert len(batches) == 7
+    for number in range(3):
+        ids, targets, memories = zip(*one_pass(batches, 7 * number), strict=True)
+        assert all(a.dtype == np.int32 and a.shape == (3, 4) for a in (*ids, *targets))
+        ids, targets = np.concatenate(ids, axis=1), np.concatenate(targets, axis=1)
+        assert (np.diff(ids) == 1).all() and np.array_equal(ids + 1, targets)
+        assert (np.diff(ids[:, 0]) == 34).all()  # each stream begins where the one before it ends
+        assert 0 <= ids[0, 0] <= 3 and targets.max() <= 101
+        assert memories[0].shape == (3, 2, 0, 5)
+        assert [int(m[0, 0, 0, 0]) for m in memories[1:]] == [*range(7 * number, 7 * number + 6)]
+
+
+def test_passes_begin_at_offsets_drawn_by_the_key():
+    batches = make_segments()
+    starts = [int(batches.batch(7 * number).ids[0, 0]) for number in range(40)]
+    assert set(starts) == {0, 1, 2, 3}
+    assert starts == [int(make_segments().batch(7 * number).ids[0, 0]) for number in range(40)]
+    assert starts != [int(make_segments(seed=1).batch(7 * number).ids[0, 0]) for number in range(40)]
+
+
+@pytest.mark.parametrize(("n", "segments"), [(15, 1), (26, 1), (27, 1), (36, 2), (39, 2)])
+def test_short_streams(n, segments):
+    """With one segment in the stream, and one token beside it, up to more."""
+    batches = make_segments(n)
+    assert len(batches) == segments
+    for number in range(30):
+        *_, last = one_pass(batches, segments * number)
+        assert (last.targets[:, -1] < np.arange(1, 4) * (n // 3)).all()
+
+
+def test_the_memory_of_another_step_is_refused():
+    batches = make_segments()
+    batches.batch(0)
+    batches.remember(0, [memory_of(0, 2), memory_of(0, 1)])
+    assert equal(batches.batch(1), batches.batch(1))
+    for step in 2, 6, 8:
+        with pytest.raises(ValueError, match=f"step: the memory is that of step 1, and not of step {step}"):
+            batches.batch(step)
+    assert batches.batch(7).memory.size == 0  # a pass begins: nothing is to be known
+
+
+def test_the_memory_comes_back_from_a_state():
+    batches = make_segments()
+    batches.remember(2, [memory_of(2)])
+    resumed = make_segments()
+    resumed.load_state_dict(batches.state_dict())
+    assert equal(resumed.batch(3), batches.batch(3)) and resumed.batch(3).memory.all()
+    with pytest.raises(ValueError, match=r"memory: expected \(3, 2, M, 5\), got \(3, 1, 4, 5\)"):
+        resumed.load_state_dict({"step": np.array(4), "memory": np.zeros((3, 1, 4, 5))})
+    with pytest.raises(ValueError, match="expected step and memory, got nothing"):
+        resumed.load_state_dict({})
+    assert resumed.step == 3
+
+
+def test_segment_batch_split():
+    batch = SegmentBatch(*(np.arange(20).reshape(5, 4) + i for i in (0, 1)), np.arange(5.0).reshape(5, 1, 1, 1))
+    parts = batch.split(2)
+    assert [len(part.ids) for part in parts] == [2, 2, 1]
+    assert equal(SegmentBatch(*(np.concatenate(a) for a in zip(*parts, strict=True))), batch)
+    assert batch.weight == batch.tokens == 20
+
+
+def test_a_text_too_short_for_its_streams():
+    with pytest.raises(DataError, match=r"14 tokens make 3 streams of 4, fewer than context \+ 1 = 5; take a longer"):
+        make_segments(14)
+    make_segments(15)
+
+
 @pytest.mark.parametrize("sizes", [{"batch_size": 0, "context": 4}, {"batch_size": 4, "context": 0}])
 def test_sizes_below_one(sizes):
-    with pytest.raises(ValueError, match="expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="expected a number >= 1, got 0"):
         TextBatches(COUNTING, **sizes, key=Key(0))
 
 
@@ -149,7 +239,7 @@ def test_windows_refuse_what_they_cannot_do():
         windows(COUNTING, 4, 5, 1)
     with pytest.raises(DataError, match="1 token"):
         windows(COUNTING[:1], 4, 4, 1)
-    with pytest.raises(ValueError, match="stride: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="stride: expected a number >= 1, got 0"):
         windows(COUNTING, 4, 0, 1)
 
 
@@ -343,7 +433,7 @@ def test_arguments_out_of_range():
     dataset = make_dataset(6)
     with pytest.raises(ValueError, match="keep: expected one of head, tail, both, got 'middle'"):
         LabelledBatches(dataset, 2, 10, Key(0), keep="middle")
-    with pytest.raises(ValueError, match="max_length: expected at least 1, got 0"):
+    with pytest.raises(ValueError, match="max_length: expected a number >= 1, got 0"):
         LabelledBatches(dataset, 2, 0, Key(0))
     with pytest.raises(ValueError, match="batch_size"):
         in_order(dataset, 0, 10)

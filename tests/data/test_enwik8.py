@@ -8,7 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 
-from scratchformer.data import DataError, load_bytes, load_enwik8, load_standard_library
+from scratchformer.data import DataError, as_text, load_bytes, load_enwik8, load_standard_library
 
 HEADER = b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.3/" xml:lang="en">\n'
 TEXT = HEADER + "".join(f"<page>{n} é {n * n}</page>\n" for n in range(60)).encode()
@@ -220,3 +220,21 @@ def test_the_fingerprint_is_that_of_the_bytes(tmp_path):
     first, same, other = (load_bytes(tmp_path / name) for name in ("a.txt", "b.txt.gz", "c.txt"))
     assert first.fingerprint == same.fingerprint == hashlib.sha256(TEXT).hexdigest()
     assert other.fingerprint != first.fingerprint
+
+
+def test_a_text_without_the_characters_that_are_cut_at_its_ends():
+    text = "é€𝄞 a 𝄞€é"
+    raw = np.frombuffer(text.encode(), np.uint8)
+    assert as_text(raw, "x") == text
+    for start in range(len(raw) + 1):
+        for stop in range(start, len(raw) + 1):
+            found = as_text(raw[start:stop], "x")
+            assert found in text
+            assert stop - start - len(found.encode()) <= 6
+            assert len(found.encode()) == stop - start or start or stop < len(raw)
+
+
+def test_bytes_that_are_no_text_are_named():
+    for damaged, place in (b"ab\xffcd", 2), (b"\x80ab\xc3(", 3), (b"\x80" * 5, 3):
+        with pytest.raises(DataError, match=f"^story: no text in UTF-8, at byte {place}$"):
+            as_text(np.frombuffer(damaged, np.uint8), "story")

@@ -2,12 +2,13 @@ import gzip
 import io
 import os
 import random
+import re
 import tarfile
 
 import numpy as np
 import pytest
 
-from scratchformer.data import DataError, Vocabulary, load_imdb, read_reviews, read_splits
+from scratchformer.data import DataError, Vocabulary, load_imdb, load_imdb_subwords, read_reviews, read_splits
 
 WORDS = "a film the story was good bad dull bright long short acting never always again".split()
 
@@ -373,3 +374,41 @@ def test_the_fingerprint_is_that_of_what_is_trained_and_chosen_on(tmp_path):
         load_imdb(tmp_path / "folder", validation=4, seed=1),
     ]
     assert len({first.fingerprint, *(data.fingerprint for data in changed)}) == 6
+
+
+def test_subwords_and_texts_to_pre_train_on(tmp_path):
+    """The parts are those of `load_imdb`; what is pre-trained on, and the vocabulary, has nothing of those held out."""
+    pytest.importorskip("tokenizers")
+    reviews = make_reviews()
+    copied = reviews["aclImdb/test/pos/3_8.txt"]
+    reviews["aclImdb/train/unsup/77_0.txt"] = copied  # some of IMDb's are like this
+    reviews["aclImdb/train/unsup/78_0.txt"] = b"pineapple<br /><br />pineapple"
+    reviews["aclImdb/train/unsup/79_0.txt"] = b"it"  # one token
+    archive = write_archive(tmp_path / "a.tar.gz", reviews)
+    data = load_imdb_subwords(archive, vocabulary_size=400, validation=6, seed=3)
+    words = load_imdb(archive, vocabulary_size=400, validation=6, seed=3)
+    numbers = [re.findall(r"number ?(\d+)", " ".join(decoded(part, part_of.vocabulary)))
+               for part_of in (data, words) for part in part_of[:3]]  # fmt: skip
+    assert numbers[:3] == numbers[3:]
+    assert all(np.array_equal(a.labels, b.labels) for a, b in zip(data[:3], words[:3], strict=True))
+
+    texts = [data.vocabulary.decode(ids) for ids in data.unlabelled]
+    assert len(texts) == 18 + 5 + 1
+    assert texts[-1] == "pineapple pineapple"
+    held_out = set(decoded(data.validation, data.vocabulary)) | set(decoded(data.test, data.vocabulary))
+    assert not held_out & set(texts)
+    assert "test" not in data.vocabulary.tokenizer.get_vocab()
+    assert all(ids.dtype == np.int32 and len(ids) > 1 for ids in data.unlabelled)
+
+    again = load_imdb_subwords(archive, validation=6, seed=3, vocabulary=data.vocabulary)
+    assert again.vocabulary is data.vocabulary and again.fingerprint == data.fingerprint
+    fewer = data._replace(unlabelled=data.unlabelled[1:])
+    assert len({data.fingerprint, fewer.fingerprint, data._replace(unlabelled=()).fingerprint}) == 3
+
+
+def test_without_unlabelled_reviews_the_training_part_is_pre_trained_on(tmp_path):
+    pytest.importorskip("tokenizers")
+    archive = write_archive(tmp_path / "a.tar.gz", make_reviews(unsup=0))
+    assert len(load_imdb_subwords(archive, 300, validation=6).unlabelled) == 18
+    with pytest.raises(DataError, match="no unsup review in it"):
+        read_splits(archive)

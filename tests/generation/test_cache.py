@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.generation import KeyValueCache
+from scratchformer.generation import KeyValueCache, SegmentCache, cache_for, generate
+from scratchformer.models import SparseTransformer, TransformerXL
 from scratchformer.rng import Key
 
 CONTEXT = 12
@@ -15,6 +16,7 @@ BODIES = [
     {"norm": "pre", "positions": "sinusoidal"},
     {"norm": "pre", "positions": "none", "activation": "gelu"},
     {"norm": "post", "recompute": True, "dropout": 0.5},
+    {"norm": "pre", "positions": "relative"},
 ]
 every_body = pytest.mark.parametrize("body", BODIES, ids=str)
 
@@ -64,6 +66,22 @@ def test_a_full_cache_slides_to_the_later_half_and_goes_on_exactly(device, make_
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("kind", [{}, {"kind": "fixed", "width": 2}, {"merged": True}], ids=str)
+@pytest.mark.parametrize("pieces", [[1] * 3 * CONTEXT, [5, 1, 1, 4, 1, 7, 2, CONTEXT, 3]], ids=len)
+def test_a_sparse_transformer_has_the_logits_of_its_full_forward(device, kind, pieces):
+    """Before the context slides and after: its blocks are then counted from the first token that is kept."""
+    model = SparseTransformer(31, 12, 2, 2, CONTEXT, 3, key=Key(0), **kind)
+    for p in model.parameters():
+        p.data[...] = Key(1).generator().standard_normal(p.data.shape)
+    model, ids = model.to(device, np.float64), tokens(2, sum(pieces))
+    cache, end = KeyValueCache(model, 2), 0
+    for length in pieces:
+        end += length
+        found = cached_logits(cache, ids[:, end - length : end])
+        expected = full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12 * np.abs(expected).max())
+
+
 def test_a_full_cache_computes_a_token_about_twice(device, make_model):
     model, ids = make_model(device), tokens(1, 10 * CONTEXT)
     cache, computed = KeyValueCache(model, 1), []
@@ -103,3 +121,69 @@ def test_sequences_of_a_batch_do_not_see_each_other(device, make_model):
         found = cached_logits(together, ids[:, t : t + 1])
         expected = np.concatenate([cached_logits(c, ids[b : b + 1, t : t + 1]) for b, c in enumerate(alone)])
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
+
+
+# Of a model with a memory
+
+
+def make_xl(device, memory, dtype=np.float64, **options):
+    model = TransformerXL(31, 12, 3, 2, 5, memory, key=Key(0), **options)
+    for i, p in enumerate(model.parameters()):
+        p.data += 0.2 * np.random.default_rng(i).standard_normal(p.data.shape).astype(np.float32)
+    return model.to(device, dtype)
+
+
+def segment_logits(model, ids):
+    """Logits (B, T, V) of a text read segment after segment."""
+    memory, logits = None, []
+    for start in range(0, ids.shape[1], model.context):
+        y, cache = model.forward(to_device(ids[:, start : start + model.context], model.device), memory)
+        memory = model.remember(cache)
+        logits.append(to_cpu(y))
+    return np.concatenate(logits, axis=1)
+
+
+@pytest.mark.parametrize("body", [{"norm": "pre"}, {"norm": "post", "recompute": True, "dropout": 0.5}], ids=str)
+@pytest.mark.parametrize("memory", [0, 3, 5, 12])
+@pytest.mark.parametrize("pieces", [[1] * 23, [7, 1, 1, 5, 9], [23]], ids=str)
+def test_a_segment_cache_gives_what_segment_after_segment_gives(device, memory, pieces, body):
+    """At every place of a text of several segments, in whatever pieces it comes; a memory of 0 to 2.4 segments."""
+    model, ids = make_xl(device, memory, **body), tokens(2, 23)
+    expected = segment_logits(model, ids)
+    cache, end = cache_for(model, 2), 0
+    assert isinstance(cache, SegmentCache)
+    for length in pieces:
+        end += length
+        found = cached_logits(cache, ids[:, end - length : end])
+        np.testing.assert_allclose(found, expected[:, end - 1], rtol=0, atol=1e-11 * np.abs(expected).max())
+    assert cache.length <= cache.room == memory + 5
+
+
+def test_a_segment_cache_computes_every_token_once(device):
+    model, ids, computed = make_xl(device, 5), tokens(1, 40), []
+    extend = model.extend
+    model.extend = lambda new, *rest: (computed.append(new.shape[1]), extend(new, *rest))[1]
+    cache = cache_for(model, 1)
+    for end in range(1, 41):
+        cached_logits(cache, ids[:, end - 1 : end])
+    assert sum(computed) == 40
+
+
+def test_generating_with_a_memory_is_the_argmax_of_segment_after_segment(device):
+    model, ids = make_xl(device, 7), tokens(2, 4)
+    found = np.stack(list(generate(model, ids, 15, temperature=0)), axis=1)
+    for _ in range(15):
+        ids = np.concatenate([ids, segment_logits(model, ids)[:, -1:].argmax(axis=-1)], axis=1)
+    assert np.array_equal(found, ids[:, 4:])
+
+
+def test_of_a_long_prompt_as_much_is_read_as_the_model_sees_at_once(device):
+    model, ids = make_xl(device, 7), tokens(2, 30)
+    first, second = (
+        np.stack(list(generate(model, prompt, 5, temperature=0)), axis=1) for prompt in (ids, ids[:, -12:])
+    )
+    assert np.array_equal(first, second)
+
+
+def test_a_model_without_a_memory_gets_the_other_cache(make_model):
+    assert type(cache_for(make_model(), 1)) is KeyValueCache

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.data import Subwords
 from scratchformer.generation import generate, printable, stream_text
 from scratchformer.models import LanguageModel
 from scratchformer.rng import Key
@@ -194,3 +195,66 @@ def test_a_large_batch_is_shared_out_over_threads(monkeypatch):
     monkeypatch.setattr(module, "cores", lambda: 3)
     shared = np.stack(list(generate(model, prompt, 30, key=Key(2))), axis=1)
     assert np.array_equal(together, shared)
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    pytest.importorskip("tokenizers")
+    return Subwords.byte_bpe(["the lowest prices: low lower é€𝄞 é€𝄞 the low"] * 3, 290)
+
+
+def writing(model, ids):
+    """The model, writing `ids` one after the other, whatever it reads."""
+    step, extend = iter(ids), model.extend
+
+    def scripted_extend(*args):
+        logits = extend(*args)
+        logits[:, -1] = 0
+        logits[:, -1, next(step)] = 1000
+        return logits
+
+    model.extend = scripted_extend
+    return model
+
+
+def test_subwords_come_out_as_text(make_model, device, subwords):
+    """Also where a character is made of several tokens, and other tokens of several characters."""
+    text = "the é€𝄞 lowest\u3000𝄢"
+    ids = subwords.encode(text)
+    assert len(ids) < len(text.encode()) and any(
+        len(subwords.pieces[i]) == 1 and subwords.pieces[i] > b"\x7f" for i in ids
+    )
+    model = writing(make_model(device, vocab_size=len(subwords)), ids)
+    found = list(stream_text(model, "low", len(ids), subwords))
+    assert "".join(found) == text and "\ufffd" not in found
+
+
+def test_the_prompt_is_read_in_subwords(make_model, subwords):
+    model = make_model(vocab_size=len(subwords))
+    found = "".join(stream_text(model, "the low", 6, subwords, temperature=0))
+    ids = np.concatenate(list(generate(model, subwords.encode("the low")[None], 6, temperature=0)))
+    assert found == b"".join(subwords.pieces[i] for i in ids).decode("utf-8", "replace")
+    assert found == "".join(stream_text(model, b"the low", 6, subwords, temperature=0))
+    assert list(stream_text(model, b"\xff", 3, subwords))
+
+
+def test_the_end_of_a_text_ends_it(make_model, subwords):
+    ids = [*subwords.encode("low"), subwords["<|endoftext|>"], *subwords.encode("the")]
+    model = writing(make_model(vocab_size=len(subwords)), ids)
+    assert "".join(stream_text(model, "low", len(ids), subwords)) == "low"
+
+
+def test_a_vocabulary_that_is_not_of_bytes_is_refused(make_model):
+    pytest.importorskip("tokenizers")
+    words = Subwords.bpe(["the low"] * 3, 31)
+    with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes"):
+        next(stream_text(make_model(), "the", 3, words))
+
+
+def test_only_the_last_position_of_a_prompt_has_logits(make_model):
+    """They would be most of the work of a long one."""
+    model, seen = make_model(), []
+    forward = model.output.forward
+    model.output.forward = lambda x: seen.append(x.shape) or forward(x)
+    list(generate(model, prompt(2, 9), 3))
+    assert seen == [(2, 1, 12)] * 3

@@ -33,7 +33,7 @@ def test_without_positions_it_is_permutation_equivariant(norm, device):
     np.testing.assert_allclose(grad_other, grad, rtol=1e-9, atol=1e-11)
 
 
-@pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
+@pytest.mark.parametrize("positions", ["learned", "sinusoidal", "relative"])
 def test_with_positions_the_order_matters(positions, device):
     body = make(device, positions=positions)
     order = np.array([3, 0, 4, 2, 1])
@@ -89,7 +89,9 @@ def test_embedding_std():
 
 
 def test_unknown_positions():
-    with pytest.raises(ValueError, match="positions: expected one of learned, sinusoidal, none, got 'rotary'"):
+    with pytest.raises(
+        ValueError, match="positions: expected one of learned, sinusoidal, relative, none, got 'rotary'"
+    ):
         Body(V, C, 2, 1, T, positions="rotary")
 
 

@@ -3,14 +3,17 @@ import math
 import numpy as np
 import pytest
 
+from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import Classifier
+from scratchformer.ops.cross_entropy import IGNORED
 from scratchformer.rng import Key
 
 V, K, T = 11, 3, 6
 TEXTS = [[4, 7], [1, 2, 3, 4, 5, 6], [9, 9, 10, 1]]
 LABELS = np.array([2, 0, 1])
 POOLS = pytest.mark.parametrize("pool", ["mean", "max"])
+POSITIONS = pytest.mark.parametrize("positions", ["learned", "relative"])
 NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 
 
@@ -34,9 +37,10 @@ def output_and_gradient(model, device, texts, dy, **options):
 
 @POOLS
 @NORMS
-def test_a_text_alone_and_with_longer_ones(pool, norm, device):
+@POSITIONS
+def test_a_text_alone_and_with_longer_ones(pool, norm, positions, device):
     """Its log-probabilities, and the gradient of every weight, do not depend on what it was batched with."""
-    model = make(device, pool=pool, norm=norm)
+    model = make(device, pool=pool, norm=norm, positions=positions)
     dy = np.random.default_rng(0).standard_normal((3, K))
     y, grad = output_and_gradient(model, device, TEXTS, dy)
     alone = [output_and_gradient(model, device, [text], dy[[b]]) for b, text in enumerate(TEXTS)]
@@ -46,9 +50,10 @@ def test_a_text_alone_and_with_longer_ones(pool, norm, device):
 
 @POOLS
 @NORMS
-def test_garbage_in_the_padding_does_not_matter(pool, norm, device):
+@POSITIONS
+def test_garbage_in_the_padding_does_not_matter(pool, norm, positions, device):
     """Another token in the padding: exactly the same output; its embedding gets no gradient."""
-    model = make(device, pool=pool, norm=norm)
+    model = make(device, pool=pool, norm=norm, positions=positions)
     dy = np.random.default_rng(0).standard_normal((3, K))
     y, grad = output_and_gradient(model, device, TEXTS, dy, padding=0)
     assert not to_cpu(model.body.tokens.table.grad)[0].any()
@@ -112,7 +117,7 @@ def test_config_makes_the_same_model_again():
 
 
 def test_unknown_pool():
-    with pytest.raises(ValueError, match="pool: expected 'mean' or 'max', got 'sum'"):
+    with pytest.raises(ValueError, match="pool: expected 'mean', 'max' or 'none', got 'sum'"):
         Classifier(V, K, 8, 2, 2, T, pool="sum")
 
 
@@ -130,3 +135,99 @@ def test_inputs_that_do_not_fit(device):
         model(to_device(np.zeros((1, 7), int), device))
     with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got 3"):
         model.loss(ids, lengths, to_device(LABELS + 1, device))
+
+
+# Units with a structure
+
+
+UNITS = np.random.default_rng(5).standard_normal((2, T, 4))
+CHAIN = np.abs(np.subtract.outer(range(T), range(T))) <= 1  # a graph: each unit and its neighbours
+
+
+def make_of_units(device, depth=1, **options):
+    return Classifier(None, K, 8, 2, depth, T, units=4, key=Key(1), **options).to(device, np.float64)
+
+
+def test_a_unit_sees_along_the_edges_alone(device):
+    """With one block a unit's classes change with itself and its neighbours; with two, with theirs too."""
+    pattern = ops.Edges(to_device(CHAIN, device))
+    for depth in 1, 2:
+        model = make_of_units(device, depth, pool="none", positions="none")
+        y = to_cpu(model(to_device(UNITS, device), pattern=pattern))
+        assert y.shape == (2, T, K)
+        for s in range(T):
+            changed = UNITS.copy()
+            changed[:, s] += 1
+            moved = np.abs(to_cpu(model(to_device(changed, device), pattern=pattern)) - y).max(axis=(0, 2)) > 1e-9
+            assert moved.tolist() == [abs(t - s) <= depth for t in range(T)]
+
+
+def test_the_numbering_of_the_units_does_not_matter(device):
+    model, order = make_of_units(device, 2, pool="none", positions="none"), np.array([3, 0, 5, 1, 4, 2])
+    y = to_cpu(model(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN, device))))
+    edges = ops.Edges(to_device(CHAIN[order][:, order], device))
+    found = to_cpu(model(to_device(UNITS[:, order], device), pattern=edges))
+    np.testing.assert_allclose(found, y[:, order], rtol=1e-9)
+
+
+def test_the_gradient_of_the_units_is_returned(device):
+    """And comes from the unit's own classes, and along edges from its neighbours', alone."""
+    model = make_of_units(device, pool="none", positions="none")
+    y, cache = model.forward(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN, device)))
+    dy = np.zeros(y.shape)
+    dy[:, 2, 0] = 1
+    du = to_cpu(model.backward(to_device(dy, device), cache))
+    assert du.shape == UNITS.shape
+    assert (np.abs(du).max(axis=(0, 2)) > 1e-9).tolist() == [abs(t - 2) <= 1 for t in range(T)]
+    ids, lengths = batch(TEXTS, device)
+    tokens = make(device)
+    y, cache = tokens.forward(ids, lengths)
+    assert tokens.backward(y, cache) is None
+
+
+def test_a_pattern_and_padding_go_together(device):
+    model = make_of_units(device)
+    edges, lengths = ops.Edges(to_device(CHAIN, device)), to_device(np.array([3, T]), device)
+    y = to_cpu(model(to_device(UNITS, device), lengths, pattern=edges))
+    short = ops.Edges(to_device(CHAIN[:3, :3], device))
+    alone = to_cpu(model(to_device(UNITS[:1, :3], device), pattern=short))
+    np.testing.assert_allclose(y[:1], alone, rtol=1e-9)
+    assert np.abs(to_cpu(model(to_device(UNITS, device), lengths)) - y).max() > 1e-4
+
+
+def test_units_whose_class_is_unknown_do_not_count(device):
+    model = make_of_units(device, pool="none")
+    labels = np.full((2, T), IGNORED)
+    labels[0, 1], labels[1, 4], labels[1, 5] = 2, 0, 1
+    y = to_cpu(model(to_device(UNITS, device)))
+    loss, _ = model.loss(to_device(UNITS, device), None, to_device(labels, device))
+    assert math.isclose(float(loss), -(y[0, 1, 2] + y[1, 4, 0] + y[1, 5, 1]) / 3, rel_tol=1e-12)
+
+
+def test_gradient_of_the_loss_of_units(device, check_loss_backward):
+    labels = np.random.default_rng(1).integers(IGNORED, K, (2, T))
+    check_loss_backward(make_of_units(device, 2, pool="none", dropout=0.2), UNITS, np.array([4, T]), labels)
+
+
+def test_the_config_of_a_model_of_units_makes_it_again():
+    model = Classifier(None, K, 8, 2, 1, T, pool="none", units=4, positions="none")
+    twin = Classifier(**model.config)
+    twin.load_state_dict(model.state_dict())
+    units = UNITS.astype(np.float32)
+    assert np.array_equal(model(units), twin(units))
+
+
+def test_units_that_do_not_fit(device):
+    with pytest.raises(ValueError, match="vocab_size, units: expected one of the two, got None and None"):
+        Classifier(None, K, 8, 2, 1, T)
+    with pytest.raises(ValueError, match="vocab_size, units: expected one of the two, got 11 and 4"):
+        Classifier(V, K, 8, 2, 1, T, units=4)
+    model = make_of_units(device)
+    with pytest.raises(ValueError, match=r"units: expected \(B, T, 4\), got \(2, 6, 3\)"):
+        model(to_device(UNITS[:, :, :3], device))
+    with pytest.raises(ValueError, match=r"units: expected \(B, T, I\) with T up to 6, got 7 units"):
+        model(to_device(np.ones((1, 7, 4)), device))
+    with pytest.raises(ValueError, match=r"allowed: expected a table of the 6 keys and 6 queries, got \(5, 5\)"):
+        model(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN[:5, :5], device)))
+    with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got -1"):
+        model.loss(to_device(UNITS, device), None, to_device(np.array([0, IGNORED]), device))

@@ -5,7 +5,7 @@ import pytest
 
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import LanguageModel
-from scratchformer.models.language_model import IGNORED
+from scratchformer.ops.cross_entropy import IGNORED
 from scratchformer.rng import Key
 
 V, T = 9, 6
@@ -18,7 +18,9 @@ def make(device, **options):
 
 
 @NORMS
-@pytest.mark.parametrize("options", [{}, {"wide": True, "positions": "sinusoidal"}, {"recompute": True}])
+@pytest.mark.parametrize(
+    "options", [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}]
+)
 def test_the_future_has_no_part(norm, options, device):
     """Logits up to t stay when token t + 1 and those behind it change; those at t + 1 do not."""
     model = make(device, norm=norm, **options)

@@ -131,9 +131,39 @@ MISTAKES = [
             ("        q, query = self.query.forward(x)\n        k, key = self.key.forward(memory)\n        v, value = self.value.forward(memory)",
              "        q, query = self.query.forward(memory)\n        k, key = self.key.forward(x)\n        v, value = self.value.forward(x)"),
             ("        dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key", "        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
-            ("        dmemory += self.value", "        dx += self.value"),
+            ("        dmemory += self.value.backward(self.join_heads(dv), cache.value)\n        return", "        dx += self.value.backward(self.join_heads(dv), cache.value)\n        return"),
         ],
         "tests/nn/test_attention.py",
+    ),
+    Mistake(
+        "encoder-decoder: the memory's gradient from one block only",
+        "models/encoder_decoder.py",
+        [("            dmemory = dmemory + d\n", "            dmemory = d\n")],
+        "tests/models/test_encoder_decoder.py -k gradient",
+    ),
+    Mistake(
+        "encoder-decoder: the table is scaled at the input, its gradient is not",
+        "models/encoder_decoder.py",
+        [("self.tokens.backward(self.scale * dx, cache.tokens)", "self.tokens.backward(dx, cache.tokens)")],
+        "tests/models/test_encoder_decoder.py -k gradient",
+    ),
+    Mistake(
+        "an output tied to the embedding: no gradient from the output",
+        "nn/embedding.py",
+        [("        self.table.grad += dw.T\n        if", "        if")],
+        "tests/models/test_encoder_decoder.py -k table",
+    ),
+    Mistake(
+        "beam search: an ended hypothesis goes on",
+        "generation/beam.py",
+        [("goes_on = np.flatnonzero(tokens[b] != end)[:K]", "goes_on = np.arange(min(K, most))")],
+        "tests/generation/test_beam.py",
+    ),
+    Mistake(
+        "beam search: the cache is not reordered",
+        "generation/beam.py",
+        [("        cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))\n", "")],
+        "tests/generation/test_beam.py",
     ),
     Mistake(
         "a causal model that sees the future",
@@ -166,7 +196,7 @@ MISTAKES = [
     Mistake(
         "no padding mask: a review's class depends on its batch",
         "models/classifier.py",
-        [("self.body.forward(ids, None if lengths is None else ops.Padding(lengths), key)", "self.body.forward(ids, None, key)")],
+        [("            padding = ops.Padding(lengths)\n", "            padding = ops.Full()\n")],
         "tests/models/test_classifier.py",
     ),
     Mistake(
@@ -254,6 +284,30 @@ MISTAKES = [
         "tests/ops/test_patterns.py",
     ),
     Mistake(
+        "a kernel: all heads take the first head's pattern",
+        "kernels/numpy_attention.py",
+        [("    for heads, own in pattern.of_heads(H):\n", "    for heads, own in [(slice(0, H), pattern.of_heads(H)[0][1])]:\n")],
+        "tests/kernels -k each",
+    ),
+    Mistake(
+        "a pattern lets the tokens of a prompt see those behind them",
+        "nn/attention.py",
+        [("ops.Causal() & pattern\n        y, _ =", "pattern\n        y, _ =")],
+        "tests/nn/test_attention.py -k extend",
+    ),
+    Mistake(
+        "positions on a grid: the columns get the gradient of the rows",
+        "nn/embedding.py",
+        [("cache.columns, out=self.columns.grad)\n        return", "cache.rows, out=self.columns.grad)\n        return")],
+        "tests/nn/test_embedding.py",
+    ),
+    Mistake(
+        "units of unknown class count as the last class",
+        "models/classifier.py",
+        [("ignore_index=IGNORED if", "ignore_index=None if"), ("ops.cross_entropy(y, labels,", "ops.cross_entropy(y, labels % y.shape[-1],")],
+        "tests/models/test_classifier.py",
+    ),
+    Mistake(
         "a kernel: the layer norm's means are of dy and not of g",
         "kernels/numpy_layernorm.py",
         [("mean_g, mean_gx = dy @ (gamma / C), u @ (gamma / C)", "mean_g, mean_gx = dy.mean(axis=-1), u.mean(axis=-1)")],
@@ -266,12 +320,93 @@ MISTAKES = [
         "tests/ops/test_dense.py",
     ),
     Mistake(
+        "a tied output: its gradient takes the place of that of the table's other use",
+        "nn/embedding.py",
+        [("        self.table.grad += dw.T\n        if", "        self.table.grad[...] = dw.T\n        if")],
+        "tests/nn/test_all_layers.py -k TiedOutput",
+    ),
+    Mistake(
+        "published weights: queries and keys exchanged",
+        "models/gpt2.py",
+        [('COLUMNS = ("query", "key", "value")', 'COLUMNS = ("key", "query", "value")')],
+        "tests/models/test_pretrained.py",
+    ),
+    Mistake(
+        "bits per byte: divided by the number of tokens",
+        "training/evaluate.py",
+        [("    predicted = tokens if sizes is None else", "    predicted = tokens if True else")],
+        "tests/training/test_evaluate.py",
+    ),
+    Mistake(
+        "relative shift: the windows move the other way",
+        "ops/relative.py",
+        [("    return rows, xp.arange(S)[None, :] + (T - 1 - rows)", "    return rows, xp.arange(S)[None, :] + rows")],
+        "tests/ops/test_relative.py -k shift",
+    ),
+    Mistake(
+        "relative attention: the gradient of the keys with the positions' bias",
+        "ops/relative.py",
+        [("@ (q + content_bias[:, None])\n    db, dqu", "@ (q + position_bias[:, None])\n    db, dqu")],
+        "tests/ops/test_relative.py",
+    ),
+    Mistake(
+        "a memory: gamma gets no gradient from it",
+        "nn/block.py",
+        [
+            ("        return dh + self.norm1.backward(dn, cache.norm1)[:, -T:]", "        dn[:, : dn.shape[1] - T] = 0\n        return dh + self.norm1.backward(dn, cache.norm1)[:, -T:]"),
+        ],
+        "tests/nn/test_all_layers.py -k TransformerBlock",
+    ),
+    Mistake(
+        "a memory: a resumed run begins without it",
+        "data/batching.py",
+        [('        self.step, self.memory = int(state["step"]), memory', '        self.step, self.memory = int(state["step"]), 0 * memory')],
+        "tests/training/test_segments.py -k resumed",
+    ),
+    Mistake(
+        "a kernel: the vectors of distances are shared, and the last tile's gradient is all they get",
+        "kernels/numpy_relative.py",
+        [("            dr[heads][near] += (db", "            dr[heads][near] = (db")],
+        "tests/kernels -k relative",
+    ),
+    Mistake(
         "a kernel: the new token overwrites the last key",
         "kernels/numpy_extend.py",
         [("    keys[:, :, past] =", "    keys[:, :, past - 1] =")],
         "tests/kernels/test_extend.py",
     ),
+    Mistake(
+        "gather: every row takes from the first",
+        "ops/gather.py",
+        [("    rows = xp.arange(B)[:, None] * T + places", "    rows = xp.arange(B)[:, None] * 0 + places")],
+        "tests/ops/test_gather.py",
+    ),
+    Mistake(
+        "BERT: the gradient of the first vector goes to all of them",
+        "models/bert.py",
+        [("        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)", "        dx[...] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)[:, None]")],
+        "tests/models/test_bert.py",
+    ),
+    Mistake(
+        "BERT: no padding mask",
+        "models/bert.py",
+        [("        pattern = None if lengths is None else ops.Padding(lengths)", "        pattern = None")],
+        "tests/models/test_bert.py",
+    ),
+    Mistake(
+        "BERT: a token that is to be predicted shows through",
+        "data/masked.py",
+        [("np.where(kind < MASKED + REPLACED, replacement, targets)", "targets")],
+        "tests/data/test_masked.py",
+    ),
 ]  # fmt: skip
+
+
+# An editable installation would find modules of the project that are missing in the copy.
+ONLY_THE_COPY = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+"""
 
 
 def copy_of_the_project(folder: Path) -> None:
@@ -279,12 +414,13 @@ def copy_of_the_project(folder: Path) -> None:
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutations"))
     for name in ("pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
+    (folder / "sitecustomize.py").write_text(ONLY_THE_COPY)
 
 
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess:
     """pytest in the copy, up to the first failure; exit status 1 means that a test failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *tests.split()]
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": "unshrunk"}
+    environment = {**os.environ, "HYPOTHESIS_PROFILE": "unshrunk", "PYTHONPATH": str(folder)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 

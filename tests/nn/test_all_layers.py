@@ -1,4 +1,4 @@
-"""What holds for every layer and both models, on every backend: the cases of `scratchformer.testing.cases`."""
+"""What holds for every layer and model, on every backend: the cases of `scratchformer.testing.cases`."""
 
 import copy
 import itertools
@@ -13,12 +13,12 @@ from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.dispatch import reference_only
 from scratchformer.testing import cases
 from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
-from scratchformer.testing.contracts import as_tuple, is_array, is_floating
+from scratchformer.testing.contracts import as_tuple, is_array, is_floating, labelled
 from scratchformer.testing.strategies import SCALES
 
 SEEDS = st.integers(0, 2**32 - 1)
-LARGE = ("MultiHeadLoop", "TransformerBlock", "Recompute")
-MODELS = [name for name in LAYERS if name.startswith(("LanguageModel", "Classifier"))]
+LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute")
+MODELS = [name for name in LAYERS if name.partition(",")[0] in models.__all__]
 BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
 SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
 
@@ -93,25 +93,31 @@ def test_every_layer_has_a_case():
     assert {c for c in public if issubclass(c, nn.Layer)} - {nn.Layer} <= checked
 
 
+def like(y, draw, move=lambda x: x):
+    """Normal numbers of the shape of y, an array or a tuple of arrays."""
+    parts = tuple(move(draw.standard_normal(tuple(part.shape))) for part in as_tuple(y))
+    return parts if isinstance(y, tuple) else parts[0]
+
+
 def run(layer, case, device, dtype):
-    """y, and all gradients by name, of a copy of `layer` on `device` and in `dtype`."""
+    """The outputs, and all gradients by name, of a copy of `layer` on `device` and in `dtype`."""
     layer = copy.deepcopy(layer).to(device, dtype)
     move = lambda x: to_device(x, device, dtype if is_floating(x) else None) if is_array(x) else x  # noqa: E731
     inputs = [move(x) for x in case.inputs]
     y, cache = layer.forward(*inputs, **case.options)
-    dy = np.random.default_rng(0).standard_normal(tuple(y.shape)).astype(dtype)
-    returned = as_tuple(layer.backward(to_device(dy, device), cache))
+    dy = like(y, np.random.default_rng(0), lambda x: to_device(x, device, dtype))
+    returned = as_tuple(layer.backward(dy, cache))
     names = [f"input {i}" for i, x in enumerate(inputs) if is_floating(x)]
     gradients = dict(zip(names, returned, strict=True))
-    return y, gradients | {name: p.grad for name, p in layer.named_parameters().items()}
+    return labelled("y", as_tuple(y)) | gradients | {name: p.grad for name, p in layer.named_parameters().items()}
 
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_float32_stays_float32_and_is_near_float64(name, device):
     case = LAYERS[name](Draw(3, 1.0, device))
-    y, gradients = run(case.layer, case, device, np.float32)
-    y64, gradients64 = run(case.layer, case, device, np.float64)
-    for tensor, x, expected in [("y", y, y64), *((n, g, gradients64[n]) for n, g in gradients.items())]:
+    single, double = (run(case.layer, case, device, dtype) for dtype in (np.float32, np.float64))
+    for tensor, x in single.items():
+        expected = double[tensor]
         assert x.dtype == np.float32 and expected.dtype == np.float64, tensor
         x, expected = to_cpu(x), to_cpu(expected)
         size = np.abs(expected).max()
@@ -134,8 +140,9 @@ def test_inputs_are_not_written_to(name):
     for x in inputs:
         x.flags.writeable = False
     y, cache = case.layer.forward(*inputs, **case.options)
-    dy = np.ones_like(y)
-    dy.flags.writeable = False
+    dy = like(y, np.random.default_rng(0))
+    for part in as_tuple(dy):
+        part.flags.writeable = False
     case.layer.backward(dy, cache)
 
 
@@ -148,7 +155,7 @@ def test_used_twice_the_gradients_add_up(name):
     other = tuple(np.flip(x, axis=1).copy() if x.ndim > 1 else x for x in case.inputs)
     other_options = case.options if key is None else case.options | {"key": key.fold("other")}
     uses = [(case.inputs, case.options), (other, other_options)]
-    dy = [np.random.default_rng(i).standard_normal(layer(*inputs, **o).shape) for i, (inputs, o) in enumerate(uses)]
+    dy = [like(layer(*inputs, **o), np.random.default_rng(i)) for i, (inputs, o) in enumerate(uses)]
 
     def forward_backward(chosen):
         """Gradients of inputs and of parameters, after the forwards and then the backwards of the `chosen` uses."""
@@ -167,4 +174,6 @@ def test_used_twice_the_gradients_add_up(name):
 @pytest.mark.parametrize("name", LAYERS)
 def test_calling_a_layer_gives_the_output_alone(name):
     case = LAYERS[name](Draw(1))
-    assert np.array_equal(case.layer(*case.inputs, **case.options), case.layer.forward(*case.inputs, **case.options)[0])
+    y, _ = case.layer.forward(*case.inputs, **case.options)
+    for found, expected in zip(as_tuple(case.layer(*case.inputs, **case.options)), as_tuple(y), strict=True):
+        assert np.array_equal(found, expected)

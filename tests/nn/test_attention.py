@@ -218,6 +218,21 @@ def test_extend_gives_what_the_whole_sequence_gives(device):
             assert_close(layer.extend(x[:, start:stop], keys, values, start), whole[:, start:stop])
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    [ops.Local(1), ops.Strided(2), ops.Heads(ops.SameBlock(2), ops.BlockEnds(2, 1), None), ops.SameBlock(3)],
+    ids=str,
+)
+def test_extend_with_a_pattern_gives_what_the_whole_sequence_gives(pattern, device):
+    layer = double(nn.SelfAttention(C, H, causal=True), device)
+    x = to_device(normal(B, T + 3, C), device)
+    whole = to_cpu(layer(x, pattern))
+    for cuts in (list(range(T + 4)), [0, 3, 5, 7], [0, 1, 4, 6, 7]):
+        keys, values = (device.xp.zeros((B, H, T + 5, C // H)) for _ in range(2))
+        for start, stop in itertools.pairwise(cuts):
+            assert_close(layer.extend(x[:, start:stop], keys, values, start, pattern), whole[:, start:stop])
+
+
 # Errors
 
 

@@ -40,11 +40,13 @@ def test_positions_are_added_from_start(start, device):
 
 def test_position_gradient_runs_in_float32_for_float16(device):
     """A float16 sum over 5,000 sequences would stop at 2048."""
-    layer = nn.PositionEmbedding(1, 1).to(device, np.float16)
-    y, cache = layer.forward(device.xp.ones((5000, 1, 1), dtype=np.float16))
-    layer.backward(device.xp.ones_like(y), cache)
-    assert layer.table.grad.dtype == np.float16
-    assert to_cpu(layer.table.grad).tolist() == [[5000]]
+    for layer in nn.PositionEmbedding(1, 1), nn.GridPositions(1, 1, 1):
+        layer.to(device, np.float16)
+        y, cache = layer.forward(device.xp.ones((5000, 1, 1), dtype=np.float16))
+        layer.backward(device.xp.ones_like(y), cache)
+        for p in layer.parameters():
+            assert p.grad.dtype == np.float16
+            assert to_cpu(p.grad).tolist() == [[5000]]
 
 
 def test_more_positions_than_the_table_has():
@@ -53,6 +55,33 @@ def test_more_positions_than_the_table_has():
         layer(np.ones((2, 8, 4), np.float32))
     with pytest.raises(ValueError, match=r"x: expected \(B, T, C\) with T up to 7, got T = 9"):
         layer(np.ones((2, 3, 4), np.float32), start=6)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_a_grid_has_a_vector_for_each_row_and_each_column(start, device):
+    """Positions 0 ... 6 in rows of 3; a row or column that is not used gets no gradient."""
+    layer = nn.GridPositions(7, 4, 3, key=Key(1)).to(device, np.float64)
+    rows, columns = to_cpu(layer.rows.data), to_cpu(layer.columns.data)
+    assert rows.shape == columns.shape == (3, 4) and not np.array_equal(rows, columns)
+    x, dy = (np.random.default_rng(i).standard_normal((2, 2, 4)) for i in (0, 1))
+    y, cache = layer.forward(to_device(x, device), start)
+    places = [divmod(t, 3) for t in (start, start + 1)]
+    np.testing.assert_allclose(to_cpu(y), x + np.array([rows[r] + columns[c] for r, c in places]), rtol=1e-14)
+    assert np.array_equal(to_cpu(layer.backward(to_device(dy, device), cache)), dy)
+    expected = np.zeros((2, 3, 4))
+    for i, (r, c) in enumerate(places):
+        expected[0, r] += dy[0, i] + dy[1, i]
+        expected[1, c] += dy[0, i] + dy[1, i]
+    np.testing.assert_allclose(to_cpu(layer.rows.grad), expected[0], rtol=1e-14)
+    np.testing.assert_allclose(to_cpu(layer.columns.grad), expected[1], rtol=1e-14)
+
+
+def test_more_positions_than_the_grid_has():
+    layer = nn.GridPositions(7, 4, 3)
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, C\) with T up to 7, got T = 8"):
+        layer(np.ones((2, 2, 4), np.float32), start=6)
+    with pytest.raises(ValueError, match="width: expected a number >= 1, got 0"):
+        nn.GridPositions(7, 4, 0)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -65,9 +94,10 @@ def test_sinusoids_are_added_in_the_type_of_x(dtype, device):
 
 def test_std_at_the_start():
     """Of the tokens' and the positions' vectors, to within five standard errors."""
-    for make in (nn.TokenEmbedding, nn.PositionEmbedding):
+    grid = lambda n, C, std, key: nn.GridPositions(2 * n, C, 2, std, key)  # noqa: E731
+    for make in (nn.TokenEmbedding, nn.PositionEmbedding, grid):
         for std in (1.0, 0.02):
-            table = make(1000, 100, std, Key(1)).table.data
+            table = make(1000, 100, std, Key(1)).parameters()[0].data
             assert abs(table.std() / std - 1) < 5 / np.sqrt(2 * table.size)
             assert abs(table.mean()) < 5 * std / np.sqrt(table.size)
 

@@ -43,3 +43,12 @@ def test_tanh_gelu(device):
 def test_unknown_approximation():
     with pytest.raises(ValueError, match="approximate: expected 'none' or 'tanh', got 'erf'"):
         ops.gelu(POINTS, "erf")
+
+
+def test_tanh(device):
+    """Value and slope against the standard library; far out it is flat, and nothing overflows."""
+    x = np.append(POINTS, [-1e4, 1e4])
+    y, cache = ops.tanh(to_device(x, device))
+    np.testing.assert_allclose(to_cpu(y), [math.tanh(v) for v in x], rtol=1e-15)
+    slope = to_cpu(ops.tanh_backward(device.xp.ones_like(y), cache))
+    np.testing.assert_allclose(slope, [1 - math.tanh(v) ** 2 for v in x], rtol=1e-12, atol=1e-15)

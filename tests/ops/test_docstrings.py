@@ -9,11 +9,12 @@ import pytest
 from scratchformer import models, nn, ops
 
 BACKWARDS = [name for name in ops.__all__ if name.endswith("_backward")]
-DERIVED_LAYERS = [
-    name
-    for name in nn.__all__
-    if inspect.isclass(getattr(nn, name)) and "Backward." in (getattr(nn, name).__doc__ or "")
-]
+DERIVED_LAYERS = {
+    name: layer
+    for module in (nn, models)
+    for name in module.__all__
+    if inspect.isclass(layer := getattr(module, name)) and "Backward." in (layer.__doc__ or "")
+}
 
 
 def normal(text):
@@ -49,7 +50,7 @@ def test_derivation_ends_on_the_code(name):
 @pytest.mark.parametrize("name", DERIVED_LAYERS)
 def test_derivation_of_a_layer_ends_on_the_code(name):
     """A layer may leave the mathematics to its operations; if it shows lines, they are those of its backward."""
-    layer = getattr(nn, name)
+    layer = DERIVED_LAYERS[name]
     for line in lines_of_code(layer.__doc__):
         assert line in normal(inspect.getsource(layer.backward))
 

@@ -3,8 +3,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.ops import Causal, Full, Local, Padding, Pattern, Strided, patterns
+from scratchformer.ops import (
+    BlockEnds,
+    Causal,
+    Edges,
+    Full,
+    Heads,
+    Local,
+    Padding,
+    Pattern,
+    SameBlock,
+    Strided,
+    patterns,
+)
 from scratchformer.ops.patterns import Tile
 
 # Of each pattern: how to make it from lengths, and when query t may see key s of sequence b.
@@ -32,6 +45,24 @@ PATTERNS = {
     "padding | strided": (
         lambda n: Padding(n) | Strided(2),
         lambda b, t, s, T, S, n: s < n[b] or (t + S - T - s) % 2 == 0,
+    ),
+    "same block": (lambda n: SameBlock(3), lambda b, t, s, T, S, n: (t + S - T) // 3 == s // 3),
+    "block ends": (lambda n: BlockEnds(3, 2), lambda b, t, s, T, S, n: s % 3 in (1, 2)),
+    "causal & block ends": (
+        lambda n: Causal() & BlockEnds(3),
+        lambda b, t, s, T, S, n: s <= t + S - T and s % 3 == 2,
+    ),
+    "causal & (same block | block ends)": (
+        lambda n: Causal() & (SameBlock(4) | BlockEnds(4, 2)),
+        lambda b, t, s, T, S, n: s <= t + S - T and ((t + S - T) // 4 == s // 4 or s % 4 >= 2),
+    ),
+    "strided & block ends": (
+        lambda n: Strided(2) & BlockEnds(3),
+        lambda b, t, s, T, S, n: (t + S - T - s) % 2 == 0 and s % 3 == 2,
+    ),
+    "block ends | strided": (
+        lambda n: BlockEnds(4) | Strided(4),
+        lambda b, t, s, T, S, n: (t + S - T - s) % 4 == 0 or s % 4 == 3,
     ),
     "full | local": (lambda n: Full() | Local(1), lambda b, t, s, T, S, n: True),
     "full & full": (lambda n: Full() & Full(), lambda b, t, s, T, S, n: True),
@@ -135,7 +166,16 @@ def test_pieces_hold_every_pair_once(device, name, side, table):
 
 @pytest.mark.parametrize(
     ("pattern", "growth"),
-    [(Full(), 4), (Causal(), 4), (Local(64), 2), (Strided(64), 4), (Causal() & Local(64), 2)],
+    [
+        (Full(), 4),
+        (Causal(), 4),
+        (Local(64), 2),
+        (Strided(64), 4),
+        (Causal() & Local(64), 2),
+        (SameBlock(64), 2),
+        (Causal() & SameBlock(128), 2),
+        (BlockEnds(64, 2), 4),
+    ],
     ids=str,
 )
 def test_pieces_grow_as_the_pattern_promises(pattern, growth):
@@ -148,11 +188,20 @@ def test_pieces_grow_as_the_pattern_promises(pattern, growth):
     assert pairs[1] <= 1.6 * pattern.visits(8192, 8192)
 
 
+def visited(pattern, n):
+    """How many pairs lie in the pattern's pieces, at a length of n."""
+    return sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in pattern.pieces(0, n, n, np))
+
+
 def test_a_stride_of_the_root_of_the_length_visits_n_root_n_pairs():
     for n in (4096, 16384):
         stride = int(n**0.5)
-        pairs = sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in Strided(stride).pieces(0, n, n, np))
-        assert pairs == n * stride
+        assert visited(Strided(stride), n) == visited(SameBlock(stride), n) == n * stride
+        assert visited(BlockEnds(stride), n) == n * stride
+        fixed = Causal() & (SameBlock(stride) | BlockEnds(stride, 4))
+        assert visited(fixed, n) <= (1 + 4) * n * stride
+        for _, pattern in (Causal() & Heads(Local(stride), Strided(stride))).of_heads(2):
+            assert visited(pattern, n) <= 4 * n * stride
 
 
 @pytest.mark.parametrize(
@@ -160,6 +209,11 @@ def test_a_stride_of_the_root_of_the_length_visits_n_root_n_pairs():
     [
         (lambda: Local(-1), "radius: expected a number >= 0, got -1"),
         (lambda: Strided(0), "stride: expected a number >= 1, got 0"),
+        (lambda: SameBlock(0), "size: expected a number >= 1, got 0"),
+        (lambda: BlockEnds(0), "stride: expected a number >= 1, got 0"),
+        (lambda: BlockEnds(4, 0), "width: expected a number >= 1, got 0"),
+        (lambda: BlockEnds(4, 5), "width: expected at most the stride, 4, got 5"),
+        (lambda: Heads(), "patterns: expected at least one, got none"),
     ],
 )
 def test_sizes_out_of_range(make, message):
@@ -179,3 +233,98 @@ def test_lengths_that_do_not_fit():
 def test_patterns_combine_with_patterns_only():
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, .* got ndarray"):
         Causal() & np.ones((2, 2), bool)
+
+
+# Heads of their own
+
+
+HEADS = {
+    "two": lambda n: Heads(Local(1), Strided(2)),
+    "causal & two": lambda n: Causal() & Heads(SameBlock(3), BlockEnds(3)),
+    "two & padding": lambda n: Heads(Causal(), None) & Padding(n),
+    "two | three": lambda n: Heads(Local(0), Causal()) | Heads(Full() & Strided(3), Local(1), SameBlock(2)),
+    "one within another": lambda n: Heads(Heads(Local(1), Full()), Causal()),
+}
+SINGLE = {  # of each, the patterns of six heads; of four where three do not divide
+    "two": lambda n: [Local(1)] * 3 + [Strided(2)] * 3,
+    "causal & two": lambda n: [Causal() & SameBlock(3)] * 3 + [Causal() & BlockEnds(3)] * 3,
+    "two & padding": lambda n: [Causal() & Padding(n)] * 3 + [Padding(n)] * 3,
+    "two | three": lambda n: (
+        [Local(0) | Strided(3)] * 2 + [Local(1), Causal() | Local(1)] + [Causal() | SameBlock(2)] * 2
+    ),
+    "one within another": lambda n: [Local(1), Full(), Causal(), Causal()],
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@given(tables())
+def test_every_head_has_the_table_of_its_own_pattern(device, name, table):
+    T, S, n = table
+    pattern, single = (patterns[name](to_device(n, device)) for patterns in (HEADS, SINGLE))
+    H = len(single)
+    found = np.broadcast_to(to_cpu(pattern.table(H, T, S, device.xp)), (3, H, T, S))
+    for h, own in enumerate(single):
+        expected = own.dense(T, S, device.xp)
+        expected = np.ones((1, 1), bool) if expected is None else to_cpu(expected)
+        assert np.array_equal(found[:, h : h + 1], np.broadcast_to(expected, (3, 1, T, S)))
+    groups = pattern.of_heads(H)
+    assert [h for heads, _ in groups for h in range(H)[heads]] == list(range(H))
+    for heads, own in groups:
+        for h in range(H)[heads]:
+            for b in range(3):
+                assert np.array_equal(covered(own, b, T, S, device.xp), found[b, h])
+
+
+def test_a_number_of_patterns_that_does_not_divide_the_heads():
+    q = np.ones((1, 3, 4, 2))
+    for run in (ops.attention, ops.attention.reference):
+        with pytest.raises(ValueError, match="patterns: 2 patterns of heads do not divide 3 heads"):
+            run(q, q, q, Causal() & Heads(Local(1), Strided(2)))
+    with pytest.raises(TypeError, match="pattern: expected None or a Pattern"):
+        Heads(Local(1), "strided")
+
+
+def test_padding_within_a_head_is_one_for_the_batch():
+    q = np.ones((2, 2, 4, 2))
+    with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
+        ops.attention(q, q, q, Heads(Local(1), Padding(np.array([1, 2, 3]))))
+
+
+# Tables of one's own
+
+
+@given(tables(), st.integers(0, 2**32 - 1))
+def test_edges_are_the_table_that_is_given(device, table, seed):
+    T, S, _ = table
+    T = min(T, S)
+    allowed = np.random.default_rng(seed).random((S, S)) < 0.4
+    pattern = Edges(to_device(allowed, device))
+    assert np.array_equal(to_cpu(pattern.dense(T, S, device.xp)), allowed[S - T :])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(patterns, "SIDE", 2)
+        assert np.array_equal(covered(pattern, 0, T, S, device.xp), allowed[S - T :])
+        both = pattern & Strided(2)
+        strided = to_cpu(Strided(2).dense(T, S, device.xp))
+        assert np.array_equal(covered(both, 0, T, S, device.xp), allowed[S - T :] & strided)
+
+
+def test_tiles_of_edges():
+    allowed = np.zeros((4, 4), bool)
+    allowed[:2, :2] = allowed[2, 3] = True
+    pattern, low, high = Edges(allowed), slice(0, 2), slice(2, 4)
+    assert [pattern.tile(0, r, c, 4, 4) for r in (low, high) for c in (low, high)] == [
+        Tile.FULL, Tile.EMPTY, Tile.EMPTY, Tile.MIXED,
+    ]  # fmt: skip
+
+
+def test_edges_that_do_not_fit():
+    with pytest.raises(ValueError, match=r"allowed: expected a table of the 5 keys and 5 queries, got \(4, 4\)"):
+        Edges(np.ones((4, 4), bool)).dense(5, 5, np)
+    with pytest.raises(ValueError, match=r"allowed: expected a table of the 4 keys and 5 queries, got \(4, 4\)"):
+        Edges(np.ones((4, 4), bool)).dense(5, 4, np)
+    with pytest.raises(ValueError, match=r"allowed: expected \(3, 3\), got \(3, 4\)"):
+        Edges(np.ones((3, 4), bool))
+    with pytest.raises(TypeError, match=r"allowed: expected an array of booleans \(n, n\), got int64"):
+        Edges(np.ones((3, 3), np.int64))
+    with pytest.raises(TypeError, match=r"allowed: expected an array of booleans \(n, n\), got list"):
+        Edges([[True]])

@@ -1,5 +1,7 @@
 """Running programs as a user does, on small data and without a network."""
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -7,14 +9,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
+from scratchformer.data import Subwords
+from scratchformer.data.subwords import GPT2_END
+from scratchformer.models import GPT2
+from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
 
 HERE = Path(__file__).parent
 PROGRAMS = {
     "enwik8": [HERE.parents[1] / "examples" / "enwik8.py"],
+    "gpt2": [HERE.parents[1] / "examples" / "gpt2.py"],
     "imdb": [HERE.parents[1] / "examples" / "imdb.py"],
+    "bert": [HERE.parents[1] / "examples" / "bert.py"],
+    "translate": [HERE.parents[1] / "examples" / "translate.py"],
+    **{name: [HERE.parents[1] / "examples" / f"{name}.py"] for name in ("sparse", "digits", "units")},
     "tiny": [HERE / "tiny_training.py"],
     "scratchformer": ["-m", "scratchformer"],
     "python": [],
@@ -122,8 +134,81 @@ def enwik8_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="session")
+def xl_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """examples/enwik8.py --model xl after two steps; read it, but copy it before you change it."""
+    folder = tmp_path_factory.mktemp("runs") / "xl"
+    options = ("--model", "xl", "--data", text_file, "--out", folder, "--steps", 2, "--device", "cpu")
+    return Run(folder, call("enwik8", *options).stdout)
+
+
+@pytest.fixture(scope="session")
 def imdb_run(call: Callable, reviews_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """examples/imdb.py after two steps; read it, but copy it before you change it."""
     folder = tmp_path_factory.mktemp("runs") / "imdb"
     result = call("imdb", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu")
+    return Run(folder, result.stdout)
+
+
+@pytest.fixture(scope="session")
+def sentences_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as of Multi30k, plain and .gz: English sentences of five words, and German ones, word by word."""
+    folder = tmp_path_factory.mktemp("sentences")
+    english = "a the red blue big small dog cat man boy sees eats likes finds apples fish trees balls".split()
+    german = "ein der rote blaue große kleine Hund Katze Mann Junge sieht isst mag findet Äpfel Fisch Bäume Bälle"
+    words = dict(zip(english, german.split(), strict=True))
+    draw = Key(0).fold("sentences").generator()
+    parts = [english[:2], english[2:6], english[6:10], english[10:14], english[14:]]
+    for stem, count in ("train", 300), ("val", 12), ("test_2016_flickr", 12):
+        sentences = [[str(draw.choice(part)) for part in parts] for _ in range(count)]
+        text = "".join(" ".join(s) + " .\n" for s in sentences)
+        (folder / f"{stem}.en").write_text(text, encoding="utf-8")
+        text = "".join(" ".join(words[w] for w in s) + " .\n" for s in sentences)
+        (folder / f"{stem}.de.gz").write_bytes(gzip.compress(text.encode()))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def translate_run(call: Callable, sentences_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """examples/translate.py after two steps; read it, but copy it before you change it."""
+    pytest.importorskip("sacrebleu")
+    folder = tmp_path_factory.mktemp("runs") / "translate"
+    options = ("--data", sentences_folder, "--out", folder, "--steps", 2, "--device", "cpu")
+    return Run(folder, call("translate", *options).stdout)
+
+
+@pytest.fixture(scope="session")
+def gpt2_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """examples/gpt2.py after two steps; read it, but copy it before you change it."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("runs") / "gpt2"
+    result = call("gpt2", "--data", text_file, "--out", folder, "--steps", 2, "--device", "cpu")
+    return Run(folder, result.stdout)
+
+
+@pytest.fixture(scope="session")
+def gpt2_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT-2 with random weights and a vocabulary of its own, in the files of a published one."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("published")
+    learned = json.loads(Subwords.byte_bpe([text_file.read_text()], 280).tokenizer.to_str())["model"]
+    words = [word for word in sorted(learned["vocab"], key=learned["vocab"].get) if word != GPT2_END] + [GPT2_END]
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in learned["merges"]]
+    (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
+    sizes = {"vocab_size": len(words), "n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": 32}
+    (folder / "config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
+    tensors: dict[str, list] = {}
+    for name, array in GPT2(*sizes.values()).state_dict().items():
+        tensors.setdefault(stored_as(name, 16).name, []).append(array)  # query, key and value in their order
+    tensors = {name: np.concatenate(arrays, axis=-1) for name, arrays in tensors.items()}
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def bert_run(call: Callable, reviews_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """examples/bert.py with all its stages, two steps of the first; read it, but copy it before you change it."""
+    pytest.importorskip("tokenizers")
+    folder = tmp_path_factory.mktemp("runs") / "bert"
+    result = call("bert", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu")
     return Run(folder, result.stdout)

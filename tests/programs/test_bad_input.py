@@ -57,6 +57,12 @@ def test_options_out_of_range(fail, tmp_path, program, options, message):
     assert not list(tmp_path.iterdir())
 
 
+def test_positions_of_an_xl_are_no_choice(fail, text_file, tmp_path):
+    options = ("--model", "xl", "--positions", "relative", "--data", text_file, "--out", tmp_path / "run")
+    assert "--positions relative: those of a Transformer-XL are relative" in fail("enwik8", *options)
+    assert not (tmp_path / "run").exists()
+
+
 @without_cupy
 @pytest.mark.parametrize("command", [("enwik8",), ("scratchformer", "check")], ids=str)
 def test_a_gpu_without_cupy_says_what_to_install(fail, command):
@@ -65,6 +71,7 @@ def test_a_gpu_without_cupy_says_what_to_install(fail, command):
 
 def test_an_unknown_option_or_preset_shows_the_usage(call):
     assert "invalid choice: 'huge'" in call("enwik8", "--preset", "huge", status=2).stderr
+    assert "invalid choice: 'xxl'" in call("enwik8", "--model", "xxl", status=2).stderr
     assert "unrecognized arguments: --stepps" in call("imdb", "--stepps", 3, status=2).stderr
     assert "usage" in call("scratchformer", status=2).stderr
 
@@ -77,6 +84,15 @@ def test_a_corpus_shorter_than_the_context(fail, tmp_path):
     line = fail("enwik8", "--data", tmp_path / "short", "--out", tmp_path / "run")
     assert line == (
         "error: corpus: 126 tokens are fewer than context + 1 = 129; take a longer text or a smaller context"
+    )
+
+
+def test_a_corpus_too_short_for_its_streams(fail, tmp_path):
+    (tmp_path / "short").write_bytes(b"x" * 4000)
+    line = fail("enwik8", "--model", "xl", "--data", tmp_path / "short", "--out", tmp_path / "run")
+    assert line == (
+        "error: corpus: 3,600 tokens make 32 streams of 112, fewer than context + 1 = 129; "
+        "take a longer text, a smaller batch or a smaller context"
     )
 
 
@@ -230,7 +246,15 @@ def test_a_damaged_metrics_file_is_left_alone(fail, enwik8_copy):
 
 @pytest.mark.parametrize(
     "options",
-    [["--seed", 0], ["--preset", "small"], ["--replicas", 1], ["--micro-batch", 3], ["--out", "x"], ["--tensorboard"]],
+    [
+        ["--seed", 0],
+        ["--preset", "small"],
+        ["--replicas", 1],
+        ["--micro-batch", 3],
+        ["--out", "x"],
+        ["--tensorboard"],
+        ["--model", "plain"],
+    ],
     ids=str,
 )
 def test_options_that_a_resumed_run_cannot_take(fail, enwik8_run, options):
@@ -271,6 +295,22 @@ def test_the_snapshot_of_another_model(fail, enwik8_copy, imdb_run):
     assert "last.safetensors has " in fail("enwik8", "--resume", enwik8_copy)
 
 
+def test_a_snapshot_of_xl_without_its_memory(fail, xl_run, tmp_path):
+    run = shutil.copytree(xl_run.folder, tmp_path / "run")
+    shutil.copy(run / "best.safetensors", run / "last.safetensors")  # saved without the batches
+    before = content(run)
+    assert "does not fit: " in fail("enwik8", "--resume", run, "--steps", 7)
+    assert content(run) == before
+
+
+def test_the_settings_of_another_model(fail, xl_run, tmp_path):
+    run = shutil.copytree(xl_run.folder, tmp_path / "run")
+    edit_settings(run, model="plain")
+    assert "snapshot of another model (TransformerXL)" in fail("enwik8", "--resume", run)
+    edit_settings(run, model="xxl")
+    assert fail("enwik8", "--resume", run).endswith("settings.json is damaged: model is 'xxl'")
+
+
 def test_a_damaged_snapshot(fail, enwik8_copy):
     for name, commands in {
         "last": [("enwik8", "--resume", enwik8_copy)],
@@ -301,8 +341,13 @@ def test_damaged_settings(fail, enwik8_copy, text, message):
     assert content(enwik8_copy) == before
 
 
-def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy):
-    for program, run, name in ("enwik8", enwik8_copy, "d_model"), ("imdb", imdb_copy, "keep"):
+def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_path):
+    xl_copy = shutil.copytree(xl_run.folder, tmp_path / "xl run")
+    for program, run, name in (
+        ("enwik8", enwik8_copy, "d_model"),
+        ("imdb", imdb_copy, "keep"),
+        ("enwik8", xl_copy, "memory"),
+    ):
         settings = json.loads((run / "settings.json").read_text())
         del settings[name]
         (run / "settings.json").write_text(json.dumps(settings))

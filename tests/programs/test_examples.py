@@ -55,19 +55,78 @@ def test_enwik8_resumes(call, enwik8_copy):
     assert read_settings(enwik8_copy)["steps"] == 3
 
 
-def test_evaluate_gives_the_score_that_the_program_gave(call, enwik8_run):
-    told = number(rf"{NUMBER} bits per byte on the last 5%", enwik8_run.output)
-    found = call("scratchformer", "evaluate", enwik8_run.folder, "--device", "cpu").stdout
+def test_xl_has_no_more_parameters_and_remembers(xl_run, enwik8_run, text_file):
+    assert {path.name for path in xl_run.folder.iterdir()} == RUN_FILES
+    assert read_settings(xl_run.folder)["model"] == "xl"
+    counts = [number(r"([0-9,]+) parameters", run.output.replace(",", "")) for run in (xl_run, enwik8_run)]
+    assert 0.95 * counts[1] < counts[0] <= counts[1]
+    assert 4 < number(rf"text\.txt: {NUMBER} bits per byte on the last 5%, the best of 2 steps", xl_run.output) < 12
+    assert 4 < number(rf"text\.txt: {NUMBER} with a memory twice as long as in training", xl_run.output) < 12
+    assert len(xl_run.output.partition("|")[2].partition("\n---\nmore of it: scratchformer generate")[0]) > 100
+    snapshot = load_snapshot(xl_run.folder)
+    assert snapshot.model_class == "TransformerXL"
+    assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (32, 4, 128, 128)
+
+
+def test_xl_resumes_with_its_memory(call, xl_run, tmp_path):
+    """In the middle of a pass the memory must be that of the step before, else the program ends with an error."""
+    folder = shutil.copytree(xl_run.folder, tmp_path / "run")
+    assert "the best of 4 steps" in call("enwik8", "--resume", folder, "--steps", 4, "--device", "cpu").stdout
+    before, after = load_snapshot(xl_run.folder), load_snapshot(folder)
+    assert after.optimizer["steps"] == after.batches["step"] == 4
+    assert np.abs(after.batches["memory"] - before.batches["memory"]).max() > 0.01
+
+
+def test_a_run_from_before_there_was_a_choice_of_models_resumes(call, enwik8_copy):
+    path = enwik8_copy / "settings.json"
+    settings = json.loads(path.read_text())
+    assert settings.pop("model") == "plain"
+    path.write_text(json.dumps(settings))
+    assert "the best of 3 steps" in call("enwik8", "--resume", enwik8_copy, "--steps", 3, "--device", "cpu").stdout
+    assert read_settings(enwik8_copy)["model"] == "plain"
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
+def test_positions_are_a_choice_of_the_generator(call, text_file, tmp_path, positions):
+    options = ("--positions", positions, "--data", text_file, "--out", tmp_path, "--steps", 1, "--device", "cpu")
+    call("enwik8", *options)
+    assert load_snapshot(tmp_path).config["positions"] == positions
+    assert len(call("scratchformer", "generate", tmp_path, "--tokens", 5).stdout) > 1
+
+
+def test_pool_and_positions_are_choices_of_the_classifier(call, reviews_folder, tmp_path):
+    options = ("--pool", "max", "--positions", "relative", "--steps", 1, "--device", "cpu")
+    call("imdb", *options, "--data", reviews_folder, "--out", tmp_path)
+    config = load_snapshot(tmp_path).config
+    assert (config["pool"], config["positions"]) == ("max", "relative")
+    assert "accuracy" in call("scratchformer", "evaluate", tmp_path).stdout
+
+
+def test_xl_tells_how_much_memory_it_will_take(call, text_file, tmp_path):
+    told = call("enwik8", "--model", "xl", "--data", text_file, "--out", tmp_path / "run", "--estimate").stdout
+    bytes_of_two = 2 * 32 * 4 * 128 * 128 * 4
+    assert number(rf"memory of two segments +{NUMBER} MB", told) == pytest.approx(bytes_of_two / 1e6, abs=0.1)
+    assert "peak while training" in told and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("kind", ["enwik8", "xl"])
+def test_evaluate_gives_the_score_that_the_program_gave(request, call, kind):
+    run = request.getfixturevalue(f"{kind}_run")
+    told = number(rf"{NUMBER} bits per byte on the last 5%", run.output)
+    found = call("scratchformer", "evaluate", run.folder, "--device", "cpu").stdout
     assert number(rf"^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
-    found = call("scratchformer", "evaluate", enwik8_run.folder, "--device", "cpu", "--part", "validation").stdout
-    best = load_snapshot(enwik8_run.folder).state["best"]["bits_per_byte"]
+    found = call("scratchformer", "evaluate", run.folder, "--device", "cpu", "--part", "validation").stdout
+    best = load_snapshot(run.folder).state["best"]["bits_per_byte"]
     assert number(rf"^validation: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(best, abs=1.01e-4)
 
 
-def test_generate_continues_the_prompt_and_replays_with_its_seed(call, enwik8_run):
+@pytest.mark.parametrize("kind", ["enwik8", "xl"])
+def test_generate_continues_the_prompt_and_replays_with_its_seed(request, call, kind):
+    folder = request.getfixturevalue(f"{kind}_run").folder
+
     def generate(*options):
         options = ("--prompt", "the é", "--tokens", 40, "--device", "cpu", *options)
-        return call("scratchformer", "generate", enwik8_run.folder, *options).stdout
+        return call("scratchformer", "generate", folder, *options).stdout
 
     first = generate("--seed", 1)
     assert first.startswith("the é")
@@ -164,7 +223,7 @@ def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
         assert (tmp_path / "runs" / name / "last.safetensors").is_file()
 
 
-@pytest.mark.parametrize("kind", ["enwik8", "imdb"])
+@pytest.mark.parametrize("kind", ["enwik8", "xl", "imdb"])
 def test_plot_draws_three_pictures(request, call, tmp_path, kind):
     pytest.importorskip("matplotlib")
     run = request.getfixturevalue(f"{kind}_run").folder
@@ -174,19 +233,36 @@ def test_plot_draws_three_pictures(request, call, tmp_path, kind):
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
 
 
-@pytest.mark.parametrize("options", [{"recompute": True}, {"positions": "sinusoidal"}, {"positions": "none"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"recompute": True}, {"positions": "sinusoidal"}, {"positions": "relative"}, {"positions": "none"}],
+    ids=str,
+)
 def test_plot_draws_every_kind_of_body(tmp_path, options):
     pytest.importorskip("matplotlib")
     from scratchformer.models import LanguageModel
     from scratchformer.plots import attention_maps, encode, plot_attention, plot_positions
 
     model = LanguageModel(256, 8, 2, 2, 16, **options)
-    ids, labels = encode(model, "ab é", tmp_path)
+    labels, _, ids = encode(model, "ab é", tmp_path)
     maps = attention_maps(model, ids)
     assert maps.shape == (2, 2, 5, 5)
     np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
     assert not np.triu(maps, 1).any()
     assert plot_attention(maps, labels, tmp_path / "attention.png").is_file()
+    assert plot_positions(model, tmp_path / "positions.png").is_file()
+
+
+def test_plot_draws_the_pattern_of_a_sparse_transformer(tmp_path):
+    pytest.importorskip("matplotlib")
+    from scratchformer.models import SparseTransformer
+    from scratchformer.plots import attention_maps, encode, plot_positions
+
+    model = SparseTransformer(256, 8, 2, 2, 16, 4, kind="fixed")
+    maps = attention_maps(model, encode(model, "0123456789", tmp_path)[2])
+    place = np.arange(10)
+    assert ((maps[:, 0] > 0) == (place[:, None] // 4 == place // 4) & np.tri(10, dtype=bool)).all()
+    assert ((maps[:, 1] > 0) == (place % 4 == 3) & np.tri(10, dtype=bool)).all()
     assert plot_positions(model, tmp_path / "positions.png").is_file()
 
 

@@ -11,10 +11,20 @@ F = torch.nn.functional
 
 B, H, T, S, D, C, V = 3, 2, 5, 7, 4, 6, 9
 IDS = np.random.default_rng(1).integers(0, V, (B, T))
+PLACES = np.random.default_rng(2).integers(0, T, (B, 2 * T))  # so that some occur twice
 LENGTHS = np.array([2, T, 3])
 WITHIN = torch.from_numpy(np.arange(T) < LENGTHS[:, None])  # (B, T)
 KEEP = torch.from_numpy(ops.dropout(np.ones((B, T, C)), 0.25, Key(1))[0] > 0)
 CAUSAL = torch.ones(T, S, dtype=torch.bool).tril(S - T)
+
+
+BEFORE = torch.arange(T)[:, None] - torch.arange(T)  # (T, T): how far before the query a key stands
+
+
+def same_or_end(size):
+    """(T, T): true where a key stands in the query's block, or at the end of its own."""
+    block = torch.arange(T) // size
+    return (block[:, None] == block) | (torch.arange(T) % size == size - 1)
 
 
 def attention(mask=None, **options):
@@ -25,6 +35,31 @@ def cross_entropy(**options):
     targets = torch.from_numpy(IDS).reshape(-1)
     return lambda z: F.cross_entropy(z.reshape(-1, V), targets, **options)
 
+
+def relative_shift(x):
+    """Pair after pair: the number at the distance of key s from query t."""
+    rows = [torch.stack([x[..., t, S - 1 - (t + S - T - s)] for s in range(S)], -1) for t in range(T)]
+    return torch.stack(rows, -2)
+
+
+def relative_attention(mask=None):
+    """The paper's four terms, for one pair of a query and a key after the other."""
+
+    def attend(q, k, v, r, u, w):
+        z = q.new_full((B, H, T, S), -torch.inf)
+        for t in range(T):
+            for s in range(S):
+                if mask is None or mask[t, s]:
+                    r_ts = r[:, S - 1 - (t + S - T - s)]
+                    q_t, k_s = q[:, :, t], k[:, :, s]
+                    terms = (q_t * k_s).sum(-1) + (q_t * r_ts).sum(-1) + (u * k_s).sum(-1) + (w * r_ts).sum(-1)
+                    z[:, :, t, s] = terms / D**0.5
+        return z.softmax(-1) @ v
+
+    return attend
+
+
+RELATIVE = [(B, H, T, D), (B, H, S, D), (B, H, S, D), (H, S + T - 1, D), (H, D), (H, D)]
 
 # Of each case: our operation, PyTorch's function of the same arrays, their shapes, and what else ours takes.
 CASES = {
@@ -46,6 +81,7 @@ CASES = {
     "relu": (ops.relu, F.relu, [(B, T, C)], {}),
     "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),
+    "tanh": (ops.tanh, torch.tanh, [(B, T, C)], {}),
     "softmax": (ops.softmax, lambda z: F.softmax(z, -1), [(B, T, V)], {}),
     "log_softmax": (ops.log_softmax, lambda z: F.log_softmax(z, -1), [(B, T, V)], {}),
     "layernorm": (ops.layernorm, lambda x, g, b: F.layer_norm(x, (C,), g, b), [(B, T, C), (C,), (C,)], {}),
@@ -60,6 +96,12 @@ CASES = {
         lambda table: F.embedding(torch.from_numpy(IDS), table),
         [(V, C)],
         {},
+    ),
+    "gather": (
+        ops.gather,
+        lambda x: x[torch.arange(B)[:, None], torch.from_numpy(PLACES)],
+        [(B, T, C)],
+        dict(places=PLACES),
     ),
     "dropout": (lambda x: ops.dropout(x, 0.25, Key(1)), lambda x: x * KEEP / 0.75, [(B, T, C)], {}),
     "mean_pool": (ops.mean_pool, lambda x: x.mean(1), [(B, T, C)], {}),
@@ -95,6 +137,20 @@ CASES = {
         attention(WITHIN[:, None, None] & CAUSAL[:, S - T :]),
         [(B, H, T, D)] * 3,
         dict(pattern=ops.Causal() & ops.Padding(LENGTHS)),
+    ),
+    "relative_shift": (ops.relative_shift, relative_shift, [(B, T, S + T - 1)], {}),
+    "relative_attention": (ops.relative_attention, relative_attention(), RELATIVE, {}),
+    "relative_attention, causal": (
+        ops.relative_attention,
+        relative_attention(CAUSAL),
+        RELATIVE,
+        dict(pattern=ops.Causal()),
+    ),
+    "attention, causal, fixed in one head and strided in the other": (
+        ops.attention,
+        attention(torch.stack([same_or_end(2), BEFORE % 2 == 0]) & (BEFORE >= 0)),
+        [(B, H, T, D)] * 3,
+        dict(pattern=ops.Causal() & ops.Heads(ops.SameBlock(2) | ops.BlockEnds(2), ops.Strided(2))),
     ),
     **{
         f"cross_entropy, {options}": (

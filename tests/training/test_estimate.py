@@ -6,6 +6,9 @@ import sys
 import numpy as np
 import pytest
 
+from scratchformer.data import TranslationBatch
+from scratchformer.models import EncoderDecoder
+from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
 from scratchformer.training.memory import keep_freed_memory, resident_bytes
@@ -13,18 +16,28 @@ from scratchformer.training.memory import keep_freed_memory, resident_bytes
 RUN = """
 import sys
 import numpy as np
-from scratchformer.data import LabelledBatches, TextBatches
+from scratchformer.data import LabelledBatches, SegmentBatches, TextBatches, TranslationBatch
 from scratchformer.data.imdb import Labelled
-from scratchformer.models import Classifier, LanguageModel
+from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
-from scratchformer.training import Replicas, estimate, evaluate_classifier, evaluate_language_model, save_snapshot
+from scratchformer.training import (
+    Replicas, estimate, evaluate_classifier, evaluate_language_model, evaluate_transformer_xl, save_snapshot
+)
 from scratchformer.training.memory import resident_bytes
 
 kind, recompute = sys.argv[1], sys.argv[2] == "recompute"
 if kind == "LanguageModel":
     model = lambda: LanguageModel(256, 192, 6, 6, 128, key=Key(0), recompute=recompute)
     batches = TextBatches(np.zeros(10_000, np.uint8), 16, 128, Key(1))
+elif kind == "EncoderDecoder":
+    model = lambda: EncoderDecoder(5000, 128, 4, 3, 256, key=Key(0), dropout=0.1)
+    ids = np.ones((128, 32), np.int32)
+    class batches:
+        batch = lambda step: TranslationBatch(ids, np.full(128, 32), ids, ids)
+elif kind == "TransformerXL":
+    model = lambda: TransformerXL(256, 192, 6, 6, 128, 128, key=Key(0), recompute=recompute)
+    batches = SegmentBatches(np.zeros(10_000, np.uint8), 16, 128, Key(1), 6, 192)
 else:
     model = lambda: Classifier(8000, 2, 128, 4, 4, 300, key=Key(0), dropout=0.1, recompute=recompute)
     texts = Labelled([np.full(300, 2, np.int32)] * 64, np.zeros(64, np.int64))
@@ -35,11 +48,14 @@ with Replicas(model, 2) as replicas:
     found = estimate(replicas, batches.batch(0), before)
     adam = Adam(model.parameters(), 1e-3)
     for step in range(3):
-        replicas.gradients(batches.batch(step), Key(step))
+        remember = (lambda memories: batches.remember(step, memories)) if kind == "TransformerXL" else None
+        replicas.gradients(batches.batch(step), Key(step), remember)
         adam.step(replicas.map)
     if kind == "LanguageModel":
         evaluate_language_model(replicas, batches.data)
-    else:
+    elif kind == "TransformerXL":
+        evaluate_transformer_xl(replicas, batches.data)
+    elif kind == "Classifier":
         evaluate_classifier(replicas, texts, 300)
     save_snapshot(sys.argv[3], model, adam, step=3)
 print(found.peak, resident_bytes(peak=True))
@@ -47,8 +63,11 @@ print(found.peak, resident_bytes(peak=True))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read as Linux tells it")
-@pytest.mark.parametrize("recompute", ["plain", "recompute"])
-@pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
+@pytest.mark.parametrize(
+    ("kind", "recompute"),
+    [(kind, r) for kind in ("LanguageModel", "TransformerXL", "Classifier") for r in ("plain", "recompute")]
+    + [("EncoderDecoder", "plain")],
+)
 def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path):
     """Of the peak of a process that trains, evaluates and saves a snapshot."""
     command = [sys.executable, "-c", RUN, kind, recompute, str(tmp_path / "s.safetensors")]
@@ -68,6 +87,18 @@ def test_what_grows_with_what(make_model, make_batches):
     step = 2 * (sum(two.activations.values()) + two.transient)
     assert two.peak == 1000 + 5 * one.weights + max(step, 3 * one.weights)
     assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
+
+
+def test_every_part_of_an_encoder_decoder_is_told():
+    ids = np.ones((6, 5), np.int32)
+    model = EncoderDecoder(11, 8, 2, 3, dropout=0.1)
+    found = estimate(Replicas(model, 1, 2), TranslationBatch(ids, np.full(6, 5), ids, ids))
+    assert found.length == 5 and found.cache == 0
+    names = found.activations.keys()
+    assert {"encoder dropout", "encoder blocks: attention", "decoder blocks: cross", "output", "cross-entropy"} <= names
+    _, cache = model.loss(ids[:2], np.full(2, 5), ids[:2], ids[:2], key=Key(0))
+    attention = cache[0].decoder.blocks[0].cross.query.x  # 3 blocks, the input of the query map among what they keep
+    assert found.activations["decoder blocks: cross"] > 3 * attention.nbytes
 
 
 def test_the_memory_of_this_process():

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.data import Labelled
-from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model
+from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
+from scratchformer.models import EncoderDecoder
+from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model, evaluate_translation
 
 
 def log_softmax(z):
@@ -91,3 +92,35 @@ def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, revie
 def test_an_empty_text_is_named(make_model, reviews):
     with Replicas(make_model("Classifier"), 1) as replicas, pytest.raises(ValueError, match="text number 1 is empty"):
         evaluate_classifier(replicas, Labelled([reviews.ids[0], reviews.ids[0][:0]], np.array([0, 1])), 10)
+
+
+def test_translations_are_scored_as_if_pairs_came_one_by_one(device):
+    pytest.importorskip("tokenizers")
+    words = "a red dog sees ein roter Hund sieht".split()
+    subwords = Subwords.bpe([" ".join(words)] * 2, 60)
+    draw = np.random.default_rng(0)
+    sides = ([" ".join(draw.choice(words, draw.integers(1, 7))) for _ in range(9)] for _ in range(2))
+    pairs = encode_pairs(subwords, Pairs(*sides), 64)
+    model = EncoderDecoder(len(subwords), 8, 2, 1, dropout=0.5).to(device, np.float64)
+    nats = []
+    for source, target in zip(*pairs, strict=True):
+        given = np.concatenate([[subwords["<bos>"]], target])
+        arrays = (source[None], np.array([len(source)]), given[None])
+        logits = to_cpu(model(*(to_device(x, device) for x in arrays)))[0]
+        wanted = [*target, subwords["<eos>"]]
+        nats += [-log_softmax(row)[token] for row, token in zip(logits, wanted, strict=True)]
+    for count, tokens in (1, 60), (2, 30):
+        if count == 1 or device is CPU:
+            with Replicas(model, count) as replicas:
+                found = evaluate_translation(replicas, pairs, tokens, subwords)
+            assert found["loss"] == pytest.approx(math.fsum(nats) / len(nats), rel=1e-12)
+
+
+def test_tokens_of_several_bytes(make_model, text):
+    """The same nats, shared out over the true number of bytes that are predicted."""
+    sizes = np.arange(29) % 4 + 1
+    with Replicas(make_model("LanguageModel"), 1) as replicas:
+        plain, found = (evaluate_language_model(replicas, text, sizes=s) for s in (None, sizes))
+    assert found["loss"] == plain["loss"]
+    nats = plain["loss"] * (len(text) - 1)
+    assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(sizes[i] for i in text[1:]), rel=1e-12)

@@ -12,9 +12,20 @@ from safetensors.numpy import save_file
 
 import scratchformer
 from scratchformer.backend import to_cpu
+from scratchformer.models import LanguageModel
+from scratchformer.nn import GridPositions
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
-from scratchformer.training import SnapshotError, best_snapshot, load_model, load_snapshot, save_snapshot, snapshot
+from scratchformer.training import (
+    SnapshotError,
+    average_snapshots,
+    best_snapshot,
+    kept_snapshots,
+    load_model,
+    load_snapshot,
+    save_snapshot,
+    snapshot,
+)
 from scratchformer.training.snapshot import FORMAT, restore
 
 STATE = {"step": 7, "best": {"step": 5, "loss": 1 / 3}, "corpus": "größer\n", "seed": 0}
@@ -263,3 +274,37 @@ def test_the_best_snapshot_is_the_best_else_the_last_else_what_is_named(tmp_path
     (tmp_path / "best.safetensors").touch()
     assert best_snapshot(str(tmp_path)) == tmp_path / "best.safetensors"
     assert best_snapshot(tmp_path / "last.safetensors") == tmp_path / "last.safetensors"
+
+
+def test_the_mean_of_snapshots(tmp_path, make_model):
+    model = make_model("LanguageModel")
+    states = []
+    for seed in range(3):
+        other = make_model("LanguageModel", seed=seed)
+        save_snapshot(tmp_path / f"step-{seed}.safetensors", other, step=seed)
+        states.append(other.state_dict())
+    paths = kept_snapshots(tmp_path)
+    assert [path.name for path in paths] == [f"step-{seed}.safetensors" for seed in range(3)]
+    average_snapshots(paths, model)
+    for name, array in model.state_dict().items():
+        assert array.dtype == np.float32
+        np.testing.assert_allclose(array, np.mean([state[name] for state in states], axis=0), rtol=1e-6, atol=1e-7)
+
+
+def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_model):
+    save_snapshot(tmp_path / "1.safetensors", make_model("LanguageModel", seed=1))
+    save_snapshot(tmp_path / "2.safetensors", make_model("LanguageModel", d_model=6))
+    model = make_model("LanguageModel")
+    before = model.state_dict()
+    with pytest.raises(SnapshotError, match="snapshot of another model"):
+        average_snapshots([tmp_path / "1.safetensors", tmp_path / "2.safetensors"], model)
+    assert_same(before, model.state_dict())
+    with pytest.raises(SnapshotError, match="expected at least one snapshot, got none"):
+        average_snapshots([], model)
+
+
+def test_a_model_with_a_layer_of_ones_own_among_its_options_cannot_be_saved(tmp_path):
+    model = LanguageModel(16, 8, 2, 1, 8, positions=GridPositions(8, 8, 4, 0.1))
+    with pytest.raises(SnapshotError, match="a LanguageModel made with this: Object of type GridPositions"):
+        save_snapshot(tmp_path / "model.safetensors", model)
+    assert not list(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import pytest
 
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.optim import SGD, Adam, AdamW, Cosine
-from scratchformer.training import SnapshotError, load_model, load_snapshot, read_metrics
+from scratchformer.training import SnapshotError, kept_snapshots, load_model, load_snapshot, read_metrics
 
 KINDS = ["LanguageModel", "Classifier"]
 both_models = pytest.mark.parametrize("kind", KINDS)
@@ -332,7 +332,14 @@ def test_a_run_is_not_overwritten(tmp_path, train_tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"snapshot_every": 0}, "snapshot_every, log_every, evaluate_every: expected at least 1, 1, 0, got 0, 1, 4"),
+        (
+            {"snapshot_every": 0},
+            "snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got 0, 1, 4, 0",
+        ),
+        (
+            {"keep": -1},
+            "snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got 3, 1, 4, -1",
+        ),
         ({"log_every": 0}, "got 3, 0, 4"),
         ({"evaluate_every": -1}, "got 3, 1, -1"),
         ({"clip": 0}, "clip: expected None or a number > 0, got 0"),
@@ -396,3 +403,15 @@ def test_a_damaged_metrics_file_stops_a_resumption(tmp_path, train_tiny):
         train_tiny("LanguageModel", tmp_path, 6, resume=True, on_start=lambda: called.append(1))
     assert content(tmp_path) == before
     assert not called
+
+
+def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
+    """Every third step is saved; of these the last two models stay, and a run that is taken further keeps counting."""
+    train_tiny("LanguageModel", tmp_path, 8, keep=2)
+    assert [path.stem for path in kept_snapshots(tmp_path)] == ["step-00000003", "step-00000006"]
+    _, model, _ = train_tiny("LanguageModel", tmp_path, 12, keep=2, resume=True)
+    assert [path.stem for path in kept_snapshots(tmp_path)] == ["step-00000009", "step-00000012"]
+    last = load_snapshot(kept_snapshots(tmp_path)[-1])
+    assert last.state["step"] == 12 and not last.optimizer
+    for name, array in model.state_dict().items():
+        np.testing.assert_array_equal(last.model[name], array)

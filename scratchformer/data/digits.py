@@ -1,0 +1,54 @@
+"""Small real images: the handwritten digits that scikit-learn ships, 1,797 of 8 × 8 pixels in 17 levels of grey.
+
+They are the test part of Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
+scikit-learn is an extra: pip install 'scratchformer[units]'.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+SIDE, GREYS, CLASSES = 8, 17, 10
+
+
+class Images(NamedTuple):
+    """Pixels (n, SIDE, SIDE) uint8, from 0, white, to GREYS − 1, black, and labels (n,) int64, the digits."""
+
+    pixels: np.ndarray
+    labels: np.ndarray
+
+
+class Digits(NamedTuple):
+    """The images in the order in which they are shipped, in three consecutive parts."""
+
+    train: Images
+    validation: Images
+    test: Images
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all pixels and labels, in hexadecimal."""
+        digest = hashlib.sha256()
+        for part in self:
+            digest.update(np.ascontiguousarray(part.pixels))
+            digest.update(np.ascontiguousarray(part.labels))
+        return digest.hexdigest()
+
+
+def load_digits() -> Digits:
+    """70% of the images for training, 10% for validation, 20% for testing, in their order.
+
+    Neighbours are often of one hand: so parts of neighbours, unlike images drawn one by one, keep most hands apart.
+    Raises ImportError with what to install where scikit-learn is missing.
+    """
+    try:
+        from sklearn import datasets
+    except ImportError as error:
+        raise ImportError("the digits come with scikit-learn: pip install 'scratchformer[units]'") from error
+    found = datasets.load_digits()
+    pixels, labels = found.images.astype(np.uint8), found.target.astype(np.int64)
+    cuts = [len(labels) * share // 100 for share in (70, 80)]
+    return Digits(*map(Images, np.split(pixels, cuts), np.split(labels, cuts)))

@@ -1,0 +1,179 @@
+"""Batches for pre-training on text without labels: hidden tokens, and pairs of texts that belong together or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..rng import Key
+from .batching import batches_by_length, slices
+from .imdb import Labelled
+from .subwords import BERT_SPECIALS, Subwords
+
+CHOSEN = 0.15  # of the tokens are to be predicted; of these
+MASKED, REPLACED = 0.8, 0.1  # are shown as [MASK] and as a random token, and the others as they are
+
+
+def places_of(n: int) -> int:
+    """How many of n tokens are chosen."""
+    return max(1, round(CHOSEN * n))
+
+
+def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
+    """The texts of `dataset` as rows "[CLS] text [SEP]", in which a classifier reads them."""
+    first, last = ([vocabulary[token]] for token in ("[CLS]", "[SEP]"))
+    return dataset._replace(ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
+
+
+class MaskedBatch(NamedTuple):
+    """Rows "[CLS] A [SEP] B [SEP]" with hidden tokens.
+
+    `ids` (B, T) int32; `lengths` (B,) int64, all T; `segments` (B, T) int32, 0 up to the first [SEP] and 1 behind it;
+    `places` (B, K) int64, those that were chosen, in ascending order; `targets` (B, K) int32, the tokens that were
+    there; `unrelated` (B,) int64, 1 where B is from another text than A, 0 where it is the continuation of A.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    segments: np.ndarray
+    places: np.ndarray
+    targets: np.ndarray
+    unrelated: np.ndarray
+
+    @property
+    def weight(self) -> int:
+        """The number of rows. Each has as many places, so that means over places weigh as those over rows do."""
+        return len(self.ids)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that a model reads."""
+        return int(self.lengths.sum())
+
+    def stretched(self, rows: int, length: int) -> MaskedBatch:
+        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        widths = (length, None, length, places_of(length - 3), places_of(length - 3), None)
+        stretched = (
+            np.resize(x[:rows], (rows, width) if width else rows) for x, width in zip(self, widths, strict=True)
+        )
+        return MaskedBatch(*stretched)._replace(lengths=np.full(rows, length))
+
+    def split(self, size: int) -> list[MaskedBatch]:
+        """The same rows in order, as micro-batches of at most `size` rows."""
+        return [MaskedBatch(*(x[rows] for x in self)) for rows in slices(len(self.ids), size)]
+
+
+class MaskedBatches:
+    """Pre-training batches from texts, each a pure function of a key and a step number.
+
+    texts: sequences of token ids. vocabulary: theirs, with BERT's special tokens. batch_size: B, 2 at least.
+    max_length: of a row, its three special tokens included. short_length, short_steps: rows of the first `short_steps`
+    training steps have at most `short_length` tokens, by default none: what attention costs grows with the square of
+    the length, and most of what there is to learn is near.
+
+    In an epoch every text occurs once (but for fewer than B of them, and but for the epoch in which rows become longer,
+    where the rest is planned anew), in batches of similar length (see
+    `LabelledBatches`). A row is a piece of n tokens of a text, from a place that is drawn anew each time; n is the same
+    for all rows of a batch, at most max_length − 3 and at most the length of the shortest text, so that there is no
+    padding. The piece is cut in two at a random place, A and B. In half of the rows B is exchanged for that of another
+    row: so in both kinds B begins within a text, and has the same length.
+
+    Of the n tokens round(0.15 n) are chosen, at least one; the special ones never are. 80% of them are shown as [MASK],
+    10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not know
+    which of the tokens that it sees are right, and so must have a vector for each that knows its surroundings. The
+    choice is another one at every step.
+
+    `len()` is the number of batches an epoch. Raises ValueError for fewer than B texts, or a text of fewer than two
+    tokens, naming its index.
+
+    Source: Devlin et al., "BERT", 2019, section 3.1 and appendices A.1 and A.2 (nine tenths of the steps with short
+    rows); a choice that is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1.
+    """
+
+    def __init__(
+        self,
+        texts: Sequence[np.ndarray],
+        vocabulary: Subwords,
+        batch_size: int,
+        max_length: int,
+        key: Key,
+        short_length: int | None = None,
+        short_steps: int = 0,
+    ) -> None:
+        short_length = max_length if short_length is None else short_length
+        if batch_size < 2:
+            raise ValueError(f"batch_size: expected at least 2, since rows exchange texts, got {batch_size}")
+        if not 5 <= short_length <= max_length:
+            raise ValueError(
+                "short_length, max_length: expected at least 5, for [CLS], [SEP], [SEP] and two texts, and the short "
+                f"one first, got {short_length}, {max_length}"
+            )
+        if len(texts) < batch_size:
+            raise ValueError(f"texts: expected at least batch_size = {batch_size} of them, got {len(texts)}")
+        self.lengths = np.array([len(text) for text in texts])
+        if self.lengths.min() < 2:
+            raise ValueError(f"texts: number {np.argmin(self.lengths)} has {self.lengths.min()} token(s), fewer than 2")
+        self.texts, self.batch_size, self.max_length, self.key = texts, batch_size, max_length, key
+        self.cls, self.sep, self.mask = (vocabulary[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
+        special = [vocabulary[token] for token in BERT_SPECIALS]
+        self.ordinary = np.setdiff1d(np.arange(len(vocabulary)), special).astype(np.int32)
+        self.short_length, self.short_steps = short_length, short_steps
+        self._plan: tuple | None = None  # the current epoch, its longest row, and the texts of its batches
+
+    def __len__(self) -> int:
+        return len(self.lengths) // self.batch_size
+
+    def epoch(self, step: int) -> int:
+        """The epoch that training step `step` belongs to, from 0."""
+        return step // len(self)
+
+    def batch(self, step: int) -> MaskedBatch:
+        """The batch of training step `step`, the same whenever it is asked for."""
+        epoch, place = divmod(step, len(self))
+        longest = (self.short_length if step < self.short_steps else self.max_length) - 3
+        plan = self._plan  # read once: another thread may ask for another epoch
+        if plan is None or plan[:2] != (epoch, longest):
+            shown = np.minimum(self.lengths, longest)
+            plan = (epoch, longest, batches_by_length(shown, self.batch_size, self.key.fold(epoch), whole=True))
+            self._plan = plan
+        rows, generator = plan[2][place], self.key.fold("batch", step).generator()
+        n = min(longest, self.lengths[rows].min())
+        starts = generator.integers(0, self.lengths[rows] - n + 1)
+        words = np.stack([self.texts[row][start : start + n] for row, start in zip(rows, starts, strict=True)])
+        return self._masked(*self._paired(words, generator), generator)
+
+    def _paired(self, words: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
+        """Pieces (B, n) as A and B: the tokens (B, n), where in a row they go (B, n), the length of A (B, 1), and
+        `unrelated`.
+        """
+        B, n = words.shape
+        cut = generator.integers(1, n, (B, 1))
+        unrelated = generator.integers(0, 2, B)
+        second = np.arange(n) >= cut
+        words = np.where(second & (unrelated[:, None] == 1), np.roll(words, 1, axis=0), words)
+        return words, np.arange(n) + 1 + second, cut, unrelated
+
+    def _masked(
+        self,
+        words: np.ndarray,
+        at: np.ndarray,
+        cut: np.ndarray,
+        unrelated: np.ndarray,
+        generator: np.random.Generator,
+    ) -> MaskedBatch:
+        B, n = words.shape
+        T = n + 3
+        ids = np.full((B, T), self.sep, np.int32)
+        ids[:, 0] = self.cls
+        np.put_along_axis(ids, at, words, axis=1)
+        chosen = np.argsort(generator.random((B, n)), axis=1)[:, : places_of(n)]
+        chosen.sort(axis=1)
+        places, targets = (np.take_along_axis(x, chosen, axis=1) for x in (at, words))
+        kind = generator.random(places.shape)
+        replacement = self.ordinary[generator.integers(0, len(self.ordinary), places.shape)]
+        shown = np.where(kind < MASKED + REPLACED, replacement, targets)
+        np.put_along_axis(ids, places, np.where(kind < MASKED, self.mask, shown), axis=1)
+        segments = (np.arange(T) > cut + 1).astype(np.int32)
+        return MaskedBatch(ids, np.full(B, T), segments, places, targets, unrelated)

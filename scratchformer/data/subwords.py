@@ -1,0 +1,239 @@
+"""Sub-word vocabularies: byte-pair encoding and WordPiece, by the library `tokenizers`.
+
+Between words, of which a text never has all, and characters, which make it long: a frequent word is one token, a rare
+one is made of several pieces. Byte-pair encoding joins the most frequent neighbours, again and again (Sennrich et al.,
+"Neural machine translation of rare words with subword units", 2016); WordPiece cuts a word greedily from the left into
+the longest pieces that it has (Schuster, Nakajima, "Japanese and Korean voice search", 2012).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .download import DataError
+from .files import replacing
+
+PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # of translation
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+GPT2_END = "<|endoftext|>"
+
+_LINES = 10_000  # that are encoded at once
+# The symbols that GPT-2 writes for bytes: those that print stand for themselves, the others are numbered from 256 on.
+_PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+_OTHERS = sorted({*range(256)} - {*_PRINTING})
+_BYTES = {chr(b): b for b in _PRINTING} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
+
+
+def _library() -> Any:
+    try:
+        import tokenizers
+    except ImportError as error:
+        raise ImportError(
+            "sub-word vocabularies need the library tokenizers: pip install 'scratchformer[subwords]'"
+        ) from error
+    return tokenizers
+
+
+class Subwords:
+    """A sub-word vocabulary: texts to numbers and back. `tokenizer` is a `tokenizers.Tokenizer`."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+
+    @classmethod
+    def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
+        """Byte-pair encoding learned from `texts`: at most `size` tokens, with PAD, UNKNOWN, BEGIN and END as 0 to 3.
+
+        Spaces become part of the word behind them, and punctuation stands alone, so that decoding gives the text back.
+        """
+        lib = _library()
+        tokenizer = lib.Tokenizer(lib.models.BPE(unk_token=UNKNOWN))
+        tokenizer.normalizer = lib.normalizers.NFC()
+        tokenizer.pre_tokenizer = lib.pre_tokenizers.Sequence(
+            [lib.pre_tokenizers.Metaspace(), lib.pre_tokenizers.Punctuation()]
+        )
+        tokenizer.decoder = lib.decoders.Metaspace()
+        return cls._train(tokenizer, lib.trainers.BpeTrainer, texts, size, (PAD, UNKNOWN, BEGIN, END))
+
+    @classmethod
+    def byte_bpe(cls, texts: Iterable[str], size: int) -> Subwords:
+        """GPT-2's byte-pair encoding learned from `texts`: its symbols are bytes, so that no text is unknown to it.
+
+        At most `size` tokens, 257 at least: all bytes, and GPT2_END as number 0. Source: Radford et al., "Language
+        models are unsupervised multitask learners", 2019, section 2.2.
+        """
+        lib = _library()
+        tokenizer = _byte_level(lib, lib.models.BPE())
+        alphabet = lib.pre_tokenizers.ByteLevel.alphabet()
+        return cls._train(tokenizer, lib.trainers.BpeTrainer, texts, size, (GPT2_END,), initial_alphabet=alphabet)
+
+    @classmethod
+    def wordpiece(cls, texts: Iterable[str], size: int) -> Subwords:
+        """BERT's WordPiece in lower case, learned from `texts`: at most `size` tokens, with BERT_SPECIALS as 0 to 4."""
+        lib = _library()
+        tokenizer = _bert_like(lib, lib.models.WordPiece(unk_token="[UNK]"), lowercase=True)
+        return cls._train(
+            tokenizer, lib.trainers.WordPieceTrainer, texts, size, BERT_SPECIALS, continuing_subword_prefix="##"
+        )
+
+    @classmethod
+    def _train(
+        cls, tokenizer: Any, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
+    ) -> Subwords:
+        if size <= len(specials):
+            raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
+        trainer = trainer(vocab_size=size, special_tokens=list(specials), show_progress=False, **options)
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    @classmethod
+    def from_bert(cls, folder: str | os.PathLike[str]) -> Subwords:
+        """The WordPiece vocabulary of a published BERT, from vocab.txt in its folder.
+
+        Upper case is kept if tokenizer_config.json in the folder says so. Raises DataError.
+        """
+        lib, path = _library(), Path(folder) / "vocab.txt"
+        _check_file(path)
+        settings = Path(folder) / "tokenizer_config.json"
+        lowercase = True
+        if settings.is_file():
+            try:
+                lowercase = dict(json.loads(settings.read_text(encoding="utf-8"))).get("do_lower_case", True)
+            except (ValueError, TypeError) as error:
+                raise DataError(f"vocabulary {settings} is damaged: {error}") from error
+            if not isinstance(lowercase, bool):
+                raise DataError(f"vocabulary {settings}: do_lower_case: expected true or false, got {lowercase!r}")
+        try:
+            words = lib.models.WordPiece.read_file(str(path))
+        except Exception as error:
+            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+        if missing := [token for token in BERT_SPECIALS if token not in words]:
+            raise DataError(f"vocabulary {path} is none of BERT: {', '.join(missing)} missing")
+        if len(words) != max(words.values()) + 1:
+            raise DataError(f"vocabulary {path} is damaged: a token stands in it twice")
+        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), lowercase)
+        tokenizer.add_special_tokens(list(BERT_SPECIALS))
+        return cls(tokenizer)
+
+    @classmethod
+    def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
+        """The byte-pair encoding of a published GPT-2, vocab.json and merges.txt in its folder. Raises DataError."""
+        lib = _library()
+        words, merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
+        for path in words, merges:
+            _check_file(path)
+        try:
+            model = lib.models.BPE.from_file(str(words), str(merges))
+        except Exception as error:
+            raise DataError(f"vocabulary {words} and {merges.name} do not fit or are damaged: {error}") from error
+        tokenizer = _byte_level(lib, model)
+        if tokenizer.token_to_id(GPT2_END) is None:
+            raise DataError(f"vocabulary {words} is none of GPT-2: {GPT2_END} missing")
+        tokenizer.add_special_tokens([GPT2_END])
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return self.tokenizer.get_vocab_size()
+
+    def __getitem__(self, token: str) -> int:
+        """The number of a token; raises DataError if there is none: it is the vocabulary of something else."""
+        number = self.tokenizer.token_to_id(token)
+        if number is None:
+            raise DataError(f"vocabulary: no token {token!r} in it")
+        return number
+
+    def encode(self, text: str) -> np.ndarray:
+        """The numbers of the tokens of `text`, int32 (T,), without special ones."""
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of many texts, on all cores."""
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in encoded]
+
+    def encode_long(self, text: str) -> np.ndarray:
+        """`encode` of a whole corpus, on all cores and in little memory, with a byte-pair encoding of bytes.
+
+        It is cut before lines that begin, and behind lines that end, with something else than white space: over such a
+        place no token reaches, and the numbers are the same.
+        """
+        lines = re.split(r"(?<=\S\n)(?=\S)", text)
+        parts = (self.encode_all(lines[start : start + _LINES]) for start in range(0, len(lines), _LINES))
+        return np.concatenate([ids for part in parts for ids in part])
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of ids (T,), without special tokens; raises IndexError for an id out of range."""
+        ids = np.asarray(ids, np.int64)
+        if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
+            raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
+        return self.tokenizer.decode(ids.tolist())
+
+    @cached_property
+    def pieces(self) -> list[bytes]:
+        """What each token of a byte-pair encoding of bytes stands for: those of a text, joined, are its UTF-8.
+
+        A special token stands for its name. Raises ValueError for another kind of vocabulary.
+        """
+        special = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
+        found = [b""] * (1 + max(self.tokenizer.get_vocab().values(), default=-1))
+        for token, number in self.tokenizer.get_vocab().items():
+            try:
+                found[number] = token.encode() if token in special else bytes(_BYTES[symbol] for symbol in token)
+            except KeyError:
+                raise ValueError(f"vocabulary: expected tokens made of bytes, as GPT-2's, got {token!r}") from None
+        return found
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """The number of bytes of each of `pieces`, int64 (V,)."""
+        return np.array([len(piece) for piece in self.pieces], np.int64)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the whole vocabulary, in hexadecimal: equal only for equal vocabularies."""
+        return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the vocabulary to `path`, JSON as the library has it; a failure leaves no half file."""
+        with replacing(Path(path)) as unfinished:
+            unfinished.write_text(self.tokenizer.to_str(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Subwords:
+        """The vocabulary that `save` wrote to `path`; raises DataError if the file is missing or damaged."""
+        _check_file(Path(path))
+        try:
+            return cls(_library().Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+        except ImportError:
+            raise
+        except Exception as error:  # the library raises no narrower one
+            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+
+
+def _check_file(path: Path) -> None:
+    if not path.is_file():
+        raise DataError(f"vocabulary {path}: no such file")
+
+
+def _bert_like(lib: Any, model: Any, lowercase: bool) -> Any:
+    tokenizer = lib.Tokenizer(model)
+    tokenizer.normalizer = lib.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = lib.decoders.WordPiece()
+    return tokenizer
+
+
+def _byte_level(lib: Any, model: Any) -> Any:
+    tokenizer = lib.Tokenizer(model)
+    tokenizer.pre_tokenizer = lib.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = lib.decoders.ByteLevel()
+    return tokenizer

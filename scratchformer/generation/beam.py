@@ -1,0 +1,143 @@
+"""Translating: beam search over the decoder of an encoder-decoder."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import numpy as np
+from threadpoolctl import threadpool_limits
+
+from .. import ops
+from ..backend import CPU, cores
+from ..data import Subwords
+from ..data.subwords import BEGIN, END, PAD
+from ..data.translation import padded
+from ..models import EncoderDecoder
+from .cache import DecoderCache
+
+LONGER = 50  # tokens that a translation may have more than its source: Vaswani et al., 2017, section 6.1
+ROWS = 256  # hypotheses at once
+
+
+class Hypothesis(NamedTuple):
+    """A translation that has ended: its score, and its ids without those of its beginning and end."""
+
+    score: float
+    ids: np.ndarray
+
+
+def beam_search(
+    model: EncoderDecoder,
+    source: np.ndarray,
+    lengths: np.ndarray,
+    begin: int,
+    end: int,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    longer: int = LONGER,
+) -> list[Hypothesis]:
+    """For each source the translation of the highest score that the search finds.
+
+    source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K hypotheses of each source are kept; in a step
+    each is continued by every token, and of these the K likeliest that do not end go on. With K = 1 it is greedy. One
+    that ends is scored log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, `end` counted: log p falls with every token, so
+    without the division short ones would win. length_penalty: α ≥ 0. longer: a translation has at most as many tokens
+    more than its source; what has not ended then is scored as it is. A source is done when K have ended, or when no
+    open hypothesis can still reach the best: as lp is largest at the limit, log p/lp(limit) bounds its score.
+    Raises ValueError for a beam or α out of range.
+
+    Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
+    """
+    if beam < 1 or longer < 1 or not length_penalty >= 0:
+        numbers = f"{beam}, {longer}, {length_penalty}"
+        raise ValueError(f"beam, longer, length_penalty: expected at least 1, 1, 0, got {numbers}")
+    B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
+    cache = DecoderCache(model, source, lengths, int(limits.max()), copies=K)
+    scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
+    scores[:, 0] = 0  # all K are the empty one, which counts once
+    written = np.empty((B, K, 0), np.int64)
+    finished: list[list[Hypothesis]] = [[] for _ in range(B)]
+    last = np.full(B * K, begin)
+    for n in range(1, int(limits.max()) + 1):
+        logits = cache.logits(last[:, None]).astype(np.float64)
+        if not np.isfinite(logits).all():
+            raise ValueError("logits: expected finite numbers")
+        log_p, _ = ops.log_softmax(logits)
+        total = (scores[:, :, None] + log_p.reshape(B, K, -1)).reshape(B, -1)  # (B, K V)
+        most = min(2 * K, total.shape[1])  # at most K of them end, so K go on
+        best = np.argpartition(-total, most - 1, axis=1)[:, :most]
+        best = np.take_along_axis(best, np.argsort(-np.take_along_axis(total, best, 1), axis=1, kind="stable"), 1)
+        parents, tokens = np.divmod(best, log_p.shape[1])
+        chosen = np.zeros((B, K), np.int64)  # places in `best`
+        for b in range(B):
+            goes_on = np.flatnonzero(tokens[b] != end)[:K]
+            chosen[b, : len(goes_on)] = goes_on
+            if done(finished[b], scores[b], K, limits[b], length_penalty):
+                continue
+            ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[b]]
+            for i in ends:
+                ids = np.append(written[b, parents[b, i]], tokens[b, i])
+                score = total[b, best[b, i]] / penalty(n, length_penalty)
+                if np.isfinite(score):
+                    finished[b].append(Hypothesis(float(score), ids[ids != end]))
+        scores = np.take_along_axis(np.take_along_axis(total, best, 1), chosen, 1)
+        scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # fewer than K go on
+        rows = np.take_along_axis(parents, chosen, 1)
+        last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
+        written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(B, K, 1)], axis=2)
+        if all(done(*of, K, limit, length_penalty) for *of, limit in zip(finished, scores, limits, strict=True)):
+            break
+        cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
+    return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
+
+
+def penalty(n: int, length_penalty: float) -> float:
+    """lp(n), which log p is divided by."""
+    return ((5 + n) / 6) ** length_penalty
+
+
+def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, length_penalty: float) -> bool:
+    """Whether the search for one source is over, of its finished hypotheses and the log p of its open ones (K,)."""
+    if not finished:
+        return False
+    return len(finished) >= beam or max(h.score for h in finished) >= scores.max() / penalty(limit, length_penalty)
+
+
+def translate(
+    model: EncoderDecoder,
+    subwords: Subwords,
+    sentences: list[str],
+    beam: int = 4,
+    length_penalty: float = 0.6,
+) -> list[str]:
+    """The translations of `sentences`, by `beam_search`. On a CPU batches of them are shared out over its cores."""
+    begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
+    ids = [np.append(s, np.int32(end)) for s in subwords.encode_all(sentences)]
+    order, size = np.argsort([len(s) for s in ids], kind="stable"), max(1, ROWS // max(1, beam))
+    batches = [order[i : i + size] for i in range(0, len(order), size)]
+
+    def work(batch: np.ndarray) -> list[Hypothesis]:
+        source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
+        return beam_search(model, source, lengths, begin, end, beam, length_penalty)
+
+    threads = cores() if model.device is CPU else 1
+    found: list[str] = [""] * len(sentences)
+    with threadpool_limits(1 if threads > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
+        for batch, translations in zip(batches, pool.map(work, batches), strict=True):
+            for i, translation in zip(batch, translations, strict=True):
+                found[i] = subwords.decode(translation.ids)
+    return found
+
+
+def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
+    """BLEU of whole translations beside one reference each, from 0 to 100, and sacreBLEU's signature of how it counts.
+
+    Source: Post, "A call for clarity in reporting BLEU scores", 2018.
+    """
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError as error:
+        raise ImportError("BLEU needs sacreBLEU: pip install 'scratchformer[translate]'") from error
+    metric = BLEU()
+    return metric.corpus_score(found, [references]).score, str(metric.get_signature())

@@ -1,0 +1,161 @@
+"""Attention by relative positions on NumPy, by tiles: as `numpy_attention`, with one more product for each tile.
+
+In a tile of some rows t and some columns s, from t₀ and s₀ on in steps of k, a pair (t₀ + k i, s₀ + k m) stands in
+column T − 1 − t₀ + s₀ + k (m − i) of an array by distance: it depends on m − i alone. So a tile of n rows and m columns
+is a small problem of relative positions, with n + m − 1 distances, whose vectors are a slice of r with step k. Of the
+scores by distance, b of shape (n, n + m − 1), row i is looked at from column n − 1 − i on. In memory that is the start
+plus (n + m − 2) i + n − 1: the shift is a view whose rows are one number shorter, and copies nothing. What a causal
+pattern leaves empty is visited neither by key nor by distance.
+
+Forward and backward are otherwise those of `numpy_attention`: the log-sum-exp of each row is kept, and probabilities
+are computed again from it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+from numpy.lib.stride_tricks import as_strided
+
+from .. import ops
+from ..ops.checks import expect_like
+from ..ops.patterns import Full, Pattern
+from ..ops.relative import check_relative_attention
+from .numpy_arrays import one_real_dtype
+from .numpy_attention import SAFE, Run, add_product, forbid, groups, heads_inside, largest_norm, with_column
+
+plain = ops.relative_attention.reference
+
+
+class TiledRelativeAttentionCache(NamedTuple):
+    """What backward needs; y is the array that was returned, so a caller must not change it before."""
+
+    q: np.ndarray  # (B, H, T, D)
+    k: np.ndarray  # (B, H, S, D)
+    v: np.ndarray  # (B, H, S, D)
+    r: np.ndarray  # (H, R, D)
+    content_bias: np.ndarray  # (H, D)
+    position_bias: np.ndarray  # (H, D)
+    y: np.ndarray  # (B, H, T, D)
+    log_sum_exp: np.ndarray  # (B, H, T); the largest number where a query sees nothing
+    pattern: Pattern
+
+
+def distances(run: Run, T: int) -> slice:
+    """Which vectors of r (H, R, D) the pairs of a run need."""
+    rows, columns = (range(part.start, part.stop, part.step or 1) for part in (run.rows, run.columns))
+    return slice(T - 1 - rows[-1] + columns[0], T - rows[0] + columns[-1], rows.step)
+
+
+def shifted(b: np.ndarray) -> np.ndarray:
+    """The view (..., n, m) by key of a contiguous array (..., n, n + m − 1) by distance."""
+    *batch, n, width = b.shape
+    *steps, row, item = b.strides
+    return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
+
+
+def scores(content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, run: Run, T: int) -> np.ndarray:
+    """What the pairs (..., n, m) of a run get from content and position; −∞ where the pattern does not allow them."""
+    z = content[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
+    z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))
+    forbid(z, run)
+    return z
+
+
+def row_maxima(
+    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, runs: list[Run]
+) -> np.ndarray:
+    """As in `numpy_attention`: (..., T), the largest score of each row, or 0 where that is not beyond ±SAFE."""
+    T = content.shape[-2]
+    top = np.full(content.shape[:-1], -np.inf, content.dtype)
+    for run in runs:
+        z = scores(content, keys, position, r, run, T)
+        np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
+    return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
+
+
+def one_step(pattern: Pattern, H: int, T: int, S: int) -> bool:
+    """Whether rows and columns of every piece have the same step, so that its distances have a step too."""
+    pieces = (piece for _, own in pattern.of_heads(H) for piece in own.pieces(0, T, S, np))
+    return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)
+
+
+@ops.relative_attention.twin(np.ndarray)
+def relative_attention(
+    q: np.ndarray,
+    k: np.ndarray,
+    v: np.ndarray,
+    r: np.ndarray,
+    content_bias: np.ndarray,
+    position_bias: np.ndarray,
+    pattern: Pattern | None = None,
+) -> tuple[np.ndarray, TiledRelativeAttentionCache]:
+    """As `ops.relative_attention`, in memory linear in T + S."""
+    arrays = (q, k, v, r, content_bias, position_bias)
+    if not one_real_dtype(*arrays):
+        return plain(*arrays, pattern)
+    check_relative_attention(*arrays, pattern)
+    pattern = pattern or Full()
+    (B, H, T, D), S = q.shape, k.shape[2]
+    if not (B and T and S and one_step(pattern, H, T, S)):
+        return plain(*arrays, pattern)
+    scale = 1 / math.sqrt(D)
+    y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)
+    for part, runs in groups(pattern, q.shape, S, q.dtype):
+        heads = part[1]
+        content = (q[part] + content_bias[heads, None]) * scale
+        position = (q[part] + position_bias[heads, None]) * scale
+        keys, values, top = k[part], with_column(v[part], 1), 0
+        bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
+        if not bound <= SAFE:
+            top = row_maxima(content, keys, position, r[heads], runs)
+            content, keys = with_column(content, -top), with_column(keys, 1)
+        total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
+        for run in runs:
+            z = scores(content, keys, position, r[heads], run, T)
+            np.exp(z, out=z)
+            add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
+        sums = total[..., -1]
+        seen = sums != 0
+        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
+        log_sum_exp[part] = np.where(seen, top + np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
+    return y, TiledRelativeAttentionCache(*arrays, y, log_sum_exp, pattern)
+
+
+@ops.relative_attention_backward.twin(TiledRelativeAttentionCache)
+def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCache) -> tuple[np.ndarray, ...]:
+    """(dq, dk, dv, dr, dcontent_bias, dposition_bias), as `ops.relative_attention_backward`."""
+    q, k, v, r, content_bias, position_bias, y, log_sum_exp, pattern = cache
+    expect_like("dy", dy, q.shape)
+    (_, _, T, D), S = q.shape, k.shape[2]
+    dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
+    dr, du, dw = np.zeros_like(r), np.zeros_like(content_bias), np.zeros_like(position_bias)
+    scale = 1 / math.sqrt(D)
+    for part, runs in groups(pattern, q.shape, S, q.dtype):
+        heads = part[1]
+        keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
+        content = with_column((q[part] + content_bias[heads, None]) * scale, -log_sum_exp[part])
+        position = (q[part] + position_bias[heads, None]) * scale
+        keys_one, values_one = with_column(keys, 1), with_column(v[part], 1)
+        output_delta = with_column(output, -np.vecdot(output, y[part]))
+        sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
+        for run in runs:
+            rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
+            p = scores(content, keys_one, position, r[heads], run, T)  # z − L
+            np.exp(p, out=p)
+            sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
+            da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
+            da *= p
+            db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
+            shifted(db)[...] = da
+            add_product(da, keys[columns], sum_dqu[rows], run.first)
+            add_product(db, r[heads][near], sum_dqw[rows], run.first)
+            sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :-1]
+            dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+        np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
+        du[heads] += sum_dqu.sum(axis=(0, 2)) * scale
+        dw[heads] += sum_dqw.sum(axis=(0, 2)) * scale
+        dk[part], dv[part] = sum_dk, sum_dv
+    return dq, dk, dv, dr, du, dw

@@ -1,0 +1,521 @@
+"""BERT: an encoder that learns from text without labels, and is then fine-tuned.
+
+Source of all of it: Devlin, Chang, Lee, Toutanova, "BERT: pre-training of deep bidirectional transformers for language
+understanding", 2019.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array, array_module
+from ..nn import (
+    Dropout,
+    Layer,
+    LayerNorm,
+    Linear,
+    PositionEmbedding,
+    TiedOutput,
+    TokenEmbedding,
+    TransformerBlock,
+)
+from ..ops.checks import expect_ids, expect_lengths, expect_like, expect_positive, expect_range, expect_shape
+from ..rng import Key, Zeros
+from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
+
+
+class BertCache(NamedTuple):
+    tokens: Any
+    positions: Any
+    segments: Any
+    norm: Any
+    dropout: Any
+    blocks: list
+
+
+class Bert(Layer):
+    """Token, position and segment embeddings, added; layer norm; dropout; blocks.
+
+    ids: (B, T) with T ≤ max_length, "[CLS] text [SEP]" or "[CLS] text [SEP] other text [SEP]". lengths: (B,), behind
+    which a row is padding, or None. segments: (B, T), which of the texts a token is in, or None for all in text 0.
+    Returns (B, T, C), a vector for each token.
+
+    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the number
+    of texts there may be. eps: of the layer norms. embedding_std: of the embeddings at the start. Those of the
+    positions start as sinusoids of this size, so that near positions are alike before anything is learned of them.
+
+    Beside the `Body` of the classifier and the language model: segments are embedded, since two texts can be read at
+    once; the sum of the embeddings is normalised before it is dropped out; blocks are post-norm, as in the tutorial,
+    with biases in all their maps and the exact GELU. Every position attends to every other of its row but the padding:
+    what is to be predicted is hidden in the input instead (`BertPretraining`), so that both sides of it can be used.
+    The paper drops out attention's probabilities too; the attention here does not.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        max_length: int,
+        d_ff: int | None = None,
+        segments: int = 2,
+        dropout: float = 0.1,
+        eps: float = 1e-12,
+        embedding_std: float = 0.02,
+        key: Key = Key(0),
+    ) -> None:
+        expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
+        expect_positive(segments=segments)
+        self.max_length = max_length
+        self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
+        self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
+        clocks = ops.sinusoidal_positions(max_length, d_model)
+        self.positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
+        self.segments = TokenEmbedding(segments, d_model, embedding_std, key.fold("segments"))
+        self.norm = LayerNorm(d_model, eps)
+        self.dropout = Dropout(dropout)
+        self.blocks = [
+            TransformerBlock(
+                d_model,
+                heads,
+                d_ff=d_ff,
+                activation="gelu",
+                dropout=dropout,
+                bias=True,
+                eps=eps,
+                key=key.fold("block", i),
+            )
+            for i in range(depth)
+        ]
+
+    def forward(
+        self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
+    ) -> tuple[Array, BertCache]:
+        self.check(ids, lengths, segments)
+        if segments is None:
+            segments = array_module(ids).zeros_like(ids)
+        x, tokens = self.tokens.forward(ids)
+        s, segments = self.segments.forward(segments)
+        x, positions = self.positions.forward(x + s)
+        x, norm = self.norm.forward(x)
+        x, dropout = self.dropout.forward(x, None if key is None else key.fold("embedding"))
+        pattern = None if lengths is None else ops.Padding(lengths)
+        caches = []
+        for i, block in enumerate(self.blocks):
+            x, cache = block.forward(x, pattern=pattern, key=None if key is None else key.fold("block", i))
+            caches.append(cache)
+        return x, BertCache(tokens, positions, segments, norm, dropout, caches)
+
+    def backward(self, dx: Array, cache: BertCache) -> None:
+        for block, block_cache in zip(reversed(self.blocks), reversed(cache.blocks), strict=True):
+            dx = block.backward(dx, block_cache)
+        dx = self.norm.backward(self.dropout.backward(dx, cache.dropout), cache.norm)
+        dx = self.positions.backward(dx, cache.positions)
+        self.segments.backward(dx, cache.segments)
+        self.tokens.backward(dx, cache.tokens)
+
+    def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
+        """Raise ValueError, TypeError or IndexError unless these fit each other and the model."""
+        expect_shape("ids", ids, "B T")
+        B, T = ids.shape
+        if not 1 <= T <= self.max_length:
+            raise ValueError(f"ids: expected (B, T) with T from 1 to {self.max_length}, got {(B, T)}")
+        if lengths is not None:
+            expect_lengths(lengths, B=B)
+            expect_range("lengths", lengths, 1, T)
+        if segments is not None:
+            expect_like("segments", segments, (B, T))
+            expect_ids("segments", segments, len(self.segments.table.data))
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, dropout: float | None = None) -> Self:
+        """The encoder of a published BERT: see `BertClassifier.from_pretrained`."""
+        config = _config(folder, dropout)
+        with making(folder):
+            model = cls(**config, key=Zeros())
+        _load(model, folder)
+        return model
+
+
+class PoolerCache(NamedTuple):
+    shape: tuple[int, int, int]  # of x
+    dense: Any
+    tanh: Any
+
+
+class Pooler(Layer):
+    """y = tanh(x₀ w + b), of the first of each row's vectors, that of [CLS]. x: (B, T, C). Returns (B, C).
+
+    What is known of the whole row must be gathered there, since nothing else is told to the layers behind it.
+    """
+
+    def __init__(self, d_model: int, key: Key = Key(0)) -> None:
+        self.dense = Linear(d_model, d_model, key=key)
+
+    def forward(self, x: Array) -> tuple[Array, PoolerCache]:
+        h, dense = self.dense.forward(x[:, 0])
+        y, tanh = ops.tanh(h)
+        return y, PoolerCache(x.shape, dense, tanh)
+
+    def backward(self, dy: Array, cache: PoolerCache) -> Array:
+        dx = array_module(dy).zeros(cache.shape, dtype=dy.dtype)
+        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
+        return dx
+
+
+class MaskedPredictionCache(NamedTuple):
+    gather: Any
+    dense: Any
+    norm: Any
+    output: Any
+
+
+class MaskedPrediction(Layer):
+    """z = norm(gelu(u w + b)) tableᵀ + c, with u the vectors at the chosen places: which token was there?
+
+    x: (B, T, C), the encoder's vectors. places: (B, K), the chosen places of each row. embedding: whose table is the
+    output's too (`TiedOutput`). Returns the logits z, (B, K, V).
+
+    The masked-prediction loss is the mean over the n = B K chosen places i = (b, k), with target v_i, the token that
+    was there before it was hidden. From the encoder's vectors on it is
+
+        u_ic = x_btc with t = places_bk              chosen
+        h_i  = norm(gelu(u_i w + b))                 an affine map, an activation and a layer norm, for each alone
+        z_iv = Σ_c h_ic table_vc + c_v               a logit for every token of the vocabulary
+        loss = 1/n Σ_i (log Σ_v exp(z_iv) − z_iv_i)  cross-entropy
+
+    Places are chosen first, since the product with the table is the largest of the model: V-wide vectors are made for
+    the 15% of the places that are chosen, and for no others.
+
+    Backward. Step by step from the end, each being the derivative of one line above:
+
+        dz_iv     = 1/n (p_iv − [v = v_i])    with p_i = softmax(z_i): see `cross_entropy`
+        dc_v      = Σ_i dz_iv
+        dtable_vc = Σ_i dz_iv h_ic            and beside it what the input's embedding adds: see `TiedOutput`
+        dh_ic     = Σ_v dz_iv table_vc
+        du        from dh by the norm and the affine map with GELU: see `layernorm` and `dense`
+        dx_btc    = Σ_k [places_bk = t] du_bkc
+
+    So only the chosen places start a gradient; it reaches the others through attention, in the blocks. Every row of
+    the table gets one, from the tokens that were not there as well.
+
+        dh = self.output.backward(dz, cache.output)
+        du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
+        dx = ops.gather_backward(du, cache.gather)
+
+    A micro-batch of m of the n places has the loss 1/m Σ_i …; times its share m/n it is its part of the sum above. All
+    rows of a batch have the same number K of places, so m/n is its share of the rows, and the same weight serves the
+    mean over rows of the next-sentence loss.
+
+    Source: Devlin et al., 2019, section 3.1, task 1; the layers before the output as in their published program.
+    """
+
+    def __init__(self, embedding: TokenEmbedding, eps: float = 1e-12, key: Key = Key(0)) -> None:
+        d_model = embedding.table.data.shape[1]
+        self.dense = Linear(d_model, d_model, key=key, activation="gelu")
+        self.norm = LayerNorm(d_model, eps)
+        self.output = TiedOutput(embedding, bias=True)
+
+    def forward(self, x: Array, places: Array) -> tuple[Array, MaskedPredictionCache]:
+        u, gather = ops.gather(x, places)
+        h, dense = self.dense.forward(u)
+        h, norm = self.norm.forward(h)
+        z, output = self.output.forward(h)
+        return z, MaskedPredictionCache(gather, dense, norm, output)
+
+    def backward(self, dz: Array, cache: MaskedPredictionCache) -> Array:
+        dh = self.output.backward(dz, cache.output)
+        du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
+        dx = ops.gather_backward(du, cache.gather)
+        return dx
+
+
+class BertPretrainingCache(NamedTuple):
+    body: Any
+    masked: Any
+    pooler: Any = None
+    following: Any = None
+
+
+class BertPretraining(Layer):
+    """`Bert` with what it learns from text alone: hidden tokens, and whether a text follows another.
+
+    15% of the tokens of a row are chosen; most of them are replaced, and all of them are to be predicted
+    (`MaskedPrediction`; `data.MaskedBatches` chooses). The pooled first vector of a row tells by an affine map whether
+    the second text is the continuation of the first (0) or from elsewhere (1). The loss is the sum of the two means.
+    next_sentence: False leaves the second task out, for published weights that were made without it.
+    The other arguments are those of `Bert`.
+
+    Beside the `LanguageModel`, which predicts every token from those before it: 15% of the tokens are predicted, but
+    from both sides.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        max_length: int,
+        next_sentence: bool = True,
+        key: Key = Key(0),
+        **body: Any,
+    ) -> None:
+        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
+        self.config = dict(**sizes, next_sentence=next_sentence)
+        self.body = Bert(**sizes, key=key.fold("body"))
+        self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, key.fold("masked"))
+        self.pooler = Pooler(d_model, key.fold("pooler")) if next_sentence else None
+        self.following = Linear(d_model, 2, key=key.fold("following")) if next_sentence else None
+
+    def forward(
+        self, ids: Array, lengths: Array | None, segments: Array | None, places: Array, key: Key | None = None
+    ) -> tuple[tuple[Array, ...], BertPretrainingCache]:
+        """Logits (B, K, V) of the tokens at places (B, K), and, with next_sentence, logits (B, 2) of the rows."""
+        x, body = self.body.forward(ids, lengths, segments, key)
+        masked_logits, masked = self.masked.forward(x, places)
+        if self.pooler is None:
+            return (masked_logits,), BertPretrainingCache(body, masked)
+        y, pooler = self.pooler.forward(x)
+        logits, following = self.following.forward(y)
+        return (masked_logits, logits), BertPretrainingCache(body, masked, pooler, following)
+
+    def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
+        dx = self.masked.backward(dy[0], cache.masked)
+        if self.pooler is not None:
+            dx += self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+        self.body.backward(dx, cache.body)
+
+    def loss(
+        self,
+        ids: Array,
+        lengths: Array | None,
+        segments: Array | None,
+        places: Array,
+        targets: Array,
+        unrelated: Array,
+        key: Key | None = None,
+    ) -> tuple[Array, tuple]:
+        """The mean over the chosen places (B, K) of −log p(target), in nats, plus the mean over the rows of
+        −log p(unrelated), (B,), 1 where the second text does not follow the first.
+        """
+        y, forward = self.forward(ids, lengths, segments, places, key)
+        losses, caches = zip(*map(ops.cross_entropy, y, (targets, unrelated)), strict=True)
+        return sum(losses), (forward, caches)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        forward, caches = cache
+        self.backward(tuple(ops.cross_entropy_backward(dloss, c) for c in caches), forward)
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str, dropout: float | None = None) -> Self:
+        """A published BERT with its heads; without next_sentence if the file has no such head.
+
+        See `BertClassifier.from_pretrained`.
+        """
+        config = _config(folder, dropout)
+        following = "cls.seq_relationship.weight" in tensor_names(folder, PREFIX)
+        with making(folder):
+            model = cls(**config, next_sentence=following, key=Zeros())
+        _load(model, folder)
+        return model
+
+
+class BertClassifierCache(NamedTuple):
+    body: Any
+    pooler: Any
+    dropout: Any
+    output: Any
+    log_softmax: Any
+
+
+class BertClassifier(Layer):
+    """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of a class.
+
+    num_classes: of the output. The other arguments are those of `Bert`.
+
+    Beside the `Classifier`, which takes the mean of all vectors: the first one, that of [CLS], stands for the text. As
+    in the paper one layer is new in fine-tuning, the output; body and pooler come from pre-training (`start_from`), and
+    all of them are trained on. (The paper names only the first vector; its published program has the pooler between.)
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        num_classes: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        max_length: int,
+        key: Key = Key(0),
+        **body: Any,
+    ) -> None:
+        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
+        self.config = dict(**sizes, num_classes=num_classes)
+        expect_positive(num_classes=num_classes)
+        self.body = Bert(**sizes, key=key.fold("body"))
+        self.pooler = Pooler(d_model, key.fold("pooler"))
+        self.dropout = Dropout(self.body.dropout.p)
+        self.output = Linear(d_model, num_classes, key=key.fold("output"))
+
+    def forward(
+        self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
+    ) -> tuple[Array, BertClassifierCache]:
+        """Log-probabilities (B, num_classes) of ids (B, T), lengths (B,) and segments (B, T): see `Bert`."""
+        x, body = self.body.forward(ids, lengths, segments, key)
+        x, pooler = self.pooler.forward(x)
+        x, dropout = self.dropout.forward(x, None if key is None else key.fold("pooled"))
+        logits, output = self.output.forward(x)
+        y, log_softmax = ops.log_softmax(logits)
+        return y, BertClassifierCache(body, pooler, dropout, output, log_softmax)
+
+    def backward(self, dy: Array, cache: BertClassifierCache) -> None:
+        dx = self.output.backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.output)
+        dx = self.pooler.backward(self.dropout.backward(dx, cache.dropout), cache.pooler)
+        self.body.backward(dx, cache.body)
+
+    def loss(self, ids: Array, lengths: Array, labels: Array, key: Key | None = None) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,), of single texts."""
+        y, forward = self.forward(ids, lengths, key=key)
+        loss, cross_entropy = ops.cross_entropy(y, labels)
+        return loss, (forward, cross_entropy)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        forward, cross_entropy = cache
+        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+
+    def start_from(self, pretrained: BertPretraining) -> None:
+        """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""
+        for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps"):
+            if (found := pretrained.config.get(name)) != (own := self.config.get(name)):
+                raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
+        self.body.load_state_dict(pretrained.body.state_dict())
+        if pretrained.pooler is not None:
+            self.pooler.load_state_dict(pretrained.pooler.state_dict())
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: Path | str, num_classes: int | None = None, dropout: float | None = None, key: Key = Key(0)
+    ) -> Self:
+        """A published BERT from a Hugging Face folder, of `BertModel` or one with heads.
+
+        num_classes: of a new output layer, drawn from `key`; None for the one in the file, which must be that of a
+        `BertForSequenceClassification`. With a new one, a file without pooler, as of a `BertForMaskedLM`, gets a new
+        pooler too.
+        dropout: None for that of the folder. Raises PretrainedError, naming file and tensor or setting, for what is
+        missing, unknown, of another shape, or would be another computation than here.
+        """
+        config, names = _config(folder, dropout), tensor_names(folder, PREFIX)
+        if num_classes is None:
+            num_classes, new = _classes(folder, names), ()
+        else:
+            new = ("output",) if "pooler.dense.weight" in names else ("output", "pooler")
+        with making(folder):
+            model = cls(num_classes=num_classes, **config, key=Zeros())
+            for name, layer in (
+                ("pooler", Pooler(config["d_model"], key.fold("pooler"))),
+                ("output", Linear(config["d_model"], num_classes, key=key.fold("output"))),
+            ):
+                if name in new:
+                    setattr(model, name, layer)
+        _load(model, folder, new)
+        return model
+
+
+PREFIX = "bert."  # of the names in a file of a model with a head
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "heads",
+    "num_hidden_layers": "depth",
+    "max_position_embeddings": "max_length",
+    "intermediate_size": "d_ff",
+    "type_vocab_size": "segments",
+    "hidden_dropout_prob": "dropout",
+    "layer_norm_eps": "eps",
+}
+FRACTIONS = ("hidden_dropout_prob", "layer_norm_eps")  # of these; the others are whole numbers
+COMPUTED = {  # settings with which the computation is the one here
+    "hidden_act": ("gelu",),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "problem_type": (None, "single_label_classification"),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+# The path of each layer of ours in a file.
+LAYERS = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "pooler.dense": "pooler.dense",
+    "masked.dense": "cls.predictions.transform.dense",
+    "masked.norm": "cls.predictions.transform.LayerNorm",
+    "masked.output": "cls.predictions",
+    "following": "cls.seq_relationship",
+    "output": "classifier",
+}
+BLOCK_LAYERS = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.unify": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
+# Tensors that a model without the head, or with tied weights, has no use for.
+UNUSED = r"(cls\.predictions|cls\.seq_relationship|pooler|classifier)\..*|embeddings\.position_ids"
+TIED = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
+    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else."""
+    config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
+    sizes = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
+    return sizes if dropout is None else sizes | {"dropout": dropout}
+
+
+def _classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of classes of a folder whose model tells the class of a text; PretrainedError for another."""
+    kinds = read_config(folder, "bert").get("architectures") or ["BertForSequenceClassification"]
+    if kinds != ["BertForSequenceClassification"] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
+        kind = ", ".join(map(str, kinds))
+        raise PretrainedError(
+            f"{folder} has no output for classes of texts ({kind}): say how many classes there are (num_classes)"
+        )
+    return names["classifier.weight"][0]
+
+
+def _load(model: Layer, folder: Path | str, new: Collection[str] = ()) -> None:
+    """Copy the weights of a folder into `model`, but for those of its layers called `new`."""
+    stored = tensor_names(folder, PREFIX)
+    tensors = {
+        name: stored_as(name, old="embeddings.LayerNorm.gamma" in stored)
+        for name in model.named_parameters()
+        if name.partition(".")[0] not in new
+    }
+    load_weights(model, folder, tensors, UNUSED, PREFIX, TIED)
+
+
+def stored_as(name: str, old: bool) -> Tensor:
+    """Where a parameter of ours is in a file; old: one whose norms have gamma and beta."""
+    path, leaf = name.removeprefix("body.").rsplit(".", 1)
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
+    path = f"encoder.layer.{block[1]}.{BLOCK_LAYERS[block[2]]}" if block else LAYERS[path]
+    return Tensor(f"{path}.{leaf if old and leaf in ('gamma', 'beta') else LEAVES[leaf]}", transposed=leaf == "w")

@@ -1,0 +1,124 @@
+"""GPT-2: the language model that was published, and whose weights can be loaded."""
+
+from __future__ import annotations
+
+import math
+import os
+
+from ..nn import TiedOutput
+from ..rng import Key, Zeros
+from .body import Body
+from .language_model import LanguageModel
+from .pretrained import Tensor, load_weights, making, read_config
+
+STD = 0.02  # of the weights at the start
+SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, as the arguments of GPT2 begin
+FRACTIONS = ("resid_pdrop", "layer_norm_epsilon")
+COMPUTED = {  # settings with which the computation is the one here
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+
+
+class GPT2(LanguageModel):
+    """`LanguageModel` as OpenAI published it in 2019, in four sizes (by default the smallest: 124 million parameters).
+
+    What is different from the tutorial's generator, and why:
+    - The norms stand before attention and feed-forward, and one at the end: the residual path from the embedding to
+      the output is a plain sum, through which a gradient passes unchanged to any depth.
+    - The output has the tokens' embeddings as its weights, without a bias (`nn.TiedOutput`): one table of V C numbers
+      less, and each token learns from being read and from being predicted.
+    - Query, key and value have biases; GELU stands for ReLU, by its formula with tanh.
+    - Weights start normal with a standard deviation of 0.02, biases at 0. The two maps of a block that end on the
+      residual path (`unify`, `down`) start smaller by 1/√(2 depth): 2 depth terms are added up there, and the sum's
+      variance is then that of one.
+
+    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence, each of whose
+    positions has a learned vector. dropout: after the embedding and at the end of both branches of a block. (The
+    published models were also trained with dropout of attention probabilities, which is left out.) d_ff: F, 4 C if not
+    given. eps: of the norms. recompute: gradient checkpointing of every block.
+
+    Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 50_257,
+        d_model: int = 768,
+        heads: int = 12,
+        depth: int = 12,
+        context: int = 1024,
+        dropout: float = 0.1,
+        d_ff: int | None = None,
+        eps: float = 1e-5,
+        recompute: bool = False,
+        key: Key = Key(0),
+    ) -> None:
+        options = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
+        self.config = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **options)
+        self.context = context
+        kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
+        self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)
+        self.output = TiedOutput(self.body.tokens)
+        for name, p in self.named_parameters().items():
+            if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
+                std = STD / math.sqrt(2 * depth) if name.endswith(("unify.w", "down.w")) else STD
+                p.data[...] = std * key.fold(name).generator().standard_normal(p.data.shape, p.data.dtype)
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: os.PathLike[str] | str, dropout: float | None = None, recompute: bool = False
+    ) -> GPT2:
+        """The model in a Hugging Face folder: sizes from its config.json, weights from its model.safetensors.
+
+        Any of the four sizes. dropout: None for that of the folder. recompute: as for the class. Raises
+        PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics, tensors
+        that are missing, unknown or of another shape.
+        """
+        config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS)
+        with making(folder):
+            model = cls(
+                *(config[name] for name in SIZES),
+                config.get("resid_pdrop", 0.1) if dropout is None else dropout,
+                config.get("n_inner"),
+                config.get("layer_norm_epsilon", 1e-5),
+                recompute,
+                key=Zeros(),
+            )
+        tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
+        tied = {"lm_head.weight": "wte.weight"}
+        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", "transformer.", tied)
+        return model
+
+
+# What the parts of a block, and those around the blocks, are called in the file. Its matrices are (in, out), as ours.
+PLACES = {
+    "attention.query": "attn.c_attn",
+    "attention.key": "attn.c_attn",
+    "attention.value": "attn.c_attn",
+    "attention.unify": "attn.c_proj",
+    "feedforward.up": "mlp.c_fc",
+    "feedforward.down": "mlp.c_proj",
+    "norm1": "ln_1",
+    "norm2": "ln_2",
+    "tokens": "wte",
+    "positions": "wpe",
+    "final_norm": "ln_f",
+}
+COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
+
+
+def stored_as(name: str, d_model: int) -> Tensor:
+    """Where the parameter called `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
+    place, _, leaf = name.removeprefix("body.").rpartition(".")
+    block = ""
+    if place.startswith("blocks."):
+        _, number, place = place.split(".", 2)
+        block = f"h.{number}."
+    kind = place.rpartition(".")[2]
+    start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
+    columns = slice(None) if start is None else slice(start, start + d_model)
+    return Tensor(f"{block}{PLACES[place]}.{'bias' if leaf in ('b', 'beta') else 'weight'}", columns=columns)

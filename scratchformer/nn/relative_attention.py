@@ -1,0 +1,116 @@
+"""Self-attention by relative positions, of a sequence that may begin with a memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array, array_module
+from ..ops.checks import expect_shape
+from ..rng import Key
+from .attention import CrossAttention
+from .layer import Param
+from .linear import Linear
+
+
+class RelativeSelfAttentionCache(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    position: Any
+    attention: Any
+    unify: Any
+
+
+class RelativeSelfAttention(CrossAttention):
+    """Self-attention that knows how far apart two places are, and not where they are: see `ops.relative_attention`.
+
+    d_model, heads, wide, bias: see `CrossAttention`. causal: place t sees only places up to t, on top of any pattern
+    that is given. Besides the maps to queries, keys and values there is one from distances, `position`: each head's
+    vector of distance δ is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
+    (H, D), zero at the start, stand for the query's own place: `content_bias` and `position_bias`. For any length.
+
+    x: (B, S, C). queries: T, how many of the last places ask; all by default. The S − T before them are a memory: they
+    give keys and values, and no output. y: (B, T, C). pattern: of T queries and S keys. Raises ValueError if the shapes
+    do not fit, or T is not in 1 ... S.
+
+    Backward. x feeds keys and values at all places, and queries at the last T: there its gradient is the sum of the
+    two. So the places of a memory get a gradient too, from keys and values; whoever remembered them may drop it. The
+    sinusoids P (R, C) are fixed: of r = P W only dW = Pᵀ dr is wanted, as in `linear`.
+
+        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        self.position.backward(self.join_heads(dr[None])[0], cache.position)
+        self.content_bias.grad += dcontent_bias
+        self.position_bias.grad += dposition_bias
+
+    Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019, section 3.3.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        causal: bool = False,
+        wide: bool = False,
+        bias: bool = False,
+        key: Key = Key(0),
+    ) -> None:
+        super().__init__(d_model, heads, wide, bias, key)
+        width = self.query.w.data.shape[1]  # H D
+        self.causal = causal
+        self.position = Linear(d_model, width, bias=False, key=key.fold("position"))
+        self.content_bias = Param(np.zeros((heads, width // heads), np.float32), "content_bias")
+        self.position_bias = Param(np.zeros((heads, width // heads), np.float32), "position_bias")
+
+    def forward(
+        self, x: Array, pattern: ops.Pattern | None = None, queries: int | None = None
+    ) -> tuple[Array, RelativeSelfAttentionCache]:
+        expect_shape("x", x, "B S C", C=self.d_model)
+        S = x.shape[1]
+        T = S if queries is None else queries
+        if not 1 <= T <= S:
+            raise ValueError(f"queries: expected a number from 1 to {S}, the places of x, got {T}")
+        if self.causal:
+            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
+        q, query = self.query.forward(x[:, S - T :])
+        k, key = self.key.forward(x)
+        v, value = self.value.forward(x)
+        r, position = self.position.forward(self.distances(T, S, x))
+        y, attention = self.attend(*(self.split_heads(a) for a in (q, k, v)), r, pattern)
+        y, unify = self.unify.forward(self.join_heads(y))
+        return y, RelativeSelfAttentionCache(query, key, value, position, attention, unify)
+
+    def backward(self, dy: Array, cache: RelativeSelfAttentionCache) -> Array:
+        T = dy.shape[1]
+        dy = self.unify.backward(dy, cache.unify)
+        dq, dk, dv, dr, dcontent_bias, dposition_bias = ops.relative_attention_backward(
+            self.split_heads(dy), cache.attention
+        )
+        dx = self.key.backward(self.join_heads(dk), cache.key)
+        dx += self.value.backward(self.join_heads(dv), cache.value)
+        dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
+        self.position.backward(self.join_heads(dr[None])[0], cache.position)
+        self.content_bias.grad += dcontent_bias
+        self.position_bias.grad += dposition_bias
+        return dx
+
+    def distances(self, T: int, S: int, like: Array) -> Array:
+        """(R, C): the sinusoids of all distances, from S − 1 down to −(T − 1), in the type of `like`."""
+        return ops.sinusoidal_positions(S + T - 1, self.d_model, array_module(like), like.dtype, start=1 - T)[::-1]
+
+    def attend(self, q: Array, k: Array, v: Array, r: Array, pattern: ops.Pattern | None) -> tuple[Array, Any]:
+        """Attention of q (B, H, T, D) to k and v (B, H, S, D) by vectors of distances r (R, H D)."""
+        r = self.split_heads(r[None])[0]  # (H, R, D)
+        return ops.relative_attention(q, k, v, r, self.content_bias.data, self.position_bias.data, pattern)
+
+    def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
+        """The output for new places x (B, T, C) behind `past` stored ones: see `SelfAttention.extend`."""
+        total = past + x.shape[1]
+        keys[:, :, past:total] = self.split_heads(self.key(x))
+        values[:, :, past:total] = self.split_heads(self.value(x))
+        q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))
+        pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
+        y, _ = self.attend(q, keys[:, :, :total], values[:, :, :total], r, pattern)
+        return self.unify(self.join_heads(y))

@@ -1,0 +1,159 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.data import Subwords
+from scratchformer.generation import DecoderCache, beam_search, bleu, translate
+from scratchformer.models import EncoderDecoder
+from scratchformer.rng import Key
+
+V, BEGIN, END = 5, 0, 1
+SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
+
+
+def make(device, seed=0, norm="post"):
+    model = EncoderDecoder(V, 8, 2, 2, 12, norm, key=Key(seed)).to(device, np.float64)
+    model.flat.data[...] = to_device(2 * to_cpu(model.flat.data), device)  # opinions of its own
+    return model
+
+
+def log_probabilities(model, b, target):
+    """(T, V) of the tokens behind each of `target`, by the whole forward for source b alone."""
+    arrays = (SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], np.array([target]))
+    log_p, _ = ops.log_softmax(model(*(to_device(x, model.device) for x in arrays)))
+    return to_cpu(log_p)[0]
+
+
+def every_translation(model, b, longest, alpha):
+    """The score of each translation there can be."""
+    for n in range(longest + 1):
+        for ys in itertools.product([0, 2, 3, 4], repeat=n):
+            log_p = log_probabilities(model, b, [BEGIN, *ys])
+            total = sum(log_p[i, y] for i, y in enumerate(ys))
+            if n < longest:
+                yield (total + log_p[n, END]) / ((5 + n + 1) / 6) ** alpha, ys
+            else:  # cut off
+                yield total / ((5 + n) / 6) ** alpha, ys
+
+
+@pytest.mark.parametrize("alpha", [0, 0.6, 2])
+@pytest.mark.parametrize("seed", range(4))
+def test_a_wide_beam_finds_the_best_of_all(seed, alpha):
+    model = make(CPU, seed)
+    found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
+    for b in range(2):
+        score, best = max(every_translation(model, b, LENGTHS[b] + 1, alpha))
+        assert tuple(found[b].ids) == best
+        assert found[b].score == pytest.approx(score, rel=1e-9)
+
+
+def plain_beam_search(model, b, beam, alpha, longest):
+    """The same, one source and one hypothesis at a time, each by a whole forward; it ends when `beam` have ended."""
+    hypotheses, finished = [(0.0, [])], []
+    for n in range(1, longest + 1):
+        grown = [
+            (log_p + row[token], [*ids, token])
+            for log_p, ids in hypotheses
+            for row in [log_probabilities(model, b, [BEGIN, *ids])[-1]]
+            for token in range(V)
+        ]
+        grown.sort(key=lambda h: -h[0])
+        ended = [(p / ((5 + n) / 6) ** alpha, ids) for p, ids in grown[:beam] if ids[-1] == END or n == longest]
+        finished += ended
+        hypotheses = [h for h in grown if h[1][-1] != END][:beam]
+        if len(finished) >= beam:
+            break
+    return max(finished, key=lambda h: h[0])
+
+
+@pytest.mark.parametrize("beam", [2, 3])
+def test_it_is_the_plain_search(beam, device):
+    """Unlike it, the plain search does not stop before `beam` have ended; what is left open then is no better."""
+    for seed in range(8):
+        model = make(device, seed)
+        found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, 0.6, longer=3)
+        for b in range(2):
+            score, ids = plain_beam_search(model, b, beam, 0.6, LENGTHS[b] + 3)
+            assert found[b].score == pytest.approx(score, rel=1e-9)
+            assert found[b].ids.tolist() == [i for i in ids if i != END]
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_beam_of_one_is_greedy(norm, device):
+    for seed in range(3):
+        model = make(device, seed, norm)
+        found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=1, longer=4)
+        for b in range(2):
+            written = [BEGIN]
+            while len(written) <= LENGTHS[b] + 4:
+                token = int(log_probabilities(model, b, written)[-1].argmax())
+                if token == END:
+                    break
+                written.append(token)
+            assert found[b].ids.tolist() == written[1:]
+
+
+def test_what_it_is_batched_with_makes_no_difference(device):
+    model = make(device, 1)
+    together = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=3, longer=5)
+    for b in range(2):
+        (alone,) = beam_search(model, SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], BEGIN, END, beam=3, longer=5)
+        assert alone.ids.tolist() == together[b].ids.tolist()
+        assert alone.score == pytest.approx(together[b].score, rel=1e-9)
+
+
+def test_a_length_penalty_favours_long_ones():
+    lengths = []
+    for alpha in (0, 3):
+        found = [beam_search(make(CPU, s), SOURCE, LENGTHS, BEGIN, END, 8, alpha, 3) for s in range(8)]
+        lengths.append(sum(len(h.ids) for translations in found for h in translations))
+    assert lengths[1] > lengths[0]
+
+
+def test_the_cache_gives_what_the_full_forward_gives(device):
+    """Also after rows have been reordered."""
+    model = make(device)
+    cache = DecoderCache(model, SOURCE, LENGTHS, 4, copies=2)
+    written = np.array([[BEGIN, 2], [BEGIN, 3], [BEGIN, 4], [BEGIN, 2]])
+    cache.logits(written)
+    rows = np.array([1, 1, 3, 2])
+    cache.reorder(rows)
+    written = np.append(written[rows], [[3], [4], [2], [2]], axis=1)
+    z = cache.logits(written[:, -1:])
+    found, _ = ops.log_softmax(z)
+    for row in range(4):
+        np.testing.assert_allclose(found[row], log_probabilities(model, row // 2, written[row])[-1], rtol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def subwords():
+    return Subwords.bpe(["the man eats a red apple", "der Mann isst einen roten Apfel"] * 3, 60)
+
+
+def test_translate_keeps_the_order_of_the_sentences(subwords):
+    """Whatever their lengths; each is translated as it is alone."""
+    model = EncoderDecoder(len(subwords), 8, 2, 1, key=Key(3)).to(dtype=np.float64)
+    sentences = ["the man eats a red apple", "a man", "the red red red apple eats the man", "apple"]
+    together = translate(model, subwords, sentences, beam=2)
+    assert together == [translate(model, subwords, [s], beam=2)[0] for s in sentences]
+    assert len(set(together)) > 1
+
+
+def test_arguments_out_of_range():
+    model = make(CPU)
+    for options in (dict(beam=0), dict(longer=0), dict(length_penalty=-1), dict(length_penalty=float("nan"))):
+        with pytest.raises(ValueError, match="beam, longer, length_penalty: expected at least 1, 1, 0"):
+            beam_search(model, SOURCE, LENGTHS, BEGIN, END, **options)
+
+
+def test_bleu_is_that_of_sacrebleu():
+    pytest.importorskip("sacrebleu")
+    references = ["Ein Mann isst einen roten Apfel.", "Zwei Hunde laufen durch das hohe Gras."]
+    score, signature = bleu(references, references)
+    assert score == pytest.approx(100)
+    assert "tok:13a" in signature and "version:" in signature
+    worse, _ = bleu(["Ein Mann isst einen Apfel.", "Zwei Hunde laufen im Gras."], references)
+    assert 5 < worse < 95

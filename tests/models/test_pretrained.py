@@ -1,0 +1,224 @@
+"""Folders of published weights: what is read from them, and what is said of those that do not fit."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from scratchformer.models import GPT2
+from scratchformer.models.pretrained import PretrainedError, Tensor, load_weights, read_config
+from scratchformer.nn import Layer, Linear
+from scratchformer.rng import Key
+
+CONFIG = {"model_type": "gpt2", "vocab_size": 11, "n_embd": 6, "n_head": 2, "n_layer": 2, "n_positions": 5}
+
+
+def their_tensors(draw, prefix="transformer."):
+    """GPT-2's tensors for CONFIG, with its names."""
+    V, C, P = CONFIG["vocab_size"], CONFIG["n_embd"], CONFIG["n_positions"]
+    shapes = {"wte.weight": (V, C), "wpe.weight": (P, C), "ln_f.weight": (C,), "ln_f.bias": (C,)}
+    for i in range(CONFIG["n_layer"]):
+        for name, shape in {
+            "ln_1": (C,), "attn.c_attn": (C, 3 * C), "attn.c_proj": (C, C), "ln_2": (C,), "mlp.c_fc": (C, 4 * C),
+            "mlp.c_proj": (4 * C, C),
+        }.items():  # fmt: skip
+            shapes |= {f"h.{i}.{name}.weight": shape, f"h.{i}.{name}.bias": shape[-1:]}
+    return {prefix + name: draw.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write(folder, tensors=None, **changes):
+    """A folder with these tensors, and CONFIG with `changes`; None takes a setting out."""
+    config = {name: value for name, value in (CONFIG | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file(their_tensors(Key(0).generator()) if tensors is None else tensors, folder / "model.safetensors")
+
+
+@pytest.fixture
+def tensors():
+    return their_tensors(Key(0).generator())
+
+
+def test_every_tensor_arrives_where_it_belongs(tmp_path, tensors):
+    write(tmp_path, tensors)
+    model = GPT2.from_pretrained(tmp_path, dropout=0.3)
+    state, C = model.state_dict(), 6
+    assert model.config == dict(
+        vocab_size=11, d_model=6, heads=2, depth=2, context=5, dropout=0.3, d_ff=None, eps=1e-5, recompute=False
+    )
+    for i, part in enumerate(("query", "key", "value")):
+        columns = slice(i * C, (i + 1) * C)
+        stored = tensors["transformer.h.1.attn.c_attn.weight"], tensors["transformer.h.1.attn.c_attn.bias"]
+        assert np.array_equal(state[f"body.blocks.1.attention.{part}.w"], stored[0][:, columns])
+        assert np.array_equal(state[f"body.blocks.1.attention.{part}.b"], stored[1][columns])
+    for ours, theirs in {
+        "tokens.table": "wte.weight",
+        "positions.table": "wpe.weight",
+        "blocks.0.attention.unify.w": "h.0.attn.c_proj.weight",
+        "blocks.0.feedforward.up.b": "h.0.mlp.c_fc.bias",
+        "blocks.1.feedforward.down.w": "h.1.mlp.c_proj.weight",
+        "blocks.1.norm1.gamma": "h.1.ln_1.weight",
+        "blocks.1.norm2.beta": "h.1.ln_2.bias",
+        "final_norm.gamma": "ln_f.weight",
+    }.items():
+        assert np.array_equal(state[f"body.{ours}"], tensors[f"transformer.{theirs}"]), ours
+    assert model.output.table is model.body.tokens.table
+
+
+def test_half_precision_becomes_float32(tmp_path, tensors):
+    write(tmp_path, {name: array.astype(np.float16) for name, array in tensors.items()})
+    model = GPT2.from_pretrained(tmp_path)
+    assert {p.data.dtype for p in model.parameters()} == {np.dtype(np.float32)}
+    assert np.array_equal(model.body.tokens.table.data, tensors["transformer.wte.weight"].astype(np.float16))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.pop("transformer.h.1.ln_2.bias"), r"missing: h\.1\.ln_2\.bias"),
+        (lambda t: t.update({"transformer.h.2.ln_1.bias": np.zeros(6)}), r"unknown: h\.2\.ln_1\.bias"),
+        (lambda t: t.update({"score.weight": np.zeros(6)}), r"unknown: score\.weight"),
+        (
+            lambda t: t.update({"transformer.wpe.weight": np.zeros((9, 6))}),
+            r"wpe\.weight: expected \(5, 6\), got \(9, 6\)",
+        ),
+        (
+            lambda t: t.update({"transformer.h.0.attn.c_attn.weight": np.zeros((6, 17))}),
+            r"h\.0\.attn\.c_attn\.weight: expected \(6, 18\), got \(6, 17\)",
+        ),
+        (
+            lambda t: t.update({"transformer.h.0.attn.c_attn.weight": np.zeros((6, 24))}),
+            r"h\.0\.attn\.c_attn\.weight: expected \(6, 18\), got \(6, 24\)$",
+        ),
+        (
+            lambda t: t.update({"transformer.h.0.mlp.c_fc.weight": np.zeros((24, 6))}),
+            r"h\.0\.mlp\.c_fc\.weight: expected \(6, 24\), got \(24, 6\)",
+        ),
+    ],
+)  # fmt: skip
+def test_weights_of_another_model_are_named(tmp_path, tensors, change, message):
+    change(tensors)
+    write(tmp_path, tensors)
+    with pytest.raises(PretrainedError, match=rf"model\.safetensors: weights of another model: .*{message}"):
+        GPT2.from_pretrained(tmp_path)
+
+
+def test_many_problems_are_counted(tmp_path):
+    write(tmp_path, {"x": np.zeros(1)})
+    with pytest.raises(PretrainedError, match=r"missing: .* and \d+ more$"):
+        GPT2.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert"}, "expected model_type 'gpt2', got 'bert'"),
+        ({"model_type": None}, "expected model_type 'gpt2', got None"),
+        ({"n_head": None, "n_layer": None}, "n_head, n_layer missing"),
+        ({"n_head": 4}, "no such model can be made: heads: 4 does not divide d_model 6"),
+        ({"n_layer": 0}, "n_layer: expected a whole number >= 1, got 0"),
+        ({"n_embd": "6"}, "n_embd: expected a whole number >= 1, got '6'"),
+        ({"n_head": 2.0}, "n_head: expected a whole number >= 1, got 2.0"),
+        ({"n_layer": True}, "n_layer: expected a whole number >= 1, got True"),
+        ({"n_inner": "12"}, "no such model can be made"),
+        ({"vocab_size": 10**14}, "no such model can be made"),
+        ({"layer_norm_epsilon": "x"}, "layer_norm_epsilon: expected a number >= 0, got 'x'"),
+        ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon: expected a number >= 0, got nan"),
+        ({"resid_pdrop": -0.1}, "resid_pdrop: expected a number >= 0, got -0.1"),
+        ({"activation_function": "relu"}, "activation_function: expected 'gelu_new', got 'relu'"),
+        ({"scale_attn_weights": False}, "scale_attn_weights: expected True, got False"),
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: expected False, got True"),
+        ({"add_cross_attention": True}, "add_cross_attention: expected False, got True"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings: expected True, got False"),
+    ],
+    ids=str,
+)
+def test_settings_that_are_not_this_model(tmp_path, changes, message):
+    write(tmp_path, **changes)
+    with pytest.raises(PretrainedError, match=rf"config\.json: {message}"):
+        GPT2.from_pretrained(tmp_path)
+
+
+def test_settings_that_are_this_model(tmp_path):
+    write(tmp_path, activation_function="gelu_pytorch_tanh", layer_norm_epsilon=1e-3, n_inner=None, n_ctx=5)
+    assert GPT2.from_pretrained(tmp_path).body.final_norm.eps == 1e-3
+    write(tmp_path, resid_pdrop=0.25)
+    assert GPT2.from_pretrained(tmp_path).config["dropout"] == 0.25
+    assert GPT2.from_pretrained(tmp_path, dropout=0).config["dropout"] == 0
+    write(tmp_path, n_inner=12)
+    with pytest.raises(PretrainedError, match=r"h\.0\.mlp\.c_fc\.weight: expected \(6, 12\), got \(6, 24\)"):
+        GPT2.from_pretrained(tmp_path)
+
+
+def test_files_that_are_missing_or_damaged(tmp_path):
+    with pytest.raises(PretrainedError, match=r"config\.json: No such file"):
+        GPT2.from_pretrained(tmp_path)
+    for text in "{", "3", '"gpt2"':
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(PretrainedError, match=r"config\.json is damaged"):
+            read_config(tmp_path, "gpt2")
+    write(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    for damaged in whole[:-100], whole[:50], b"":
+        weights.write_bytes(damaged)
+        with pytest.raises(PretrainedError, match=r"model\.safetensors is damaged"):
+            GPT2.from_pretrained(tmp_path)
+    weights.unlink()
+    with pytest.raises(PretrainedError, match=r"model\.safetensors: no such file; expected a folder with config\.json"):
+        GPT2.from_pretrained(tmp_path)
+
+
+class Three(Layer):
+    """Affine maps, for the ways in which a tensor can become a parameter."""
+
+    def __init__(self):
+        self.first, self.second, self.third = Linear(3, 2, key=Key(1)), Linear(3, 3, False), Linear(3, 2, False)
+
+
+THREE = {
+    "first.w": Tensor("both", columns=slice(0, 2)),
+    "second.w": Tensor("both", columns=slice(2, 5)),
+    "third.w": Tensor("turned", transposed=True),
+    "first.b": Tensor("bias"),
+}
+
+
+def write_three(folder, **shapes):
+    draw = Key(3).generator()
+    shapes = {"both": (3, 5), "turned": (2, 3), "bias": (2,), "old.1": (1,)} | shapes
+    tensors = {name: draw.standard_normal(shape, np.float32) for name, shape in shapes.items()}
+    save_file({f"model.{name}": array for name, array in tensors.items()}, folder / "model.safetensors")
+    return tensors
+
+
+def test_columns_and_transposed_tensors(tmp_path):
+    tensors, model = write_three(tmp_path), Three()
+    load_weights(model, tmp_path, THREE, ignored=r"old\.\d", prefix="model.")
+    expected = {
+        "first.w": tensors["both"][:, :2],
+        "second.w": tensors["both"][:, 2:],
+        "third.w": tensors["turned"].T,
+        "first.b": tensors["bias"],
+    }
+    assert all(np.array_equal(array, expected[name]) for name, array in model.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        ("turned", (3, 2), r"turned: expected \(2, 3\), got \(3, 2\)$"),
+        ("turned", (2, 4), r"turned: expected \(2, 3\), got \(2, 4\)$"),
+        ("both", (3, 4), r"both: expected \(3, 5\), got \(3, 4\)$"),
+        ("both", (3, 6), r"both: expected \(3, 5\), got \(3, 6\)$"),
+        ("both", (5,), r"both: expected \(3, 5\), got \(5,\)$"),
+        ("bias", (), r"bias: expected \(2,\), got \(\)$"),
+    ],
+)
+def test_a_shape_that_does_not_fit_is_named_and_nothing_is_changed(tmp_path, name, shape, message):
+    write_three(tmp_path, **{name: shape})
+    model = Three()
+    before = model.state_dict()
+    with pytest.raises(PretrainedError, match=message):
+        load_weights(model, tmp_path, THREE, r"old\.1", "model.")
+    assert all(np.array_equal(before[n], array) for n, array in model.state_dict().items())

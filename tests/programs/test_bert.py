@@ -1,0 +1,138 @@
+"""examples/bert.py from end to end on small data: its three stages, alone and together, and published weights."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from scratchformer.data.subwords import BERT_SPECIALS
+from scratchformer.models import BertClassifier, bert
+from scratchformer.training import load_snapshot, read_metrics
+
+pytest.importorskip("tokenizers")
+WORDS = "a the film story acting plot was is not very good bad dull bright long short wonderful awful it i".split()
+
+
+@pytest.fixture
+def copy(bert_run, tmp_path):
+    return shutil.copytree(bert_run.folder, tmp_path / "run")
+
+
+@pytest.fixture
+def published(tmp_path):
+    """A folder as of Hugging Face, with a BERT of random weights and a vocabulary of a few words."""
+    folder = tmp_path / "published"
+    folder.mkdir()
+    words = [*BERT_SPECIALS, *WORDS]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
+    model = BertClassifier(len(words), 2, 8, 2, 1, 40, d_ff=8)
+    config = {theirs: model.config.get(ours) for theirs, ours in bert.SETTINGS.items()}
+    config |= {"model_type": "bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {name: bert.stored_as(name, old=False) for name in model.named_parameters()}
+    arrays = {name: p.data.T if tensors[name].transposed else p.data for name, p in model.named_parameters().items()}
+    save_file(
+        {tensors[name].name: np.ascontiguousarray(array) for name, array in arrays.items()},
+        folder / "model.safetensors",
+    )
+    return folder
+
+
+def accuracies(text):
+    return {stage: float(a) for stage, a in re.findall(r"^(\w+): test accuracy on 80 reviews: ([0-9.]+)%$", text, re.M)}
+
+
+def test_it_tells_what_it_gives_with_pre_training_and_without(bert_run):
+    assert "the reviews without labels (train/unsup) are not among the data" in bert_run.output
+    assert "100 reviews of " in bert_run.output  # 2,600 less 2,500 for validation
+    assert "starts from the model of 2 of 2 steps of pre-training" in bert_run.output
+    assert accuracies(bert_run.output).keys() == {"finetune", "scratch"}
+    assert re.findall(r"^(\w+): [0-9.]+ minutes$", bert_run.output, re.M) == ["pretrain", "finetune", "scratch"]
+    assert {path.name for path in bert_run.folder.iterdir()} == {
+        "pretrain", "finetune", "scratch", "settings.json", "vocabulary.json",
+    }  # fmt: skip
+    kinds = {stage: load_snapshot(bert_run.folder / stage).model_class for stage in ("pretrain", "finetune", "scratch")}
+    assert kinds == {"pretrain": "BertPretraining", "finetune": "BertClassifier", "scratch": "BertClassifier"}
+    best = load_snapshot(bert_run.folder / "pretrain").state["best"]
+    assert best.keys() == {"step", "loss", "masked_accuracy", "next_sentence_accuracy"}
+
+
+def test_it_resumes_where_it_stopped(call, copy):
+    """Every stage goes on with more steps."""
+    result = call("bert", "--resume", copy, "--steps", 3, "--device", "cpu")
+    stages = ("pretrain", "finetune", "scratch")
+    assert [int(load_snapshot(copy / stage).optimizer["steps"]) for stage in stages] == [3, 3, 3]
+    assert [r["step"] for r in read_metrics(copy / "pretrain" / "metrics.jsonl") if "lr" in r] == [2, 3]
+    assert accuracies(result.stdout).keys() == {"finetune", "scratch"}
+
+
+def test_one_stage_after_the_other(call, fail, copy, reviews_folder, tmp_path):
+    shutil.rmtree(copy / "finetune")
+    shutil.rmtree(copy / "scratch")
+    result = call("bert", "--resume", copy, "--stage", "finetune", "--device", "cpu")
+    assert accuracies(result.stdout).keys() == {"finetune"} and not (copy / "scratch").exists()
+    options = ("--data", reviews_folder, "--out", tmp_path / "new", "--device", "cpu")
+    line = fail("bert", "--stage", "finetune", *options)
+    assert line.endswith("holds no pre-trained model: --stage pretrain comes first")
+    assert not (tmp_path / "new").exists()
+
+
+def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder, tmp_path):
+    options = ("--data", reviews_folder, "--device", "cpu", "--pretrained", published)
+    result = call("bert", *options, "--out", tmp_path / "run")
+    assert accuracies(result.stdout).keys() == {"finetune"}
+    assert load_snapshot(tmp_path / "run" / "finetune").config["d_model"] == 8
+    shutil.move(published, tmp_path / "elsewhere")  # the run has all that it needs
+    resumed = call("bert", "--resume", tmp_path / "run", "--device", "cpu")
+    assert accuracies(resumed.stdout) == accuracies(result.stdout)
+    shutil.move(tmp_path / "elsewhere", published)
+
+    new = ("--out", tmp_path / "new")
+    assert "there is no --stage scratch" in fail("bert", *options, *new, "--stage", "scratch")
+    with open(published / "vocab.txt", "a") as file:
+        file.write("toomuch\n")
+    assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, the model of config.json 25")
+    (published / "vocab.txt").unlink()
+    assert fail("bert", *options, *new).endswith("vocab.txt: no such file")
+    (published / "model.safetensors").unlink()
+    assert "model.safetensors: no such file" in fail("bert", *options, *new)
+    (published / "config.json").unlink()
+    assert "config.json: No such file" in fail("bert", *options, *new)
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_input(fail, call, copy, reviews_folder, tmp_path):
+    assert "holds a run: continue it with --resume" in fail("bert", "--data", reviews_folder, "--out", copy)
+    assert "no such file or folder" in fail("bert", "--data", tmp_path / "no", "--out", tmp_path / "new")
+    assert "invalid choice: 'both'" in call("bert", "--stage", "both", status=2).stderr
+    words = copy / "vocabulary.json"
+    words.write_text(words.read_text()[:100])
+    assert f"vocabulary {words} is damaged" in fail("bert", "--resume", copy)
+    words.unlink()
+    assert fail("bert", "--resume", copy).endswith("vocabulary.json: no such file")
+
+
+def test_the_estimate(call, reviews_folder, tmp_path):
+    options = ("--data", reviews_folder, "--out", tmp_path / "run", "--device", "cpu")
+    assert "peak while training" in call("bert", *options, "--estimate").stdout
+    assert not (tmp_path / "run").exists()
+
+
+def test_evaluate_gives_the_scores_that_the_program_gave(call, fail, bert_run, copy):
+    shutil.rmtree(copy / "scratch")
+    result = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
+    expected = accuracies(bert_run.output)["finetune"]
+    found = re.fullmatch(r"finetune: test: .*accuracy ([0-9.]+).*\n", result)
+    assert 100 * float(found[1]) == pytest.approx(expected, abs=0.01)
+    shutil.rmtree(copy / "finetune")
+    assert fail("scratchformer", "evaluate", copy).endswith("holds no classifier: it is only pre-trained yet")
+
+
+def test_plot_draws_the_curves_of_every_stage(call, bert_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    result = call("scratchformer", "plot", bert_run.folder, "--out", tmp_path)
+    names = ("curves_finetune", "curves_pretrain", "curves_scratch")
+    assert result.stdout.split() == [str(tmp_path / f"{name}.png") for name in names]

@@ -1,0 +1,156 @@
+"""The programs of the sparse transformer and of sets of units, from end to end on small data."""
+
+import importlib.util
+import re
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.backend import CPU
+from scratchformer.models import Classifier, LanguageModel, SparseTransformer
+from scratchformer.rng import Key
+from scratchformer.training import load_model, load_snapshot
+from scratchformer.training.program import read_settings
+
+
+@pytest.fixture(scope="module")
+def sparse_run(call, text_file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "sparse"
+    output = call("sparse", "--data", text_file, "--out", folder, "--steps", 1, "--device", "cpu").stdout
+    return folder, output
+
+
+@pytest.fixture(scope="module")
+def digits_run(call, tmp_path_factory):
+    pytest.importorskip("sklearn")
+    pytest.importorskip("matplotlib")
+    folder = tmp_path_factory.mktemp("runs") / "digits"
+    return folder, call("digits", "--out", folder, "--steps", 2, "--device", "cpu").stdout
+
+
+def test_sparse_reads_thousands_of_bytes_and_writes(sparse_run, text_file):
+    folder, output = sparse_run
+    score = re.search(r"text.txt: ([0-9.]+) bits per byte on the last 5%, strided attention, context 4,096", output)
+    assert 2 < float(score[1]) < 8.01
+    assert "after 1 steps, 8,192 bytes read" in output
+    prompt = text_file.read_bytes()[114_000 : 114_000 + 2048].decode(errors="ignore")[-200:]
+    assert len(output.partition(f"{prompt}|")[2].partition("\n---\nmore of it")[0]) > 100
+    model, state = load_model(folder)
+    assert type(model) is SparseTransformer and model.context == 4096 and state["corpus"] == "text.txt"
+
+
+def test_sparse_resumes_and_evaluate_and_generate_know_its_model(call, sparse_run, tmp_path):
+    folder = shutil.copytree(sparse_run[0], tmp_path / "run")
+    found = call("scratchformer", "evaluate", folder, "--device", "cpu").stdout
+    told = re.search(r"([0-9.]+) bits per byte", sparse_run[1])[1]
+    assert float(re.search(r"bits_per_byte ([0-9.]+)", found)[1]) == pytest.approx(float(told), abs=1.01e-4)
+    assert call("scratchformer", "generate", folder, "--prompt", "the ", "--tokens", 3).stdout.startswith("the ")
+    output = call("sparse", "--resume", folder, "--steps", 2, "--device", "cpu").stdout
+    assert "after 2 steps" in output and load_snapshot(folder).optimizer["steps"] == 2
+
+
+def test_the_steps_that_a_time_allows(call, text_file, tmp_path):
+    """The model of full attention, for no time at all: one step, which the run's settings keep."""
+    options = ("--preset", "full", "--minutes", 1e-6, "--steps", 9, "--device", "cpu")
+    output = call("sparse", "--data", text_file, "--out", tmp_path / "run", *options).stdout
+    assert re.search(r"^[0-9.]+ s a step: 1 steps in 1e-06 minutes$", output, re.MULTILINE)
+    assert "full attention, context 256" in output and "after 1 steps, 8,192 bytes read" in output
+    assert read_settings(tmp_path / "run")["steps"] == 1
+    assert type(load_model(tmp_path / "run")[0]) is LanguageModel
+
+
+def test_digits_tells_its_score_and_draws(digits_run):
+    folder, output = digits_run
+    told = re.search(r"^([0-9.]+) bits per pixel on 360 test images, the best of 2 steps$", output, re.MULTILINE)
+    score = float(told[1])
+    found = re.search(r"^([0-9.]+) by each pixel's frequencies, ([0-9.]+) if all", output, re.MULTILINE)
+    baseline, blind = map(float, found.groups())
+    assert baseline < score < 7 and blind == pytest.approx(np.log2(17), abs=1e-4)
+    assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_digits_resumes(call, digits_run, tmp_path):
+    folder = shutil.copytree(digits_run[0], tmp_path / "run")
+    (folder / "digits.png").unlink()
+    output = call("digits", "--resume", folder, "--steps", 3, "--device", "cpu").stdout
+    assert "the best of 3 steps" in output and load_snapshot(folder).optimizer["steps"] == 3
+    assert (folder / "digits.png").is_file()
+
+
+@pytest.fixture(scope="module")
+def units():
+    """examples/units.py as a module."""
+    pytest.importorskip("sklearn")
+    pytest.importorskip("networkx")
+    spec = importlib.util.spec_from_file_location("units", Path(__file__).parents[2] / "examples" / "units.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_units_tells_both_scores_and_resumes(call, fail, units, tmp_path):
+    first = call("units", "--out", tmp_path / "run", "--steps", 1, "--device", "cpu").stdout
+    assert re.search(r"^images: [0-9.]+% of 360 test images right; logistic regression 9[0-9.]+%$", first, re.MULTILINE)
+    told = re.findall(r"^graph: (.*), [0-9.]+% of the other 32 right; mean of 10, least [0-9.]+%$", first, re.MULTILINE)
+    assert told == ["along the edges", "all to all"]
+    model, _ = load_model(tmp_path / "run")
+    assert type(model) is Classifier and model.config["units"] == 4
+    again = call("units", "--resume", tmp_path / "run", "--steps", 2, "--device", "cpu").stdout
+    assert "2 steps" in again and load_snapshot(tmp_path / "run").optimizer["steps"] == 2
+    line = fail("scratchformer", "evaluate", tmp_path / "run")
+    assert line.endswith("is a run of units, which tells its score itself")
+
+
+def test_the_structure_of_the_graph_is_worth_something(units):
+    """Two runs along the edges, and two without them, that can only guess."""
+    edges, known, clubs = units.load_club()
+    assert (edges.sum() - 34) // 2 == 78 and (edges == edges.T).all() and clubs[known].tolist() == [0, 1]
+    run = SimpleNamespace(device=CPU, steps=200, graph=units.PRESETS["small"]["graph"])
+    along, without = (
+        np.mean([units.predict_clubs(run, pattern, known, clubs, Key(0).fold("graph", seed)) for seed in range(2)])
+        for pattern in (ops.Edges(edges), None)
+    )
+    assert along > 0.8 > 0.7 > without
+
+
+def test_patches_are_squares_of_the_image(units):
+    pixels = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8)
+    batch = units.as_patches(units.Images(pixels, np.array([3, 4])))
+    assert batch.ids.shape == (2, 16, 4)
+    np.testing.assert_allclose(16 * batch.ids[1, 6], pixels[1, 2:4, 4:6].ravel())
+
+
+@pytest.mark.parametrize(
+    ("program", "options", "message"),
+    [
+        ("sparse", ["--minutes", 0], "--minutes: expected a number > 0, got 0.0"),
+        ("sparse", ["--minutes", "inf"], "--minutes: expected a number > 0, got inf"),
+        ("sparse", ["--data", "nowhere"], "nowhere: No such file or directory"),
+        ("digits", ["--data", "pixels"], "--data: the digits come with scikit-learn; leave it out"),
+        ("digits", ["--steps", 0], "--steps: expected at least 1, got 0"),
+        (
+            "units",
+            ["--estimate"],
+            "--data, --estimate: leave them out; the data comes with scikit-learn and networkx",
+        ),
+    ],
+    ids=str,
+)
+def test_options_out_of_range(fail, tmp_path, program, options, message):
+    assert fail(program, *options, cwd=tmp_path) == f"error: {message}"
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_resumed_run_keeps_its_time(fail, sparse_run):
+    line = fail("sparse", "--resume", sparse_run[0], "--minutes", 1)
+    assert line == "error: --resume: the run goes on as it began, so leave out --minutes"
+
+
+def test_a_text_shorter_than_the_context(fail, tmp_path):
+    (tmp_path / "short").write_bytes(b"x" * 4000)
+    line = fail("sparse", "--data", tmp_path / "short", "--out", tmp_path / "run")
+    assert line.startswith("error: corpus: 3,600 tokens are fewer than context + 1 = 4,097")

@@ -1,0 +1,97 @@
+"""examples/translate.py and the commands on its runs, from end to end on a toy language."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from scratchformer.plots import attention_maps, encode
+from scratchformer.training import kept_snapshots, load_model, load_snapshot
+
+pytest.importorskip("tokenizers")
+BLEU = r"([0-9.]+) BLEU on the 12 test sentences, beam (\d+) \((nrefs:1\|.*tok:13a.*)\)"
+
+
+@pytest.fixture
+def copy(translate_run, tmp_path):
+    return shutil.copytree(translate_run.folder, tmp_path / "run")
+
+
+def test_it_tells_its_score_with_the_signature_and_shows_translations(translate_run):
+    found = re.findall(BLEU, translate_run.output)
+    assert [beam for _, beam, _ in found] == ["1", "5"]
+    assert translate_run.output.count("(reference: ") == 5
+    assert {path.name for path in translate_run.folder.iterdir()} == {
+        "average.safetensors", "best.safetensors", "last.safetensors", "step-00000001.safetensors",
+        "step-00000002.safetensors", "metrics.jsonl", "settings.json", "vocabulary.json",
+    }  # fmt: skip
+
+
+def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
+    told = call("translate", "--resume", copy, "--steps", 120, "--device", "cpu").stdout
+    assert load_snapshot(copy).state["step"] == 120
+    assert len(kept_snapshots(copy)) == 10
+    score = float(re.findall(BLEU, told)[-1][0])
+    assert score > 60
+    found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
+    assert float(re.match(r"test: bleu ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
+    (source, written) = re.search(r"^en: (.*)\nde: (.*)$", told, re.MULTILINE).groups()
+    assert call("scratchformer", "translate", copy, source, "--device", "cpu").stdout == f"{written}\n"
+    for options in ("--beam", 0), ("--length-penalty", -1):
+        assert "beam, longer, length_penalty: expected" in fail("scratchformer", "translate", copy, source, *options)
+
+
+def test_the_mean_of_the_snapshots_is_what_is_scored(call, copy):
+    call("translate", "--resume", copy, "--steps", 12, "--device", "cpu")
+    models = [load_model(path)[0].state_dict() for path in kept_snapshots(copy)]
+    mean = load_model(copy / "average.safetensors")[0].state_dict()
+    assert len(models) > 1
+    for name, array in mean.items():
+        expected = sum(m[name].astype(float) for m in models) / len(models)
+        assert abs(array - expected).max() < 1e-6, name
+
+
+def test_bad_input(fail, copy, sentences_folder, tmp_path):
+    options = ("--steps", 1, "--device", "cpu", "--out", tmp_path / "new")
+    assert "no such folder" in fail("translate", "--data", tmp_path / "nowhere", *options)
+    (tmp_path / "half").mkdir()
+    shutil.copy(sentences_folder / "train.en", tmp_path / "half")
+    assert "neither train.de nor train.de.gz in it" in fail("translate", "--data", tmp_path / "half", *options)
+    assert not (tmp_path / "new").exists()
+    assert "an empty one" in fail("scratchformer", "translate", copy, "a dog", " ")
+    words = copy / "vocabulary.json"
+    text = words.read_text(encoding="utf-8")
+    words.write_text(text[:100], encoding="utf-8")
+    assert "vocabulary.json is damaged" in fail("scratchformer", "translate", copy, "a dog")
+    described = json.loads(text)
+    described["added_tokens"][0]["content"] = "<nothing>"
+    words.write_text(json.dumps(described), encoding="utf-8")
+    assert "another vocabulary" in fail("scratchformer", "translate", copy, "a dog")
+    assert "another vocabulary" in fail("translate", "--resume", copy)
+    words.unlink()
+    assert "no such file" in fail("scratchformer", "translate", copy, "a dog")
+
+
+def test_other_models_do_not_translate(fail, imdb_run, translate_run):
+    assert "holds a Classifier, which does not translate" in fail("scratchformer", "translate", imdb_run.folder, "a")
+    assert "which does not write" in fail("scratchformer", "generate", translate_run.folder)
+
+
+def test_plot_draws_the_curves_and_what_the_decoder_looks_at(call, translate_run, tmp_path):
+    pytest.importorskip("matplotlib")
+    result = call("scratchformer", "plot", translate_run.folder, "--out", tmp_path, "--text", "a red dog sees apples .")
+    paths = [tmp_path / f"{name}.png" for name in ("curves", "attention")]
+    assert result.stdout.split() == [str(path) for path in paths]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
+
+
+def test_attention_to_the_source(translate_run):
+    """The labels are those of what is predicted, and of the source; every row is a distribution over the source."""
+    model, state = load_model(translate_run.folder)
+    rows, columns, source, target = encode(model, "a red dog sees apples .", translate_run.folder, state)
+    maps = attention_maps(model, source, target)
+    assert maps.shape == (4, 4, len(rows), len(columns)) == (4, 4, target.shape[1], source.shape[1])
+    np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
+    assert columns[-1] == rows[-1] == "<eos>" and "".join(columns[:-1]).replace("▁", " ").strip().startswith("a red")

@@ -1,0 +1,163 @@
+"""BERT beside the models of the library transformers: random weights, written by it and read by ours."""
+
+import numpy as np
+import pytest
+
+from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
+from scratchformer.models.pretrained import PretrainedError
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+F = torch.nn.functional
+
+B, T, V, C, H, DEPTH, K = 3, 9, 23, 12, 3, 2, 4
+LENGTHS = np.array([9, 4, 7])
+PLACES = np.array([[1, 5, 8], [2, 3, 3], [0, 4, 6]])  # one is predicted twice
+TARGETS = np.random.default_rng(1).integers(0, V, PLACES.shape)
+UNRELATED, LABELS = np.array([1, 0, 1]), np.array([2, 0, 3])
+
+
+@pytest.fixture
+def theirs(tmp_path):
+    """A function that makes a model of the library with random weights and saves it; gives it and its folder."""
+
+    def make(name, **options):
+        config = transformers.BertConfig(
+            vocab_size=V,
+            hidden_size=C,
+            num_hidden_layers=DEPTH,
+            num_attention_heads=H,
+            intermediate_size=20,
+            max_position_embeddings=T + 1,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            num_labels=K,
+            **options,
+        )
+        model = getattr(transformers, name)(config).eval()
+        draw = torch.Generator().manual_seed(0)
+        for p in model.parameters():
+            p.data[...] = 0.3 * torch.randn(p.shape, generator=draw)
+        model.save_pretrained(tmp_path)
+        return model, tmp_path
+
+    return make
+
+
+def inputs():
+    """Without token 0: the library gives the embedding of its padding no gradient, wherever it stands."""
+    draw = np.random.default_rng(0)
+    return draw.integers(1, V, (B, T)), LENGTHS, draw.integers(0, 2, (B, T))
+
+
+def their_inputs():
+    ids, lengths, segments = map(torch.from_numpy, inputs())
+    return dict(input_ids=ids, attention_mask=(torch.arange(T) < lengths[:, None]).long(), token_type_ids=segments)
+
+
+def agree(ours, expected, tolerance, what=""):
+    """Within `tolerance`, and within `tolerance` of the largest element."""
+    expected = expected.detach().numpy()
+    assert ours.dtype == expected.dtype == np.float32
+    assert ours.shape == expected.shape, what
+    np.testing.assert_allclose(ours, expected, rtol=0, atol=tolerance * min(1, np.abs(expected).max()), err_msg=what)
+
+
+def agree_on_gradients(ours, theirs):
+    """Every parameter of ours, and as many numbers in all."""
+    their_parameters = {name.removeprefix("bert."): p for name, p in theirs.named_parameters()}
+    assert sum(p.numel() for p in theirs.parameters() if p.grad is not None) == ours.flat.data.size
+    for name, p in ours.named_parameters().items():
+        tensor = bert.stored_as(name, old=False)
+        gradient = their_parameters[tensor.name].grad
+        if name.endswith("key.b"):  # 0, but for rounding: a bias of the keys adds the same to all scores of a query
+            assert np.abs(p.grad).max() < 1e-5 * np.abs(ours.flat.grad).max()
+        else:
+            agree(p.grad, gradient.T if tensor.transposed else gradient, 1e-4, name)
+
+
+def test_the_encoder(theirs):
+    model, folder = theirs("BertModel")
+    expected = model(**their_inputs()).last_hidden_state
+    within = np.arange(T) < LENGTHS[:, None]
+    agree(Bert.from_pretrained(folder)(*inputs())[within], expected[torch.from_numpy(within)], 1e-5)
+
+
+def test_pretraining(theirs):
+    """Both logits, the loss, and the gradient of every parameter."""
+    model, folder = theirs("BertForPreTraining")
+    ours = BertPretraining.from_pretrained(folder)
+    assert ours.config["dropout"] == 0 and ours.config["d_ff"] == 20 and ours.body.norm.eps == 1e-12
+    y, _ = ours.forward(*inputs(), PLACES)
+    expected = model(**their_inputs())
+    rows = torch.arange(B)[:, None]
+    agree(y[0], expected.prediction_logits[rows, torch.from_numpy(PLACES)], 1e-5)
+    agree(y[1], expected.seq_relationship_logits, 1e-5)
+
+    loss, cache = ours.loss(*inputs(), PLACES, TARGETS, UNRELATED)
+    ours.loss_backward(1.0, cache)
+    chosen = expected.prediction_logits[rows, torch.from_numpy(PLACES)].flatten(0, 1)
+    their_loss = F.cross_entropy(chosen, torch.from_numpy(TARGETS).flatten())
+    their_loss = their_loss + F.cross_entropy(expected.seq_relationship_logits, torch.from_numpy(UNRELATED))
+    their_loss.backward()
+    agree(np.asarray(loss), their_loss, 1e-5)
+    agree_on_gradients(ours, model)
+
+
+def test_their_own_loss(theirs):
+    """With labels as the library has them, -100 where nothing is to be predicted, and 0 for a text that follows."""
+    model, folder = theirs("BertForPreTraining")
+    places = np.array([[1, 5, 8], [0, 2, 3], [0, 4, 6]])
+    labels = np.full((B, T), -100)
+    np.put_along_axis(labels, places, TARGETS, axis=1)
+    expected = model(
+        **their_inputs(), labels=torch.from_numpy(labels), next_sentence_label=torch.from_numpy(UNRELATED)
+    ).loss
+    loss, _ = BertPretraining.from_pretrained(folder).loss(*inputs(), places, TARGETS, UNRELATED)
+    agree(np.asarray(loss), expected, 1e-5)
+
+
+def test_masked_prediction_alone(theirs):
+    model, folder = theirs("BertForMaskedLM")
+    ours = BertPretraining.from_pretrained(folder)
+    assert ours.config["next_sentence"] is False
+    (y,), _ = ours.forward(*inputs(), PLACES)
+    expected = model(**their_inputs()).logits[torch.arange(B)[:, None], torch.from_numpy(PLACES)]
+    agree(y, expected, 1e-5)
+    _, cache = ours.loss(*inputs(), PLACES, TARGETS, UNRELATED)
+    ours.loss_backward(1.0, cache)
+    F.cross_entropy(expected.flatten(0, 1), torch.from_numpy(TARGETS).flatten()).backward()
+    agree_on_gradients(ours, model)
+
+
+def test_the_classifier(theirs):
+    """Log-probabilities of two texts a row; loss and gradients of single texts."""
+    model, folder = theirs("BertForSequenceClassification")
+    ours = BertClassifier.from_pretrained(folder)
+    assert ours.config["num_classes"] == K
+    agree(ours(*inputs()), F.log_softmax(model(**their_inputs()).logits, -1), 1e-5)
+    ids, lengths, _ = inputs()
+    loss, cache = ours.loss(ids, lengths, LABELS)
+    ours.loss_backward(1.0, cache)
+    expected = model(**their_inputs() | {"token_type_ids": None}, labels=torch.from_numpy(LABELS)).loss
+    expected.backward()
+    agree(np.asarray(loss), expected, 1e-5)
+    agree_on_gradients(ours, model)
+
+
+@pytest.mark.parametrize("name", ["BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering"])
+def test_a_head_of_another_task_is_no_classifier_of_texts(theirs, name):
+    """Its body may get a new output, and with it a pooler where it had none."""
+    model, folder = theirs(name)
+    with pytest.raises(PretrainedError, match=rf"no output for classes of texts \({name}\)"):
+        BertClassifier.from_pretrained(folder)
+    if name != "BertForQuestionAnswering":
+        ours = BertClassifier.from_pretrained(folder, 2)
+        agree(ours.body.tokens.table.data, model.bert.embeddings.word_embeddings.weight, 1e-7)
+        assert np.abs(ours.pooler.dense.w.data).max() > 0
+
+
+def test_a_classifier_of_several_labels_at_once_is_another_computation(theirs):
+    _, folder = theirs("BertForSequenceClassification", problem_type="multi_label_classification")
+    with pytest.raises(PretrainedError, match="problem_type: expected None, got 'multi_label_classification'"):
+        BertClassifier.from_pretrained(folder)

@@ -1,0 +1,116 @@
+"""GPT-2 beside that of the library transformers: random weights, saved in its format and loaded by ours."""
+
+import json
+
+import numpy as np
+import pytest
+
+from scratchformer.generation import generate
+from scratchformer.models import GPT2
+from scratchformer.models.gpt2 import stored_as
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+B, T, V = 3, 10, 53
+SIZES = {
+    "small": dict(n_embd=32, n_head=4, n_layer=2, n_positions=16),
+    "other": dict(n_embd=24, n_head=2, n_layer=3, n_positions=12, n_inner=40, layer_norm_epsilon=1e-2),
+}
+DRAW = np.random.default_rng(0)
+IDS = DRAW.integers(0, V, (B, T + 1))
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def saved(request, tmp_path_factory):
+    """transformers' model without dropout, and the folder that it saved itself in."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=V, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=None, pad_token_id=0,
+        **SIZES[request.param],
+    )  # fmt: skip
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    for p in theirs.parameters():  # all of them, biases and norms too, and large enough for each part to matter
+        p.data += 0.1 * torch.randn_like(p)
+    folder = tmp_path_factory.mktemp(request.param)
+    theirs.save_pretrained(folder)
+    return theirs, folder
+
+
+def test_logits(saved):
+    theirs, folder = saved
+    ours = GPT2.from_pretrained(folder)
+    logits = ours(IDS[:, :-1])
+    expected = theirs(torch.from_numpy(IDS[:, :-1])).logits.detach().numpy()
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert np.abs(expected).max() > 0.5
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_loss_and_gradients_of_every_parameter(saved, dtype):
+    theirs, folder = saved
+    theirs = theirs.to(torch.from_numpy(np.zeros(0, dtype)).dtype)
+    ours = GPT2.from_pretrained(folder, dropout=0.0).to(dtype=dtype)
+    tolerance = 1e-4 if dtype == np.float32 else 1e-9
+    loss, cache = ours.loss(IDS[:, :-1], IDS[:, 1:])
+    ours.loss_backward(1.0, cache)
+    theirs.zero_grad()
+    logits = theirs(torch.from_numpy(IDS[:, :-1])).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.from_numpy(IDS[:, 1:]).flatten())
+    expected.backward()
+    assert float(loss) == pytest.approx(expected.item(), rel=tolerance)
+    parameters = {name.removeprefix("transformer."): p.grad.numpy() for name, p in theirs.named_parameters()}
+    seen = set()
+    for name, p in ours.named_parameters().items():
+        tensor = stored_as(name, ours.config["d_model"])
+        grad = parameters[tensor.name][..., tensor.columns]
+        seen.add(tensor.name)
+        # The bias of a key shifts all scores of a query alike: its gradient is zero but for rounding.
+        size = np.linalg.norm(parameters[tensor.name])
+        assert np.linalg.norm(p.grad - grad) <= tolerance * size, name
+    assert seen == parameters.keys()
+    theirs.float()
+
+
+def test_greedy_generation_is_the_same(saved):
+    theirs, folder = saved
+    ours, prompt = GPT2.from_pretrained(folder), IDS[:, :4]
+    count = ours.context - 4
+    found = np.stack(list(generate(ours, prompt, count, temperature=0)), axis=1)
+    options = dict(max_new_tokens=count, do_sample=False, attention_mask=torch.ones(B, 4, dtype=torch.long))
+    expected = theirs.generate(torch.from_numpy(prompt), **options)[:, 4:].numpy()
+    np.testing.assert_array_equal(found, expected)
+    assert len(set(found.flatten().tolist())) > 1
+
+
+def test_names_with_and_without_the_prefix_and_old_buffers(saved, tmp_path):
+    """The published files have no prefix, and a mask and a number beside each layer's weights."""
+    from safetensors.numpy import load_file, save_file
+
+    _, folder = saved
+    tensors = load_file(folder / "model.safetensors")
+    assert all(name.startswith("transformer.") for name in tensors)
+    bare = {name.removeprefix("transformer."): array for name, array in tensors.items()}
+    mask = np.tril(np.ones((1, 1, 4, 4), np.float32))
+    bare |= {"h.0.attn.bias": mask, "h.0.attn.masked_bias": np.float32([-1e4]), "lm_head.weight": bare["wte.weight"]}
+    save_file(bare, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((folder / "config.json").read_text())
+    first, second = (GPT2.from_pretrained(path).state_dict() for path in (folder, tmp_path))
+    assert all(np.array_equal(first[name], second[name]) for name in first)
+
+
+def test_the_published_sizes_have_the_names_that_the_library_gives(saved):
+    theirs, _ = saved
+    model = GPT2(V, 24, 2, theirs.config.n_layer, 12)
+    ours = {stored_as(name, 24).name for name in model.named_parameters()}
+    assert ours == {name.removeprefix("transformer.") for name, _ in theirs.named_parameters()}
+
+
+def test_config_is_read_as_it_is_written(saved):
+    theirs, folder = saved
+    found, written = GPT2.from_pretrained(folder).config, json.loads((folder / "config.json").read_text())
+    assert found["d_ff"] == theirs.config.n_inner and found["eps"] == written["layer_norm_epsilon"]
+    assert [found[name] for name in ("d_model", "heads", "depth", "context")] == [
+        written[name] for name in ("n_embd", "n_head", "n_layer", "n_positions")
+    ]

@@ -1,0 +1,103 @@
+"""What the programs read: published models, and the vocabularies of runs."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from scratchformer.data import DataError, Subwords
+from scratchformer.models import GPT2, Classifier, LanguageModel
+from scratchformer.models.pretrained import PretrainedError
+from scratchformer.rng import Key
+from scratchformer.training import SnapshotError, save_snapshot
+from scratchformer.training.program import load_subwords, load_writer, start_run
+
+pytest.importorskip("tokenizers")
+
+
+@pytest.fixture(scope="module")
+def vocabulary():
+    return Subwords.byte_bpe(["the low, the lowest"] * 3, 270)
+
+
+def test_a_model_of_bytes_has_no_vocabulary(tmp_path):
+    save_snapshot(tmp_path / "last.safetensors", LanguageModel(256, 8, 2, 1, 4, key=Key(1)), step=1)
+    model, subwords = load_writer(tmp_path)
+    assert type(model) is LanguageModel and subwords is None
+
+
+def test_a_run_or_one_of_its_snapshots(vocabulary, tmp_path):
+    model = GPT2(len(vocabulary), 8, 2, 1, 4, key=Key(1))
+    save_snapshot(tmp_path / "best.safetensors", model, subwords=vocabulary.fingerprint)
+    vocabulary.save(tmp_path / "vocabulary.json")
+    for path in tmp_path, tmp_path / "best.safetensors":
+        found, subwords = load_writer(path)
+        assert type(found) is GPT2 and subwords.fingerprint == vocabulary.fingerprint
+    with pytest.raises(SnapshotError, match=r"made with another vocabulary than .*vocabulary\.json"):
+        load_subwords(tmp_path, {"subwords": "0"})
+    (tmp_path / "vocabulary.json").unlink()
+    with pytest.raises(DataError, match=r"vocabulary\.json: no such file"):
+        load_writer(tmp_path)
+
+
+def test_a_model_that_does_not_write(tmp_path):
+    save_snapshot(tmp_path / "last.safetensors", Classifier(9, 2, 8, 2, 1, 4), step=1)
+    with pytest.raises(ValueError, match="holds a Classifier, which does not write"):
+        load_writer(tmp_path)
+
+
+def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
+    words = {word: i for word, i in vocabulary.tokenizer.get_vocab().items()}
+    (tmp_path / "vocab.json").write_text(json.dumps(words))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    config = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    from safetensors.numpy import save_file
+
+    from scratchformer.models.gpt2 import stored_as
+
+    tensors = {}
+    for name, array in GPT2(8, 4, 2, 1, 4).state_dict().items():
+        tensors.setdefault(stored_as(name, 4).name, []).append(array)
+    save_file({name: np.concatenate(a, axis=-1) for name, a in tensors.items()}, tmp_path / "model.safetensors")
+    message = rf"vocab\.json has {len(vocabulary)} tokens, the model of config\.json 8"
+    with pytest.raises(PretrainedError, match=message):
+        load_writer(tmp_path)
+    (tmp_path / "merges.txt").unlink()
+    with pytest.raises(DataError, match=r"merges\.txt: no such file"):
+        load_writer(tmp_path)
+
+
+def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
+    """One that is given chooses the preset of its name, is kept with the run, and may not change."""
+    monkeypatch.chdir(tmp_path)
+    presets = {"small": {"steps": 5, "width": 3}, "weights": {"steps": 7}}
+    options = {"weights": {"metavar": "PATH"}}
+    start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
+    plain, loaded, chosen = start(), start("--weights", "."), start("--weights", ".", "--preset", "small")
+    assert (plain.preset, plain.weights, plain.width) == ("small", None, 3)
+    assert (loaded.preset, loaded.weights, loaded.steps) == ("weights", str(tmp_path), 7)
+    assert (chosen.preset, chosen.weights) == ("small", str(tmp_path))
+    loaded.save()
+    shutil.move(loaded.out, "run")
+    resumed = start("--resume", "run")
+    assert (resumed.preset, resumed.weights, resumed.steps) == ("weights", str(tmp_path), 7)
+    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --weights"):
+        start("--resume", "run", "--weights", ".")
+
+
+def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
+    """They have their defaults, and those that pass may change."""
+    monkeypatch.chdir(tmp_path)
+    options = {"kind": {"choices": ("a", "b"), "default": "a"}, "stage": {"type": int}}
+    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["stage"])  # noqa: E731
+    run = start("--kind", "b", "--stage", "1")
+    assert (start().kind, start().stage) == ("a", None)
+    assert (run.kind, run.stage) == ("b", 1)
+    (tmp_path / "b").mkdir()  # a folder of that name does not make it a path
+    run.save()
+    shutil.move(run.out, "run")
+    assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
+    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --kind"):
+        start("--resume", "run", "--kind", "b")
