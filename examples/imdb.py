@@ -24,16 +24,20 @@ PRESETS = {
         steps=2112,
     ),
 }  # fmt: skip
+OPTIONS = {
+    "pool": dict(choices=("mean", "max"), help="over the words of a review (default: mean)"),
+    "positions": dict(choices=("sinusoidal", "relative", "none"), help="instead of learned ones"),
+}
 
 
 def main(argv=None):
-    run = start_run("imdb", __doc__, PRESETS, argv)
+    run = start_run("imdb", __doc__, PRESETS, argv, OPTIONS)
     words = run.out / "vocabulary.txt"
     known = Vocabulary.load(words) if (run.out / "last.safetensors").exists() else None
     data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
     before, key = resident_bytes(), Key(run.seed)
     names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std")
-    sizes = {name: getattr(run, name) for name in names}
+    sizes = {name: getattr(run, name) for name in names} | ({"positions": run.positions} if run.positions else {})
     model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
     print(f"{len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
 

@@ -1,0 +1,200 @@
+"""Pre-train BERT on film reviews without their labels, then fine-tune it to tell the good ones from the bad.
+
+Beside it the same model is trained from nothing on the labels alone. Stages: pretrain, finetune, scratch; each has a
+folder of its own in that of the run, and --resume continues where the run stopped. --steps is the number of steps of
+pre-training, and the most that the other stages take. Models are chosen on a validation
+part of the training reviews, which is not pre-trained on either, and scored once on the test reviews.
+
+Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
+BERT are fine-tuned, from a Hugging Face folder.
+"""
+
+import time
+
+from scratchformer import Key
+from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
+from scratchformer.models import BertClassifier, BertPretraining
+from scratchformer.optim import AdamW, Cosine
+from scratchformer.training import (
+    Replicas,
+    best_snapshot,
+    estimate,
+    evaluate_classifier,
+    evaluate_pretraining,
+    load_model,
+    train,
+)
+from scratchformer.training.memory import resident_bytes
+from scratchformer.training.program import SUBWORDS, run_program, start_run
+
+PRESETS = {
+    "small": dict(
+        d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
+        dropout=0.0, batch_size=32, lr=1e-3, beta2=0.98, warmup=300, steps=9000, short_length=128,  # of pre-training
+        tuning_dropout=0.1, tuning_batch_size=32,
+        finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
+    ),
+    "base": dict(
+        d_model=768, heads=12, depth=12, max_length=512, embedding_std=0.02, vocabulary=30_000, weight_decay=0.01,
+        dropout=0.1, batch_size=256, lr=1e-4, beta2=0.999, warmup=10_000, steps=1_000_000, short_length=128,
+        tuning_dropout=0.1, tuning_batch_size=32,
+        finetune_lr=3e-5, finetune_epochs=3, scratch_lr=1e-4, scratch_epochs=3,
+    ),
+}  # fmt: skip
+SHORT = 0.9  # of the steps of pre-training, with rows of short_length
+STAGES = ("pretrain", "finetune", "scratch")
+OPTIONS = {
+    "stage": dict(choices=(*STAGES, "all"), help="one stage alone (default: all, one after the other)"),
+    "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, from a Hugging Face folder"),
+}
+VALIDATION_BATCHES = 25
+PUBLISHED_LR = 3e-5  # of the paper's three, the one in the middle
+
+
+def load_published(run):
+    """The published model of --pretrained, with a new output, and its vocabulary; those of the run if it has them."""
+    last = run.out / "finetune" / "last.safetensors"
+    if last.exists():
+        return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
+    model = BertClassifier.from_pretrained(run.pretrained, 2, key=Key(run.seed).fold("finetune", "weights"))
+    vocabulary, size = Subwords.from_bert(run.pretrained), model.config["vocab_size"]
+    if len(vocabulary) != size:
+        raise ValueError(
+            f"{run.pretrained}: vocab.txt has {len(vocabulary):,} tokens, the model of config.json {size:,}"
+        )
+    return model, vocabulary
+
+
+def load_data(run, vocabulary):
+    """The reviews, in this vocabulary, or in that of the run; and what saves the run's settings and vocabulary."""
+    path = run.out / SUBWORDS
+    if run.resume and vocabulary is None:
+        vocabulary = Subwords.load(path)
+    data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
+
+    def save():
+        run.save()
+        if not run.resume:
+            data.vocabulary.save(path)
+
+    return data, save
+
+
+def sizes(run, data):
+    names = ("d_model", "heads", "depth", "max_length", "embedding_std")
+    return {"vocab_size": len(data.vocabulary), **{name: getattr(run, name) for name in names}}
+
+
+def training(run, data, save, stage, lr, warmup, steps):
+    """The arguments that every stage gives to `train`."""
+    return dict(
+        schedule=Cosine(lr, min(warmup, steps // 5), steps),
+        steps=steps,
+        out=run.out / stage,
+        seed=run.seed,
+        identity={"vocabulary": data.vocabulary.fingerprint, "data": data.fingerprint},
+        resume=run.resume,
+        tensorboard=run.tensorboard,
+        on_start=save,
+    )
+
+
+def pretrain(run, data, save):
+    before, key = resident_bytes(), Key(run.seed)
+    model = BertPretraining(key=key.fold("weights"), dropout=run.dropout, **sizes(run, data)).to(run.device)
+    tokens = sum(map(len, data.unlabelled))
+    if len(data.unlabelled) <= len(data.train.labels):
+        print("the reviews without labels (train/unsup) are not among the data: the training reviews are all there is")
+    print(f"{len(data.unlabelled):,} reviews of {tokens:,} tokens, {model.flat.data.size:,} parameters")
+    rows = (data.vocabulary, run.batch_size, run.max_length)
+    short_steps = round(SHORT * run.steps)
+    batches = MaskedBatches(data.unlabelled, *rows, key.fold("batches"), run.short_length, short_steps)
+    validation = MaskedBatches(data.validation.ids, *rows, key.fold("validation"))
+    with Replicas(model, **run.replicas_on_device()) as replicas:
+        print(replicas.describe(batches.batch(0)))
+        if run.estimate:
+            return print(estimate(replicas, batches.batch(0), before))
+        state = train(
+            replicas,
+            AdamW(model.parameters(), run.lr, betas=(0.9, run.beta2), weight_decay=run.weight_decay),
+            batches=batches,
+            evaluate=lambda: evaluate_pretraining(replicas, validation, min(VALIDATION_BATCHES, len(validation))),
+            evaluate_every=max(250, run.steps // 20),
+            **training(run, data, save, "pretrain", run.lr, run.warmup, run.steps),
+        )
+    print(f"pre-trained: {state['best']}")
+
+
+def classify(run, data, save, stage, published=None):
+    key = Key(run.seed).fold(stage)
+    lr, epochs = (run.finetune_lr, run.finetune_epochs) if stage == "finetune" else (run.scratch_lr, run.scratch_epochs)
+    if published is not None:
+        model, lr = published, PUBLISHED_LR
+    else:
+        model = BertClassifier(num_classes=2, key=key.fold("weights"), dropout=run.tuning_dropout, **sizes(run, data))
+        if stage == "finetune":
+            model.start_from(load_pretrained(run))
+    model.to(run.device)
+    length = min(run.max_length, model.body.max_length)
+    training_part, validation, test = (
+        single_texts(part, data.vocabulary) for part in (data.train, data.validation, data.test)
+    )
+    batches = LabelledBatches(training_part, run.tuning_batch_size, length, key.fold("batches"), keep="both")
+    steps = min(run.steps, epochs * len(batches))
+    with Replicas(model, **run.replicas_on_device()) as replicas:
+        print(replicas.describe(batches.batch(0)))
+        state = train(
+            replicas,
+            AdamW(model.parameters(), lr, weight_decay=run.weight_decay),
+            batches=batches,
+            evaluate=lambda: evaluate_classifier(replicas, validation, length, "both"),
+            evaluate_every=max(100, len(batches) // 2),
+            select=("accuracy", "max"),
+            **training(run, data, save, stage, lr, len(batches) // 5, steps),
+        )
+        best, _ = load_model(best_snapshot(run.out / stage))
+        model.load_state_dict(best.state_dict())
+        found = evaluate_classifier(replicas, test, length, "both")
+    print(f"best on validation: {state['best']}")
+    print(f"{stage}: test accuracy on {len(test.labels):,} reviews: {100 * found['accuracy']:.2f}%")
+
+
+def check_pretrained(run):
+    folder = run.out / "pretrain"
+    if not (folder / "last.safetensors").exists():
+        raise ValueError(f"{folder} holds no pre-trained model: --stage pretrain comes first")
+
+
+def load_pretrained(run):
+    model, state = load_model(best_snapshot(run.out / "pretrain"))
+    print(f"starts from the model of {state['step']} of {run.steps} steps of pre-training")
+    return model
+
+
+def main(argv=None):
+    run = start_run("bert", __doc__, PRESETS, argv, OPTIONS, passing=("stage",))
+    stages = STAGES if run.stage in (None, "all") else (run.stage,)
+    published = vocabulary = None
+    if run.pretrained:
+        if run.stage not in (None, "all", "finetune"):
+            raise ValueError(f"--pretrained: published weights are fine-tuned, so there is no --stage {run.stage}")
+        stages = ("finetune",)
+        published, vocabulary = load_published(run)
+    elif stages == ("finetune",):
+        check_pretrained(run)
+    data, save = load_data(run, vocabulary)
+    if run.estimate:
+        if stages[0] != "pretrain":
+            raise ValueError("--estimate: what is estimated is pre-training, so leave out --stage and --pretrained")
+        return pretrain(run, data, save)
+    for stage in stages:
+        started = time.perf_counter()
+        if stage == "pretrain":
+            pretrain(run, data, save)
+        else:
+            classify(run, data, save, stage, published)
+        print(f"{stage}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+
+
+if __name__ == "__main__":
+    run_program(main)

@@ -1,0 +1,151 @@
+"""Not only text: the same classifier on sets of units whose structure is the attention pattern.
+
+Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other; beside it
+stands logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977), who attend along
+the edges of their friendships alone; two of them, the instructor and the officer, are labelled, and the club that each
+other member joined when it split is predicted; beside it stands the same model without the structure, where all
+attend to all. --steps are those of the images, and the most of the graph. The data comes with scikit-learn and
+networkx: pip install 'scratchformer[units]'.
+"""
+
+import numpy as np
+
+from scratchformer import Key, ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.data import Images, LabelledBatch, load_digits
+from scratchformer.data.digits import CLASSES, GREYS, SIDE
+from scratchformer.models import Classifier
+from scratchformer.ops.cross_entropy import IGNORED
+from scratchformer.optim import Adam, AdamW, Cosine
+from scratchformer.training import Replicas, best_snapshot, load_model, train
+from scratchformer.training.program import run_program, start_run
+
+PATCH = 2  # pixels on a side
+PATCHES = (SIDE // PATCH) ** 2
+PRESETS = {
+    "small": dict(
+        d_model=64, heads=4, depth=2, dropout=0.1, batch_size=64, lr=2e-3, weight_decay=0.1, warmup=50, steps=600,
+        graph=dict(d_model=16, heads=2, depth=3, dropout=0.5, lr=3e-3, steps=200, seeds=10),
+    ),
+}  # fmt: skip
+
+
+def as_patches(images: Images) -> LabelledBatch:
+    """Units (n, PATCHES, PATCH²), the grey of their pixels from 0 to 1, patches row by row."""
+    n, across = len(images.labels), SIDE // PATCH
+    patches = images.pixels.reshape(n, across, PATCH, across, PATCH).swapaxes(2, 3)  # (n, down, across, y, x)
+    units = patches.reshape(n, PATCHES, PATCH * PATCH).astype(np.float32) / (GREYS - 1)
+    return LabelledBatch(units, np.full(n, PATCHES), images.labels)
+
+
+class PatchBatches:
+    """Training batches: images drawn anew at every step."""
+
+    def __init__(self, images: Images, batch_size: int, key: Key) -> None:
+        self.batch_size, self.key, self.all = batch_size, key, as_patches(images)
+
+    def batch(self, step: int) -> LabelledBatch:
+        rows = self.key.fold(step).generator().integers(0, len(self.all.labels), self.batch_size)
+        return LabelledBatch(*(a[rows] for a in self.all))
+
+
+def score(replicas: Replicas, images: Images) -> dict[str, float]:
+    batch = replicas.move(as_patches(images))
+    loss, _ = replicas.model.loss(*batch)
+    right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
+    return {"loss": float(loss), "accuracy": float(right.mean())}
+
+
+def logistic_regression(train_part: Images, test: Images) -> float:
+    """The baseline's accuracy, on pixels in a row."""
+    from sklearn.linear_model import LogisticRegression
+
+    x, x_test = (part.pixels.reshape(len(part.labels), -1) / (GREYS - 1) for part in (train_part, test))
+    return LogisticRegression(max_iter=1000).fit(x, train_part.labels).score(x_test, test.labels)
+
+
+def train_on_images(run) -> None:
+    digits, key = load_digits(), Key(run.seed)
+    model = Classifier(
+        None, CLASSES, run.d_model, run.heads, run.depth, PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu",
+        dropout=run.dropout, embedding_std=0.5, key=key.fold("weights"),
+    ).to(run.device)  # fmt: skip
+    print(f"images: {len(digits.train.labels):,} for training, of {PATCHES} units; {model.flat.data.size:,} parameters")
+    batches = PatchBatches(digits.train, run.batch_size, key.fold("batches"))
+    with Replicas(model, **run.replicas_on_device()) as replicas:
+        train(
+            replicas,
+            AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
+            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps),
+            batches,
+            run.steps,
+            run.out,
+            evaluate=lambda: score(replicas, digits.validation),
+            evaluate_every=max(25, run.steps // 20),
+            select=("accuracy", "max"),
+            seed=run.seed,
+            identity={"data": digits.fingerprint},
+            resume=run.resume,
+            tensorboard=run.tensorboard,
+            on_start=run.save,
+        )
+        best, _ = load_model(best_snapshot(run.out))
+        model.load_state_dict(best.state_dict())
+        accuracy = score(replicas, digits.test)["accuracy"]
+    beside = logistic_regression(digits.train, digits.test)
+    print(f"images: {accuracy:.2%} of {len(digits.test.labels)} test images right; logistic regression {beside:.2%}")
+
+
+def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The friendships (n, n), boolean and with oneself; the two that are labelled (2,); the club of each (n,)."""
+    try:
+        import networkx
+    except ImportError as error:
+        raise ImportError("the karate club comes with networkx: pip install 'scratchformer[units]'") from error
+    graph = networkx.karate_club_graph()
+    edges = networkx.to_numpy_array(graph) > 0
+    clubs = np.array([int(graph.nodes[member]["club"] == "Officer") for member in graph])
+    return edges | np.eye(len(clubs), dtype=bool), np.array([0, len(clubs) - 1]), clubs
+
+
+def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np.ndarray, key: Key) -> float:
+    """Train on the members that are `known`, and say for how many of the others the club is right."""
+    n, size = len(clubs), run.graph
+    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says who it is and no more
+    labels = np.full((1, n), IGNORED)
+    labels[0, known] = clubs[known]
+    labels = to_device(labels, run.device)
+    model = Classifier(
+        None, 2, size["d_model"], size["heads"], size["depth"], n, pool="none", units=n, positions="none",
+        norm="pre", dropout=size["dropout"], key=key.fold("weights"),
+    ).to(run.device)  # fmt: skip
+    adam = Adam(model.parameters(), size["lr"])
+    for step in range(min(size["steps"], run.steps)):
+        _, cache = model.loss(units, None, labels, key.fold("train", step), pattern)
+        model.zero_grad()
+        model.loss_backward(1.0, cache)
+        adam.step()
+    found = to_cpu(model(units, pattern=pattern))[0].argmax(axis=-1)
+    return float(np.delete(found == clubs, known).mean())
+
+
+def train_on_graph(run) -> None:
+    edges, known, clubs = load_club()
+    keys = [Key(run.seed).fold("graph", i) for i in range(run.graph["seeds"])]
+    print(f"graph: {len(clubs)} members, {(edges.sum() - len(clubs)) // 2} friendships, {len(known)} labelled")
+    for name, pattern in (("along the edges", ops.Edges(to_device(edges, run.device))), ("all to all", None)):
+        found = [predict_clubs(run, pattern, known, clubs, key) for key in keys]
+        mean, least = np.mean(found), min(found)
+        print(f"graph: {name}, {mean:.1%} of the other {len(clubs) - 2} right; mean of {len(keys)}, least {least:.1%}")
+
+
+def main(argv=None):
+    run = start_run("units", __doc__, PRESETS, argv)
+    if run.data or run.estimate:
+        raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
+    train_on_images(run)
+    train_on_graph(run)
+
+
+if __name__ == "__main__":
+    run_program(main)
