@@ -8,15 +8,19 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from scratchformer import nn, ops
+from scratchformer import models, nn, ops
 
 TARGET = Path(__file__).parent / "derivations.md"
 
 ORDER = (
-    "linear", "relu", "gelu", "dense", "softmax", "log_softmax", "cross_entropy", "layernorm", "embedding",
-    "sinusoidal_positions", "dropout", "mean_pool", "max_pool", "attention",
+    "linear", "relu", "gelu", "tanh", "dense", "softmax", "log_softmax", "cross_entropy", "layernorm", "embedding",
+    "gather", "sinusoidal_positions", "dropout", "mean_pool", "max_pool", "attention", "relative_shift",
+    "relative_attention",
 )  # fmt: skip
-LAYERS = ("BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "TransformerBlock")
+LAYERS = (
+    "BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "RelativeSelfAttention",
+    "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction", "GridPositions",
+)  # fmt: skip
 
 
 def section(name: str, thing: object, code: object | None) -> str:
@@ -38,7 +42,8 @@ def page() -> str:
         parts.append(section(name, getattr(ops, name), backward and backward.reference))
     parts.append("# Layers whose backward is more than a call\n")
     for name in LAYERS:
-        parts.append(section(name, getattr(nn, name), getattr(nn, name).backward))
+        layer = getattr(nn if hasattr(nn, name) else models, name)
+        parts.append(section(name, layer, layer.backward))
     return "\n".join(parts)
 
 
