@@ -30,18 +30,19 @@ from scratchformer.training.program import SUBWORDS, run_program, start_run
 PRESETS = {
     "small": dict(
         d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
-        dropout=0.0, batch_size=32, lr=1e-3, beta2=0.98, warmup=300, steps=9000, short_length=128,  # of pre-training
+        dropout=0.0, chosen=0.3,  # of pre-training
+        batch_size=32, lr=1e-3, beta2=0.98, warmup=100, steps=6500, short_length=128, short_share=0.7,  # and this
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
     ),
     "base": dict(
         d_model=768, heads=12, depth=12, max_length=512, embedding_std=0.02, vocabulary=30_000, weight_decay=0.01,
-        dropout=0.1, batch_size=256, lr=1e-4, beta2=0.999, warmup=10_000, steps=1_000_000, short_length=128,
+        dropout=0.1, chosen=0.15,
+        batch_size=256, lr=1e-4, beta2=0.999, warmup=10_000, steps=1_000_000, short_length=128, short_share=0.9,
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-5, finetune_epochs=3, scratch_lr=1e-4, scratch_epochs=3,
     ),
 }  # fmt: skip
-SHORT = 0.9  # of the steps of pre-training, with rows of short_length
 STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), help="one stage alone (default: all, one after the other)"),
@@ -107,9 +108,10 @@ def pretrain(run, data, save):
         print("the reviews without labels (train/unsup) are not among the data: the training reviews are all there is")
     print(f"{len(data.unlabelled):,} reviews of {tokens:,} tokens, {model.flat.data.size:,} parameters")
     rows = (data.vocabulary, run.batch_size, run.max_length)
-    short_steps = round(SHORT * run.steps)
-    batches = MaskedBatches(data.unlabelled, *rows, key.fold("batches"), run.short_length, short_steps)
-    validation = MaskedBatches(data.validation.ids, *rows, key.fold("validation"))
+    short_steps = round(run.short_share * run.steps)
+    short = dict(short_length=run.short_length, short_steps=short_steps)
+    batches = MaskedBatches(data.unlabelled, *rows, key.fold("batches"), **short, chosen=run.chosen)
+    validation = MaskedBatches(data.validation.ids, *rows, key.fold("validation"), chosen=run.chosen)
     with Replicas(model, **run.replicas_on_device()) as replicas:
         print(replicas.describe(batches.batch(0)))
         if run.estimate:

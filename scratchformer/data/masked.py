@@ -12,13 +12,12 @@ from .batching import batches_by_length, slices
 from .imdb import Labelled
 from .subwords import BERT_SPECIALS, Subwords
 
-CHOSEN = 0.15  # of the tokens are to be predicted; of these
-MASKED, REPLACED = 0.8, 0.1  # are shown as [MASK] and as a random token, and the others as they are
+MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens are shown as [MASK], as a random token, and the others as they are
 
 
-def places_of(n: int) -> int:
+def places_of(n: int, share: float) -> int:
     """How many of n tokens are chosen."""
-    return max(1, round(CHOSEN * n))
+    return max(1, round(share * n))
 
 
 def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
@@ -54,7 +53,9 @@ class MaskedBatch(NamedTuple):
 
     def stretched(self, rows: int, length: int) -> MaskedBatch:
         """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
-        widths = (length, None, length, places_of(length - 3), places_of(length - 3), None)
+        share = self.places.shape[1] / (self.ids.shape[1] - 3)
+        places = places_of(length - 3, share)
+        widths = (length, None, length, places, places, None)
         stretched = (
             np.resize(x[:rows], (rows, width) if width else rows) for x, width in zip(self, widths, strict=True)
         )
@@ -71,7 +72,7 @@ class MaskedBatches:
     texts: sequences of token ids. vocabulary: theirs, with BERT's special tokens. batch_size: B, 2 at least.
     max_length: of a row, its three special tokens included. short_length, short_steps: rows of the first `short_steps`
     training steps have at most `short_length` tokens, by default none: what attention costs grows with the square of
-    the length, and most of what there is to learn is near.
+    the length, and most of what there is to learn is near. chosen: the share of the tokens that are to be predicted.
 
     In an epoch every text occurs once (but for fewer than B of them, and but for the epoch in which rows become longer,
     where the rest is planned anew), in batches of similar length (see
@@ -80,16 +81,17 @@ class MaskedBatches:
     padding. The piece is cut in two at a random place, A and B. In half of the rows B is exchanged for that of another
     row: so in both kinds B begins within a text, and has the same length.
 
-    Of the n tokens round(0.15 n) are chosen, at least one; the special ones never are. 80% of them are shown as [MASK],
+    Of the n tokens round(chosen · n) are chosen, at least one; the special ones never are. 80% of them are shown as [MASK],
     10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not know
     which of the tokens that it sees are right, and so must have a vector for each that knows its surroundings. The
     choice is another one at every step.
 
-    `len()` is the number of batches an epoch. Raises ValueError for fewer than B texts, or a text of fewer than two
-    tokens, naming its index.
+    `len()` is the number of batches an epoch. Raises ValueError for fewer than B texts, a text of fewer than two
+    tokens, naming its index, or `chosen` outside of 0 to 1.
 
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendices A.1 and A.2 (nine tenths of the steps with short
-    rows); a choice that is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1.
+    rows); a choice that is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1. More than 15% chosen:
+    Wettig et al., "Should you mask 15% in masked language modeling?", 2023.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class MaskedBatches:
         key: Key,
         short_length: int | None = None,
         short_steps: int = 0,
+        chosen: float = 0.15,
     ) -> None:
         short_length = max_length if short_length is None else short_length
         if batch_size < 2:
@@ -110,6 +113,8 @@ class MaskedBatches:
                 "short_length, max_length: expected at least 5, for [CLS], [SEP], [SEP] and two texts, and the short "
                 f"one first, got {short_length}, {max_length}"
             )
+        if not 0 < chosen < 1:
+            raise ValueError(f"chosen: expected a share of the tokens, above 0 and below 1, got {chosen}")
         if len(texts) < batch_size:
             raise ValueError(f"texts: expected at least batch_size = {batch_size} of them, got {len(texts)}")
         self.lengths = np.array([len(text) for text in texts])
@@ -119,7 +124,7 @@ class MaskedBatches:
         self.cls, self.sep, self.mask = (vocabulary[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
         special = [vocabulary[token] for token in BERT_SPECIALS]
         self.ordinary = np.setdiff1d(np.arange(len(vocabulary)), special).astype(np.int32)
-        self.short_length, self.short_steps = short_length, short_steps
+        self.short_length, self.short_steps, self.chosen = short_length, short_steps, chosen
         self._plan: tuple | None = None  # the current epoch, its longest row, and the texts of its batches
 
     def __len__(self) -> int:
@@ -168,7 +173,7 @@ class MaskedBatches:
         ids = np.full((B, T), self.sep, np.int32)
         ids[:, 0] = self.cls
         np.put_along_axis(ids, at, words, axis=1)
-        chosen = np.argsort(generator.random((B, n)), axis=1)[:, : places_of(n)]
+        chosen = np.argsort(generator.random((B, n)), axis=1)[:, : places_of(n, self.chosen)]
         chosen.sort(axis=1)
         places, targets = (np.take_along_axis(x, chosen, axis=1) for x in (at, words))
         kind = generator.random(places.shape)

@@ -10,9 +10,10 @@ Forward. With any number m_t subtracted from the scores of a row, since it cance
 and both sums can be collected tile by tile, in any order. The output is divided rather than the probabilities, and
 l rides on the product with v, as one more column: exp(z − m) [v, 1] = [y l, l]. m only has to keep exp in range. It is
 0 where no |q_t| |k_s|, which no score exceeds, is large; otherwise it is the row's maximum, from a first walk over the
-tiles, if that is large. Of the softmax only L = m + log l is kept, the log-sum-exp of the row.
+tiles, if that is large. Of the softmax only m and log l are kept, two numbers a row; not their sum L, the log-sum-exp,
+in which the digits of log l would be lost beside those of a large m.
 
-Backward. The probabilities come back from it, p_ts = exp(z_ts − L_t), a tile at a time. The reference needs
+Backward. The probabilities come back from them, p_ts = exp(z_ts − m_t − log l_t), a tile at a time. The reference needs
 Σ_s p_ts dp_ts, a sum over a whole row of two things that are not there as a whole; but with dp_ts = Σ_d dy_td v_sd,
 
     Σ_s p_ts dp_ts = Σ_s p_ts Σ_d dy_td v_sd = Σ_d dy_td Σ_s p_ts v_sd = Σ_d dy_td y_td =: δ_t
@@ -21,7 +22,8 @@ it is the dot product of two rows of D numbers, known before the first tile. The
 
     dv_s += Σ_t p_ts dy_t        dq_t += Σ_s dz_ts k_s /√D        dk_s += Σ_t dz_ts q_t /√D
 
-Both subtractions ride on products as one more column: [q/√D, −L]·[k, 1] = z − L, and [dy, −δ]·[v, 1] = dp − δ.
+The subtractions ride on products as one more column: [q/√D, −m]·[k, 1] = z − m, as in forward, or z − L where m is 0;
+and [dy, −δ]·[v, 1] = dp − δ.
 
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
@@ -55,7 +57,8 @@ class TiledAttentionCache(NamedTuple):
     k: np.ndarray  # (B, H, S, D)
     v: np.ndarray  # (B, H, S, D)
     y: np.ndarray  # (B, H, T, D)
-    log_sum_exp: np.ndarray  # (B, H, T); the largest number where a query sees nothing
+    shift: np.ndarray  # (B, H, T): m
+    log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
     pattern: Pattern
 
 
@@ -183,13 +186,12 @@ def attention(
     check_attention(q, k, v, pattern)
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
-    y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)
+    y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         queries, keys, values = q[part] * (1 / math.sqrt(D)), k[part], with_column(v[part], 1)
-        top = 0
         if not largest_norm(queries) * largest_norm(keys) <= SAFE:
-            top = row_maxima(queries, keys, runs)
-            queries, keys = with_column(queries, -top), with_column(keys, 1)
+            shift[part] = row_maxima(queries, keys, runs)
+            queries, keys = with_column(queries, -shift[part]), with_column(keys, 1)
         total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
@@ -199,14 +201,19 @@ def attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
-        log_sum_exp[part] = np.where(seen, top + np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledAttentionCache(q, k, v, y, log_sum_exp, pattern)
+        log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
+    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, pattern)
+
+
+def subtrahends(shift: np.ndarray, log_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """What is subtracted from the scores of a row (...,) within the product that makes them, and what afterwards."""
+    return (shift, log_sum) if shift.any() else (log_sum, None)
 
 
 @ops.attention_backward.twin(TiledAttentionCache)
 def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, log_sum_exp, pattern = cache
+    q, k, v, y, shift, log_sum, pattern = cache
     ops.checks.expect_like("dy", dy, q.shape)
     D, S = q.shape[3], k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
@@ -214,12 +221,15 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
         delta = np.vecdot(output, y[part])
-        queries, keys_one = with_column(q[part] * scale, -log_sum_exp[part]), with_column(keys, 1)
+        within, after = subtrahends(shift[part], log_sum[part])
+        queries, keys_one = with_column(q[part] * scale, -within), with_column(keys, 1)
         output_delta, values_one = with_column(output, -delta), with_column(v[part], 1)
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
-            p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)  # z − L
+            p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
+            if after is not None:
+                p -= after[..., run.rows, None]  # z − m − log l
             forbid(p, run)
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]

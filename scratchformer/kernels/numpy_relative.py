@@ -7,8 +7,8 @@ scores by distance, b of shape (n, n + m − 1), row i is looked at from column 
 plus (n + m − 2) i + n − 1: the shift is a view whose rows are one number shorter, and copies nothing. What a causal
 pattern leaves empty is visited neither by key nor by distance.
 
-Forward and backward are otherwise those of `numpy_attention`: the log-sum-exp of each row is kept, and probabilities
-are computed again from it.
+Forward and backward are otherwise those of `numpy_attention`: two numbers of each row are kept, and probabilities
+are computed again from them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,17 @@ from ..ops.checks import expect_like
 from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
 from .numpy_arrays import one_real_dtype
-from .numpy_attention import SAFE, Run, add_product, forbid, groups, heads_inside, largest_norm, with_column
+from .numpy_attention import (
+    SAFE,
+    Run,
+    add_product,
+    forbid,
+    groups,
+    heads_inside,
+    largest_norm,
+    subtrahends,
+    with_column,
+)
 
 plain = ops.relative_attention.reference
 
@@ -39,7 +49,8 @@ class TiledRelativeAttentionCache(NamedTuple):
     content_bias: np.ndarray  # (H, D)
     position_bias: np.ndarray  # (H, D)
     y: np.ndarray  # (B, H, T, D)
-    log_sum_exp: np.ndarray  # (B, H, T); the largest number where a query sees nothing
+    shift: np.ndarray  # (B, H, T): m
+    log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
     pattern: Pattern
 
 
@@ -102,16 +113,16 @@ def relative_attention(
     if not (B and T and S and one_step(pattern, H, T, S)):
         return plain(*arrays, pattern)
     scale = 1 / math.sqrt(D)
-    y, log_sum_exp = heads_inside(q.shape, q.dtype), np.empty((B, H, T), q.dtype)
+    y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         heads = part[1]
         content = (q[part] + content_bias[heads, None]) * scale
         position = (q[part] + position_bias[heads, None]) * scale
-        keys, values, top = k[part], with_column(v[part], 1), 0
+        keys, values = k[part], with_column(v[part], 1)
         bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
         if not bound <= SAFE:
-            top = row_maxima(content, keys, position, r[heads], runs)
-            content, keys = with_column(content, -top), with_column(keys, 1)
+            shift[part] = row_maxima(content, keys, position, r[heads], runs)
+            content, keys = with_column(content, -shift[part]), with_column(keys, 1)
         total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = scores(content, keys, position, r[heads], run, T)
@@ -120,14 +131,14 @@ def relative_attention(
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
-        log_sum_exp[part] = np.where(seen, top + np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledRelativeAttentionCache(*arrays, y, log_sum_exp, pattern)
+        log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
+    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, pattern)
 
 
 @ops.relative_attention_backward.twin(TiledRelativeAttentionCache)
 def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCache) -> tuple[np.ndarray, ...]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias), as `ops.relative_attention_backward`."""
-    q, k, v, r, content_bias, position_bias, y, log_sum_exp, pattern = cache
+    q, k, v, r, content_bias, position_bias, y, shift, log_sum, pattern = cache
     expect_like("dy", dy, q.shape)
     (_, _, T, D), S = q.shape, k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
@@ -136,14 +147,17 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         heads = part[1]
         keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
-        content = with_column((q[part] + content_bias[heads, None]) * scale, -log_sum_exp[part])
+        within, after = subtrahends(shift[part], log_sum[part])
+        content = with_column((q[part] + content_bias[heads, None]) * scale, -within)
         position = (q[part] + position_bias[heads, None]) * scale
         keys_one, values_one = with_column(keys, 1), with_column(v[part], 1)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
-            p = scores(content, keys_one, position, r[heads], run, T)  # z − L
+            p = scores(content, keys_one, position, r[heads], run, T)
+            if after is not None:
+                p -= after[..., run.rows, None]  # z − m − log l
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ

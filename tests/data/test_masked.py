@@ -101,7 +101,7 @@ def test_an_epoch_has_every_text_once():
 
 def test_15_percent_of_the_tokens_are_chosen_and_never_a_special_one():
     for n in range(2, 300):
-        assert places_of(n) == max(1, round(0.15 * n))
+        assert places_of(n, 0.15) == max(1, round(0.15 * n))
     for step in range(10):
         batch = make_batches().batch(step)
         n = batch.ids.shape[1] - 3
@@ -218,7 +218,7 @@ def test_evaluation_is_that_of_whole_batches():
 def test_the_estimate_takes_it():
     batch = make_batches().batch(0)
     long = batch.stretched(3, 60)
-    assert long.ids.shape == (3, 60) and long.places.shape == (3, places_of(57)) and long.tokens == 180
+    assert long.ids.shape == (3, 60) and long.places.shape == (3, places_of(57, 0.15)) and long.tokens == 180
     found = estimate(Replicas(small_model(5 + LONGEST * 40), 2, 2), batch)
     assert found.length == 60 and found.rows == 2
     assert any(name.startswith("blocks") for name in found.activations) and "masked" in found.activations
