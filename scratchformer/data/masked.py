@@ -81,9 +81,9 @@ class MaskedBatches:
     padding. The piece is cut in two at a random place, A and B. In half of the rows B is exchanged for that of another
     row: so in both kinds B begins within a text, and has the same length.
 
-    Of the n tokens round(chosen · n) are chosen, at least one; the special ones never are. 80% of them are shown as [MASK],
-    10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not know
-    which of the tokens that it sees are right, and so must have a vector for each that knows its surroundings. The
+    Of the n tokens round(chosen · n) are chosen, at least one; the special ones never are. 80% of them are shown as
+    [MASK], 10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not
+    know which of the tokens that it sees are right, and so must have a vector for each that knows its surroundings. The
     choice is another one at every step.
 
     `len()` is the number of batches an epoch. Raises ValueError for fewer than B texts, a text of fewer than two

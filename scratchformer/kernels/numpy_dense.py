@@ -66,8 +66,29 @@ def activate(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
     return np.multiply(h, cdf(h, activation, out=np.empty_like(h) if out is h else out), out=out)
 
 
+# 1 − erf(x) for x ≥ 0 is a polynomial in t = 1/(1 + p x) times exp(−x²), but for 1.5e-7 at most: Abramowitz, Stegun,
+# "Handbook of mathematical functions", 1964, 7.1.26. That is what float32 holds of erf, at a third of the time.
+ERF_P = 0.3275911
+ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # of t⁵, ..., t
+
+
 def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
     """Φ(h) of the exact GELU, or the tanh that stands for it, into `out`: see `ops.gelu`."""
+    if activation == "gelu" and h.dtype == np.float32:
+        t = np.abs(h)
+        t *= ERF_P * math.sqrt(0.5)
+        t += 1
+        np.reciprocal(t, out=t)
+        np.multiply(t, ERF_POLYNOMIAL[0], out=out)
+        for coefficient in ERF_POLYNOMIAL[1:]:
+            out += coefficient
+            out *= t
+        out *= bell(h)
+        np.subtract(1, out, out=out)  # erf of |h|/√2
+        np.copysign(out, h, out=out)
+        out += 1
+        out *= 0.5
+        return out
     if activation == "gelu":
         from scipy.special import erf  # here, since it takes 25 MB that ReLU does not need
 
@@ -85,15 +106,22 @@ def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
     return out
 
 
+def bell(h: np.ndarray) -> np.ndarray:
+    """exp(−h²/2)"""
+    with np.errstate(over="ignore"):
+        e = h * h
+    e *= -0.5
+    return np.exp(e, out=e)
+
+
 def gelu_slope(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
     """Φ(h) + h Φ'(h), into `out`: see `ops.gelu`."""
     cdf(h, activation, out)
-    slope = h * h
     if activation == "gelu":  # Φ' = exp(−h²/2)/√(2π)
-        slope *= -0.5
-        np.exp(slope, out=slope)
+        slope = bell(h)
         slope *= 1 / math.sqrt(2 * math.pi)
     else:  # Φ' = ½ (1 − t²) u' = 2 Φ (1 − Φ) u', since t = 2 Φ − 1
+        slope = h * h
         slope *= 3 * CUBIC
         slope += 1
         slope *= math.sqrt(8 / math.pi)
