@@ -2,6 +2,9 @@
 
 import os
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # each core has its tests: BLAS, loaded below, is not to put threads in between
+    os.environ["OMP_NUM_THREADS"] = "1"
+
 import pytest
 from hypothesis import Phase, settings
 

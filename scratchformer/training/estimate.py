@@ -12,6 +12,7 @@ from ..backend import CPU, Array
 from ..rng import Key
 from .replicas import Replicas
 
+WATCHED = 32  # rows at most: what is used at the peak is another array with few rows than with many
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
 
 
@@ -61,10 +62,11 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     """What training `replicas.model` with Adam on batches like this one, of the model's longest rows, will take.
 
     A model that has no longest row (neither "context" nor "max_length" in its config) is estimated for rows as long as
-    those of the batch. One row, and then two, go forward and backward through a model of the same sizes and one block,
-    watched: what their caches keep, by layer, and how much more is used for a while. What grows between the two grows
-    with the rows, and the blocks' share of what is kept with the depth. before: bytes that the process had without the
-    model (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
+    those of the batch. A micro-batch, and half of one, go forward and backward through a model of the same sizes and
+    one block, watched: what their caches keep, by layer, and how much more is used for a while. Of a micro-batch of
+    more than WATCHED rows that many are watched, and what grows between the half and the whole grows with the rows. The
+    blocks' share of what is kept grows with the depth. before: bytes that the process had without the model
+    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config, itemsize = model.config, model.flat.data.itemsize
@@ -75,13 +77,14 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
     shallow = type(model)(**{**config, "depth": 1}).to(dtype=model.flat.data.dtype)
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
-    (one, passing_one), (two, passing_two) = (
-        _watch(shallow, _longest(batch, shallow.config, n), weights) for n in (1, 2)
+    counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
+    (half, passing_half), (most, passing_most) = (
+        _watch(shallow, _longest(batch, shallow.config, n), weights) for n in counts
     )
     activations = {}
-    for name in filter(two.get, two):
+    for name in filter(most.get, most):
         layers = config["depth"] if "block" in name else 1
-        activations[name] = layers * _extrapolate(one[name], two[name], rows)
+        activations[name] = layers * _extrapolate(half[name], most[name], counts, rows)
     cache = 0
     if hasattr(model, "context"):  # it generates, with a key and a value of every token in every block
         attention = getattr(model.body.blocks[0], "layer", model.body.blocks[0]).attention
@@ -97,7 +100,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         optimizer=BUFFERS * model.flat.data.nbytes,
         gradients=replicas.count * model.flat.grad.nbytes,
         activations=activations,
-        transient=max(0, _extrapolate(passing_one, passing_two, rows)),
+        transient=max(0, _extrapolate(passing_half, passing_most, counts, rows)),
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
@@ -120,9 +123,10 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
     return kept, peak - start
 
 
-def _extrapolate(one: int, two: int, rows: int) -> int:
-    """The value for `rows` of what is `one` for one row and `two` for two."""
-    return one + (rows - 1) * (two - one)
+def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> int:
+    """The value for `rows` of what is `half` and `most` for these counts of rows."""
+    first, last = counts
+    return most + (rows - last) * (most - half) // max(1, last - first)
 
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
