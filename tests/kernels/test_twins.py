@@ -201,3 +201,26 @@ def test_padding_of_another_number_of_sequences_is_refused(lengths):
     for run in (ops.attention, ops.attention.reference):
         with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
             run(q, q, q, pattern)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("small", [False, True])
+def test_backward_has_the_probabilities_of_forward(small, relative):
+    """Of nearly equal scores near 10¹⁰, whose last digits are all that makes the probabilities: y and dv show them.
+
+    With v = 1 forward gives y = p, and with dy = 1 backward gives dv = pᵀ.
+    """
+    n, draw = 6, np.random.default_rng(0)
+    one = np.eye(n)[None, None]
+    q = 1e5 * draw.standard_normal((1, 1, n, n))
+    k = 1e5 * draw.standard_normal(n) + 1e-5 * draw.standard_normal((1, 1, n, n))
+    with pieces(small):
+        if relative:
+            biases = np.zeros((2, 1, n))
+            p, cache = ops.relative_attention(q, k, one, draw.standard_normal((1, 2 * n - 1, n)) * 1e-5, *biases)
+            _, _, dv, *_ = ops.relative_attention_backward(one, cache)
+        else:
+            p, cache = ops.attention(q, k, one)
+            _, _, dv = ops.attention_backward(one, cache)
+    assert 0.01 < p.max(axis=-1).min() < 0.99  # of some rows at least more than one probability counts
+    np.testing.assert_allclose(dv, p.swapaxes(-1, -2), rtol=1e-12, atol=1e-300)
