@@ -2,8 +2,8 @@
 
 Beside it the same model is trained from nothing on the labels alone. Stages: pretrain, finetune, scratch; each has a
 folder of its own in that of the run, and --resume continues where the run stopped. --steps is the number of steps of
-pre-training, and the most that the other stages take. Models are chosen on a validation
-part of the training reviews, which is not pre-trained on either, and scored once on the test reviews.
+pre-training, and the most that the other stages take. Models are chosen on a validation part of the training reviews,
+which is not pre-trained on either, and scored once on the test reviews.
 
 Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
 BERT are fine-tuned, from a Hugging Face folder.

@@ -27,12 +27,12 @@ class Numbers:
         return BERT_SPECIALS.index(token)
 
 
-def make_batches(count=40, batch_size=8, max_length=60, seed=0, lengths=None, key=Key(0)):
+def make_batches(count=40, batch_size=8, max_length=60, seed=0, lengths=None, key=Key(0), chosen=0.15):
     """Texts in which every token says which text it is of and at which place: 5 + LONGEST · text + place."""
     if lengths is None:
         lengths = np.random.default_rng(seed).integers(30, LONGEST, count)
     texts = [(5 + LONGEST * i + np.arange(length)).astype(np.int32) for i, length in enumerate(lengths)]
-    return MaskedBatches(texts, Numbers(5 + LONGEST * count), batch_size, max_length, key)
+    return MaskedBatches(texts, Numbers(5 + LONGEST * count), batch_size, max_length, key, chosen=chosen)
 
 
 def unhidden(batch):
@@ -108,6 +108,13 @@ def test_15_percent_of_the_tokens_are_chosen_and_never_a_special_one():
         assert batch.places.shape == batch.targets.shape == (8, round(0.15 * n))
         assert (np.diff(batch.places) > 0).all()
         assert batch.targets.min() >= 5
+
+
+@pytest.mark.parametrize("chosen", [0.01, 0.4, 0.99])
+def test_another_share_may_be_chosen(chosen):
+    batch = make_batches(chosen=chosen).batch(0)
+    n = batch.ids.shape[1] - 3
+    assert batch.places.shape == (8, max(1, round(chosen * n)))
 
 
 def test_every_token_is_chosen_as_often_as_every_other():
@@ -227,6 +234,9 @@ def test_the_estimate_takes_it():
 def test_what_does_not_fit():
     with pytest.raises(ValueError, match="batch_size: expected at least 2, since rows exchange texts, got 1"):
         make_batches(batch_size=1)
+    for chosen in (0, 1, -0.1, float("nan")):
+        with pytest.raises(ValueError, match="chosen: expected a share of the tokens"):
+            make_batches(chosen=chosen)
     with pytest.raises(ValueError, match="max_length: expected at least 5"):
         make_batches(max_length=4)
     with pytest.raises(ValueError, match="texts: expected at least batch_size = 41 of them, got 40"):
