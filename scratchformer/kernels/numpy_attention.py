@@ -129,7 +129,8 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) ->
 def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
     """Short sequences whose patterns differ: one tile each, many sequences together, as one run of all pairs."""
     B, H, T, _ = shape
-    table = np.where(pattern.table(H, T, S, np), 0, -np.inf).astype(dtype)  # broadcasts to (B, H, T, S)
+    allowed = pattern.table(H, T, S, np)
+    table = np.where(np.ones((1, 1, 1, 1), bool) if allowed is None else allowed, 0, -np.inf).astype(dtype)
     sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
         own = table[b : b + sequences] if table.shape[0] > 1 else table

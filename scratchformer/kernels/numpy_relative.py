@@ -87,9 +87,10 @@ def row_maxima(
     return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
 
 
-def one_step(pattern: Pattern, H: int, T: int, S: int) -> bool:
+def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
     """Whether rows and columns of every piece have the same step, so that its distances have a step too."""
-    pieces = (piece for _, own in pattern.of_heads(H) for piece in own.pieces(0, T, S, np))
+    sequences = range(B if pattern.differs else 1)
+    pieces = (piece for _, own in pattern.of_heads(H) for b in sequences for piece in own.pieces(b, T, S, np))
     return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)
 
 
@@ -110,7 +111,7 @@ def relative_attention(
     check_relative_attention(*arrays, pattern)
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
-    if not (B and T and S and one_step(pattern, H, T, S)):
+    if not (B and T and S and one_step(pattern, B, H, T, S)):
         return plain(*arrays, pattern)
     scale = 1 / math.sqrt(D)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)

@@ -186,6 +186,24 @@ def test_pieces_whose_rows_and_columns_have_different_steps_are_left_to_the_refe
     assert type(cache) is type(plain_cache) and np.array_equal(y, expected)
 
 
+def test_every_sequence_is_asked_for_its_steps():
+    """The first ends before the pieces begin whose rows and columns have different steps; the second does not."""
+    T, draw = 100, np.random.default_rng(0)
+    q, k, v = draw.standard_normal((3, 2, 2, T, 4))
+    arguments = q, k, v, draw.standard_normal((2, 2 * T - 1, 4)), *draw.standard_normal((2, 2, 4))
+    pattern = ops.BlockEnds(8, 1) & ops.Padding(np.array([1, T]))
+    y, cache = ops.relative_attention(*arguments, pattern)
+    expected, plain_cache = ops.relative_attention.reference(*arguments, pattern)
+    assert type(cache) is type(plain_cache) and np.array_equal(y, expected)
+
+
+@pytest.mark.parametrize("pattern", [ops.Full() | ops.Padding(np.array([3, 6])), ops.Padding(np.array([3, 6]))])
+def test_a_union_with_all_is_all(pattern):
+    q = np.random.default_rng(0).standard_normal((2, 2, 6, 4))
+    y, _ = ops.attention(q, q, q, pattern)
+    np.testing.assert_allclose(y, ops.attention.reference(q, q, q, pattern)[0], rtol=1e-12)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("C", [96, 768])
 def test_layer_norm_of_a_constant_row_is_beta(C, size):

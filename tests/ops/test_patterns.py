@@ -64,6 +64,7 @@ PATTERNS = {
         lambda n: BlockEnds(4) | Strided(4),
         lambda b, t, s, T, S, n: (t + S - T - s) % 4 == 0 or s % 4 == 3,
     ),
+    "full | padding": (lambda n: Full() | Padding(n), lambda b, t, s, T, S, n: True),
     "full | local": (lambda n: Full() | Local(1), lambda b, t, s, T, S, n: True),
     "full & full": (lambda n: Full() & Full(), lambda b, t, s, T, S, n: True),
 }
