@@ -25,6 +25,12 @@ from .files import replacing
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # of translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
+# How BERT reads a text: settings of a published folder, as the library has them, and what is meant without them.
+BERT_SETTINGS = {
+    "do_lower_case": ("lowercase", True),
+    "strip_accents": ("strip_accents", None),
+    "tokenize_chinese_chars": ("handle_chinese_chars", True),
+}
 
 _LINES = 10_000  # that are encoded at once
 # The symbols that GPT-2 writes for bytes: those that print stand for themselves, the others are numbered from 256 on.
@@ -48,6 +54,7 @@ class Subwords:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self.tokenizer.encode_special_tokens = True  # the library's name for reading them as plain text
 
     @classmethod
     def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
@@ -99,19 +106,13 @@ class Subwords:
     def from_bert(cls, folder: str | os.PathLike[str]) -> Subwords:
         """The WordPiece vocabulary of a published BERT, from vocab.txt in its folder.
 
-        Upper case is kept if tokenizer_config.json in the folder says so. Raises DataError.
+        Texts become lower case and lose their accents, and each Chinese character is a word, unless
+        tokenizer_config.json in the folder says otherwise: do_lower_case, strip_accents (null, or not there: as
+        do_lower_case), tokenize_chinese_chars. Raises DataError.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
         _check_file(path)
-        settings = Path(folder) / "tokenizer_config.json"
-        lowercase = True
-        if settings.is_file():
-            try:
-                lowercase = dict(json.loads(settings.read_text(encoding="utf-8"))).get("do_lower_case", True)
-            except (ValueError, TypeError) as error:
-                raise DataError(f"vocabulary {settings} is damaged: {error}") from error
-            if not isinstance(lowercase, bool):
-                raise DataError(f"vocabulary {settings}: do_lower_case: expected true or false, got {lowercase!r}")
+        options = _bert_options(Path(folder) / "tokenizer_config.json")
         try:
             words = lib.models.WordPiece.read_file(str(path))
         except Exception as error:
@@ -120,7 +121,7 @@ class Subwords:
             raise DataError(f"vocabulary {path} is none of BERT: {', '.join(missing)} missing")
         if len(words) != max(words.values()) + 1:
             raise DataError(f"vocabulary {path} is damaged: a token stands in it twice")
-        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), lowercase)
+        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
         tokenizer.add_special_tokens(list(BERT_SPECIALS))
         return cls(tokenizer)
 
@@ -152,7 +153,9 @@ class Subwords:
         return number
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of the tokens of `text`, int32 (T,), without special ones."""
+        """The numbers of the tokens of `text`, int32 (T,), without special ones: the name of one in it, as "[SEP]",
+        "<eos>" or "<|endoftext|>", is plain text. `self["[SEP]"]` is its number.
+        """
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
@@ -224,9 +227,24 @@ def _check_file(path: Path) -> None:
         raise DataError(f"vocabulary {path}: no such file")
 
 
-def _bert_like(lib: Any, model: Any, lowercase: bool) -> Any:
+def _bert_options(path: Path) -> dict[str, bool | None]:
+    """What a tokenizer_config.json, if there is one, says of how BERT reads a text; raises DataError."""
+    try:
+        settings = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+    except (ValueError, TypeError) as error:
+        raise DataError(f"vocabulary {path} is damaged: {error}") from error
+    options = {}
+    for theirs, (ours, default) in BERT_SETTINGS.items():
+        options[ours] = value = settings.get(theirs, default)
+        if not (isinstance(value, bool) or value is default):
+            expected = "true or false" if default else "true, false or null"
+            raise DataError(f"vocabulary {path}: {theirs}: expected {expected}, got {value!r}")
+    return options
+
+
+def _bert_like(lib: Any, model: Any, **options: bool | None) -> Any:
     tokenizer = lib.Tokenizer(model)
-    tokenizer.normalizer = lib.normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = lib.normalizers.BertNormalizer(**options)
     tokenizer.pre_tokenizer = lib.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = lib.decoders.WordPiece()
     return tokenizer

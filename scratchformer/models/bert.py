@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -73,6 +74,10 @@ class Bert(Layer):
     ) -> None:
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         expect_positive(segments=segments)
+        d_ff = 4 * d_model if d_ff is None else d_ff
+        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
+        options = dict(d_ff=d_ff, segments=segments, dropout=dropout, eps=eps, embedding_std=embedding_std)
+        self.config = dict(**sizes, **options)
         self.max_length = max_length
         self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
@@ -396,7 +401,7 @@ class BertClassifier(Layer):
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""
         for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps"):
-            if (found := pretrained.config.get(name)) != (own := self.config.get(name)):
+            if (found := pretrained.body.config[name]) != (own := self.body.config[name]):
                 raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
         self.body.load_state_dict(pretrained.body.state_dict())
         if pretrained.pooler is not None:
@@ -412,12 +417,15 @@ class BertClassifier(Layer):
         `BertForSequenceClassification`. With a new one, a file without pooler, as of a `BertForMaskedLM`, gets a new
         pooler too.
         dropout: None for that of the folder. Raises PretrainedError, naming file and tensor or setting, for what is
-        missing, unknown, of another shape, or would be another computation than here.
+        missing, unknown, of another shape, or would be another computation than here; ValueError for a num_classes or
+        dropout that can be none.
         """
         config, names = _config(folder, dropout), tensor_names(folder, PREFIX)
         if num_classes is None:
             num_classes, new = _classes(folder, names), ()
         else:
+            if not (isinstance(num_classes, Integral) and num_classes >= 1):
+                raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
             new = ("output",) if "pooler.dense.weight" in names else ("output", "pooler")
         with making(folder):
             model = cls(num_classes=num_classes, **config, key=Zeros())
@@ -448,10 +456,10 @@ COMPUTED = {  # settings with which the computation is the one here
     "hidden_act": ("gelu",),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
-    "problem_type": (None, "single_label_classification"),
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True,),
 }
+HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # of the output for classes in a file
 # The path of each layer of ours in a file.
 LAYERS = {
     "tokens": "embeddings.word_embeddings",
@@ -485,7 +493,11 @@ TIED = {
 
 
 def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
-    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else."""
+    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else, ValueError for
+    a dropout that can be none.
+    """
+    if dropout is not None:
+        Dropout(dropout)  # raises what is wrong with it
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
     sizes = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
     return sizes if dropout is None else sizes | {"dropout": dropout}
@@ -493,7 +505,8 @@ def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
 
 def _classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
     """The number of classes of a folder whose model tells the class of a text; PretrainedError for another."""
-    kinds = read_config(folder, "bert").get("architectures") or ["BertForSequenceClassification"]
+    config = read_config(folder, "bert", computed=HEAD_COMPUTED)
+    kinds = config.get("architectures") or ["BertForSequenceClassification"]
     if kinds != ["BertForSequenceClassification"] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
         kind = ", ".join(map(str, kinds))
         raise PretrainedError(

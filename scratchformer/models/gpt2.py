@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
-from ..nn import TiedOutput
+from ..nn import Dropout, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import Tensor, load_weights, making, read_config
+from .pretrained import PretrainedError, Tensor, load_weights, making, read_config
 
 STD = 0.02  # of the weights at the start
 SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, as the arguments of GPT2 begin
-FRACTIONS = ("resid_pdrop", "layer_norm_epsilon")
+DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: here it is one number
+FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
 COMPUTED = {  # settings with which the computation is the one here
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
@@ -74,15 +78,18 @@ class GPT2(LanguageModel):
     ) -> GPT2:
         """The model in a Hugging Face folder: sizes from its config.json, weights from its model.safetensors.
 
-        Any of the four sizes. dropout: None for that of the folder. recompute: as for the class. Raises
-        PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics, tensors
-        that are missing, unknown or of another shape.
+        Any of the four sizes. dropout: None for that of the folder, which must be the same after the embedding
+        (embd_pdrop) and in the blocks (resid_pdrop); 0.1 is meant where one is not there. recompute: as for the class.
+        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics,
+        tensors that are missing, unknown or of another shape; ValueError for a dropout that can be none.
         """
-        config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS)
+        if dropout is not None:
+            Dropout(dropout)  # raises what is wrong with it
+        config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
         with making(folder):
             model = cls(
                 *(config[name] for name in SIZES),
-                config.get("resid_pdrop", 0.1) if dropout is None else dropout,
+                _dropout(folder, config) if dropout is None else dropout,
                 config.get("n_inner"),
                 config.get("layer_norm_epsilon", 1e-5),
                 recompute,
@@ -92,6 +99,17 @@ class GPT2(LanguageModel):
         tied = {"lm_head.weight": "wte.weight"}
         load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", "transformer.", tied)
         return model
+
+
+def _dropout(folder: os.PathLike[str] | str, config: Mapping[str, Any]) -> float:
+    """The dropout of a folder with this config; raises PretrainedError if it has two."""
+    embedding, branches = (config.get(name, 0.1) for name in DROPOUTS)
+    if embedding != branches:
+        raise PretrainedError(
+            f"{Path(folder) / 'config.json'}: embd_pdrop: expected that of resid_pdrop, {branches}, got {embedding}: "
+            "say which it is to be (dropout)"
+        )
+    return branches
 
 
 # What the parts of a block, and those around the blocks, are called in the file. Its matrices are (in, out), as ours.

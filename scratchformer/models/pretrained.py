@@ -42,12 +42,14 @@ def read_config(
     names: Collection[str] = (),
     computed: Mapping[str, tuple] = {},
     fractions: Collection[str] = (),
+    optional: Collection[str] = (),
 ) -> dict[str, Any]:
     """config.json of a Hugging Face folder, of a model of `model_type` ("gpt2", "bert").
 
     names: of the settings that must be in it, whole numbers but for the `fractions`. computed: for settings, the values
-    with which the computation is the one here; the first of them is meant where the setting is not there. Raises
-    PretrainedError if the file is missing or damaged, of another model, or of one that computes something else.
+    with which the computation is the one here; the first of them is meant where the setting is not there. optional: of
+    settings that may be missing or null, and are whole numbers otherwise. Raises PretrainedError if the file is missing
+    or damaged, of another model, or of one that computes something else.
     """
     path = Path(folder) / "config.json"
     try:
@@ -60,7 +62,8 @@ def read_config(
         raise PretrainedError(f"{path}: expected model_type {model_type!r}, got {config.get('model_type')!r}")
     if missing := [name for name in names if name not in config]:
         raise PretrainedError(f"{path}: {', '.join(missing)} missing")
-    for name in (name for name in dict.fromkeys([*names, *fractions]) if name in config):
+    given = [name for name in dict.fromkeys([*names, *fractions]) if name in config]
+    for name in (*given, *(name for name in optional if config.get(name) is not None)):
         value, whole = config[name], name not in fractions
         if not (type(value) is int and value >= 1 if whole else type(value) in (int, float) and 0 <= value < math.inf):
             expected = "a whole number >= 1" if whole else "a number >= 0"

@@ -171,7 +171,7 @@ def load_writer(path: Path | str) -> tuple[LanguageModel, Subwords | None]:
     a published GPT-2. Raises ValueError for a model that does not write, and as the loading does.
     """
     if (Path(path) / "config.json").is_file():
-        return load_gpt2(path)
+        return load_gpt2(path, dropout=0.0)
     model, state = load_model(best_snapshot(path))
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds a {type(model).__name__}, which does not write")

@@ -28,6 +28,7 @@ from ..rng import Zeros
 
 FORMAT = "scratchformer snapshot 1"
 MODELS = {name: getattr(models, name) for name in models.__all__ if hasattr(getattr(models, name), "loss")}
+MODELS["Bert"] = models.Bert
 
 
 class SnapshotError(ValueError):

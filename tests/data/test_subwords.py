@@ -32,10 +32,10 @@ def learned():
 # Learning
 
 
-@pytest.mark.parametrize(
-    ("kind", "specials"),
-    [("bpe", ("<pad>", "<unk>", "<bos>", "<eos>")), ("byte_bpe", (GPT2_END,)), ("wordpiece", BERT_SPECIALS)],
-)
+SPECIALS = {"bpe": ("<pad>", "<unk>", "<bos>", "<eos>"), "byte_bpe": (GPT2_END,), "wordpiece": BERT_SPECIALS}
+
+
+@pytest.mark.parametrize(("kind", "specials"), SPECIALS.items())
 def test_special_tokens_come_first_and_frequent_words_are_one_token(learned, kind, specials):
     vocabulary = learned[kind]
     assert [vocabulary[token] for token in specials] == list(range(len(specials)))
@@ -106,9 +106,24 @@ def test_a_long_text_in_parts_gives_the_same_tokens(learned, monkeypatch, text, 
     np.testing.assert_array_equal(found, vocabulary.encode(text))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_name_of_a_special_token_in_a_text_is_plain_text(learned, kind, tmp_path):
+    """In every way to encode; and of a vocabulary that was loaded."""
+    learned[kind].save(tmp_path / "vocabulary.json")
+    for vocabulary in (learned[kind], Subwords.load(tmp_path / "vocabulary.json")):
+        for token in set(SPECIALS[kind]) - {"<unk>", "[UNK]"}:
+            text = f"the {token} low {token}"
+            ids = vocabulary.encode(text)
+            assert vocabulary[token] not in ids
+            assert np.array_equal(ids, vocabulary.encode_all([text])[0])
+            if kind == "byte_bpe":
+                assert vocabulary.decode(ids) == text
+                assert np.array_equal(ids, vocabulary.encode_long(text))
+
+
 def test_the_end_of_a_text_is_a_token_and_decodes_to_nothing(learned):
     vocabulary = learned["byte_bpe"]
-    ids = vocabulary.encode(f"the{GPT2_END}low")
+    ids = np.array([*vocabulary.encode("the"), vocabulary[GPT2_END], *vocabulary.encode("low")])
     assert vocabulary[GPT2_END] in ids
     assert vocabulary.decode(ids) == "thelow"
     assert vocabulary.sizes[ids].sum() == len(f"the{GPT2_END}low")
@@ -177,11 +192,13 @@ def write_gpt2(folder, learned):
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n")
 
 
-def write_bert(folder, learned, lowercase=None):
+def write_bert(folder, learned, more=(), **settings):
+    """vocab.txt with `more` words behind those that were learned, and these settings if there are some."""
     vocabulary = learned["wordpiece"].tokenizer.get_vocab()
-    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in sorted(vocabulary, key=vocabulary.get)))
-    if lowercase is not None:
-        (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    words = [*sorted(vocabulary, key=vocabulary.get), *(word for word in more if word not in vocabulary)]
+    (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+    if settings:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def test_gpt2s_vocabulary_agrees_with_transformers(learned, tmp_path):
@@ -192,23 +209,72 @@ def test_gpt2s_vocabulary_agrees_with_transformers(learned, tmp_path):
     assert len(ours) == len(theirs) and ours[GPT2_END] == len(ours) - 1
     for text in (TEXT, UNSEEN, *LINES, f"the{GPT2_END}low", " leading"):
         ids = ours.encode(text)
-        assert ids.tolist() == theirs(text)["input_ids"]
-        assert ours.decode(ids) == text.replace(GPT2_END, "")
+        assert ids.tolist() == theirs(text, split_special_tokens=True)["input_ids"]
+        assert (ids.tolist() == theirs(text)["input_ids"]) == (GPT2_END not in text)
+        assert ours[GPT2_END] not in ids
+        assert ours.decode(ids) == text
         assert b"".join(ours.pieces[i] for i in ids) == text.encode()
+    ids = [*ours.encode("the"), ours[GPT2_END], *ours.encode("low")]
+    assert ids == theirs(f"the{GPT2_END}low")["input_ids"]
+    assert ours.decode(ids) == "thelow"
 
 
 @pytest.mark.parametrize("lowercase", [None, True, False])
 def test_berts_vocabulary_agrees_with_transformers(learned, tmp_path, lowercase):
     transformers = pytest.importorskip("transformers")
-    write_bert(tmp_path, learned, lowercase)
+    write_bert(tmp_path, learned, **({} if lowercase is None else {"do_lower_case": lowercase}))
     ours = Subwords.from_bert(tmp_path)
     theirs = transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"), do_lower_case=lowercase is not False)
     assert len(ours) == len(theirs)
-    for text in (TEXT, UNSEEN, "The LOW café", "the [MASK] low"):
+    for text in (TEXT, UNSEEN, "The LOW café"):
         ids = ours.encode(text)
         assert ids.tolist() == theirs(text, add_special_tokens=False)["input_ids"]
-    assert ours["[MASK]"] in ours.encode("the [MASK] low")
+    text, options = "the [MASK] low", dict(add_special_tokens=False)
+    assert ours.encode(text).tolist() == theirs(text, split_special_tokens=True, **options)["input_ids"]
+    assert ours["[MASK]"] not in ours.encode(text)
+    ids = [*ours.encode("the"), ours["[MASK]"], *ours.encode("low")]
+    assert ids == theirs(text, **options)["input_ids"]
     assert (ours["[UNK]"] in ours.encode("THE")) == (lowercase is False)
+
+
+CASED, CHINESE = ("über", "uber", "Über", "Uber"), ("東", "京", "東京")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+@pytest.mark.parametrize("accents", [True, False, None])
+@pytest.mark.parametrize("chinese", [True, False])
+def test_berts_settings_are_those_of_the_folder(learned, tmp_path, lowercase, accents, chinese):
+    settings = dict(do_lower_case=lowercase, strip_accents=accents, tokenize_chinese_chars=chinese)
+    write_bert(tmp_path, learned, CASED + CHINESE, **settings)
+    ours = Subwords.from_bert(tmp_path)
+    stripped = lowercase if accents is None else accents
+    word = ("u" if stripped else "ü") if lowercase else ("U" if stripped else "Ü")
+    assert ours.encode("Über").tolist() == [ours[f"{word}ber"]]
+    assert ours.encode("東京").tolist() == [ours[word] for word in (CHINESE[:2] if chinese else CHINESE[2:])]
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.BertTokenizerFast(vocab=str(tmp_path / "vocab.txt"), **settings)
+    for text in (TEXT, UNSEEN, "The LOW café", "Über 東京"):
+        assert ours.encode(text).tolist() == theirs(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("do_lower_case", "yes", "true or false, got 'yes'"),
+        ("do_lower_case", None, "true or false, got None"),
+        ("strip_accents", "no", "true, false or null, got 'no'"),
+        ("strip_accents", 0, "true, false or null, got 0"),
+        ("tokenize_chinese_chars", 1, "true or false, got 1"),
+        ("tokenize_chinese_chars", None, "true or false, got None"),
+    ],
+)
+def test_a_setting_of_bert_of_another_type_is_named(learned, tmp_path, name, value, expected):
+    write_bert(tmp_path, learned, **{name: value})
+    with pytest.raises(DataError, match=rf"vocabulary .*tokenizer_config\.json: {name}: expected {expected}$"):
+        Subwords.from_bert(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[1]")
+    with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
+        Subwords.from_bert(tmp_path)
 
 
 def test_published_files_that_are_missing_or_damaged(learned, tmp_path):

@@ -11,6 +11,8 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.rng import Key
+from scratchformer.training import SnapshotError, save_snapshot
+from scratchformer.training.snapshot import load_snapshot, restore
 
 V, K, C, H, DEPTH, T = 11, 3, 8, 2, 2, 7
 SIZES = (V, C, H, DEPTH, T)
@@ -201,6 +203,21 @@ def test_config_makes_the_same_model_again():
             assert np.array_equal(a, b)
 
 
+def test_a_snapshot_of_the_encoder_alone(tmp_path):
+    model = Bert(*SIZES, d_ff=5, eps=1e-6, key=Key(3))
+    save_snapshot(tmp_path / "encoder.safetensors", model, step=3)
+    snapshot = load_snapshot(tmp_path / "encoder.safetensors")
+    assert snapshot.model_class == "Bert" and snapshot.config == model.config
+    twin = Bert(**snapshot.config)
+    assert twin.config == model.config and not np.array_equal(twin(IDS), model(IDS))
+    restore(snapshot, twin)
+    assert np.array_equal(twin(IDS), model(IDS))
+    loaded, _ = load_model(tmp_path / "encoder.safetensors")
+    assert np.array_equal(loaded(IDS), model(IDS))
+    with pytest.raises(SnapshotError, match="'eps': '1e-06 in the snapshot, 1e-12 here'"):
+        restore(snapshot, Bert(*SIZES, d_ff=5))
+
+
 def test_fine_tuning_starts_from_body_and_pooler():
     pretrained, model = BertPretraining(*SIZES, key=Key(5)), BertClassifier(V, K, *SIZES[1:], key=Key(6))
     output = model.output.w.data.copy()
@@ -213,6 +230,21 @@ def test_fine_tuning_starts_from_body_and_pooler():
     assert not np.shares_memory(model.body.tokens.table.data, pretrained.body.tokens.table.data)
     with pytest.raises(ValueError, match="pretrained: expected a model with vocab_size 11, got 12"):
         model.start_from(BertPretraining(V + 1, *SIZES[1:]))
+
+
+DEFAULTS = dict(d_ff=4 * C, segments=2, eps=1e-12)
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_is_the_same_model_as_its_value(name):
+    """Either way round; another value is another model."""
+    for given, left_out in ((DEFAULTS, {}), ({}, DEFAULTS)):
+        pretrained, model = BertPretraining(*SIZES, **given), BertClassifier(V, K, *SIZES[1:], **left_out, key=Key(6))
+        model.start_from(pretrained)
+        assert np.array_equal(model.body(IDS), pretrained.body(IDS))
+    other = 2 * DEFAULTS[name]
+    with pytest.raises(ValueError, match=f"pretrained: expected a model with {name} {DEFAULTS[name]}, got {other}"):
+        model.start_from(BertPretraining(*SIZES, **{name: other}))
 
 
 def test_float32_loss(device):
@@ -298,6 +330,7 @@ def test_what_is_written_is_read(tmp_path, old):
     assert np.array_equal(Bert.from_pretrained(folder)(IDS), model.body(IDS))
     tuned = BertClassifier.from_pretrained(folder, 3, dropout=0.0, key=Key(4))
     assert tuned.config["num_classes"] == 3 and tuned.config["dropout"] == 0
+    BertClassifier(V, K, *SIZES[1:]).start_from(read)
     assert np.array_equal(tuned.pooler(tuned.body(IDS)), model.pooler(model.body(IDS)))
     assert np.array_equal(tuned.output.w.data, BertClassifier(V, 3, *SIZES[1:], d_ff=4 * C, key=Key(4)).output.w.data)
 
@@ -365,6 +398,35 @@ def test_settings_that_would_compute_something_else(tmp_path, changes, message):
     folder = write_folder(tmp_path, BertPretraining(*SIZES), **changes)
     with pytest.raises(PretrainedError, match=message):
         BertPretraining.from_pretrained(folder)
+
+
+def test_the_kind_of_problem_matters_only_to_the_output_of_the_file(tmp_path):
+    model = scrambled(BertClassifier(V, K, *SIZES[1:]))
+    folder = write_folder(tmp_path / "classifier", model, problem_type="multi_label_classification")
+    with pytest.raises(PretrainedError, match="problem_type: expected None, got 'multi_label_classification'"):
+        BertClassifier.from_pretrained(folder)
+    for read in (Bert.from_pretrained(folder), BertClassifier.from_pretrained(folder, num_classes=3).body):
+        assert np.array_equal(read(IDS), model.body(IDS))
+    model = scrambled(BertPretraining(*SIZES))
+    folder = write_folder(tmp_path / "pretraining", model, problem_type="regression")
+    assert np.array_equal(BertPretraining.from_pretrained(folder).body(IDS), model.body(IDS))
+
+
+def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):
+    folder = write_folder(tmp_path, BertPretraining(*SIZES))
+    for model, classes in ((Bert, ()), (BertPretraining, ()), (BertClassifier, (2,))):
+        for dropout in (2.0, 1, -0.1):
+            with pytest.raises(ValueError, match=f"^dropout: expected 0 <= p < 1, got {dropout}$") as raised:
+                model.from_pretrained(folder, *classes, dropout=dropout)
+            assert raised.type is ValueError
+    for classes in (0, -1, 2.5, "3"):
+        with pytest.raises(ValueError, match=f"^num_classes: expected a whole number >= 1, got {classes!r}$") as raised:
+            BertClassifier.from_pretrained(folder, classes)
+        assert raised.type is ValueError
+    assert BertClassifier.from_pretrained(folder, np.int64(3)).config["num_classes"] == 3
+    write_folder(tmp_path, BertPretraining(*SIZES), hidden_dropout_prob=1.5)
+    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: dropout: .*, got 1\.5"):
+        BertClassifier.from_pretrained(folder, 2)
 
 
 def test_missing_and_damaged_files(tmp_path):

@@ -120,11 +120,19 @@ def test_many_problems_are_counted(tmp_path):
         ({"n_embd": "6"}, "n_embd: expected a whole number >= 1, got '6'"),
         ({"n_head": 2.0}, "n_head: expected a whole number >= 1, got 2.0"),
         ({"n_layer": True}, "n_layer: expected a whole number >= 1, got True"),
-        ({"n_inner": "12"}, "no such model can be made"),
+        ({"n_inner": "12"}, "n_inner: expected a whole number >= 1, got '12'"),
+        ({"n_inner": "abc"}, "n_inner: expected a whole number >= 1, got 'abc'"),
+        ({"n_inner": 2.5}, "n_inner: expected a whole number >= 1, got 2.5"),
+        ({"n_inner": 0}, "n_inner: expected a whole number >= 1, got 0"),
         ({"vocab_size": 10**14}, "no such model can be made"),
         ({"layer_norm_epsilon": "x"}, "layer_norm_epsilon: expected a number >= 0, got 'x'"),
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon: expected a number >= 0, got nan"),
         ({"resid_pdrop": -0.1}, "resid_pdrop: expected a number >= 0, got -0.1"),
+        ({"embd_pdrop": "x"}, "embd_pdrop: expected a number >= 0, got 'x'"),
+        ({"embd_pdrop": 0.2, "resid_pdrop": 0.3}, "embd_pdrop: expected that of resid_pdrop, 0.3, got 0.2: say which"),
+        ({"embd_pdrop": 0.2}, "embd_pdrop: expected that of resid_pdrop, 0.1, got 0.2: say which"),
+        ({"resid_pdrop": 0.2}, "embd_pdrop: expected that of resid_pdrop, 0.2, got 0.1: say which"),
+        ({"embd_pdrop": 1.5, "resid_pdrop": 1.5}, "no such model can be made: dropout: expected 0 <= p < 1, got 1.5"),
         ({"activation_function": "relu"}, "activation_function: expected 'gelu_new', got 'relu'"),
         ({"scale_attn_weights": False}, "scale_attn_weights: expected True, got False"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx: expected False, got True"),
@@ -142,12 +150,24 @@ def test_settings_that_are_not_this_model(tmp_path, changes, message):
 def test_settings_that_are_this_model(tmp_path):
     write(tmp_path, activation_function="gelu_pytorch_tanh", layer_norm_epsilon=1e-3, n_inner=None, n_ctx=5)
     assert GPT2.from_pretrained(tmp_path).body.final_norm.eps == 1e-3
-    write(tmp_path, resid_pdrop=0.25)
+    write(tmp_path, resid_pdrop=0.25, embd_pdrop=0.25)
     assert GPT2.from_pretrained(tmp_path).config["dropout"] == 0.25
     assert GPT2.from_pretrained(tmp_path, dropout=0).config["dropout"] == 0
+    write(tmp_path, resid_pdrop=0.25, embd_pdrop=0.5)
+    assert GPT2.from_pretrained(tmp_path, dropout=0.3).config["dropout"] == 0.3
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"n_inner": None}))
+    assert GPT2.from_pretrained(tmp_path).config["d_ff"] is None
     write(tmp_path, n_inner=12)
     with pytest.raises(PretrainedError, match=r"h\.0\.mlp\.c_fc\.weight: expected \(6, 12\), got \(6, 24\)"):
         GPT2.from_pretrained(tmp_path)
+
+
+def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):
+    write(tmp_path)
+    for dropout in (2.0, 1, -0.1):
+        with pytest.raises(ValueError, match=f"^dropout: expected 0 <= p < 1, got {dropout}$") as raised:
+            GPT2.from_pretrained(tmp_path, dropout=dropout)
+        assert raised.type is ValueError
 
 
 def test_files_that_are_missing_or_damaged(tmp_path):
