@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,13 +61,18 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
+@lru_cache(maxsize=4096)  # the same key is asked again where activations are recomputed, and in every gradient check
+def _start(key: Key) -> np.uint64:
+    return key.seed_sequence().generate_state(1, np.uint64)[0]
+
+
 def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     """`size` independent uniform 16-bit integers, in an array of library `xp`.
 
     Word number i is the SplitMix64 mix of start(key) + i·γ, four 16-bit integers each. It needs only
     multiplication, shift and exclusive-or, so it gives the same bits with every array library.
     """
-    start = key.seed_sequence().generate_state(1, np.uint64)[0]
+    start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
     words *= np.uint64(_GAMMA)
     words += start

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from ..backend import Array, array_module
 
 
@@ -11,17 +13,23 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
 
     `expect_shape("x", x, "B T C", C=512)` fails with: x: expected (B, T, 512), got (4, 7, 256).
     """
-    words = letters.split()
-    if not hasattr(x, "ndim"):
+    words = _words(letters)
+    shape = getattr(x, "shape", None)
+    if shape is None:
         raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {type(x).__name__}")
-    if len(words) == x.ndim:
-        for word, size in zip(words, x.shape, strict=True):
+    if len(words) == len(shape):
+        for word, size in zip(words, shape, strict=True):
             if sizes.get(word, size) != size:
                 break
         else:
             return
     expected = ", ".join(str(sizes.get(word, word)) for word in words)
     raise ValueError(f"{name}: expected ({expected}), got {tuple(x.shape)}")
+
+
+@lru_cache
+def _words(letters: str) -> list[str]:
+    return letters.split()
 
 
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:

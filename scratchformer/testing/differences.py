@@ -33,7 +33,7 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 
 _EPS = float(np.finfo(np.float64).eps)
-STEPS = (1e-3, 1e-4, 1e-2, 1e-1, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is nearly always good enough
+STEPS = (1e-3, 1e-4, 1e-2, 1e-1, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is mostly good enough
 _NUDGES = 4  # evaluations that measure noise
 
 
@@ -120,6 +120,7 @@ class Differences:
         self.y = outputs()
         self.noise = 0.0  # in F
         self.grain = 0.0  # in each output
+        self.good_step = STEPS[0]  # the last that was good to rtol: tried first, since it likely is again
 
     def measure_noise(
         self,
@@ -158,7 +159,7 @@ class Differences:
         best = Estimate(np.nan, np.inf)
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
-            for step in STEPS:
+            for step in sorted(STEPS, key=lambda step: step != self.good_step):
                 h = step * scale
                 if self.round_off(h) >= best.uncertainty:
                     continue
@@ -173,6 +174,7 @@ class Differences:
                 if uncertainty < best.uncertainty:
                     best = Estimate(float(self.dy @ value), uncertainty)
                 if best.uncertainty <= rtol * abs(best.value):
+                    self.good_step = step
                     break
         move(0.0)
         return best

@@ -221,6 +221,7 @@ def test_padding_of_another_number_of_sequences_is_refused(lengths):
             run(q, q, q, pattern)
 
 
+@pytest.mark.skipif(not TWINS, reason="no kernels")
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("small", [False, True])
 def test_backward_has_the_probabilities_of_forward(small, relative):
