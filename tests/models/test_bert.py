@@ -11,7 +11,7 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.rng import Key
-from scratchformer.training import SnapshotError, save_snapshot
+from scratchformer.training import SnapshotError, load_model, save_snapshot
 from scratchformer.training.snapshot import load_snapshot, restore
 
 V, K, C, H, DEPTH, T = 11, 3, 8, 2, 2, 7
