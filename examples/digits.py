@@ -73,10 +73,10 @@ def bits_of_frequencies(train: Images, test: Images) -> float:
 
 def draw(model: SparseTransformer, prompts: np.ndarray, key: Key) -> np.ndarray:
     """Images (n, SIDE, SIDE) that begin as prompts (n, 1 + pixels) do, and are sampled from there on."""
-    known = prompts[:, 1:]
-    sampled = generate(model, prompts, SIDE * SIDE - known.shape[1], temperature=TEMPERATURE, key=key)
-    new = np.stack(list(sampled), axis=1)
-    return np.concatenate([known, np.minimum(new, GREYS - 1)], axis=1).reshape(-1, SIDE, SIDE)
+    known, greys = prompts[:, 1:], np.arange(GREYS + CLASSES) < GREYS
+    missing = SIDE * SIDE - known.shape[1]
+    sampled = generate(model, prompts, missing, temperature=TEMPERATURE, key=key, allowed=greys)
+    return np.concatenate([known, np.stack(list(sampled), axis=1)], axis=1).reshape(-1, SIDE, SIDE)
 
 
 def save_picture(path, rows: dict[str, np.ndarray]) -> None:

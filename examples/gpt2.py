@@ -29,19 +29,26 @@ OPTIONS = {
 }
 
 
-def make_model(run, corpus, key):
-    """The model and its vocabulary: published ones, those of the run that is resumed, or new ones."""
-    last, words = run.out / "last.safetensors", run.out / SUBWORDS
-    if run.preset == "pretrained":
-        if run.pretrained is None:
-            raise ValueError("--preset pretrained: needs --pretrained FOLDER")
-        if last.exists():
-            return load_model(last)[0], Subwords.load(words)
-        return load_gpt2(run.pretrained, dropout=run.dropout)
-    if run.pretrained is not None:
-        raise ValueError(f"--pretrained: has its own sizes, so leave out --preset {run.preset}")
+def published_model(run):
+    """The model and its vocabulary of --preset pretrained: published ones, or those of the run that is resumed. None
+    for another preset.
+    """
+    if run.preset != "pretrained":
+        if run.pretrained is not None:
+            raise ValueError(f"--pretrained: has its own sizes, so leave out --preset {run.preset}")
+        return None
+    if run.pretrained is None:
+        raise ValueError("--preset pretrained: needs --pretrained FOLDER")
+    last = run.out / "last.safetensors"
     if last.exists():
-        vocabulary = Subwords.load(words)
+        return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
+    return load_gpt2(run.pretrained, dropout=run.dropout)
+
+
+def make_model(run, corpus, key):
+    """A new model, and its vocabulary: that of the run that is resumed, or a new one."""
+    if (run.out / "last.safetensors").exists():
+        vocabulary = Subwords.load(run.out / SUBWORDS)
     else:
         vocabulary = Subwords.byte_bpe(as_text(corpus.train, corpus.name).splitlines(keepends=True), run.vocabulary)
     sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context", "dropout")}
@@ -50,9 +57,12 @@ def make_model(run, corpus, key):
 
 def main(argv=None):
     run = start_run("gpt2", __doc__, PRESETS, argv, OPTIONS)
-    corpus, key = load_corpus(run), Key(run.seed)
-    before = resident_bytes()
-    model, vocabulary = make_model(run, corpus, key)
+    key, before = Key(run.seed), resident_bytes()
+    published = published_model(run)  # before the corpus, which may have to be downloaded
+    before -= resident_bytes()
+    corpus = load_corpus(run)
+    before += resident_bytes()  # without the model
+    model, vocabulary = published or make_model(run, corpus, key)
     model.to(run.device)
     parts = corpus.train, corpus.validation[:VALIDATION_BYTES], corpus.test[: run.test_bytes]
     training, validation, test = (vocabulary.encode_long(as_text(part, corpus.name)) for part in parts)

@@ -6,9 +6,11 @@
 
 The models have the same width and depth, a step reads as many bytes, and each is scored with its whole context. With
 --minutes the number of steps is what the time allows, from the time that a few steps take at the start. Without --data
-the official archive is downloaded.
+the official archive is downloaded; without a network, the program says so and trains on the sources of Python's
+standard library, as with --data stdlib.
 """
 
+import argparse
 import math
 import time
 
@@ -40,6 +42,13 @@ def make_model(run, key: Key) -> LanguageModel:
     return SparseTransformer(256, stride=run.stride, kind=run.kind, width=run.width, key=key, **sizes)
 
 
+def steps_given(argv: list[str] | None) -> bool:
+    """Whether the number of steps is an option of the command line, and not the preset's."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--steps")
+    return parser.parse_known_args(argv)[0].steps is not None
+
+
 def seconds_per_step(replicas: Replicas, batches: TextBatches, key: Key) -> float:
     """The mean of a few steps, of forward and backward, which nearly all of a step's time goes to."""
     for step in range(1 + MEASURED):
@@ -53,6 +62,8 @@ def main(argv=None):
     run = start_run("sparse", __doc__, PRESETS, argv, OPTIONS)
     if run.minutes is not None and not 0 < run.minutes < math.inf:
         raise ValueError(f"--minutes: expected a number > 0, got {run.minutes}")
+    if run.minutes is not None and not run.resume and steps_given(argv):
+        raise ValueError("--minutes: instead of a number of steps, so leave out --steps")
     corpus = load_corpus(run)
     before, key = resident_bytes(), Key(run.seed)
     model = make_model(run, key.fold("weights")).to(run.device)

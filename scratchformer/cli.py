@@ -111,13 +111,12 @@ def translate(args: argparse.Namespace) -> None:
     run = Path(args.run_folder)
     model, subwords, _ = translator(run)
     settings = read_settings(run if run.is_dir() else run.parent, "beam", "length_penalty")
+    max_length = settings.get("max_length")
     beam = settings["beam"] if args.beam is None else args.beam
     penalty = settings["length_penalty"] if args.length_penalty is None else args.length_penalty
     sentences = args.sentences or [line.strip() for line in sys.stdin]
-    if not all(sentence.strip() for sentence in sentences):
-        raise ValueError("translate: expected sentences, got an empty one")
     model.to(get_device(args.device))
-    for text in generation.translate(model, subwords, sentences, beam, penalty):
+    for text in generation.translate(model, subwords, sentences, beam, penalty, max_length):
         print(generation.printable(text))
 
 

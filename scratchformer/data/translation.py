@@ -62,11 +62,13 @@ class TokenPairs(NamedTuple):
 
 
 def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = "pairs") -> TokenPairs:
-    """The pairs as token ids. Raises DataError for a sentence of more than `max_length` tokens, with END, and for no
-    pairs; part: what the message calls them.
+    """The pairs as token ids. Raises DataError for a sentence of more than `max_length` tokens, with END, for no pairs,
+    and unless there are as many targets as sources; part: what the message calls them.
     """
     if not pairs.source:
         raise DataError(f"{part}: expected sentences, got none")
+    if len(pairs.source) != len(pairs.target):
+        raise DataError(f"{part}: {len(pairs.source):,} sources, but {len(pairs.target):,} targets")
     end = np.array([subwords[END]], np.int32)
     source = [np.append(ids, end) for ids in subwords.encode_all(pairs.source)]
     target = subwords.encode_all(pairs.target)

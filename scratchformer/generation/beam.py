@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -15,9 +17,11 @@ from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
 from .cache import DecoderCache
+from .generate import expect_vocabulary
 
 LONGER = 50  # tokens that a translation may have more than its source: Vaswani et al., 2017, section 6.1
 ROWS = 256  # hypotheses at once
+LARGEST = 700  # log of what log p may be divided by, in float64
 
 
 class Hypothesis(NamedTuple):
@@ -45,21 +49,28 @@ def beam_search(
     without the division short ones would win. length_penalty: α ≥ 0. longer: a translation has at most as many tokens
     more than its source; what has not ended then is scored as it is. A source is done when K have ended, or when no
     open hypothesis can still reach the best: as lp is largest at the limit, log p/lp(limit) bounds its score.
-    Raises ValueError for a beam or α out of range.
+    begin, end: two of the model's V tokens. Raises ValueError for one of these out of range, and for no source.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
-    if beam < 1 or longer < 1 or not length_penalty >= 0:
-        numbers = f"{beam}, {longer}, {length_penalty}"
-        raise ValueError(f"beam, longer, length_penalty: expected at least 1, 1, 0, got {numbers}")
+    expect_options(beam, longer, length_penalty)
+    V = model.config["vocab_size"]
+    for name, token in (("begin", begin), ("end", end)):
+        if not (isinstance(token, Integral) and 0 <= token < V):
+            raise ValueError(f"{name}: expected a token from 0 to {V - 1}, got {token}")
+    if not len(lengths):
+        raise ValueError("source: expected (B, S) with B at least 1, got no text")
     B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
-    cache = DecoderCache(model, source, lengths, int(limits.max()), copies=K)
+    most_tokens = int(limits.max())
+    cache = DecoderCache(model, source, lengths, most_tokens, copies=K)
+    if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:
+        raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
     scores[:, 0] = 0  # all K are the empty one, which counts once
     written = np.empty((B, K, 0), np.int64)
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]
     last = np.full(B * K, begin)
-    for n in range(1, int(limits.max()) + 1):
+    for n in range(1, most_tokens + 1):
         logits = cache.logits(last[:, None]).astype(np.float64)
         if not np.isfinite(logits).all():
             raise ValueError("logits: expected finite numbers")
@@ -92,6 +103,14 @@ def beam_search(
     return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
 
 
+def expect_options(beam: int, longer: int, length_penalty: float) -> None:
+    """Raise ValueError unless these options of `beam_search` are in their ranges."""
+    whole = isinstance(beam, Integral) and isinstance(longer, Integral)
+    if not (whole and beam >= 1 and longer >= 1 and 0 <= length_penalty < math.inf):
+        expected = "at least 1, 1, 0, the first two whole numbers and the last finite"
+        raise ValueError(f"beam, longer, length_penalty: expected {expected}, got {beam}, {longer}, {length_penalty}")
+
+
 def penalty(n: int, length_penalty: float) -> float:
     """lp(n), which log p is divided by."""
     return ((5 + n) / 6) ** length_penalty
@@ -110,11 +129,23 @@ def translate(
     sentences: list[str],
     beam: int = 4,
     length_penalty: float = 0.6,
+    max_length: int | None = None,
 ) -> list[str]:
-    """The translations of `sentences`, by `beam_search`. On a CPU batches of them are shared out over its cores."""
+    """The translations of `sentences`, by `beam_search`. On a CPU batches of them are shared out over its cores.
+
+    max_length: the most tokens that a sentence may have, with END; None for any number. Raises ValueError for a longer
+    sentence and an empty one, with its number, for a vocabulary of another size than the model's, and as `beam_search`.
+    """
+    expect_options(beam, LONGER, length_penalty)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
+    expect_vocabulary(model, len(subwords))
     ids = [np.append(s, np.int32(end)) for s in subwords.encode_all(sentences)]
-    order, size = np.argsort([len(s) for s in ids], kind="stable"), max(1, ROWS // max(1, beam))
+    for i, sentence in enumerate(sentences):
+        if not sentence.strip():
+            raise ValueError(f"sentence {i + 1}: expected text, got an empty one")
+        if max_length is not None and len(ids[i]) > max_length:
+            raise ValueError(f"sentence {i + 1}: expected at most {max_length} tokens with END, got {len(ids[i])}")
+    order, size = np.argsort([len(s) for s in ids], kind="stable"), max(1, ROWS // beam)
     batches = [order[i : i + size] for i in range(0, len(order), size)]
 
     def work(batch: np.ndarray) -> list[Hypothesis]:

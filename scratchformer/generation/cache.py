@@ -7,6 +7,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, LanguageModel, TransformerXL
+from ..models.encoder_decoder import expect_tokens
 
 
 class KeyValueCache:
@@ -33,7 +34,11 @@ class KeyValueCache:
         self.values = [xp.empty(shape, table.dtype) for _ in model.body.blocks]
 
     def logits(self, ids: Array) -> Array:
-        """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them."""
+        """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them.
+
+        Raises ValueError unless there are B rows and T ≥ 1.
+        """
+        expect_tokens("ids", ids, B=len(self.keys[0]))
         xp = array_module(ids)
         self.ids = ids if self.ids is None else xp.concatenate([self.ids, ids], axis=1)
         if self.ids.shape[1] > self.model.context:
@@ -72,7 +77,11 @@ class DecoderCache:
         self.values = [xp.empty(shape, memory.dtype) for _ in model.decoder]
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
-        """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them."""
+        """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them.
+
+        Raises ValueError unless there are B K rows and T ≥ 1.
+        """
+        expect_tokens("ids", ids, B=len(self.keys[0]))
         ids = to_device(ids, self.device)
         logits = self.model.extend(ids, self.keys, self.values, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
@@ -100,6 +109,7 @@ class SegmentCache(KeyValueCache):
         self.begun = 0  # where in the arrays the segment begins: the length of the memory
 
     def logits(self, ids: Array) -> Array:
+        expect_tokens("ids", ids, B=len(self.keys[0]))
         context, logits = self.model.context, None
         while ids.shape[1]:
             if self.length == self.begun + context:

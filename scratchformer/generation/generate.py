@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import GPT2_END, Subwords
 from ..models import LanguageModel
+from ..nn import Layer
 from ..rng import Key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -28,12 +29,13 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     key: Key = Key(0),
+    allowed: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
 
-    temperature, top_k, top_p: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the same text.
-    Of a prompt longer than the model sees at once the end is read. On a CPU a large batch is shared out over its
-    cores. Raises ValueError for an empty prompt.
+    temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
+    same text. Of a prompt longer than the model sees at once the end is read. On a CPU a large batch is shared out over
+    its cores. Raises ValueError for an empty prompt.
     """
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.size == 0:
@@ -54,9 +56,15 @@ def generate(
             few = new.shape[1] == 1 and caches[0].length < caches[0].room
             with blas.limit(limits=1 if threads > 1 or few else None):
                 z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
-            ids = sample(probabilities(z, temperature, top_k, top_p), key.fold(i))
+            ids = sample(probabilities(z, temperature, top_k, top_p, allowed), key.fold(i))
             yield ids
             new = ids[:, None]
+
+
+def expect_vocabulary(model: Layer, size: int, note: str = "") -> None:
+    """Raise ValueError unless the model has as many tokens as its vocabulary, which is of this size."""
+    if size != (expected := model.config["vocab_size"]):
+        raise ValueError(f"vocabulary: expected {expected:,} tokens, as the model has, got {size:,}{note}")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -74,15 +82,16 @@ def stream_text(
 
     vocabulary: of the model, one of byte-pair encoding; None for a model whose tokens are the bytes. Its GPT2_END ends
     the text. Bytes that are no UTF-8 come out as U+FFFD, control characters as they are: see `printable`. The other
-    options are those of `generate`.
+    options are those of `generate`. Raises ValueError for a vocabulary of another size than the model's.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     if vocabulary is None:
-        pieces, end = [bytes([i]) for i in range(256)], None
+        pieces, end, note = [bytes([i]) for i in range(256)], None, ", the bytes, for none was given"
         ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)
     else:
-        pieces, end = vocabulary.pieces, vocabulary[GPT2_END]
+        pieces, end, note = vocabulary.pieces, vocabulary[GPT2_END], ""
         ids = vocabulary.encode(prompt if isinstance(prompt, str) else prompt.decode("utf-8", "replace"))
+    expect_vocabulary(model, len(pieces), note)
     for new in generate(model, ids[None, :], tokens, **options):
         if new[0] == end:
             break

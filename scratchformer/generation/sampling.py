@@ -8,13 +8,18 @@ from ..rng import Key
 
 
 def probabilities(
-    logits: np.ndarray, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    logits: np.ndarray,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    allowed: np.ndarray | None = None,
 ) -> np.ndarray:
     """The distribution to sample from, (B, V), for logits (B, V), on the CPU in float64.
 
     temperature: τ > 0; softmax(z/τ), sharper below 1 and flatter above. τ = 0 puts all on the likeliest token (greedy).
     top_k: only the k likeliest tokens; of equal ones, those of the lower number. top_p: only the fewest likeliest
     tokens whose probabilities add up to p (Holtzman et al. 2020). What is left is scaled to sum 1.
+    allowed: booleans (V,), of which tokens there may be at all; None for all of them.
     Raises ValueError for a value out of range, or logits that are not finite.
     """
     if not temperature >= 0:
@@ -26,6 +31,11 @@ def probabilities(
     z = np.asarray(logits, np.float64)
     if not np.isfinite(z).all():
         raise ValueError("logits: expected finite numbers")
+    if allowed is not None:
+        allowed = np.asarray(allowed)
+        if allowed.dtype != bool or allowed.shape != z.shape[-1:] or not allowed.any():
+            raise ValueError(f"allowed: expected booleans ({z.shape[-1]},), at least one of them true")
+        z = np.where(allowed, z, -np.inf)
     if temperature == 0:
         top_k, temperature = 1, 1.0
     top = z.max(axis=-1, keepdims=True)

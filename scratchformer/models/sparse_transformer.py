@@ -40,9 +40,9 @@ class SparseTransformer(LanguageModel):
       models learn slowly.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H (even, unless merged) and the number of blocks. context:
-    the longest sequence. width: of kind "fixed" alone. positions: "grid", or one of those of `Body`. `body` takes its
-    remaining options: dropout, wide, d_ff, bias, eps, recompute. Relative positions with kind "fixed" have no tiles:
-    attention is then the reference's, whose memory grows with n².
+    the longest sequence. width: of kind "fixed"; 1 for the other, which has none. positions: "grid", or one of those of
+    `Body`. `body` takes its remaining options but causal: dropout, wide, d_ff, bias, eps, recompute. Relative positions
+    with kind "fixed" have no tiles: attention is then the reference's, whose memory grows with n².
 
     While generating, when the context slides, blocks and the grid are counted anew from the first token that is kept.
     Source: Child et al., "Generating long sequences with sparse transformers", 2019, sections 4.3 to 6.
@@ -68,6 +68,10 @@ class SparseTransformer(LanguageModel):
         expect_positive(context=context, d_model=d_model, stride=stride)
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+        if kind != "fixed" and width != 1:
+            raise ValueError(f"width: of kind 'fixed' alone, expected 1 for kind {kind!r}, got {width}")
+        if "causal" in body:
+            raise ValueError("causal: a SparseTransformer always is, and takes no such option")
         if heads % 2 and not merged:
             raise ValueError(f"heads: expected an even number, half for each pattern, got {heads}")
         std = STD / math.sqrt(d_model)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
@@ -70,10 +72,14 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Array, LanguageModelCache]:
         """Logits (B, T, V) of a segment ids (B, T) behind a memory (B, depth, M, C), of any length M; None for none.
 
-        The memory of the next segment is `remember(cache)`.
+        The memory of the next segment is `remember(cache)`. Raises TypeError for a memory of a wider type than the
+        model's, in which all would be computed.
         """
         if memory is None:
             memory = self.nothing(ids)
+        dtype = self.body.tokens.table.data.dtype
+        if np.promote_types(getattr(memory, "dtype", dtype), dtype) != dtype:
+            raise TypeError(f"memory: expected {dtype}, as the model is, got {memory.dtype}")
         x, body = self.body.forward(ids, key=key, memory=memory)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output, memory)

@@ -165,6 +165,13 @@ def test_the_memory_comes_back_from_a_state():
     assert resumed.step == 3
 
 
+def test_the_memory_of_a_state_becomes_float32():
+    batches = make_segments()
+    batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.float64)})
+    assert batches.memory.dtype == np.float32 == batches.batch(0).memory.dtype
+    assert np.array_equal(batches.batch(3).memory, memory_of(2))
+
+
 def test_segment_batch_split():
     batch = SegmentBatch(*(np.arange(20).reshape(5, 4) + i for i in (0, 1)), np.arange(5.0).reshape(5, 1, 1, 1))
     parts = batch.split(2)

@@ -110,6 +110,9 @@ def test_sentences_that_are_too_long(subwords, pairs):
         encode_pairs(subwords, long, 3, "validation")
     with pytest.raises(DataError, match=r"^pairs: expected sentences, got none"):
         encode_pairs(subwords, Pairs([], []), 3)
+    for sides, found in ((["a", "a"], ["ein"]), "2 sources, but 1 targets"), ((["a"], []), "1 sources, but 0 targets"):
+        with pytest.raises(DataError, match=f"^test: {found}$"):
+            encode_pairs(subwords, Pairs(*sides), 3, "test")
     with pytest.raises(DataError, match=r"target sentence 2: expected at most 3 tokens with END, got \d+"):
         encode_pairs(subwords, Pairs(["a", "a"], long.source), 3)
     with pytest.raises(ValueError, match=r"tokens: expected pairs of at most 4 tokens, got one of \d+"):

@@ -149,6 +149,64 @@ def test_arguments_out_of_range():
             beam_search(model, SOURCE, LENGTHS, BEGIN, END, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "got"),
+    [
+        (dict(length_penalty=float("inf")), "4, 50, inf"),
+        (dict(longer=1.5), "4, 1.5, 0.6"),
+        (dict(beam=2.0), "2.0, 50, 0.6"),
+        (dict(beam=None), "None, 50, 0.6"),
+    ],
+    ids=str,
+)
+def test_arguments_that_are_no_whole_or_finite_numbers(options, got):
+    expected = "expected at least 1, 1, 0, the first two whole numbers and the last finite"
+    with pytest.raises(ValueError, match=f"^beam, longer, length_penalty: {expected}, got {got}$"):
+        beam_search(make(CPU), SOURCE, LENGTHS, BEGIN, END, **options)
+
+
+@pytest.mark.parametrize("name", ["begin", "end"])
+@pytest.mark.parametrize("token", [-1, V, 1.5])
+def test_a_beginning_or_end_that_is_no_token(name, token):
+    with pytest.raises(ValueError, match=f"^{name}: expected a token from 0 to 4, got {token}$"):
+        beam_search(make(CPU), SOURCE, LENGTHS, **{"begin": BEGIN, "end": END, name: token})
+
+
+def test_no_source():
+    with pytest.raises(ValueError, match=r"^source: expected \(B, S\) with B at least 1, got no text$"):
+        beam_search(make(CPU), SOURCE[:0], LENGTHS[:0], BEGIN, END)
+
+
+def test_a_length_penalty_beyond_the_numbers_there_are():
+    """The division would overflow at 53 tokens, and at 4 does not."""
+    model = make(CPU)
+    with pytest.raises(ValueError, match=r"^length_penalty: 400 is too large for translations of 53 tokens$"):
+        beam_search(model, SOURCE, LENGTHS, BEGIN, END, length_penalty=400)
+    assert len(beam_search(model, SOURCE, LENGTHS, BEGIN, END, length_penalty=400, longer=1)) == 2
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_vocabulary_of_another_size_than_the_model(subwords, more):
+    model = EncoderDecoder(len(subwords) + more, 8, 2, 1)
+    sizes = f"expected {len(subwords) + more} tokens, as the model has, got {len(subwords)}"
+    with pytest.raises(ValueError, match=f"^vocabulary: {sizes}$"):
+        translate(model, subwords, ["a man"])
+
+
+def test_sentences_that_are_not_translated(subwords):
+    model = EncoderDecoder(len(subwords), 8, 2, 1)
+    for empty in "", " \n":
+        with pytest.raises(ValueError, match=r"^sentence 2: expected text, got an empty one$"):
+            translate(model, subwords, ["a man", empty])
+    length = len(subwords.encode("the man eats")) + 1
+    assert len(translate(model, subwords, ["the man eats"], max_length=length)) == 1
+    message = f"^sentence 2: expected at most {length - 1} tokens with END, got {length}$"
+    with pytest.raises(ValueError, match=message):
+        translate(model, subwords, ["man", "the man eats"], max_length=length - 1)
+    with pytest.raises(ValueError, match=r"^beam, longer, length_penalty: expected"):
+        translate(model, subwords, ["a man"], beam=1.5)
+
+
 def test_bleu_is_that_of_sacrebleu():
     pytest.importorskip("sacrebleu")
     references = ["Ein Mann isst einen roten Apfel.", "Zwei Hunde laufen durch das hohe Gras."]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.generation import KeyValueCache, SegmentCache, cache_for, generate
-from scratchformer.models import SparseTransformer, TransformerXL
+from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
+from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
 
 CONTEXT = 12
@@ -187,3 +187,20 @@ def test_of_a_long_prompt_as_much_is_read_as_the_model_sees_at_once(device):
 
 def test_a_model_without_a_memory_gets_the_other_cache(make_model):
     assert type(cache_for(make_model(), 1)) is KeyValueCache
+
+
+@pytest.mark.parametrize("kind", [KeyValueCache, SegmentCache, DecoderCache])
+def test_ids_of_other_rows_or_of_no_token_are_refused_and_change_nothing(device, make_model, kind):
+    if kind is DecoderCache:
+        model = EncoderDecoder(31, 12, 3, 1).to(device, np.float64)
+        caches = [kind(model, tokens(2, 3), np.array([3, 2]), 5, copies=2) for _ in "ab"]
+    else:
+        model = make_xl(device, 7) if kind is SegmentCache else make_model(device, np.float64)
+        caches = [kind(model, 4) for _ in "ab"]
+    for bad in tokens(1, 2), tokens(5, 2), tokens(4, 2)[0]:
+        with pytest.raises(ValueError, match=r"^ids: expected \(4, T\), got \("):
+            cached_logits(caches[0], bad)
+    with pytest.raises(ValueError, match=r"^ids: expected \(B, T\) with T >= 1, got \(4, 0\)$"):
+        cached_logits(caches[0], tokens(4, 0))
+    found, expected = (cached_logits(cache, tokens(4, 3)) for cache in caches)
+    np.testing.assert_array_equal(found, expected)

@@ -251,6 +251,28 @@ def test_a_vocabulary_that_is_not_of_bytes_is_refused(make_model):
         next(stream_text(make_model(), "the", 3, words))
 
 
+@pytest.mark.parametrize("size", [255, 300])
+def test_a_model_of_other_tokens_than_bytes_needs_its_vocabulary(make_model, size):
+    message = f"^vocabulary: expected {size} tokens, as the model has, got 256, the bytes, for none was given$"
+    with pytest.raises(ValueError, match=message):
+        next(stream_text(make_model(vocab_size=size), "hello", 300))
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_vocabulary_of_another_size_than_the_model(make_model, subwords, more):
+    size = len(subwords)
+    message = f"^vocabulary: expected {size + more} tokens, as the model has, got {size}$"
+    with pytest.raises(ValueError, match=message):
+        next(stream_text(make_model(vocab_size=size + more), "the low", 3, subwords))
+
+
+@pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 2.0, "top_k": 20, "top_p": 0.9}], ids=str)
+def test_tokens_that_are_not_allowed_never_come(device, make_model, options):
+    model, allowed = make_model(device), np.arange(31) % 3 == 1
+    found = run(model, prompt(), 60, allowed=allowed, **options)
+    assert allowed[found].all() and not allowed[run(model, prompt(), 60, **options)].all()
+
+
 def test_only_the_last_position_of_a_prompt_has_logits(make_model):
     """They would be most of the work of a long one."""
     model, seen = make_model(), []

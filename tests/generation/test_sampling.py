@@ -80,6 +80,22 @@ def test_whatever_is_asked_for_is_a_distribution(z, temperature, top_k, top_p):
     assert (p[np.arange(len(z)), z.argmax(axis=-1)] > 0).all()
 
 
+@given(logits, st.floats(0, 5), st.integers(1, 15) | st.none(), st.floats(0.01, 1) | st.none(), st.data())
+def test_with_some_tokens_allowed_it_is_the_distribution_of_them_alone(z, temperature, top_k, top_p, data):
+    allowed = data.draw(hnp.arrays(bool, z.shape[1]).filter(np.any))
+    options = (max(temperature, 0.01) if temperature else 0, top_k, top_p)
+    p = probabilities(z, *options, allowed)
+    assert not p[:, ~allowed].any()
+    np.testing.assert_array_equal(p[:, allowed] > 0, probabilities(z[:, allowed], *options) > 0)
+    np.testing.assert_allclose(p[:, allowed], probabilities(z[:, allowed], *options), rtol=1e-12)
+
+
+@pytest.mark.parametrize("allowed", [[True] * 5, [False] * 6, [1] * 6, [[True] * 6]], ids=str)
+def test_what_does_not_say_which_tokens_are_allowed(allowed):
+    with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\), at least one of them true$"):
+        probabilities(Z, allowed=np.array(allowed))
+
+
 def test_large_logits_do_not_overflow():
     np.testing.assert_array_equal(probabilities(np.array([[1e4, -1e4, 0.0]]).astype(np.float32)), [[1, 0, 0]])
 

@@ -220,6 +220,22 @@ def test_float32_stays_float32(device):
     assert loss.dtype == memory.dtype == model.flat.grad.dtype == np.float32
 
 
+@pytest.mark.parametrize(("dtype", "wider"), [(np.float16, np.float32), (np.float32, np.float64)])
+def test_a_memory_of_a_wider_type_is_refused(device, dtype, wider):
+    """All behind it would be computed in that type. A narrower one is as good as one of the model's."""
+    model, ids = make(device).to(dtype=dtype), to_device(SEGMENTS[0], device)
+    memory = to_device(np.random.default_rng(0).standard_normal((2, L, T, C)).astype(dtype), device)
+    name, other = np.dtype(dtype), np.dtype(wider)
+    with pytest.raises(TypeError, match=f"^memory: expected {name}, as the model is, got {other}$"):
+        model(ids, memory.astype(wider))
+    logits, cache = model.forward(ids, memory)
+    assert logits.dtype == model.remember(cache).dtype == name
+    model = model.to(dtype=wider)
+    assert np.array_equal(to_cpu(model(ids, memory)), to_cpu(model(ids, memory.astype(wider))))
+    with pytest.raises(TypeError, match=r"^memory: expected an array"):
+        model(ids, [1.0])
+
+
 def test_config_makes_the_same_model_again():
     model = make(CPU, norm="pre", activation="gelu", d_ff=5, memory=3)
     twin = TransformerXL(**model.config)

@@ -100,6 +100,9 @@ def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
     )
     line = fail("gpt2", "--pretrained", tmp_path / "no", "--data", text_file, "--out", tmp_path / "b")
     assert line == f"error: {tmp_path / 'no' / 'config.json'}: No such file or directory"
+    no_data = ("--data", tmp_path / "no data", "--out", tmp_path / "b")  # the model comes first
+    assert fail("gpt2", "--pretrained", tmp_path / "no", *no_data) == line
+    assert fail("gpt2", "--preset", "pretrained", *no_data) == "error: --preset pretrained: needs --pretrained FOLDER"
     (tmp_path / "bytes").write_bytes(b"a text " * 40 + b"\xff" + b"a text " * 40)
     assert fail("gpt2", "--data", tmp_path / "bytes", "--out", tmp_path / "c") == (
         "error: bytes: no text in UTF-8, at byte 280"

@@ -55,7 +55,7 @@ def test_sparse_resumes_and_evaluate_and_generate_know_its_model(call, sparse_ru
 
 def test_the_steps_that_a_time_allows(call, text_file, tmp_path):
     """The model of full attention, for no time at all: one step, which the run's settings keep."""
-    options = ("--preset", "full", "--minutes", 1e-6, "--steps", 9, "--device", "cpu")
+    options = ("--preset", "full", "--minutes", 1e-6, "--device", "cpu")
     output = call("sparse", "--data", text_file, "--out", tmp_path / "run", *options).stdout
     assert re.search(r"^[0-9.]+ s a step: 1 steps in 1e-06 minutes$", output, re.MULTILINE)
     assert "full attention, context 256" in output and "after 1 steps, 8,192 bytes read" in output
@@ -81,15 +81,33 @@ def test_digits_resumes(call, digits_run, tmp_path):
     assert (folder / "digits.png").is_file()
 
 
-@pytest.fixture(scope="module")
-def units():
-    """examples/units.py as a module."""
-    pytest.importorskip("sklearn")
-    pytest.importorskip("networkx")
-    spec = importlib.util.spec_from_file_location("units", Path(__file__).parents[2] / "examples" / "units.py")
+def test_nothing_but_greys_is_drawn():
+    """Also by a model that would rather write digits: each grey that there is, as often as any other."""
+    digits = example("digits")
+    model = SparseTransformer(digits.GREYS + digits.CLASSES, 8, 2, 1, digits.SIDE**2, digits.SIDE)
+    model.output.w.data[...] = 0
+    model.output.b.data[...] = 20 * (np.arange(digits.GREYS + digits.CLASSES) >= digits.GREYS)
+    prompts = np.full((40, 3), digits.GREYS)
+    prompts[:, 1:] = [5, 7]
+    images = digits.draw(model, prompts, Key(0))
+    assert images.shape == (40, 8, 8) and (images[:, 0, :2] == [5, 7]).all()
+    counts = np.bincount(images.reshape(40, -1)[:, 2:].ravel())
+    assert len(counts) == digits.GREYS and counts.min() > 0.7 * counts.mean() and counts.max() < 1.3 * counts.mean()
+
+
+def example(name):
+    """A program of examples/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def units():
+    pytest.importorskip("sklearn")
+    pytest.importorskip("networkx")
+    return example("units")
 
 
 def test_units_tells_both_scores_and_resumes(call, fail, units, tmp_path):
@@ -129,6 +147,10 @@ def test_patches_are_squares_of_the_image(units):
     [
         ("sparse", ["--minutes", 0], "--minutes: expected a number > 0, got 0.0"),
         ("sparse", ["--minutes", "inf"], "--minutes: expected a number > 0, got inf"),
+        *(
+            ("sparse", ["--minutes", 1, *steps], "--minutes: instead of a number of steps, so leave out --steps")
+            for steps in (["--steps", 9], ["--steps=1000"], ["--st", 3])
+        ),
         ("sparse", ["--data", "nowhere"], "nowhere: No such file or directory"),
         ("digits", ["--data", "pixels"], "--data: the digits come with scikit-learn; leave it out"),
         ("digits", ["--steps", 0], "--steps: expected at least 1, got 0"),

@@ -61,6 +61,8 @@ def test_bad_input(fail, copy, sentences_folder, tmp_path):
     assert "neither train.de nor train.de.gz in it" in fail("translate", "--data", tmp_path / "half", *options)
     assert not (tmp_path / "new").exists()
     assert "an empty one" in fail("scratchformer", "translate", copy, "a dog", " ")
+    line = fail("scratchformer", "translate", copy, "a dog", "a red dog " * 50)
+    assert re.match("error: sentence 2: expected at most 128 tokens with END, got [0-9]+$", line)
     words = copy / "vocabulary.json"
     text = words.read_text(encoding="utf-8")
     words.write_text(text[:100], encoding="utf-8")
