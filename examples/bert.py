@@ -33,7 +33,7 @@ PRESETS = {
         dropout=0.0, chosen=0.3,  # of pre-training
         batch_size=32, lr=1e-3, beta2=0.98, warmup=100, steps=6500, short_length=128, short_share=0.7,  # and this
         tuning_dropout=0.1, tuning_batch_size=32,
-        finetune_lr=3e-4, finetune_epochs=3, scratch_lr=5e-4, scratch_epochs=3,
+        finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
     ),
     "base": dict(
         d_model=768, heads=12, depth=12, max_length=512, embedding_std=0.02, vocabulary=30_000, weight_decay=0.01,
