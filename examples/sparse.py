@@ -10,7 +10,6 @@ the official archive is downloaded; without a network, the program says so and t
 standard library, as with --data stdlib.
 """
 
-import argparse
 import math
 import time
 
@@ -42,13 +41,6 @@ def make_model(run, key: Key) -> LanguageModel:
     return SparseTransformer(256, stride=run.stride, kind=run.kind, width=run.width, key=key, **sizes)
 
 
-def steps_given(argv: list[str] | None) -> bool:
-    """Whether the number of steps is an option of the command line, and not the preset's."""
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--steps")
-    return parser.parse_known_args(argv)[0].steps is not None
-
-
 def seconds_per_step(replicas: Replicas, batches: TextBatches, key: Key) -> float:
     """The mean of a few steps, of forward and backward, which nearly all of a step's time goes to."""
     for step in range(1 + MEASURED):
@@ -62,7 +54,7 @@ def main(argv=None):
     run = start_run("sparse", __doc__, PRESETS, argv, OPTIONS)
     if run.minutes is not None and not 0 < run.minutes < math.inf:
         raise ValueError(f"--minutes: expected a number > 0, got {run.minutes}")
-    if run.minutes is not None and not run.resume and steps_given(argv):
+    if {"minutes", "steps"} <= run.given:
         raise ValueError("--minutes: instead of a number of steps, so leave out --steps")
     corpus = load_corpus(run)
     before, key = resident_bytes(), Key(run.seed)

@@ -67,7 +67,7 @@ def activate(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
 
 
 # 1 − erf(x) for x ≥ 0 is a polynomial in t = 1/(1 + p x) times exp(−x²), but for 1.5e-7 at most: Abramowitz, Stegun,
-# "Handbook of mathematical functions", 1964, 7.1.26. That is what float32 holds of erf, at a third of the time.
+# "Handbook of mathematical functions", 1964, 7.1.26. That is what float32 holds of erf, at a fraction of its time.
 ERF_P = 0.3275911
 ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # of t⁵, ..., t
 

@@ -25,7 +25,7 @@ KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 
 
 # What a run does not keep.
-PASSING = ("device", "out", "resume", "estimate")
+PASSING = ("device", "out", "resume", "estimate", "given")
 
 
 class Run(argparse.Namespace):
@@ -35,6 +35,7 @@ class Run(argparse.Namespace):
     out: Path
     resume: bool
     estimate: bool
+    given: frozenset[str]  # names of the settings that are options of the command line
 
     def replicas_on_device(self) -> dict[str, int | None]:
         """The arguments of `Replicas`."""
@@ -119,7 +120,8 @@ def start_run(
         if settings[path] and Path(settings[path]).exists():
             settings[path] = str(Path(settings[path]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
-    return Run(**settings, device=device, out=out, resume=args.resume is not None, estimate=args.estimate)
+    passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate)
+    return Run(**settings, **passed, given=frozenset(given))
 
 
 def read_settings(run: Path, *names: str) -> dict[str, Any]:
