@@ -33,7 +33,8 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 
 _EPS = float(np.finfo(np.float64).eps)
-STEPS = (1e-3, 1e-4, 1e-2, 1e-1, 1e-5, 1e-6, 1e-7)  # of the tensor's scale; the first is mostly good enough
+STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the tensor's scale
+FIRST_STEP = 1e-3  # mostly good enough
 _NUDGES = 4  # evaluations that measure noise
 
 
@@ -120,7 +121,7 @@ class Differences:
         self.y = outputs()
         self.noise = 0.0  # in F
         self.grain = 0.0  # in each output
-        self.good_step = STEPS[0]  # the last that was good to rtol: tried first, since it likely is again
+        self.best_step = FIRST_STEP  # of the last estimate: tried first, since it likely is again
 
     def measure_noise(
         self,
@@ -153,29 +154,35 @@ class Differences:
     def estimate(self, move: Callable[[float], None], scale: float, rtol: float) -> Estimate:
         """Σ y′(0) dy along the line that `move` walks, from the step that can be trusted most; see the module's text.
 
-        It stops at the first step that is good to `rtol`. The value is NaN if y is finite at no step.
+        It stops at the first step that is good to `rtol`. Until then, where truncation and kinks weigh more than
+        round-off, steps above are worse still, and where round-off does, steps below: so each step leaves those on one
+        of its sides. The value is NaN if y is finite at no step.
         """
         weight = np.abs(self.dy)
         best = Estimate(np.nan, np.inf)
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
+        left, place = list(STEPS), STEPS.index(self.best_step)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
-            for step in sorted(STEPS, key=lambda step: step != self.good_step):
-                h = step * scale
-                if self.round_off(h) >= best.uncertainty:
-                    continue
+            while left:
+                h = left[place] * scale
                 slope, bend = self._slope_and_bend(move, h)
                 half_slope, half_bend = self._slope_and_bend(move, h / 2)
                 widest, moved = max(widest, h), moved | (slope != 0) | (bend != 0)
                 value = (4 * half_slope - slope) / 3
-                doubt = 3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))
+                doubt = float(weight @ (3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))))
                 unseen = np.max(weight, where=~moved, initial=0) / widest
-                grain = 4 * self.grain * (float(np.sum(weight, where=moved)) / h + unseen)
-                uncertainty = float(weight @ doubt) + grain + self.round_off(h)
-                if uncertainty < best.uncertainty:
-                    best = Estimate(float(self.dy @ value), uncertainty)
+                round_off = self.round_off(h) + 4 * self.grain * (float(np.sum(weight, where=moved)) / h + unseen)
+                if doubt + round_off < best.uncertainty:
+                    best = Estimate(float(self.dy @ value), doubt + round_off)
+                    self.best_step = left[place]
                 if best.uncertainty <= rtol * abs(best.value):
-                    self.good_step = step
                     break
+                if doubt <= round_off:
+                    left = left[place + 1 :]
+                    place = 0 if doubt else len(left) - 1  # where nothing moves, the largest step shows most
+                else:  # NaN and infinity among them
+                    left = left[:place]
+                    place = len(left) - 1
         move(0.0)
         return best
 

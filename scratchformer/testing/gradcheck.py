@@ -37,7 +37,7 @@ from .contracts import (
     own_copy,
 )
 from .differences import (
-    STEPS,
+    FIRST_STEP,
     Comparison,
     Differences,
     Estimate,
@@ -360,7 +360,7 @@ def _compare_all(
     for t in tensors:
         indices = elements(t, max_elements, rng)
         by_element = compare_elements(t, differences, indices, rtol)
-        by_element += extra(t, indices, differences.round_off(STEPS[0] * t.scale)) if extra else []
+        by_element += extra(t, indices, differences.round_off(FIRST_STEP * t.scale)) if extra else []
         by_direction = compare_directions(t, differences, directions, rng, rtol)
         found[t.name] = by_element, by_direction
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
