@@ -18,6 +18,8 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
     if shape is None:
         raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {type(x).__name__}")
     if len(words) == len(shape):
+        if not sizes:
+            return
         for word, size in zip(words, shape, strict=True):
             if sizes.get(word, size) != size:
                 break

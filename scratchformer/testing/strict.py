@@ -211,9 +211,13 @@ class DeviceArray:
         return DeviceArray, (self._host,)
 
 
+_ARRAYS_AND_NUMBERS = (np.ndarray, np.generic, bool, int, float, complex)
+_OPERANDS = (DeviceArray, *_ARRAYS_AND_NUMBERS)
+
+
 def _is_operand(x: Any) -> bool:
     """Whether `x` may stand beside a DeviceArray; a NumPy array may not, and `_unwrap` says so."""
-    return isinstance(x, DeviceArray | np.ndarray | np.generic | bool | int | float | complex)
+    return isinstance(x, _OPERANDS)
 
 
 def _unwrap(call: str, x: Any) -> Any:
@@ -230,7 +234,7 @@ def _unwrap(call: str, x: Any) -> Any:
         )
     if isinstance(x, slice):
         return slice(*(_unwrap(call, part) for part in (x.start, x.stop, x.step)))
-    if isinstance(x, tuple | list):
+    if isinstance(x, (tuple, list)):
         return type(x)(_unwrap(call, part) for part in x)
     return x
 
@@ -240,16 +244,18 @@ def _wrap(result: Any, like: tuple = ()) -> Any:
     for x in like:
         if isinstance(x, DeviceArray) and x._host is result:
             return x
-    if isinstance(result, tuple | list):
+    if isinstance(result, (tuple, list)):
         parts = [_wrap(part, like) for part in result]
         return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
-    if isinstance(result, np.ndarray | np.generic | bool | int | float | complex):
+    if isinstance(result, _ARRAYS_AND_NUMBERS):
         return DeviceArray(np.asarray(result))
     return result
 
 
 def _check_keywords(name: str, keywords: dict, allowed: tuple = ()) -> None:
     """Raise TypeError for a keyword that NumPy takes and CuPy does not."""
+    if not keywords:
+        return
     wrong = keywords.keys() - _KEYWORDS[name] if name in _KEYWORDS else keywords.keys() & _REFUSED_KEYWORDS
     if wrong := wrong - set(allowed):
         raise TypeError(f"{name}: CuPy has no keyword {', '.join(sorted(wrong))} here")
@@ -257,6 +263,8 @@ def _check_keywords(name: str, keywords: dict, allowed: tuple = ()) -> None:
 
 def _call(name: str, function: Callable, args: tuple, keywords: dict) -> Any:
     unwrapped = [_unwrap(name, a) for a in args]
+    if not keywords:
+        return _wrap(function(*unwrapped), args)
     result = function(*unwrapped, **{key: _unwrap(name, value) for key, value in keywords.items()})
     return _wrap(result, (*args, *keywords.values()))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from scratchformer.backend import array_module, to_cpu
-from scratchformer.testing import GradientError, Report, check_gradients
+from scratchformer.testing import GradientError, Report, check_gradients, differences
 from scratchformer.testing.strategies import arrays, ids, tensors
 from scratchformer.testing.strict import STRICT
 
@@ -184,6 +184,39 @@ def test_a_loss_below_the_last_digit_of_its_logits():
 def test_a_step_may_leave_the_domain(scale):
     x = np.array([1e-5, 1e-3, 1.0]) * scale
     check_gradients(lambda x: (np.log(x), x), lambda dy, x: dy / x, x)
+
+
+LINES = {
+    "cubic": lambda x: x**3,
+    "steep": lambda x: np.exp(30 * x),
+    "a kink at 1e-3": lambda x: np.abs(x - 1.001) * x,
+    "a kink at 1e-5": lambda x: np.maximum(x, 1.00001),
+    "a kink at x": lambda x: np.abs(x - 1),
+    "a domain that ends 1e-4 below": lambda x: np.log(x - 0.9999),
+    "almost level": lambda x: 1 + 1e-9 * x,
+    "level": lambda x: x * 0 + 3.0,
+    "level up to 1e-2": lambda x: np.maximum(x - 1.01, 0),
+    "a small slope beside a large curvature": lambda x: 1e-7 * x + 1e3 * (x - 1) ** 4,
+}
+
+
+@pytest.mark.parametrize("first", differences.STEPS)
+@pytest.mark.parametrize("name", LINES)
+def test_the_step_that_is_found_is_the_most_certain_of_all(name, first, monkeypatch):
+    """Or good to rtol; from whatever step the search begins."""
+
+    def estimate(steps, first):
+        monkeypatch.setattr(differences, "STEPS", steps)
+        x = differences.Tensor("x", np.array([1.0]), np.zeros(1))
+        found = differences.Differences(lambda: LINES[name](x.array), np.array([1.3]))
+        found.measure_noise([x], lambda: [x.gradient], np.random.default_rng(0))
+        found.best_step = first
+        return found.estimate(x.along_element((0,)), 1.0, rtol=1e-6)
+
+    steps = differences.STEPS
+    singly = [estimate((step,), step).uncertainty for step in steps]
+    found = estimate(steps, first)
+    assert found.uncertainty <= max(1.5 * min(singly), 1e-6 * abs(found.value))
 
 
 def test_no_finite_difference_is_a_failure():
