@@ -421,7 +421,8 @@ def copy_of_the_project(folder: Path) -> None:
 def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess:
     """pytest in the copy, up to the first failure; exit status 1 means that a test failed."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *shlex.split(tests)]
-    environment = {**os.environ, "HYPOTHESIS_PROFILE": "unshrunk", "PYTHONPATH": str(folder)}
+    settings = {"HYPOTHESIS_PROFILE": "unshrunk", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(folder)}
+    environment = {**os.environ, **settings}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
