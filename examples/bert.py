@@ -31,7 +31,7 @@ PRESETS = {
     "small": dict(
         d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
         dropout=0.0, chosen=0.3,  # of pre-training
-        batch_size=32, lr=1e-3, beta2=0.98, warmup=100, steps=6500, short_length=128, short_share=0.7,  # and this
+        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # and this
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
     ),
