@@ -158,7 +158,7 @@ def sentences_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     words = dict(zip(english, german.split(), strict=True))
     draw = Key(0).fold("sentences").generator()
     parts = [english[:2], english[2:6], english[6:10], english[10:14], english[14:]]
-    for stem, count in ("train", 300), ("val", 12), ("test_2016_flickr", 12):
+    for stem, count in ("train", 100), ("val", 12), ("test_2016_flickr", 12):
         sentences = [[str(draw.choice(part)) for part in parts] for _ in range(count)]
         text = "".join(" ".join(s) + " .\n" for s in sentences)
         (folder / f"{stem}.en").write_text(text, encoding="utf-8")
