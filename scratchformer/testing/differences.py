@@ -14,7 +14,8 @@ h⁴; Σ V dy is the numeric derivative of F = Σ y dy. How far it can be off is
 For a kink at distance δ the first two make δ/2h + 3 |1 − 3δ/h| of the jump, and V is off by |1/2 − 7δ/6h| of it (both
 for δ < h/2; beyond, V is off by a third of the first part): the estimate is never below the error.
 
-The step with the smallest estimate is the one to believe, chosen without a look at the analytic value. So a kink near
+The step with the smallest estimate is the one to believe, found without a look at the analytic value (to a factor of
+about two in the estimate, as long as round-off is what was measured: see `Differences.estimate`). So a kink near
 x makes the check look closer, a kink at x itself makes it give in, and a wrong gradient is not saved by trying many
 steps. Absolute values are taken output by output, so that kinks cannot cancel.
 
@@ -121,7 +122,7 @@ class Differences:
         self.y = outputs()
         self.noise = 0.0  # in F
         self.grain = 0.0  # in each output
-        self.best_step = FIRST_STEP  # of the last estimate: tried first, since it likely is again
+        self.best_step = FIRST_STEP  # of the last estimate that had one: tried first, since it likely is again
 
     def measure_noise(
         self,
@@ -156,7 +157,7 @@ class Differences:
 
         It stops at the first step that is good to `rtol`. Until then, where truncation and kinks weigh more than
         round-off, steps above are worse still, and where round-off does, steps below: so each step leaves those on one
-        of its sides. The value is NaN if y is finite at no step.
+        of its sides. The value is NaN if y is finite at no step that was tried.
         """
         weight = np.abs(self.dy)
         best = Estimate(np.nan, np.inf)
@@ -179,7 +180,7 @@ class Differences:
                     break
                 if doubt <= round_off:
                     left = left[place + 1 :]
-                    place = 0 if doubt else len(left) - 1  # where nothing moves, the largest step shows most
+                    place = 0 if doubt else len(left) - 1  # where nothing moves or bends, the largest step shows most
                 else:  # NaN and infinity among them
                     left = left[:place]
                     place = len(left) - 1

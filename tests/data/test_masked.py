@@ -27,12 +27,12 @@ class Numbers:
         return BERT_SPECIALS.index(token)
 
 
-def make_batches(count=40, batch_size=8, max_length=60, seed=0, lengths=None, key=Key(0), chosen=0.15):
+def make_batches(count=40, batch_size=8, max_length=60, seed=0, lengths=None, key=Key(0), **options):
     """Texts in which every token says which text it is of and at which place: 5 + LONGEST · text + place."""
     if lengths is None:
         lengths = np.random.default_rng(seed).integers(30, LONGEST, count)
     texts = [(5 + LONGEST * i + np.arange(length)).astype(np.int32) for i, length in enumerate(lengths)]
-    return MaskedBatches(texts, Numbers(5 + LONGEST * count), batch_size, max_length, key, chosen=chosen)
+    return MaskedBatches(texts, Numbers(5 + LONGEST * count), batch_size, max_length, key, **options)
 
 
 def unhidden(batch):
@@ -74,6 +74,19 @@ def test_rows_of_a_batch_are_as_long_as_the_shortest_text_and_at_most_as_the_mod
     batches = make_batches(lengths=np.arange(10, 50), max_length=33)
     widths = [batches.batch(step).ids.shape[1] for step in range(len(batches))]
     assert min(widths) == 10 + 3 and max(widths) == 33
+
+
+def test_the_first_steps_may_have_shorter_rows():
+    """Then they are as without; the change falls within an epoch of 5 batches."""
+    batches, whole = make_batches(short_length=20, short_steps=8), make_batches()
+    assert {batches.batch(step).ids.shape[1] for step in range(8)} == {20}
+    for step in range(8, 15):
+        assert batches.batch(step).ids.shape[1] > 20
+        assert equal(batches.batch(step), whole.batch(step))
+    assert batches.batch(7).ids.shape[1] == 20
+    for short_length in 4, 61:
+        with pytest.raises(ValueError, match=f"short_length, max_length: .* got {short_length}, 60"):
+            make_batches(short_length=short_length, short_steps=8)
 
 
 def test_pieces_begin_anywhere_and_are_cut_anywhere():

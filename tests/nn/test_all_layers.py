@@ -29,6 +29,7 @@ def few_examples(share):
 
 
 def check_with_and_without_twins(name, draw, max_elements):
+    """For tests that run on NumPy alone, where the references would not be met otherwise."""
     check_layer_case(name, draw, max_elements=max_elements)
     with reference_only():
         check_layer_case(name, draw, max_elements=max_elements)
