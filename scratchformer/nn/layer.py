@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -15,18 +16,65 @@ class Param:
     """A trainable array and its gradient, of one shape. Sharing a Param between two layers ties their weights.
 
     `name` is the leaf name ("w", "gamma"); the full name comes from where the Param stands in a model. `flat` is the
-    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own.
+    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own. `frozen`: an
+    optimizer leaves it as it is.
+
+    Assigning to `data` or `grad` copies the values into the array that is there, so that the flat arrays keep them:
+    `w.grad = w.grad + dw` does what `w.grad += dw` does. Raises ValueError for another shape, TypeError for what is no
+    floating-point array, DeviceError for an array of another device.
     """
 
     def __init__(self, data: Array, name: str) -> None:
-        self.data = data
-        self.grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory before it is written to
+        grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory before it is written to
+        self.bind(data, grad, None)
         self.name = name
-        self.flat: FlatParameters | None = None
+        self.frozen = False
+
+    def bind(self, data: Array, grad: Array, flat: FlatParameters | None) -> None:
+        """Make these the arrays of the Param, views of `flat` if that is not None."""
+        self._data, self._grad, self.flat = data, grad, flat
+
+    @property
+    def data(self) -> Array:
+        return self._data
+
+    @data.setter
+    def data(self, value: Array) -> None:
+        self._assign("data", self._data, value)
+
+    @property
+    def grad(self) -> Array:
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Array) -> None:
+        self._assign("grad", self._grad, value)
+
+    def _assign(self, what: str, own: Array, value: Array) -> None:
+        if value is own:  # `w.grad += dw` ends here: it has already added in place
+            return
+        name, shape = f"{self.name}.{what}", tuple(own.shape)
+        if not hasattr(value, "dtype"):
+            raise TypeError(f"{name}: expected an array {shape}, got {type(value).__name__}")
+        if value.dtype.kind != "f":
+            raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
+        if tuple(value.shape) != shape:
+            raise ValueError(f"{name}: expected {shape}, got {tuple(value.shape)}")
+        array_module(own, value)  # raises DeviceError
+        own[...] = value
 
     def __deepcopy__(self, _memo: dict) -> Param:
-        twin = Param(self.data.copy(), self.name)
-        twin.grad = self.grad.copy()
+        return self.twin(self.data.copy(), self.grad.copy())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"flat": None}  # a pickled Param has arrays of its own
+
+    def twin(self, data: Array, grad: Array | None = None) -> Param:
+        """A Param like this one with other arrays, in no flat array; without `grad` its gradient is zero."""
+        twin = Param(data, self.name)
+        twin.frozen = self.frozen
+        if grad is not None:
+            twin.bind(data, grad, None)
         return twin
 
     def __repr__(self) -> str:
@@ -41,7 +89,13 @@ class FlatParameters:
     """
 
     def __init__(self, params: list[Param], data: Array | None = None) -> None:
-        """Lay `params` out one after the other: in `data`, which has their values, or in a new array."""
+        """Lay `params` out one after the other: in `data`, which has their values, or in a new array.
+
+        Raises ValueError if they are not all of one type.
+        """
+        if len(dtypes := {str(p.data.dtype) for p in params}) > 1:
+            found = ", ".join(sorted(dtypes))
+            raise ValueError(f"parameters of several types ({found}): cast all of them with layer.to(dtype=...)")
         xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
         self.params = params
         self.data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
@@ -49,30 +103,48 @@ class FlatParameters:
         for p, view, grad in zip(params, self.views(self.data), self.views(self.grad), strict=True):
             if data is None:
                 grad[...] = p.grad
-            p.data, p.grad, p.flat = view, grad, self
+            p.bind(view, grad, self)
+
+    def __reduce__(self) -> tuple:
+        return FlatParameters, (self.params,)  # a copy lays out the copies of the parameters
+
+    def slices(self) -> dict[int, slice]:
+        """Where each parameter lies in the flat arrays, by its id."""
+        stops = accumulate(p.data.size for p in self.params)
+        return {id(p): slice(stop - p.data.size, stop) for p, stop in zip(self.params, stops, strict=True)}
 
     def views(self, flat: Array) -> Iterator[Array]:
         """Cut a flat array (P,) into one view for each parameter, of its shape."""
-        start = 0
-        for p in self.params:
-            yield flat[start : start + p.data.size].reshape(p.data.shape)
-            start += p.data.size
+        for p, where in zip(self.params, self.slices().values(), strict=True):
+            yield flat[where].reshape(p.data.shape)
 
     @staticmethod
     def of(params: Iterable[Param]) -> FlatParameters:
-        """The flat arrays of exactly these parameters; they are made if the parameters are not yet in any.
+        """The flat arrays of exactly these parameters. Where there are none they are made; those of parts of a model
+        become parts of the new ones.
 
-        Raises ValueError if some of them belong to the flat arrays of a larger model.
+        Raises ValueError for no parameters, and if some of them belong to the flat arrays of a larger model.
         """
         params = list(params)
         if not params:
             raise ValueError("params: expected at least one parameter, got none")
-        flat = params[0].flat
-        if flat is not None and {id(p) for p in flat.params} == {id(p) for p in params}:
+        own, flat = {id(p) for p in params}, params[0].flat
+        if flat is not None and all(p.flat is flat for p in params) and len(flat.params) == len(own):
             return flat
-        if any(p.flat is not None for p in params):
-            raise ValueError("these parameters are part of a model whose flat arrays hold more than them")
+        if any(id(p) not in own for flat in {p.flat for p in params} - {None} for p in flat.params if p.flat is flat):
+            raise ValueError(
+                "these parameters are part of a model whose flat arrays hold more than them; "
+                "layer.to() gives a layer arrays of its own"
+            )
         return FlatParameters(params)
+
+
+class Parameters(list):
+    """The parameters of `layer`, each once: a list that knows its layer, so that an optimizer knows their names."""
+
+    def __init__(self, layer: Layer) -> None:
+        super().__init__(layer.named_parameters().values())
+        self.layer = layer
 
 
 class Layer:
@@ -123,9 +195,9 @@ class Layer:
                     found.setdefault(id(child), (f"{prefix}.{name}" if prefix else name, child))
         return dict(found.values())
 
-    def parameters(self) -> list[Param]:
+    def parameters(self) -> Parameters:
         """Every parameter, each once."""
-        return list(self.named_parameters().values())
+        return Parameters(self)
 
     @property
     def flat(self) -> FlatParameters:
@@ -146,17 +218,17 @@ class Layer:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
         device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays: make optimizers and replicas
-        afterwards.
+        afterwards. (Those that were made before notice a move or a cast at their next step, and raise ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
         for p in self.parameters():
-            p.data, p.grad, p.flat = (*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
+            p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
         return self
 
     def replica(self) -> Self:
         """A copy of the layer that shares the parameter array and owns a gradient array (zero)."""
         flat = self.flat
-        params = [Param(p.data, p.name) for p in flat.params]
+        params = [p.twin(p.data) for p in flat.params]
         FlatParameters(params, data=flat.data)
         return copy.deepcopy(self, {id(p): twin for p, twin in zip(flat.params, params, strict=True)})
 
@@ -165,19 +237,21 @@ class Layer:
         return {name: to_cpu(p.data).copy() for name, p in self.named_parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy the arrays of `state` into the parameters.
+        """Copy the arrays of `state`, floating-point numbers of whatever width, into the parameters.
 
         Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer; the message
-        names the tensors that are missing, left over or of another shape.
+        names the tensors that are missing, left over, of another shape, or no floating-point arrays.
         """
         params = self.named_parameters()
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]
         problems += [f"not in this model: {name}" for name in state.keys() - params.keys()]
-        problems += [
-            f"{name}: expected {tuple(p.data.shape)}, got {tuple(state[name].shape)}"
-            for name, p in params.items()
-            if name in state and tuple(state[name].shape) != tuple(p.data.shape)
-        ]
+        for name in params.keys() & state.keys():
+            expected, found = params[name].data, state[name]
+            if getattr(getattr(found, "dtype", None), "kind", None) != "f":
+                got = getattr(found, "dtype", type(found).__name__)
+                problems.append(f"{name}: expected floating-point numbers, got {got}")
+            elif tuple(found.shape) != tuple(expected.shape):
+                problems.append(f"{name}: expected {tuple(expected.shape)}, got {tuple(found.shape)}")
         if problems:
             raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
         for name, p in params.items():

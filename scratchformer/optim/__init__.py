@@ -1,8 +1,9 @@
-"""Optimizers over flat arrays, learning-rate schedules, and clipping."""
+"""Optimizers over flat arrays, in groups of parameters, learning-rate schedules, and clipping."""
 
 from .adam import Adam, AdamW
 from .clip import clip_by_global_norm
+from .optimizer import Group
 from .schedules import Constant, Cosine, InverseSquareRoot
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Constant", "Cosine", "InverseSquareRoot", "clip_by_global_norm"]
+__all__ = ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Group", "InverseSquareRoot", "clip_by_global_norm"]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..backend import Array, array_module
 from ..dispatch import operation
 from ..nn import Param
-from .optimizer import Optimizer
+from .optimizer import Group, Optimizer
 
 
 @operation
@@ -40,7 +41,8 @@ class Adam(Optimizer):
         w ← w − lr · m̂/(√v̂ + eps),   m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
 
     m and v start at zero, so after t steps their weights add up to 1 − βᵗ: the division makes them means.
-    params, lr: see `Optimizer`. betas: (β₁, β₂). Source: Kingma, Ba, "Adam", 2015, algorithm 1.
+    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision: the squares
+    in v, and eps, would be 0 there. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
     """
 
     buffers = ("m", "v")
@@ -52,21 +54,31 @@ class Adam(Optimizer):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.0,
+        groups: Sequence[Group] = (),
     ) -> None:
-        super().__init__(params, lr)
         if not all(0 <= beta < 1 for beta in betas):
             raise ValueError(f"betas: expected two numbers from 0 to below 1, got {betas}")
-        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        if not eps >= 0:
+            raise ValueError(f"eps: expected a number >= 0, got {eps}")
+        super().__init__(params, lr, weight_decay, groups)
+        if (dtype := self.stepped[0].data.dtype).itemsize < 4:
+            raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
+        self.betas, self.eps = betas, eps
 
-    def update(self, w: Array, g: Array, m: Array, v: Array) -> None:
-        if self.weight_decay:
-            g = g + self.weight_decay * w
-        adam_step(w, g, m, v, self.lr, self.betas, self.eps, self.steps)
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"betas": list(self.betas), "eps": self.eps}
+
+    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
+        if weight_decay:
+            g = g + weight_decay * w
+        adam_step(w, g, m, v, lr, self.betas, self.eps, self.steps)
 
 
 class AdamW(Adam):
     """Adam with decoupled weight decay: w ← w − lr · weight_decay · w, beside the step and not through its means.
 
+    Only parameters of two or more axes decay, the matrices: a bias, or the gamma of a norm, that is pulled to zero
+    changes what the layer computes and guards against nothing. A group's own weight_decay holds for all that is in it.
     Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
     """
 
@@ -77,9 +89,14 @@ class AdamW(Adam):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
+        groups: Sequence[Group] = (),
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay)
+        super().__init__(params, lr, betas, eps, weight_decay, groups)
 
-    def update(self, w: Array, g: Array, m: Array, v: Array) -> None:
-        w *= 1 - self.lr * self.weight_decay
-        adam_step(w, g, m, v, self.lr, self.betas, self.eps, self.steps)
+    def decay_of(self, p: Param) -> float:
+        return self.weight_decay if p.data.ndim >= 2 else 0.0
+
+    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
+        if weight_decay:
+            w *= 1 - lr * weight_decay
+        adam_step(w, g, m, v, lr, self.betas, self.eps, self.steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -11,23 +11,24 @@ from ..backend import Array
 from .optimizer import pieces
 
 
-def global_norm(grad: Array, map: Callable = map) -> float:
-    """‖g‖, the root of the sum of squares of a flat gradient (P,), in double precision: the squares of a large, finite
-    gradient overflow in its own. map: as for `Optimizer.step`.
+def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together, in double
+    precision: the squares of a large, finite gradient overflow in its own. map: as for `Optimizer.step`.
     """
 
-    def squares(part: slice) -> Array:
-        wide = grad[part].astype(np.float64)
+    def squares(piece: Array) -> Array:
+        wide = piece.astype(np.float64)
         return wide @ wide
 
-    return math.sqrt(float(sum(map(squares, pieces(grad)))))
+    return math.sqrt(float(sum(map(squares, _cut(grad)))))
 
 
-def clip_by_global_norm(grad: Array, max_norm: float, map: Callable = map) -> float:
-    """Scale a flat gradient (P,) in place so that its norm is at most `max_norm`; returns the norm it had.
+def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Callable = map) -> float:
+    """Scale gradients in place so that their norm is at most `max_norm`; returns the norm that they had.
 
-    The direction is kept: all gradients of the model are scaled by the same number. A norm that is not finite is
-    returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+    grad: a flat gradient (P,), such as `model.flat.grad`, or several, taken together, such as `optimizer.gradients()`,
+    those of the parameters that it steps. The direction is kept: all are scaled by the same number. A norm that is not
+    finite is returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     if not max_norm > 0:
@@ -35,8 +36,13 @@ def clip_by_global_norm(grad: Array, max_norm: float, map: Callable = map) -> fl
     norm = global_norm(grad, map)
     if math.isfinite(norm) and norm > max_norm:
 
-        def scale(part: slice) -> None:
-            grad[part] *= max_norm / norm
+        def scale(piece: Array) -> None:
+            piece *= max_norm / norm
 
-        list(map(scale, pieces(grad)))
+        list(map(scale, _cut(grad)))
     return norm
+
+
+def _cut(grad: Array | Sequence[Array]) -> list[Array]:
+    """Views of one array, or of several, of cache size."""
+    return [g[part] for g in (grad if isinstance(grad, list | tuple) else [grad]) for part in pieces(g)]

@@ -1,13 +1,16 @@
-"""What the optimizers share."""
+"""What the optimizers share: which parameters they step, in which groups, over the flat arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from itertools import accumulate, groupby
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, array_module, to_cpu
+from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 
 CHUNK = 1 << 16  # elements that a CPU takes at once, so that what it computes in between stays in cache
@@ -19,42 +22,188 @@ def pieces(flat: Array) -> list[slice]:
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
 
+@dataclass(frozen=True)
+class Group:
+    """A rule: how an optimizer treats the parameters that match.
+
+    match: a pattern of full names, such as "output.*" or "*.gamma" (`*` stands for anything), or a function of the name
+    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: instead of the optimizer's. When the
+    optimizer's `lr` is changed, by a schedule, the group's changes in proportion. frozen: the parameters stay as they
+    are, and the optimizer keeps no state for them.
+    """
+
+    match: str | Callable[[str, Param], bool]
+    lr: float | None = None
+    weight_decay: float | None = None
+    frozen: bool = False
+
+    def matches(self, name: str, p: Param) -> bool:
+        return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
+
+    def check(self) -> None:
+        """Raise TypeError or ValueError, with the name of what is wrong."""
+        if not (isinstance(self.match, str) or callable(self.match)):
+            raise TypeError(f"groups: expected a pattern of names or a function, got {self.match!r}")
+        for name in ("lr", "weight_decay"):
+            if (value := getattr(self, name)) is not None and not value >= 0:
+                raise ValueError(f"{name} of group {self.match!r}: expected a number >= 0, got {value}")
+
+
+class Treatment(NamedTuple):
+    """How a parameter is stepped."""
+
+    lr: float  # times the optimizer's
+    weight_decay: float
+    frozen: bool
+
+
+class Run(NamedTuple):
+    """Parameters that lie side by side in flat arrays, and are stepped alike."""
+
+    flat: FlatParameters
+    where: slice  # in the flat arrays
+    state: slice  # in the optimizer's buffers
+    treatment: Treatment
+
+
 class Optimizer:
     """Steps the parameters against their gradients.
 
-    params: Params, each of which is stepped once however often it is listed (tied weights). If they are all those of
-    a model they are one flat array, and a step is a few operations on it. lr: the learning rate, an attribute that a
-    schedule may set before each step. `buffers` are the names of the state arrays, each as long as the parameters.
+    params: what `layer.parameters()` gives, of a model or of a part of it; or a list of Params, each of which is
+    stepped once however often it is listed (tied weights). What lies side by side in the flat arrays is stepped
+    together. lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each
+    optimizer. groups: rules for some of the parameters; of those that match one the first holds, and the optimizer's
+    own settings hold for the rest. Parameters that are `frozen` are left out too. `buffers` are the names of the state
+    arrays, each as long as all parameters that are stepped.
+
+    The parameters of a layer must stay those they were: one that was added or taken out since, or a layer that was
+    moved or cast, is a ValueError at the next step, which then changes nothing.
     """
 
     buffers: tuple[str, ...] = ()
 
-    def __init__(self, params: Iterable[Param], lr: float) -> None:
-        self.flat = FlatParameters.of({id(p): p for p in params}.values())
-        if not lr >= 0:
-            raise ValueError(f"lr: expected a number >= 0, got {lr}")
-        self.lr = lr
+    def __init__(
+        self, params: Iterable[Param], lr: float, weight_decay: float = 0.0, groups: Sequence[Group] = ()
+    ) -> None:
+        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
+            if not value >= 0:
+                raise ValueError(f"{name}: expected a number >= 0, got {value}")
+        self.lr, self.weight_decay = lr, weight_decay
+        self.layer = getattr(params, "layer", None)
+        self.params = list({id(p): p for p in params}.values())
+        if not self.params:
+            raise ValueError("params: expected at least one parameter, got none")
+        self.names = list(self.layer.named_parameters()) if self.layer else [p.name for p in self.params]
+        self.treatments = self._treat(groups)
+        self.stepped = [p for p, how in zip(self.params, self.treatments, strict=True) if not how.frozen]
+        if not self.stepped:
+            raise ValueError("groups: every parameter is frozen")
+        if loose := [p for p in self.stepped if p.flat is None]:
+            FlatParameters(loose)
         self.steps = 0
-        xp = array_module(self.flat.data)
+        first, size = self.stepped[0].data, sum(p.data.size for p in self.stepped)
         for name in self.buffers:
-            setattr(self, name, xp.zeros_like(self.flat.data))
+            setattr(self, name, array_module(first).zeros(size, first.dtype))
+        self.place = _place(self.stepped)
+
+    def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
+        """How each parameter is stepped, by the first group that it matches."""
+        for group in groups:
+            if not isinstance(group, Group):
+                raise TypeError(f"groups: expected Groups, got {group!r}")
+            group.check()
+            if group.lr is not None and not self.lr > 0:
+                raise ValueError(f"lr: expected a number > 0 beside a group with one of its own, got {self.lr}")
+            if not any(map(group.matches, self.names, self.params)):
+                names = ", ".join(self.names[-4:])
+                raise ValueError(f"groups: {group.match!r} matches no parameter; the last are {names}")
+        found = []
+        for name, p in zip(self.names, self.params, strict=True):
+            group = next((group for group in groups if group.matches(name, p)), Group("*"))
+            lr = 1.0 if group.lr is None else group.lr / self.lr
+            decay = self.decay_of(p) if group.weight_decay is None else group.weight_decay
+            frozen = group.frozen or p.frozen
+            found.append(Treatment(lr, 0.0 if frozen else decay, frozen))
+        return found
+
+    def decay_of(self, p: Param) -> float:
+        """The weight decay of a parameter that no group says anything of."""
+        return self.weight_decay
+
+    def settings(self) -> dict[str, Any]:
+        """What it is and how it treats each parameter, as JSON values: a snapshot keeps them.
+
+        "groups" lists the treatments that occur, each with the names of its parameters; "lr" is a multiple of the
+        optimizer's.
+        """
+        by_treatment: dict[Treatment, list[str]] = {}
+        for name, how in zip(self.names, self.treatments, strict=True):
+            by_treatment.setdefault(how, []).append(name)
+        groups = [how._asdict() | {"parameters": names} for how, names in by_treatment.items()]
+        return {"class": type(self).__name__, "groups": groups}
 
     def zero_grad(self) -> None:
-        """Set the gradients to zero. The optimizer's state is untouched."""
-        self.flat.grad[...] = 0
+        """Set the gradients of what it steps to zero. Its state is untouched."""
+        for grad in self.gradients():
+            grad[...] = 0
+
+    def gradients(self) -> list[Array]:
+        """The gradients of what it steps: views of the flat arrays, as few as can be. For clipping."""
+        return [run.flat.grad[run.where] for run in self._runs(lambda _how: None)]
 
     def step(self, map: Callable = map) -> None:
         """Update the parameters in place from their gradients, which are left as they are.
 
         map: applies a function to independent pieces of the arrays; a thread pool's `map` shares them out.
         """
+        self._expect_unchanged()
         self.steps += 1
-        arrays = (self.flat.data, self.flat.grad, *(getattr(self, name) for name in self.buffers))
-        list(map(lambda part: self.update(*(a[part] for a in arrays)), pieces(self.flat.data)))
+        work = []
+        for run in self._runs(lambda how: how):
+            arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
+            arrays += [getattr(self, name)[run.state] for name in self.buffers]
+            work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
 
-    def update(self, w: Array, g: Array, *buffers: Array) -> None:
+        def update(item: tuple[list[Array], Treatment]) -> None:
+            arrays, how = item
+            self.update(*arrays, lr=self.lr * how.lr, weight_decay=how.weight_decay)
+
+        list(map(update, work))
+
+    def update(self, w: Array, g: Array, *buffers: Array, lr: float, weight_decay: float) -> None:
         """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`."""
         raise TypeError(f"{type(self).__name__} has no update")
+
+    def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
+        """What is stepped, cut only where parameters are not neighbours, or `kind` of how they are treated changes."""
+        slices = {flat: flat.slices() for flat in {p.flat for p in self.stepped}}
+        stops = accumulate(p.data.size for p in self.stepped)
+        treatments = (how for how in self.treatments if not how.frozen)
+        runs = [
+            Run(p.flat, slices[p.flat][id(p)], slice(stop - p.data.size, stop), how)
+            for p, stop, how in zip(self.stepped, stops, treatments, strict=True)
+        ]
+        # Neighbours are as far apart in the flat array as in the buffers.
+        for _, same in groupby(runs, lambda run: (run.flat, run.where.start - run.state.start, kind(run.treatment))):
+            first, *_, last = [*same] * 2
+            where, state = (slice(a.start, b.stop) for a, b in ((first.where, last.where), (first.state, last.state)))
+            yield Run(first.flat, where, state, first.treatment)
+
+    def _expect_unchanged(self) -> None:
+        """Raise ValueError if parameters were added to the layer or taken out, moved or cast; lay out new arrays."""
+        if self.layer is not None:
+            now = self.layer.named_parameters()
+            own, present = set(map(id, self.params)), set(map(id, now.values()))
+            added = [name for name, p in now.items() if id(p) not in own]
+            gone = [name for name, p in zip(self.names, self.params, strict=True) if id(p) not in present]
+            for names, what in ((added, "added"), (gone, "taken out")):
+                if names:
+                    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                    raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
+        if (place := _place(self.stepped)) != self.place:
+            raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
+        if loose := [p for p in self.stepped if p.flat is None]:
+            FlatParameters(loose)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The state by name, on the CPU: the number of steps, and the buffers."""
@@ -63,11 +212,17 @@ class Optimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over a state; raises ValueError, and changes nothing, if it is another optimizer's or model's."""
-        expected = {"steps": (), **{name: tuple(self.flat.data.shape) for name in self.buffers}}
-        found = {name: tuple(value.shape) for name, value in state.items()}
+        size, dtype = sum(p.data.size for p in self.stepped), self.stepped[0].data.dtype
+        expected = {"steps": "int64 ()", **dict.fromkeys(self.buffers, f"{dtype} ({size},)")}
+        found = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in state.items()}
         if found != expected:
             raise ValueError(f"state of another optimizer: expected {expected}, got {found}")
         self.steps = int(state["steps"])
-        xp = array_module(self.flat.data)
+        xp = array_module(self.stepped[0].data)
         for name in self.buffers:
             getattr(self, name)[...] = xp.asarray(to_cpu(state[name]))
+
+
+def _place(params: list[Param]) -> str:
+    """The type and device of parameters: "float32 on cpu"."""
+    return " and ".join(sorted({f"{p.data.dtype} on {device_of(p.data)}" for p in params}))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from tqdm import tqdm
@@ -22,7 +23,7 @@ from ..rng import Key
 from .diagnose import first_nonfinite
 from .metrics import Metrics
 from .replicas import Replicas
-from .snapshot import SnapshotError, holds_run, kept_snapshots, load_snapshot, restore, save_snapshot
+from .snapshot import SnapshotError, expect_model, holds_run, kept_snapshots, load_snapshot, restore, save_snapshot
 
 
 class Diverged(RuntimeError):
@@ -88,17 +89,18 @@ def train(
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
-        "optimizer_class": type(optimizer).__name__,
         "schedule": repr(schedule),
         "best": None,
-        **(identity or {}),
+        **(fixed := {f"optimizer_{name}": value for name, value in optimizer.settings().items()} | (identity or {})),
     }
     last, best = out / "last.safetensors", out / "best.safetensors"
     if resume and last.exists():
         snapshot = load_snapshot(last)
-        for name in ("seed", "optimizer_class", *(identity or {})):
-            if snapshot.state.get(name) != state[name]:
-                raise SnapshotError(f"{last} has {name} {snapshot.state.get(name)!r}, this run has {state[name]!r}")
+        expect_model(snapshot, model)
+        for name in ("seed", *fixed):
+            if (found := snapshot.state.get(name)) != state[name]:
+                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
+                raise SnapshotError(f"{last} has {name} {found}, this run has {own}")
         restore(snapshot, model, optimizer, remember and batches)
         state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
         del snapshot  # as large as the parameters three times over
@@ -126,8 +128,8 @@ def train(
             key = Key(seed).fold("train", step)
             batch = batches.batch(step)
             loss = replicas.gradients(batch, key, remember and partial(remember, step))
-            grad = model.flat.grad
-            norm = global_norm(grad, replicas.map) if clip is None else clip_by_global_norm(grad, clip, replicas.map)
+            grads = optimizer.gradients()
+            norm = global_norm(grads, replicas.map) if clip is None else clip_by_global_norm(grads, clip, replicas.map)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
                 raise Diverged(

@@ -149,13 +149,8 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
     return model, snapshot.state
 
 
-def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
-    """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
-    just this model.
-
-    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes, of another optimizer, or of
-    batches of other sizes; the model is not changed then.
-    """
+def expect_model(snapshot: Snapshot, model: Layer) -> None:
+    """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class and these sizes."""
     if snapshot.model_class != type(model).__name__ or snapshot.config != model.config:
         differing = {
             name: f"{snapshot.config.get(name)} in the snapshot, {model.config.get(name)} here"
@@ -163,6 +158,16 @@ def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None
             if snapshot.config.get(name) != model.config.get(name)
         }
         raise SnapshotError(f"snapshot of another model ({snapshot.model_class}): {differing}")
+
+
+def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
+    """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
+    just this model.
+
+    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes, of another optimizer, or of
+    batches of other sizes; the model is not changed then.
+    """
+    expect_model(snapshot, model)
     before = model.state_dict()
     try:
         model.load_state_dict(snapshot.model)

@@ -84,8 +84,8 @@ MISTAKES = [
         "optim/optimizer.py",
         [
             (
-                "        self.flat.grad[...] = 0\n",
-                "        self.flat.grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0\n",
+                "            grad[...] = 0\n",
+                "            grad[...] = 0\n        for name in self.buffers:\n            getattr(self, name)[...] = 0\n",
             )
         ],
         "tests/optim",
@@ -113,8 +113,8 @@ MISTAKES = [
         "optim/optimizer.py",
         [
             (
-                "FlatParameters.of({id(p): p for p in params}.values())",
-                "FlatParameters.of(params)",
+                "list({id(p): p for p in params}.values())",
+                "list(params)",
             )
         ],
         "tests/optim",

@@ -102,6 +102,30 @@ def test_flat_arrays_of_a_part_of_a_model_are_refused():
     assert FlatParameters.of(reversed(block.parameters())) is block.flat  # in whatever order they are listed
 
 
+def test_flat_arrays_of_a_part_become_those_of_the_whole():
+    block = make_block()
+    part = block.norm1.flat
+    part.data[...] = 3
+    part.grad[...] = 4
+    assert are_views(block) and block.flat is not part
+    assert (block.norm1.gamma.data == 3).all() and (block.norm1.beta.grad == 4).all()
+
+
+def test_parameters_of_several_types_are_not_mixed():
+    block = make_block()
+    block.norm1.to(dtype=np.float64)
+    with pytest.raises(ValueError, match=r"several types \(float32, float64\)"):
+        block.flat  # noqa: B018
+
+
+def test_copies_of_flat_arrays_hold_copies_of_the_parameters():
+    layer = Linear(2, 3)
+    twin, twin_flat = copy.deepcopy((layer, layer.flat))
+    assert twin.flat is twin_flat and are_views(twin) and are_views(layer)
+    twin_flat.data[...] = 0
+    assert not twin.w.data.any() and layer.w.data.any()
+
+
 # Names, tied weights
 
 
@@ -235,6 +259,10 @@ def test_state_dict_is_a_copy():
         (lambda s: s.pop("norm1.gamma"), "missing: norm1.gamma"),
         (lambda s: s.update(extra=np.ones(1)), "not in this model: extra"),
         (lambda s: s.update({"norm2.beta": np.ones(5)}), r"norm2.beta: expected \(6,\), got \(5,\)"),
+        (lambda s: s.update({"norm2.beta": np.ones(6, int)}), "norm2.beta: expected floating-point numbers, got int64"),
+        (lambda s: s.update({"norm2.beta": np.ones(6, complex)}), "norm2.beta: expected floating-.* got complex128"),
+        (lambda s: s.update({"norm2.beta": np.array(["1"] * 6)}), "norm2.beta: expected floating-.* got <U1"),
+        (lambda s: s.update({"norm2.beta": [1.0] * 6}), "norm2.beta: expected floating-point numbers, got list"),
         (
             lambda s: s.update({"norm2.gamma": s.pop("norm2.beta")[:2]}),
             r"missing: norm2.beta; norm2.gamma: expected \(6,\), got \(2,\)",

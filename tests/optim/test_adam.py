@@ -37,8 +37,8 @@ def run(optimizer, param, gradients, device):
     return [float(to_cpu(a)[0]) for a in (param.data.reshape(-1), *(getattr(optimizer, b) for b in optimizer.buffers))]
 
 
-def parameter(device, value=0.5, dtype=np.float64):
-    return Param(device.xp.asarray(np.array([value], dtype)), "w")
+def parameter(device, value=0.5, axes=1):
+    return Param(device.xp.asarray(np.full((1,) * axes, value, np.float64)), "w")
 
 
 betas = st.floats(0.0, 0.999)
@@ -61,7 +61,7 @@ def test_adam_is_the_algorithm_of_its_paper(device, lr, beta1, beta2, eps, weigh
 
 @given(lr=st.floats(1e-5, 0.5), weight_decay=st.floats(0.0, 0.5), steps=st.integers(1, len(GRADIENTS)))
 def test_adamw_decays_beside_the_step(device, lr, weight_decay, steps):
-    w = parameter(device)
+    w = parameter(device, axes=2)
     found = run(AdamW([w], lr, weight_decay=weight_decay), w, GRADIENTS[:steps], device)
     expected = adam_of_the_paper(0.5, GRADIENTS[:steps], lr, 0.9, 0.999, 1e-8, decoupled=weight_decay)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13)
@@ -100,6 +100,8 @@ def test_a_changed_learning_rate_holds_from_the_next_step(device):
         (lambda p: Adam(p, lr=math.nan), "lr"),
         (lambda p: Adam(p, lr=1.0, betas=(1.0, 0.999)), "betas"),
         (lambda p: Adam(p, lr=1.0, betas=(0.9, -0.1)), "betas"),
+        (lambda p: Adam(p, lr=1.0, eps=-1e-8), "eps"),
+        (lambda p: AdamW(p, lr=1.0, weight_decay=-0.1), "weight_decay"),
         (lambda p: SGD(p, lr=1.0, momentum=1.0), "momentum"),
     ],
 )

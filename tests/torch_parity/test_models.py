@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer.models import Classifier, LanguageModel
-from scratchformer.optim import SGD, Adam, AdamW, clip_by_global_norm
+from scratchformer.optim import SGD, Adam, AdamW, Group, clip_by_global_norm
 from scratchformer.rng import Key
 
 torch = pytest.importorskip("torch")
@@ -12,6 +12,19 @@ F = torch.nn.functional
 
 B, T, V, K, C, H, DEPTH = 4, 8, 17, 3, 12, 3, 2
 MAX_NORM = 0.5
+
+
+def adamw(parameters, lr, weight_decay, head=None):
+    """PyTorch's AdamW, decaying what has two axes; `head`: settings of the last layer's weight and bias."""
+    parameters = list(parameters)
+    body, last = (parameters[:-2], parameters[-2:]) if head else (parameters, [])
+    groups = [
+        {"params": [p for p in body if p.ndim >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in body if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW([*groups, {"params": last, **(head or {})}], lr)
+
+
 BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 OPTIMIZERS = {
     "Adam": (lambda p: Adam(p, 1e-2), lambda p: torch.optim.Adam(p, 1e-2)),
@@ -19,7 +32,11 @@ OPTIMIZERS = {
         lambda p: Adam(p, 1e-2, betas=(0.8, 0.9), weight_decay=0.1),
         lambda p: torch.optim.Adam(p, 1e-2, betas=(0.8, 0.9), weight_decay=0.1),
     ),
-    "AdamW": (lambda p: AdamW(p, 1e-2, weight_decay=0.1), lambda p: torch.optim.AdamW(p, 1e-2, weight_decay=0.1)),
+    "AdamW": (lambda p: AdamW(p, 1e-2, weight_decay=0.1), lambda p: adamw(p, 1e-2, weight_decay=0.1)),
+    "AdamW, a head with settings of its own": (
+        lambda p: AdamW(p, 1e-2, weight_decay=0.1, groups=[Group("output.*", lr=5e-2, weight_decay=0.3)]),
+        lambda p: adamw(p, 1e-2, weight_decay=0.1, head=dict(lr=5e-2, weight_decay=0.3)),
+    ),
     "SGD": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "SGD, momentum, weight decay": (
         lambda p: SGD(p, 0.1, momentum=0.9, weight_decay=0.01),

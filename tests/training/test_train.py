@@ -281,7 +281,7 @@ def test_the_seed_changes_dropout(tmp_path, train_tiny):
 class Still(SGD):
     """An optimizer that does not move."""
 
-    def update(self, *arrays):
+    def update(self, *arrays, **settings):
         pass
 
 
