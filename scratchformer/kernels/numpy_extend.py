@@ -99,6 +99,8 @@ def pool() -> ThreadPoolExecutor:
 
 
 def affine(x: np.ndarray, layer: Linear) -> np.ndarray:
+    if type(layer) is not Linear:  # such as a LoRA
+        return layer(x)
     y = product(x, layer.w.data)
     if layer.b is not None:
         y += layer.b.data

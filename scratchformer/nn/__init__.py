@@ -6,9 +6,11 @@ from .decoder_block import DecoderBlock
 from .dropout import Dropout
 from .embedding import GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .feedforward import FeedForward
+from .frozen import Frozen
 from .layer import FlatParameters, Layer, Param
 from .layernorm import LayerNorm
 from .linear import Linear
+from .lora import LoRA, add_lora, merge_lora
 from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
 from .self_attention_steps import BasicSelfAttention, MultiHeadLoop, SingleHeadAttention
@@ -20,10 +22,12 @@ __all__ = [
     "Dropout",
     "FeedForward",
     "FlatParameters",
+    "Frozen",
     "GridPositions",
     "Layer",
     "LayerNorm",
     "Linear",
+    "LoRA",
     "MultiHeadLoop",
     "Param",
     "PositionEmbedding",
@@ -35,4 +39,6 @@ __all__ = [
     "TiedOutput",
     "TokenEmbedding",
     "TransformerBlock",
+    "add_lora",
+    "merge_lora",
 ]

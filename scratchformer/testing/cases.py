@@ -268,6 +268,8 @@ def _sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
 
 LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "Linear": lambda d: LayerCase(nn.Linear(d.I, d.O, key=Key(d.seed)), (d("B T I"),)),
+    "LoRA": lambda d: LayerCase(nn.LoRA(nn.Linear(d.I, d.O, key=Key(d.seed)), 2, alpha=3.0), (d("B T I"),)),
+    "LoRA, no bias": lambda d: LayerCase(nn.LoRA(nn.Linear(d.I, d.O, bias=False), 2), (d("B T I"),)),
     "LayerNorm": lambda d: LayerCase(nn.LayerNorm(d.C), (d("B T C"),)),
     "TokenEmbedding": lambda d: LayerCase(nn.TokenEmbedding(d.V, d.C), (d.integers("B T", d.V),)),
     "TiedOutput": lambda d: LayerCase(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), (d("B T C"),)),

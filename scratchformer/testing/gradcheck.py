@@ -151,8 +151,9 @@ def check_layer(
     Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
     backward writes to nothing but gradients; it adds to them; two forwards before their two backwards give the sum of
     both, so nothing is remembered outside the cache; no array returned shares memory with a parameter or its gradient;
-    float32 gives float32; `layer` itself stays as it is. Unlike an operation, a layer may return its input as y, or dy
-    as dx (as dropout without a key does): a caller writes to neither.
+    float32 gives float32; neither pass exchanges a parameter, its data or its gradient for another object; `layer`
+    itself stays as it is. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its
+    input as y, or dy as dx (as dropout without a key does): a caller writes to neither.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`.
     """
@@ -166,7 +167,7 @@ def check_layer(
             single = _LayerRun(layer, inputs, kwargs, device, np.float32)
             single.check_types(_normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
-        arrays = run.floating | {name: p.data for name, p in run.params.items()}
+        arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         report = _compare_all(
             [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
             outputs=lambda: _flat(run.forward()[0]),
@@ -260,6 +261,7 @@ class _LayerRun:
         self.layer.to(device=device, dtype=dtype)
         self.layer.zero_grad()
         self.params = self.layer.named_parameters()
+        self.trained = {name: p for name, p in self.params.items() if not getattr(p, "frozen", False)}
         names = _argument_names(layer.forward, inputs)
         self.names = [f"input {name}" if name in self.params else name for name in names]
         self.inputs = [own_copy(x, device, dtype) for x in inputs]
@@ -287,7 +289,7 @@ class _LayerRun:
         return found | self.parameter_gradients()
 
     def parameter_gradients(self) -> dict[str, np.ndarray]:
-        return {name: to_cpu(p.grad).copy() for name, p in self.params.items()}
+        return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
 
     def check_contract(self, dy: Any, key: Key) -> dict[str, np.ndarray]:
         """Everything but the values. Returns the gradients of inputs and parameters, by name."""
@@ -303,6 +305,7 @@ class _LayerRun:
         returned = self.backward(dy, cache)
         untouched.check("backward")
         self._expect_type(outputs, returned)
+        self._expect_same_parameters(state)
         expect_apart({f"gradient of {name}": g for name, g in returned.items()}, state)
         once = {name: to_cpu(g).copy() for name, g in returned.items()}
         sums = self.parameter_gradients()
@@ -313,6 +316,12 @@ class _LayerRun:
         expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
         self._check_two_uses(dy, key)
         return once | sums
+
+    def _expect_same_parameters(self, state: dict[str, Array]) -> None:
+        """That neither pass has put a parameter, or an array of one, in another's place: an optimizer has the first."""
+        for name, x in _layer_arrays(self.layer).items():
+            if x is not state.get(name):
+                raise GradientError(f"{name} is another array than before: write into it, or an optimizer loses it")
 
     def _check_two_uses(self, dy: Any, key: Key) -> None:
         """Forward twice, then backward twice: all must be as if each use had been alone."""
@@ -328,7 +337,7 @@ class _LayerRun:
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
         expect_equal(found, alone, complaint)
         expect_equal(other_found, other, complaint)
-        both = {name: alone[name] + other[name] for name in self.params}
+        both = {name: alone[name] + other[name] for name in self.trained}
         expect_equal(self.parameter_gradients(), both, complaint)
 
     def check_types(self, dy: Any) -> None:

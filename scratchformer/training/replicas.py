@@ -47,6 +47,7 @@ class Replicas:
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: on a GPU there is one; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
+        self.flat = model.flat
         self.models = [model, *(model.replica() for _ in range(self.count - 1))]
         self.pool: ThreadPoolExecutor | None = None  # outside the `with` block replicas run one after the other
 
@@ -108,10 +109,13 @@ class Replicas:
     def gradients(self, batch: Any, key: Key, remember: Callable[[list], None] | None = None) -> float:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient; returns the loss, the mean over the batch.
 
-        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w.
+        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. Raises ValueError
+        if the model was moved or cast (`to`), or has other parameters, since its replicas were made.
         remember: for a model with a memory, called with what `model.remember` makes of each micro-batch, in order, as
         NumPy arrays.
         """
+        if self.model.flat is not self.flat:
+            raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
         micro_batches = list(enumerate(batch.split(self.rows(batch))))
 
         def zero(model: Layer) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from scratchformer.backend import CPU, to_cpu
 from scratchformer.data import LabelledBatch
+from scratchformer.nn import TransformerBlock
 from scratchformer.rng import Key
 from scratchformer.training import Replicas
 
@@ -125,6 +126,18 @@ def test_more_replicas_than_micro_batches(make_model, make_batches):
     _, expected = gradient_of_the_whole_batch(model, batch)
     _, found = gradient_of_replicas(model, batch, 3, 4)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("change", ["cast", "a part cast", "a block more"])
+def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model, make_batches, change):
+    model = make_model("LanguageModel")
+    with Replicas(model, 2) as replicas:
+        if change == "a block more":
+            model.body.blocks.append(TransformerBlock(model.body.d_model, 2, causal=True))
+        else:
+            (model if change == "cast" else model.output).to(dtype=np.float64)
+        with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
+            replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
 
 
 def test_replicas_share_the_parameters_and_own_their_gradients(make_model):

@@ -1,0 +1,145 @@
+"""Low-rank adaptation: a trained model is tuned by a few numbers beside its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..backend import Array, to_device
+from ..ops.checks import expect_positive
+from ..rng import Key
+from .layer import Layer, Param
+from .linear import Linear
+
+ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts
+
+
+class LoRACache(NamedTuple):
+    down: Any
+    up: Any
+
+
+class LoRA(Layer):
+    """y = x w + b + s (x down) up: an affine layer whose w and b stay as they are, while a low-rank change is learned.
+
+    linear: the layer that is adapted; its Params become `frozen`. rank: K, of the change; down is (I, K) and up (K, O).
+    alpha: s = alpha/K, so that a learning rate that suits one rank suits another; K if not given, then s = 1.
+    x: (..., I). Returns (..., O). down starts uniform in ±1/√I, as a Linear's w, and up at zero: the layer begins as
+    what it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an alpha that is not positive.
+
+    Backward. With h_nk = Σ_i x_ni down_ik, in indices y_no = Σ_i x_ni w_io + b_o + s Σ_k h_nk up_ko, so that
+
+        dup_ko = s Σ_n h_nk dy_no           dh_nk = s Σ_o dy_no up_ko
+        ddown_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk down_ik
+
+    These are two affine maps, one after the other (see `ops.linear`), that are given s dy. Beside them stands the first
+    of the three gradients of x w + b. The other two are not computed, since w and b are constants here:
+
+        dh, dup = ops.linear_backward(self.scale * dy, cache.up)
+        dx, ddown = ops.linear_backward(dh, cache.down)
+        dx = dx + dy @ self.w.data.T
+
+    The cache keeps x and h for the two maps. K (I + O) numbers are trained instead of I O + O: for I = O = 768 and
+    K = 8, 2% as many.
+    Source: Hu et al., "LoRA: low-rank adaptation of large language models", 2022, section 4.1, equation 3.
+    """
+
+    def __init__(self, linear: Linear, rank: int, alpha: float | None = None, key: Key = Key(0)) -> None:
+        expect_positive(rank=rank)
+        if alpha is not None and not alpha > 0:
+            raise ValueError(f"alpha: expected a number > 0, got {alpha}")
+        if linear.activation is not None:
+            raise ValueError(f"linear: expected a Linear without an activation, got one with {linear.activation!r}")
+        d_in, d_out = linear.w.data.shape
+        self.linear = linear
+        for p in linear.parameters():
+            p.frozen = True
+        self.scale = 1.0 if alpha is None else alpha / rank
+        self.down = Param(Linear(d_in, rank, bias=False, key=key).w.data, "down")
+        self.up = Param(np.zeros((rank, d_out), np.float32), "up")
+        for p in self.down, self.up:
+            p.bind(*(to_device(x, linear.device, linear.w.data.dtype) for x in (p.data, p.grad)), None)
+
+    @property
+    def w(self) -> Param:
+        return self.linear.w
+
+    @property
+    def b(self) -> Param | None:
+        return self.linear.b
+
+    def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
+        """w and b, under the names that they had, then down and up."""
+        yield from self.linear.named_children()
+        yield from (("down", self.down), ("up", self.up))
+
+    def forward(self, x: Array) -> tuple[Array, LoRACache]:
+        y, _ = self.linear.forward(x)
+        h, down = ops.linear(x, self.down.data)
+        change, up = ops.linear(h, self.up.data)
+        return y + self.scale * change, LoRACache(down, up)
+
+    def backward(self, dy: Array, cache: LoRACache) -> Array:
+        dh, dup = ops.linear_backward(self.scale * dy, cache.up)
+        dx, ddown = ops.linear_backward(dh, cache.down)
+        dx = dx + dy @ self.w.data.T
+        self.up.grad += dup
+        self.down.grad += ddown
+        return dx
+
+    def merge(self) -> Linear:
+        """Add the change to w, and return the Linear, which now computes the same; its parameters are trained again."""
+        self.w.data += self.scale * (self.down.data @ self.up.data)
+        for p in self.linear.parameters():
+            p.frozen = False
+        return self.linear
+
+
+def add_lora(
+    model: Layer, rank: int, alpha: float | None = None, layers: Sequence[str] = ATTENTION, key: Key = Key(0)
+) -> None:
+    """Put a `LoRA` in the place of each Linear of `model` whose full name matches one of the patterns `layers`.
+
+    Beside w and b of these layers nothing is frozen: which of the others are trained is for an optimizer's groups to
+    say, such as `[Group("*.down"), Group("*.up"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
+    says what was done, so that `training.load_model` does it again. Make optimizers and replicas afterwards. Raises
+    ValueError if a pattern matches no Linear without an activation, or if there are such layers already; the model is
+    as it was then.
+    """
+    found = [place for place in _attributes(model, Linear) if getattr(*place[1:]).activation is None]
+    chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
+    if next(_attributes(model, LoRA), None):
+        raise ValueError("model: it has LoRA layers already; merge_lora makes them plain ones")
+    for pattern in layers:
+        if not any(fnmatchcase(name, pattern) for name, *_ in chosen):
+            names = ", ".join(name for name, *_ in found)
+            raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; there are {names}")
+    made = [LoRA(getattr(owner, attribute), rank, alpha, key.fold(name)) for name, owner, attribute in chosen]
+    for (_, owner, attribute), lora in zip(chosen, made, strict=True):
+        setattr(owner, attribute, lora)
+    if hasattr(model, "config"):
+        model.config["lora"] = {"rank": rank, "alpha": alpha, "layers": list(layers)}
+
+
+def merge_lora(model: Layer) -> None:
+    """Turn every `LoRA` of `model` into the Linear that computes the same, for generation at full speed.
+
+    The parameters get new arrays: make optimizers and replicas afterwards.
+    """
+    for _, owner, attribute in list(_attributes(model, LoRA)):
+        setattr(owner, attribute, getattr(owner, attribute).merge())
+    if hasattr(model, "config"):
+        model.config.pop("lora", None)
+    model.to()
+
+
+def _attributes(model: Layer, kind: type) -> Iterator[tuple[str, Layer, str]]:
+    """Every attribute of a layer within `model` that is a `kind`: its full name, the layer, the attribute's name."""
+    for prefix, layer in model.named_layers():
+        for name, value in vars(layer).items():
+            if type(value) is kind and not isinstance(layer, LoRA):
+                yield (f"{prefix}.{name}" if prefix else name), layer, name

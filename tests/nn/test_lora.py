@@ -1,0 +1,165 @@
+"""Low-rank adaptation and frozen layers: what is trained, what stays, and that merging changes nothing."""
+
+import copy
+
+import numpy as np
+import pytest
+
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.generation.cache import KeyValueCache
+from scratchformer.models import Classifier, LanguageModel
+from scratchformer.nn import Frozen, Linear, LoRA, SelfAttention, add_lora, merge_lora
+from scratchformer.optim import Adam, AdamW, Group
+from scratchformer.rng import Key
+
+IDS = np.array([[1, 2, 3, 4], [5, 6, 0, 1]])
+TRAINED = [Group("*.down"), Group("*.up"), Group("output.*"), Group("*", frozen=True)]
+
+
+def language_model(**options):
+    return LanguageModel(7, 8, 2, 2, 5, key=Key(1), **options)
+
+
+def adapted(rank=2, alpha=4.0, **options):
+    """A model whose adapters are as they might be after training."""
+    model = language_model(**options)
+    add_lora(model, rank, alpha, key=Key(2))
+    for name, p in model.named_parameters().items():
+        if name.endswith(".up"):
+            p.data[...] = 0.5 * Key(3).fold(name).generator().standard_normal(p.data.shape)
+    return model
+
+
+def train(model, optimizer, steps=3):
+    for step in range(steps):
+        model.zero_grad()
+        _, cache = model.loss(IDS, (IDS + 1) % 7, key=Key(step))
+        model.loss_backward(1.0, cache)
+        optimizer.step()
+
+
+def test_an_adapted_layer_begins_as_what_it_adapts(device):
+    linear = Linear(4, 6, key=Key(1)).to(device)
+    x = to_device(np.random.default_rng(0).standard_normal((2, 3, 4)), device, np.float32)
+    np.testing.assert_array_equal(to_cpu(LoRA(linear, 2)(x)), to_cpu(linear(x)))
+
+
+@pytest.mark.parametrize("alpha", [None, 6.0])
+def test_it_is_the_layer_whose_matrix_is_the_sum(device, alpha):
+    linear = Linear(4, 6, key=Key(1)).to(device, np.float64)
+    lora = LoRA(linear, 3, alpha, Key(2))
+    lora.up.data[...] = to_device(np.random.default_rng(0).standard_normal((3, 6)), device)
+    x = np.random.default_rng(1).standard_normal((2, 4))
+    w = to_cpu(linear.w.data) + (1 if alpha is None else 2) * to_cpu(lora.down.data) @ to_cpu(lora.up.data)
+    y = to_cpu(lora(to_device(x, device)))
+    np.testing.assert_allclose(y, x @ w + to_cpu(linear.b.data), rtol=1e-12)
+    merged = lora.merge()
+    assert merged is linear and not linear.w.frozen
+    np.testing.assert_allclose(to_cpu(merged(to_device(x, device))), y, rtol=1e-12)
+
+
+def test_names_stay_and_two_are_added():
+    model, before = language_model(), list(language_model().named_parameters())
+    add_lora(model, 2)
+    after = list(model.named_parameters())
+    assert [name for name in after if name in before] == before
+    assert {name for name in after if name not in before} == {
+        f"body.blocks.{i}.attention.{layer}.{leaf}"
+        for i in (0, 1)
+        for layer in ("query", "value")
+        for leaf in ("down", "up")
+    }
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_only_what_is_meant_is_trained(recompute):
+    model = language_model(recompute=recompute)
+    add_lora(model, 2, key=Key(2))
+    before = model.state_dict()
+    adam = AdamW(model.parameters(), 1e-2, groups=TRAINED)
+    train(model, adam)
+    changed = {name for name, value in model.state_dict().items() if not np.array_equal(value, before[name])}
+    assert changed == {name for name in before if name.endswith((".down", ".up")) or name.startswith("output.")}
+    assert adam.m.size == 2 * 2 * 2 * (8 + 8) + 8 * 7 + 7  # rank, blocks, layers, widths; and the head
+
+
+def test_a_frozen_map_gets_no_gradient():
+    model = adapted()
+    train(model, Adam(model.parameters(), 1e-2), steps=1)
+    attention = model.body.blocks[0].attention
+    assert not attention.query.w.grad.any() and attention.key.w.grad.any() and attention.query.up.grad.any()
+
+
+@pytest.mark.parametrize("positions", ["learned", "relative"])
+def test_generation_sees_the_change_and_merging_keeps_it(positions):
+    """With the key-value cache too, which reads the matrices on its own."""
+    model, plain = adapted(positions=positions), language_model(positions=positions)
+    logits = model(IDS)
+    assert np.abs(logits - plain(IDS)).max() > 0.01
+    cache = KeyValueCache(model, 1)  # one sequence, a token at a time, as a kernel computes it
+    for t in range(4):
+        np.testing.assert_allclose(cache.logits(IDS[:1, t : t + 1]), logits[:1, t], rtol=1e-4, atol=1e-5)
+    merge_lora(model)
+    assert list(model.named_parameters()) == list(plain.named_parameters()) and model.config == plain.config
+    np.testing.assert_allclose(model(IDS), logits, rtol=1e-4, atol=1e-5)
+    assert model.flat.data.size == plain.flat.data.size
+
+
+def test_copies_and_replicas_of_an_adapted_model(device):
+    model = adapted().to(device)
+    ids = to_device(IDS, device)
+    for twin in (copy.deepcopy(model), model.replica()):
+        np.testing.assert_array_equal(to_cpu(twin(ids)), to_cpu(model(ids)))
+        assert [p.frozen for p in twin.parameters()] == [p.frozen for p in model.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("act", "message"),
+    [
+        (lambda: LoRA(Linear(3, 3), 0), "rank: expected"),
+        (lambda: LoRA(Linear(3, 3), 2, alpha=0.0), "alpha: expected a number > 0, got 0.0"),
+        (lambda: LoRA(Linear(3, 3, activation="relu"), 2), "linear: expected a Linear without an activation"),
+        (
+            lambda: add_lora(language_model(), 2, layers=["*.queries"]),
+            r"layers: '\*\.queries' matches no Linear .*query",
+        ),
+        (lambda: add_lora(language_model(), 2, layers=["*.feedforward.up"]), "matches no Linear without an activation"),
+        (lambda: add_lora(adapted(), 2), "model: it has LoRA layers already"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(act, message):
+    with pytest.raises(ValueError, match=message):
+        act()
+
+
+def test_a_refused_model_is_as_it_was():
+    model = language_model()
+    with pytest.raises(ValueError, match="without an activation"):
+        add_lora(model, 2, layers=["*.query", "*.feedforward.up"])
+    assert "lora" not in model.config
+    assert type(model.body.blocks[0].attention.query) is Linear
+    assert not any(p.frozen for p in model.parameters())
+
+
+# Frozen
+
+
+def test_a_frozen_layer_computes_keeps_its_names_and_is_not_trained():
+    plain, model = (Classifier(7, 2, 8, 2, 1, 5, dropout=0.2, key=Key(1)) for _ in "ab")
+    model.body = Frozen(model.body)
+    lengths = np.array([4, 2])
+    np.testing.assert_array_equal(model(IDS, lengths, Key(3)), plain(IDS, lengths, Key(3)))
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    before = model.state_dict()
+    adamw = AdamW(model.parameters(), 0.1, weight_decay=0.5)
+    _, cache = model.loss(IDS, lengths, np.array([0, 1]), key=Key(3))
+    model.loss_backward(1.0, cache)
+    adamw.step()
+    changed = {name for name, value in model.state_dict().items() if not np.array_equal(value, before[name])}
+    assert changed == {"output.w", "output.b"} and adamw.m.size == 8 * 2 + 2
+    assert not any(p.grad.any() for name, p in model.named_parameters().items() if name.startswith("body."))
+
+
+def test_a_frozen_layer_keeps_no_cache():
+    y, cache = Frozen(SelfAttention(4, 2)).forward(np.ones((1, 3, 4), np.float32))
+    assert cache is None and y.shape == (1, 3, 4)
