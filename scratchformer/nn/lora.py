@@ -19,28 +19,29 @@ ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts
 
 
 class LoRACache(NamedTuple):
-    down: Any
-    up: Any
+    a: Any
+    b: Any
 
 
 class LoRA(Layer):
-    """y = x w + b + s (x down) up: an affine layer whose w and b stay as they are, while a low-rank change is learned.
+    """y = x w + c + s (x a) b: an affine layer whose w and bias c stay as they are, while a low-rank change is learned.
 
-    linear: the layer that is adapted; its Params become `frozen`. rank: K, of the change; down is (I, K) and up (K, O).
-    alpha: s = alpha/K, so that a learning rate that suits one rank suits another; K if not given, then s = 1.
-    x: (..., I). Returns (..., O). down starts uniform in ±1/√I, as a Linear's w, and up at zero: the layer begins as
-    what it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an alpha that is not positive.
+    linear: the layer that is adapted; its Params become `frozen`. rank: K, of the change; a, the Param `lora_a`, is
+    (I, K), and b, `lora_b`, (K, O). alpha: s = alpha/K, so that a learning rate that suits one rank suits another; K if
+    not given, then s = 1. x: (..., I). Returns (..., O). a starts uniform in ±1/√I, as a Linear's w, and b at zero: the
+    layer begins as what it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an alpha that
+    is not positive.
 
-    Backward. With h_nk = Σ_i x_ni down_ik, in indices y_no = Σ_i x_ni w_io + b_o + s Σ_k h_nk up_ko, so that
+    Backward. With h_nk = Σ_i x_ni a_ik, in indices y_no = Σ_i x_ni w_io + c_o + s Σ_k h_nk b_ko, so that
 
-        dup_ko = s Σ_n h_nk dy_no           dh_nk = s Σ_o dy_no up_ko
-        ddown_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk down_ik
+        db_ko = s Σ_n h_nk dy_no         dh_nk = s Σ_o dy_no b_ko
+        da_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk a_ik
 
     These are two affine maps, one after the other (see `ops.linear`), that are given s dy. Beside them stands the first
-    of the three gradients of x w + b. The other two are not computed, since w and b are constants here:
+    of the three gradients of x w + c. The other two are not computed, since w and c are constants here:
 
-        dh, dup = ops.linear_backward(self.scale * dy, cache.up)
-        dx, ddown = ops.linear_backward(dh, cache.down)
+        dh, db = ops.linear_backward(self.scale * dy, cache.b)
+        dx, da = ops.linear_backward(dh, cache.a)
         dx = dx + dy @ self.w.data.T
 
     The cache keeps x and h for the two maps. K (I + O) numbers are trained instead of I O + O: for I = O = 768 and
@@ -59,9 +60,9 @@ class LoRA(Layer):
         for p in linear.parameters():
             p.frozen = True
         self.scale = 1.0 if alpha is None else alpha / rank
-        self.down = Param(Linear(d_in, rank, bias=False, key=key).w.data, "down")
-        self.up = Param(np.zeros((rank, d_out), np.float32), "up")
-        for p in self.down, self.up:
+        self.lora_a = Param(Linear(d_in, rank, bias=False, key=key).w.data, "lora_a")
+        self.lora_b = Param(np.zeros((rank, d_out), np.float32), "lora_b")
+        for p in self.lora_a, self.lora_b:
             p.bind(*(to_device(x, linear.device, linear.w.data.dtype) for x in (p.data, p.grad)), None)
 
     @property
@@ -73,27 +74,27 @@ class LoRA(Layer):
         return self.linear.b
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
-        """w and b, under the names that they had, then down and up."""
+        """w and b, under the names that they had, then lora_a and lora_b."""
         yield from self.linear.named_children()
-        yield from (("down", self.down), ("up", self.up))
+        yield from (("lora_a", self.lora_a), ("lora_b", self.lora_b))
 
     def forward(self, x: Array) -> tuple[Array, LoRACache]:
         y, _ = self.linear.forward(x)
-        h, down = ops.linear(x, self.down.data)
-        change, up = ops.linear(h, self.up.data)
-        return y + self.scale * change, LoRACache(down, up)
+        h, a = ops.linear(x, self.lora_a.data)
+        change, b = ops.linear(h, self.lora_b.data)
+        return y + self.scale * change, LoRACache(a, b)
 
     def backward(self, dy: Array, cache: LoRACache) -> Array:
-        dh, dup = ops.linear_backward(self.scale * dy, cache.up)
-        dx, ddown = ops.linear_backward(dh, cache.down)
+        dh, db = ops.linear_backward(self.scale * dy, cache.b)
+        dx, da = ops.linear_backward(dh, cache.a)
         dx = dx + dy @ self.w.data.T
-        self.up.grad += dup
-        self.down.grad += ddown
+        self.lora_b.grad += db
+        self.lora_a.grad += da
         return dx
 
     def merge(self) -> Linear:
         """Add the change to w, and return the Linear, which now computes the same; its parameters are trained again."""
-        self.w.data += self.scale * (self.down.data @ self.up.data)
+        self.w.data += self.scale * (self.lora_a.data @ self.lora_b.data)
         for p in self.linear.parameters():
             p.frozen = False
         return self.linear
@@ -105,7 +106,7 @@ def add_lora(
     """Put a `LoRA` in the place of each Linear of `model` whose full name matches one of the patterns `layers`.
 
     Beside w and b of these layers nothing is frozen: which of the others are trained is for an optimizer's groups to
-    say, such as `[Group("*.down"), Group("*.up"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
+    say, such as `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
     says what was done, so that `training.load_model` does it again. Make optimizers and replicas afterwards. Raises
     ValueError if a pattern matches no Linear without an activation, or if there are such layers already; the model is
     as it was then.

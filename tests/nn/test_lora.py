@@ -13,7 +13,7 @@ from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
 
 IDS = np.array([[1, 2, 3, 4], [5, 6, 0, 1]])
-TRAINED = [Group("*.down"), Group("*.up"), Group("output.*"), Group("*", frozen=True)]
+TRAINED = [Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]
 
 
 def language_model(**options):
@@ -25,7 +25,7 @@ def adapted(rank=2, alpha=4.0, **options):
     model = language_model(**options)
     add_lora(model, rank, alpha, key=Key(2))
     for name, p in model.named_parameters().items():
-        if name.endswith(".up"):
+        if name.endswith(".lora_b"):
             p.data[...] = 0.5 * Key(3).fold(name).generator().standard_normal(p.data.shape)
     return model
 
@@ -48,9 +48,9 @@ def test_an_adapted_layer_begins_as_what_it_adapts(device):
 def test_it_is_the_layer_whose_matrix_is_the_sum(device, alpha):
     linear = Linear(4, 6, key=Key(1)).to(device, np.float64)
     lora = LoRA(linear, 3, alpha, Key(2))
-    lora.up.data[...] = to_device(np.random.default_rng(0).standard_normal((3, 6)), device)
+    lora.lora_b.data[...] = to_device(np.random.default_rng(0).standard_normal((3, 6)), device)
     x = np.random.default_rng(1).standard_normal((2, 4))
-    w = to_cpu(linear.w.data) + (1 if alpha is None else 2) * to_cpu(lora.down.data) @ to_cpu(lora.up.data)
+    w = to_cpu(linear.w.data) + (1 if alpha is None else 2) * to_cpu(lora.lora_a.data) @ to_cpu(lora.lora_b.data)
     y = to_cpu(lora(to_device(x, device)))
     np.testing.assert_allclose(y, x @ w + to_cpu(linear.b.data), rtol=1e-12)
     merged = lora.merge()
@@ -67,7 +67,7 @@ def test_names_stay_and_two_are_added():
         f"body.blocks.{i}.attention.{layer}.{leaf}"
         for i in (0, 1)
         for layer in ("query", "value")
-        for leaf in ("down", "up")
+        for leaf in ("lora_a", "lora_b")
     }
 
 
@@ -79,7 +79,7 @@ def test_only_what_is_meant_is_trained(recompute):
     adam = AdamW(model.parameters(), 1e-2, groups=TRAINED)
     train(model, adam)
     changed = {name for name, value in model.state_dict().items() if not np.array_equal(value, before[name])}
-    assert changed == {name for name in before if name.endswith((".down", ".up")) or name.startswith("output.")}
+    assert changed == {name for name in before if ".lora_" in name or name.startswith("output.")}
     assert adam.m.size == 2 * 2 * 2 * (8 + 8) + 8 * 7 + 7  # rank, blocks, layers, widths; and the head
 
 
@@ -87,7 +87,7 @@ def test_a_frozen_map_gets_no_gradient():
     model = adapted()
     train(model, Adam(model.parameters(), 1e-2), steps=1)
     attention = model.body.blocks[0].attention
-    assert not attention.query.w.grad.any() and attention.key.w.grad.any() and attention.query.up.grad.any()
+    assert not attention.query.w.grad.any() and attention.key.w.grad.any() and attention.query.lora_b.grad.any()
 
 
 @pytest.mark.parametrize("positions", ["learned", "relative"])
