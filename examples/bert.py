@@ -5,6 +5,10 @@ folder of its own in that of the run, and --resume continues where the run stopp
 pre-training, and the most that the other stages take. Models are chosen on a validation part of the training reviews,
 which is not pre-trained on either, and scored once on the test reviews.
 
+Fine-tuning trains everything, or with --tune head the layers after the body alone (pooler and output), or with --tune
+lora these and low-rank changes of the attention's queries and values (`nn.LoRA`). Each has a folder of its own, so one
+pre-trained model can be tuned in all three ways: --resume RUN --stage finetune --tune head.
+
 Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
 BERT are fine-tuned, from a Hugging Face folder.
 """
@@ -14,7 +18,8 @@ import time
 from scratchformer import Key
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
 from scratchformer.models import BertClassifier, BertPretraining
-from scratchformer.optim import AdamW, Cosine
+from scratchformer.nn import Frozen, add_lora
+from scratchformer.optim import AdamW, Cosine, Group
 from scratchformer.training import (
     Replicas,
     best_snapshot,
@@ -34,6 +39,7 @@ PRESETS = {
         batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # and this
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
+        head_lr=1e-3, lora_lr=1e-3, lora_rank=8, lora_alpha=16,
     ),
     "base": dict(
         d_model=768, heads=12, depth=12, max_length=512, embedding_std=0.02, vocabulary=30_000, weight_decay=0.01,
@@ -41,20 +47,28 @@ PRESETS = {
         batch_size=256, lr=1e-4, beta2=0.999, warmup=10_000, steps=1_000_000, short_length=128, short_share=0.9,
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-5, finetune_epochs=3, scratch_lr=1e-4, scratch_epochs=3,
+        head_lr=1e-3, lora_lr=3e-4, lora_rank=8, lora_alpha=16,
     ),
 }  # fmt: skip
 STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), help="one stage alone (default: all, one after the other)"),
+    "tune": dict(choices=("all", "head", "lora"), default="all", help="what fine-tuning trains (default: all)"),
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, from a Hugging Face folder"),
 }
 VALIDATION_BATCHES = 25
 PUBLISHED_LR = 3e-5  # of the paper's three, the one in the middle
+HEAD = [Group("pooler.*"), Group("output.*")]  # what comes after the body
+TRAINED = {
+    "all": [],
+    "head": [*HEAD, Group("*", frozen=True)],
+    "lora": [*HEAD, Group("*.lora_*"), Group("*", frozen=True)],
+}
 
 
 def load_published(run):
     """The published model of --pretrained, with a new output, and its vocabulary; those of the run if it has them."""
-    last = run.out / "finetune" / "last.safetensors"
+    last = run.out / folder_of("finetune", run.tune) / "last.safetensors"
     if last.exists():
         return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
     model = BertClassifier.from_pretrained(run.pretrained, 2, key=Key(run.seed).fold("finetune", "weights"))
@@ -86,12 +100,12 @@ def sizes(run, data):
     return {"vocab_size": len(data.vocabulary), **{name: getattr(run, name) for name in names}}
 
 
-def training(run, data, save, stage, lr, warmup, steps):
+def training(run, data, save, folder, lr, warmup, steps):
     """The arguments that every stage gives to `train`."""
     return dict(
         schedule=Cosine(lr, min(warmup, steps // 5), steps),
         steps=steps,
-        out=run.out / stage,
+        out=run.out / folder,
         seed=run.seed,
         identity={"vocabulary": data.vocabulary.fingerprint, "data": data.fingerprint},
         resume=run.resume,
@@ -127,8 +141,14 @@ def pretrain(run, data, save):
     print(f"pre-trained: {state['best']}")
 
 
+def folder_of(stage, tune):
+    """The folder of a stage: each way to fine-tune has its own."""
+    return stage if stage != "finetune" or tune == "all" else f"{stage}-{tune}"
+
+
 def classify(run, data, save, stage, published=None):
-    key = Key(run.seed).fold(stage)
+    key, tune = Key(run.seed).fold(stage), run.tune if stage == "finetune" else "all"
+    folder = folder_of(stage, tune)
     lr, epochs = (run.finetune_lr, run.finetune_epochs) if stage == "finetune" else (run.scratch_lr, run.scratch_epochs)
     if published is not None:
         model, lr = published, PUBLISHED_LR
@@ -136,7 +156,16 @@ def classify(run, data, save, stage, published=None):
         model = BertClassifier(num_classes=2, key=key.fold("weights"), dropout=run.tuning_dropout, **sizes(run, data))
         if stage == "finetune":
             model.start_from(load_pretrained(run))
+    if tune == "head":
+        lr, model.body = run.head_lr, Frozen(model.body)
+    elif tune == "lora":
+        lr = run.lora_lr
+        if "lora" not in model.config:  # a resumed run's published model has them
+            add_lora(model, run.lora_rank, run.lora_alpha, key=key.fold("lora"))
     model.to(run.device)
+    optimizer = AdamW(model.parameters(), lr, weight_decay=run.weight_decay, groups=TRAINED[tune])
+    trained, total = optimizer.m.size, model.flat.data.size
+    print(f"trains {trained:,} of {total:,} parameters, {optimizer.m.itemsize * trained:,} bytes")
     length = min(run.max_length, model.body.max_length)
     training_part, validation, test = (
         single_texts(part, data.vocabulary) for part in (data.train, data.validation, data.test)
@@ -147,18 +176,18 @@ def classify(run, data, save, stage, published=None):
         print(replicas.describe(batches.batch(0)))
         state = train(
             replicas,
-            AdamW(model.parameters(), lr, weight_decay=run.weight_decay),
+            optimizer,
             batches=batches,
             evaluate=lambda: evaluate_classifier(replicas, validation, length, "both"),
             evaluate_every=max(100, len(batches) // 2),
             select=("accuracy", "max"),
-            **training(run, data, save, stage, lr, len(batches) // 5, steps),
+            **training(run, data, save, folder, lr, len(batches) // 5, steps),
         )
-        best, _ = load_model(best_snapshot(run.out / stage))
+        best, _ = load_model(best_snapshot(run.out / folder))
         model.load_state_dict(best.state_dict())
         found = evaluate_classifier(replicas, test, length, "both")
     print(f"best on validation: {state['best']}")
-    print(f"{stage}: test accuracy on {len(test.labels):,} reviews: {100 * found['accuracy']:.2f}%")
+    print(f"{folder}: test accuracy on {len(test.labels):,} reviews: {100 * found['accuracy']:.2f}%")
 
 
 def check_pretrained(run):
@@ -174,7 +203,7 @@ def load_pretrained(run):
 
 
 def main(argv=None):
-    run = start_run("bert", __doc__, PRESETS, argv, OPTIONS, passing=("stage",))
+    run = start_run("bert", __doc__, PRESETS, argv, OPTIONS, passing=("stage", "tune"))
     stages = STAGES if run.stage in (None, "all") else (run.stage,)
     published = vocabulary = None
     if run.pretrained:

@@ -170,7 +170,8 @@ def evaluate_bert(args: argparse.Namespace) -> None:
 
     run = Path(args.run_folder)
     settings = read_settings(run, "vocabulary", "max_length")
-    stages = [stage for stage in ("finetune", "scratch") if holds_run(run / stage)]
+    stages = ("finetune", "finetune-head", "finetune-lora", "scratch")
+    stages = [stage for stage in stages if holds_run(run / stage)]
     if not stages:
         raise ValueError(f"{run} holds no classifier: it is only pre-trained yet")
     vocabulary = Subwords.load(run / SUBWORDS)

@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import replacing
-from ..nn import Layer
+from ..nn import Layer, add_lora
 from ..optim.optimizer import Optimizer
 from ..rng import Zeros
 
@@ -142,7 +142,11 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
     if snapshot.model_class not in MODELS:
         raise SnapshotError(f"{path}: unknown model {snapshot.model_class!r}")
     try:
-        model = MODELS[snapshot.model_class](**snapshot.config, key=Zeros())
+        config = dict(snapshot.config)
+        lora = config.pop("lora", None)
+        model = MODELS[snapshot.model_class](**config, key=Zeros())
+        if lora is not None:
+            add_lora(model, **lora)
     except (TypeError, ValueError) as error:
         raise SnapshotError(f"{path}: this version makes no such {snapshot.model_class}: {error}") from error
     restore(snapshot, model)

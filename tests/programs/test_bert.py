@@ -42,7 +42,7 @@ def published(tmp_path):
 
 
 def accuracies(text):
-    return {stage: float(a) for stage, a in re.findall(r"^(\w+): test accuracy on 80 reviews: ([0-9.]+)%$", text, re.M)}
+    return {stage: float(a) for stage, a in re.findall(r"^([\w-]+): test accuracy on 80 reviews: ([0-9.]+)%$", text, re.M)}
 
 
 def test_it_tells_what_it_gives_with_pre_training_and_without(bert_run):
@@ -78,6 +78,27 @@ def test_one_stage_after_the_other(call, fail, copy, reviews_folder, tmp_path):
     line = fail("bert", "--stage", "finetune", *options)
     assert line.endswith("holds no pre-trained model: --stage pretrain comes first")
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("tune", ["head", "lora"])
+def test_a_part_is_tuned_beside_the_whole(call, copy, tune):
+    """From the same pre-trained model, in a folder of its own; what is not meant stays as pre-training left it."""
+    folder, before = copy / f"finetune-{tune}", load_snapshot(copy / "finetune")
+    result = call("bert", "--resume", copy, "--stage", "finetune", "--tune", tune, "--device", "cpu")
+    accuracy = accuracies(result.stdout)[folder.name]
+    trained, total = map(int, re.search(r"trains (\d+) of (\d+) param", result.stdout.replace(",", "")).groups())
+    snapshot, pretrained = load_snapshot(folder), load_snapshot(copy / "pretrain").model
+    assert snapshot.optimizer["m"].size == trained < total == sum(a.size for a in snapshot.model.values())
+    for name, array in snapshot.model.items():
+        if name.startswith("body.") and ".lora_" not in name:
+            np.testing.assert_array_equal(array, pretrained[name], err_msg=name)
+    assert any(".lora_b" in name and array.any() for name, array in snapshot.model.items()) == (tune == "lora")
+    again = call("bert", "--resume", copy, "--stage", "finetune", "--tune", tune, "--device", "cpu", "--steps", 3)
+    assert int(load_snapshot(folder).optimizer["steps"]) == 3 and folder.name in accuracies(again.stdout)
+    found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
+    assert re.findall(r"^([\w-]+): test", found, re.M) == ["finetune", folder.name, "scratch"]
+    assert 0 <= accuracy <= 100
+    assert load_snapshot(copy / "finetune").state == before.state
 
 
 def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder, tmp_path):
