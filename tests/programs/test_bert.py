@@ -42,7 +42,9 @@ def published(tmp_path):
 
 
 def accuracies(text):
-    return {stage: float(a) for stage, a in re.findall(r"^([\w-]+): test accuracy on 80 reviews: ([0-9.]+)%$", text, re.M)}
+    return {
+        stage: float(a) for stage, a in re.findall(r"^([\w-]+): test accuracy on 80 reviews: ([0-9.]+)%$", text, re.M)
+    }
 
 
 def test_it_tells_what_it_gives_with_pre_training_and_without(bert_run):
