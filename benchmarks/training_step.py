@@ -17,6 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,9 @@ from scratchformer.training.memory import resident_bytes
 class Worker:
     """This program in another process, as one of the competitors: it takes a step when it is told to."""
 
-    def __init__(self, name: str) -> None:
-        command = [sys.executable, *sys.argv, "--worker", name]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    def __init__(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.process = subprocess.Popen(command, **pipes, text=True, env=environment)
 
     def step(self, number: int) -> tuple[float, float, int]:
         """The loss of step `number`, its seconds, and the bytes that the process has had at most."""
@@ -90,7 +91,7 @@ def main() -> None:
     for name in (TUTORIAL, TUNED):
         compare(model, batches.batch(0).split(2)[0], name)
     rate = matrix_rate()
-    workers = {name: Worker(name) for name in names}
+    workers = {name: Worker([sys.executable, *sys.argv, "--worker", name]) for name in names}
     times: dict[str, list[float]] = {name: [] for name in names}
     peaks = dict.fromkeys(names, 0)
     for number in range(args.rounds + 1):
