@@ -26,7 +26,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_ids, expect_lengths, expect_like, expect_positive, expect_range, expect_shape
+from ..ops.checks import expect_ids, expect_lengths, expect_positive, expect_range, expect_shape
 from ..rng import Key, Zeros
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
 
@@ -136,7 +136,7 @@ class Bert(Layer):
             expect_lengths(lengths, B=B)
             expect_range("lengths", lengths, 1, T)
         if segments is not None:
-            expect_like("segments", segments, (B, T))
+            expect_shape("segments", segments, "B T", B=B, T=T)
             expect_ids("segments", segments, len(self.segments.table.data))
 
     @classmethod
