@@ -132,7 +132,7 @@ MISTAKES = [
             ("        q, query = self.query.forward(x)\n        k, key = self.key.forward(memory)\n        v, value = self.value.forward(memory)",
              "        q, query = self.query.forward(memory)\n        k, key = self.key.forward(x)\n        v, value = self.value.forward(x)"),
             ("        dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key", "        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
-            ("        dmemory += self.value.backward(self.join_heads(dv), cache.value)\n        return", "        dx += self.value.backward(self.join_heads(dv), cache.value)\n        return"),
+            ("        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)\n        return", "        dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"),
         ],
         "tests/nn/test_attention.py",
     ),
