@@ -305,7 +305,7 @@ MISTAKES = [
     Mistake(
         "units of unknown class count as the last class",
         "models/classifier.py",
-        [("ignore_index=IGNORED if", "ignore_index=None if"), ("ops.cross_entropy(y, labels,", "ops.cross_entropy(y, labels % y.shape[-1],")],
+        [("ignore_index=IGNORED if", "ignore_index=None if"), ("ops.cross_entropy(z, labels,", "ops.cross_entropy(z, labels % z.shape[-1],")],
         "tests/models/test_classifier.py",
     ),
     Mistake(
