@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.cross_entropy import as_rows
+from ..ops.cross_entropy import as_rows, check_dloss
 from .numpy_arrays import one_real_dtype, row_pieces
 
 plain = ops.cross_entropy.reference
@@ -56,6 +56,7 @@ def cross_entropy(
 @ops.cross_entropy_backward.twin(NumpyCrossEntropyCache)
 def cross_entropy_backward(dloss: np.floating | float, cache: NumpyCrossEntropyCache) -> np.ndarray:
     """dlogits, as `ops.cross_entropy_backward`."""
+    check_dloss(dloss)
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     dlogits = np.empty_like(z)
     share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1)

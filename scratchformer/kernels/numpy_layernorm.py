@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.checks import expect_like, expect_shape
+from ..ops.checks import expect_like
+from ..ops.layernorm import check_layernorm
 from .numpy_arrays import one_real_dtype
 
 plain = ops.layernorm.reference
@@ -34,11 +35,8 @@ def layernorm(
     """As `ops.layernorm`."""
     if not one_real_dtype(x, gamma, beta):
         return plain(x, gamma, beta, eps)
-    expect_shape("gamma", gamma, "C")
+    check_layernorm(x, gamma, beta, eps)
     C = gamma.shape[0]
-    expect_shape("beta", beta, "C", C=C)
-    if x.shape[-1:] != gamma.shape:
-        raise ValueError(f"x: expected (..., {C}), got {tuple(x.shape)}")
     mean = x @ np.ones(C, x.dtype)
     mean /= C  # and not a product with 1/C, which is rounded
     xhat = x - mean[..., None]

@@ -26,7 +26,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_ids, expect_lengths, expect_like, expect_positive, expect_range, expect_shape
+from ..ops.checks import expect_boolean, expect_ids, expect_lengths, expect_number, expect_positive, expect_range, expect_shape
 from ..rng import Key, Zeros
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
 
@@ -74,6 +74,7 @@ class Bert(Layer):
     ) -> None:
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         expect_positive(segments=segments)
+        expect_number("embedding_std", embedding_std)
         d_ff = 4 * d_model if d_ff is None else d_ff
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         options = dict(d_ff=d_ff, segments=segments, dropout=dropout, eps=eps, embedding_std=embedding_std)
@@ -136,7 +137,7 @@ class Bert(Layer):
             expect_lengths(lengths, B=B)
             expect_range("lengths", lengths, 1, T)
         if segments is not None:
-            expect_like("segments", segments, (B, T))
+            expect_shape("segments", segments, "B T", B=B, T=T)
             expect_ids("segments", segments, len(self.segments.table.data))
 
     @classmethod
@@ -275,6 +276,7 @@ class BertPretraining(Layer):
     ) -> None:
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
         self.config = dict(**sizes, next_sentence=next_sentence)
+        expect_boolean(next_sentence=next_sentence)
         self.body = Bert(**sizes, key=key.fold("body"))
         self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, key.fold("masked"))
         self.pooler = Pooler(d_model, key.fold("pooler")) if next_sentence else None
@@ -295,7 +297,7 @@ class BertPretraining(Layer):
     def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
         dx = self.masked.backward(dy[0], cache.masked)
         if self.pooler is not None:
-            dx += self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
+            dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
         self.body.backward(dx, cache.body)
 
     def loss(

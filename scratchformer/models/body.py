@@ -17,7 +17,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_positive, expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
 from ..rng import Key
 
 
@@ -73,6 +73,8 @@ class Body(Layer):
         if (vocab_size is None) == (units is None):
             raise ValueError(f"vocab_size, units: expected one of the two, got {vocab_size} and {units}")
         expect_positive(d_model=d_model, heads=heads, depth=depth, max_length=max_length)
+        expect_boolean(recompute=recompute)
+        expect_number("embedding_std", embedding_std)
         self.max_length, self.units, self.d_model = max_length, units, d_model
         if units is None:
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
@@ -139,6 +141,8 @@ class Body(Layer):
     def check(self, ids: Array, past: int = 0) -> None:
         """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and room for `past` + T of them."""
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
+        if self.units is not None:
+            expect_floating(units=ids)
         expect_shape(name, ids, letters, I=self.units)
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:

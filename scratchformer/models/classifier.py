@@ -18,10 +18,14 @@ POOLS = {
 }
 
 
-class ClassifierCache(NamedTuple):
+class LogitsCache(NamedTuple):
     body: Any
     pool: Any
     output: Any
+
+
+class ClassifierCache(NamedTuple):
+    logits: LogitsCache
     log_softmax: Any
 
 
@@ -82,6 +86,17 @@ class Classifier(Layer):
 
         Sequence b ends after lengths[b] of them, from 1 to T. pattern: which may attend to which; None for all.
         """
+        z, logits = self.logits(ids, lengths, key, pattern)
+        y, log_softmax = ops.log_softmax(z)
+        return y, ClassifierCache(logits, log_softmax)
+
+    def backward(self, dy: Array, cache: ClassifierCache) -> Array | None:
+        return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
+
+    def logits(
+        self, ids: Array, lengths: Array | None, key: Key | None, pattern: ops.Pattern | None
+    ) -> tuple[Array, LogitsCache]:
+        """The logits, of which `forward` takes the log-softmax, and the loss the cross-entropy."""
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])
@@ -93,13 +108,12 @@ class Classifier(Layer):
         if self.pool != "none":
             pool, _ = POOLS[self.pool]
             x, pooled = pool(x, lengths)  # (B, C)
-        logits, output = self.output.forward(x)
-        y, log_softmax = ops.log_softmax(logits)
-        return y, ClassifierCache(body, pooled, output, log_softmax)
+        z, output = self.output.forward(x)
+        return z, LogitsCache(body, pooled, output)
 
-    def backward(self, dy: Array, cache: ClassifierCache) -> Array | None:
-        dlogits = ops.log_softmax_backward(dy, cache.log_softmax)
-        dx = self.output.backward(dlogits, cache.output)
+    def logits_backward(self, dz: Array, cache: LogitsCache) -> Array | None:
+        """The gradient of units, or None for ids, from that of the logits."""
+        dx = self.output.backward(dz, cache.output)
         if self.pool != "none":
             _, pool_backward = POOLS[self.pool]
             dx = pool_backward(dx, cache.pool)
@@ -113,15 +127,15 @@ class Classifier(Layer):
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,). (Log-probabilities are logits whose log Z is 0.)
+        """The mean cross-entropy, in nats, of labels (B,).
 
         With pool "none" labels are (B, T), and one of IGNORED does not count: padding, and units of unknown class.
         """
-        y, forward = self.forward(ids, lengths, key, pattern)
-        loss, cross_entropy = ops.cross_entropy(y, labels, ignore_index=IGNORED if self.pool == "none" else None)
-        return loss, (forward, cross_entropy)
+        z, logits = self.logits(ids, lengths, key, pattern)
+        loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)
+        return loss, (logits, cross_entropy)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        forward, cross_entropy = cache
-        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+        logits, cross_entropy = cache
+        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), logits)

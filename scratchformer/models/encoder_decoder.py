@@ -17,7 +17,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_lengths, expect_positive, expect_range, expect_shape
+from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 
@@ -75,8 +75,7 @@ class EncoderDecoder(Layer):
             vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, label_smoothing=label_smoothing, **block
         )
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
-        if not 0 <= label_smoothing < 1:
-            raise ValueError(f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}")
+        expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)
         self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, key.fold("tokens"))
         self.positions = SinusoidalPositions()

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import ops
 from ..nn import GridPositions, Linear
-from ..ops.checks import expect_positive
+from ..ops.checks import expect_boolean, expect_positive
 from ..rng import Key
 from .language_model import LanguageModel
 
@@ -66,6 +66,7 @@ class SparseTransformer(LanguageModel):
         **body: Any,
     ) -> None:
         expect_positive(context=context, d_model=d_model, stride=stride)
+        expect_boolean(merged=merged)
         if kind not in KINDS:
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
         if kind != "fixed" and width != 1:

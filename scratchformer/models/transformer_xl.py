@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
-from ..ops.checks import expect_positive
+from ..ops.checks import expect_at_least, expect_positive
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
@@ -55,8 +55,7 @@ class TransformerXL(LanguageModel):
             vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, memory=memory, **body
         )
         expect_positive(context=context)
-        if memory < 0:
-            raise ValueError(f"memory: expected a number >= 0, got {memory}")
+        expect_at_least(0, memory=memory)
         if "positions" in body:
             raise ValueError("positions: a TransformerXL has relative ones, and takes no such option")
         self.context, self.memory = context, memory
@@ -96,8 +95,7 @@ class TransformerXL(LanguageModel):
         training, or as many as there are. They share no memory with the cache.
         """
         length = self.memory if length is None else length
-        if length < 0:
-            raise ValueError(f"length: expected a number >= 0, got {length}")
+        expect_at_least(0, length=length)
         (B, depth, M, C), T = cache.memory.shape, cache.body.block_inputs[0].shape[1]
         kept = min(length, M + T)
         new = min(kept, T)

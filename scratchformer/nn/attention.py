@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_positive, expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key
 from .layer import Layer
 from .linear import Linear
@@ -35,7 +35,7 @@ class CrossAttention(Layer):
     memory feeds keys and values, k = memory W_k and v = memory W_v, so its gradient is the sum of what both pass back:
 
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory += self.value.backward(self.join_heads(dv), cache.value)
+        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
 
     With both sides padded: of sequence b let n_b places of x be text, and m_b of the memory. By the pattern
     `Padding(m)` the sums over the memory end at m_b. For one head, with z_ts = q_t · k_s/√D,
@@ -58,6 +58,7 @@ class CrossAttention(Layer):
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
         expect_positive(d_model=d_model, heads=heads)
+        expect_boolean(wide=wide, bias=bias)
         if d_model % heads and not wide:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
         self.d_model, self.heads = d_model, heads
@@ -69,6 +70,7 @@ class CrossAttention(Layer):
 
     def forward(self, x: Array, memory: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
         """x: (B, T, C), memory: (B, M, C), pattern: which queries may see which places of the memory."""
+        expect_floating(x=x, memory=memory)
         expect_shape("x", x, "B T C", C=self.d_model)
         expect_shape("memory", memory, "B M C", B=x.shape[0], C=self.d_model)
         q, query = self.query.forward(x)
@@ -83,7 +85,7 @@ class CrossAttention(Layer):
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory += self.value.backward(self.join_heads(dv), cache.value)
+        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
         return dx, dmemory
 
     def project(self, memory: Array) -> tuple[Array, Array]:
@@ -125,6 +127,7 @@ class SelfAttention(CrossAttention):
         key: Key = Key(0),
     ) -> None:
         super().__init__(d_model, heads, wide, bias, key)
+        expect_boolean(causal=causal)
         self.causal = causal
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
@@ -134,8 +137,7 @@ class SelfAttention(CrossAttention):
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
         dx, dmemory = super().backward(dy, cache)
-        dx += dmemory
-        return dx
+        return dx + dmemory
 
     def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.

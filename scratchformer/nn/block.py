@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array, array_module
 from ..dispatch import operation
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_shape
 from ..rng import Key
 from .attention import SelfAttention
 from .dropout import Dropout
@@ -60,6 +60,7 @@ class TransformerBlock(Layer):
     ) -> None:
         if norm not in ("post", "pre"):
             raise ValueError(f"norm: expected 'post' or 'pre', got {norm!r}")
+        expect_boolean(relative=relative)
         self.norm = norm
         attention = RelativeSelfAttention if relative else SelfAttention
         self.attention = attention(d_model, heads, causal, wide, bias, key.fold("attention"))
@@ -97,6 +98,7 @@ class TransformerBlock(Layer):
         """[memory, x]: (B, M + T, C)."""
         if not isinstance(self.attention, RelativeSelfAttention):
             raise ValueError("memory: expected None, since only a relative block can take one")
+        expect_floating(x=x, memory=memory)
         expect_shape("x", x, "B T C")
         expect_shape("memory", memory, "B M C", B=x.shape[0], C=x.shape[2])
         return array_module(memory, x).concatenate([memory, x], axis=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import expect_fraction
 from ..rng import Key
 from .layer import Layer
 
@@ -12,8 +13,7 @@ class Dropout(Layer):
     """Zeroes each element with probability p and scales the rest, given a key; without a key, or with p = 0, y = x."""
 
     def __init__(self, p: float) -> None:
-        if not 0 <= p < 1:
-            raise ValueError(f"dropout: expected 0 <= p < 1, got {p}")
+        expect_fraction("dropout", p, letter="p")
         self.p = p
 
     def forward(self, x: Array, key: Key | None = None) -> tuple[Array, tuple | None]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_positive, expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
 from ..ops.precision import widen
 from ..rng import Key
 from .layer import Layer, Param
@@ -23,6 +23,7 @@ class TokenEmbedding(Layer):
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(vocab_size=vocab_size, d_model=d_model)
+        expect_number("std", std)
         draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((vocab_size, d_model), np.float32), "table")
 
@@ -56,6 +57,7 @@ class TiedOutput(Layer):
     """
 
     def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
+        expect_boolean(bias=bias)
         self.table = embedding.table
         self.b = Param(np.zeros(len(self.table.data), np.float32), "b") if bias else None
 
@@ -80,11 +82,13 @@ class PositionEmbedding(Layer):
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(max_length=max_length, d_model=d_model)
+        expect_number("std", std)
         draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((max_length, d_model), np.float32), "table")
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, slice]:
         max_length, C = self.table.data.shape
+        expect_floating(x=x)
         expect_shape("x", x, "B T C", C=C)
         stop = start + x.shape[1]
         if stop > max_length:
@@ -127,6 +131,7 @@ class GridPositions(Layer):
 
     def __init__(self, max_length: int, d_model: int, width: int, std: float = 1.0, key: Key = Key(0)) -> None:
         expect_positive(max_length=max_length, d_model=d_model, width=width)
+        expect_number("std", std)
         self.max_length, self.width = max_length, width
         for name, size in (("rows", -(-max_length // width)), ("columns", width)):
             draw = key.fold(name).generator()
@@ -134,6 +139,7 @@ class GridPositions(Layer):
             setattr(self, name, Param(table, name))
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
+        expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
         stop = start + x.shape[1]
         if stop > self.max_length:
@@ -154,6 +160,7 @@ class SinusoidalPositions(Layer):
     """y = x + P[:T], with the fixed clock faces of `ops.sinusoidal_positions`; dx = dy. For any length."""
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
+        expect_floating(x=x)
         expect_shape("x", x, "B T C")
         _, T, C = x.shape
         return x + ops.sinusoidal_positions(T, C, array_module(x), x.dtype, start), None

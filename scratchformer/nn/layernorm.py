@@ -6,7 +6,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_positive
+from ..ops.checks import expect_number, expect_positive
 from .layer import Layer, Param
 
 
@@ -15,6 +15,7 @@ class LayerNorm(Layer):
 
     def __init__(self, d_model: int, eps: float = 1e-5) -> None:
         expect_positive(d_model=d_model)
+        expect_number("eps", eps, zero=False)
         self.gamma = Param(np.ones(d_model, np.float32), "gamma")
         self.beta = Param(np.zeros(d_model, np.float32), "beta")
         self.eps = eps

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_positive
+from ..ops.checks import expect_boolean, expect_positive
 from ..rng import Key
 from .layer import Layer, Param
 
@@ -25,6 +25,7 @@ class Linear(Layer):
         self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: str | None = None
     ) -> None:
         expect_positive(d_in=d_in, d_out=d_out)
+        expect_boolean(bias=bias)
         if activation is not None:
             ops.check_activation(activation)
             if not bias:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_shape
 from ..rng import Key
 from .attention import CrossAttention
 from .layer import Param
@@ -58,6 +58,7 @@ class RelativeSelfAttention(CrossAttention):
         key: Key = Key(0),
     ) -> None:
         super().__init__(d_model, heads, wide, bias, key)
+        expect_boolean(causal=causal)
         width = self.query.w.data.shape[1]  # H D
         self.causal = causal
         self.position = Linear(d_model, width, bias=False, key=key.fold("position"))
@@ -67,6 +68,7 @@ class RelativeSelfAttention(CrossAttention):
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, queries: int | None = None
     ) -> tuple[Array, RelativeSelfAttentionCache]:
+        expect_floating(x=x)
         expect_shape("x", x, "B S C", C=self.d_model)
         S = x.shape[1]
         T = S if queries is None else queries
@@ -88,8 +90,7 @@ class RelativeSelfAttention(CrossAttention):
         dq, dk, dv, dr, dcontent_bias, dposition_bias = ops.relative_attention_backward(
             self.split_heads(dy), cache.attention
         )
-        dx = self.key.backward(self.join_heads(dk), cache.key)
-        dx += self.value.backward(self.join_heads(dv), cache.value)
+        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
         dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_positive, expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key
 from .layer import Layer
 from .linear import Linear
@@ -39,6 +39,7 @@ class BasicSelfAttention(Layer):
     """
 
     def forward(self, x: Array) -> tuple[Array, BasicCache]:
+        expect_floating(x=x)
         expect_shape("x", x, "B T C")
         weights, cache = ops.softmax(x @ x.swapaxes(-1, -2))
         return weights @ x, BasicCache(x, weights, cache)
@@ -67,12 +68,14 @@ class SingleHeadAttention(Layer):
     def __init__(self, d_model: int, d_head: int | None = None, causal: bool = False, key: Key = Key(0)) -> None:
         d_head = d_model if d_head is None else d_head
         expect_positive(d_model=d_model, d_head=d_head)
+        expect_boolean(causal=causal)
         self.query = Linear(d_model, d_head, bias=False, key=key.fold("query"))
         self.key = Linear(d_model, d_head, bias=False, key=key.fold("key"))
         self.value = Linear(d_model, d_head, bias=False, key=key.fold("value"))
         self.causal = causal
 
     def forward(self, x: Array) -> tuple[Array, SingleHeadCache]:
+        expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.query.w.data.shape[0])
         q, query = self.query.forward(x)
         k, key = self.key.forward(x)
@@ -84,10 +87,8 @@ class SingleHeadAttention(Layer):
 
     def backward(self, dy: Array, cache: SingleHeadCache) -> Array:
         dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
-        dx = self.query.backward(dq, cache.query)
-        dx += self.key.backward(dk, cache.key)
-        dx += self.value.backward(dv, cache.value)
-        return dx
+        dx = self.query.backward(dq, cache.query) + self.key.backward(dk, cache.key)
+        return dx + self.value.backward(dv, cache.value)
 
 
 class MultiHeadLoopCache(NamedTuple):

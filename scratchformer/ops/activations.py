@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module, erf
 from ..dispatch import backward, operation
-from .checks import expect_like
+from .checks import expect_floating, expect_like
 from .precision import widen
 
 
@@ -25,6 +25,7 @@ def relu(x: Array) -> tuple[Array, Array]:
     The cache keeps the comparison, one byte an element, rather than x.
     Source: Nair, Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML 2010.
     """
+    expect_floating(x=x)
     xp = array_module(x)
     return xp.maximum(x, 0), x > 0
 
@@ -68,6 +69,7 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
     """
     if approximate not in ("none", "tanh"):
         raise ValueError(f"approximate: expected 'none' or 'tanh', got {approximate!r}")
+    expect_floating(x=x)
     wide = widen(x)
     if approximate == "none":
         cdf = 0.5 * (1 + erf(wide * math.sqrt(0.5)))
@@ -107,6 +109,7 @@ def tanh(x: Array) -> tuple[Array, Array]:
 
     The cache keeps y alone, since the slope is a function of y.
     """
+    expect_floating(x=x)
     y = array_module(x).tanh(x)
     return y, y
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_like, expect_shape
+from .checks import expect_floating, expect_like, expect_shape
 from .patterns import Full, Pattern, expect_pattern
 from .precision import widen
 
@@ -21,8 +21,9 @@ class AttentionCache(NamedTuple):
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
     """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D), and the pattern is one
-    for B sequences and H heads; TypeError for a pattern that is none.
+    for B sequences and H heads; TypeError for what is no floating-point array, and for a pattern that is none.
     """
+    expect_floating(q=q, k=k, v=v)
     expect_pattern(pattern)
     array_module(q, k, v)
     expect_shape("q", q, "B H T D")

@@ -1,8 +1,13 @@
-"""Checks of what a user passes in, with messages that name the argument, the letters expected and the shape found."""
+"""Checks of what a user passes in, with messages that name the argument, what was expected and what was found."""
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
+from numbers import Integral, Real
+from typing import Any
+
+import numpy as np
 
 from ..backend import Array, array_module
 
@@ -34,17 +39,81 @@ def _words(letters: str) -> list[str]:
     return letters.split()
 
 
+def expect_floating(**arrays: Array) -> None:
+    """Raise TypeError naming the first of `arrays` that is no array of floating-point (or complex) numbers.
+
+    `expect_floating(z=z)` fails with: z: expected a floating-point array, got int64; convert it with
+    z.astype(np.float32). A scalar of NumPy passes: it has a type too.
+    """
+    for name, x in arrays.items():
+        if _kind(x) not in ("f", "c"):
+            raise TypeError(f"{name}: expected a floating-point array, got {_found(x)}{_advice(name, x)}")
+
+
+def _kind(x: Any) -> str | None:
+    """The kind of an array's numbers, as NumPy abbreviates it: "f", "i", ...; None for what is no array."""
+    return getattr(getattr(x, "dtype", None), "kind", None)
+
+
+def _found(x: Any) -> Any:
+    return type(x).__name__ if _kind(x) is None else x.dtype
+
+
+def _advice(name: str, x: Any) -> str:
+    """How to make floating-point numbers of `x`, where there is a way."""
+    if _kind(x) is not None:
+        return f"; convert it with {name}.astype(np.float32)"
+    return "" if x is None or isinstance(x, str) else f"; convert it with np.asarray({name}, np.float32)"
+
+
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless `x` has exactly this shape."""
+    """Raise TypeError unless `x` is a floating-point array, ValueError unless it has exactly this shape."""
+    expect_floating(**{name: x})
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 
 
 def expect_positive(**sizes: int) -> None:
-    """Raise ValueError naming the first of `sizes` that is below 1: `expect_positive(d_model=0)`."""
+    """Raise TypeError naming the first of `sizes` that is no integer, ValueError naming the first that is below 1."""
+    expect_at_least(1, **sizes)
+
+
+def expect_at_least(least: int, **sizes: int) -> None:
+    """Raise TypeError naming the first of `sizes` that is no integer, ValueError for one below `least`.
+
+    An integer is one of Python or of NumPy; 8.0 and True are none.
+    """
     for name, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{name}: expected a number >= 1, got {size}")
+        if not isinstance(size, Integral) or isinstance(size, bool):
+            raise TypeError(f"{name}: expected an integer, got {size!r}")
+        if size < least:
+            raise ValueError(f"{name}: expected a number >= {least}, got {size}")
+
+
+def expect_boolean(**flags: bool) -> None:
+    """Raise TypeError naming the first of `flags` that is neither True nor False: "no" would be true."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool | np.bool_):
+            raise TypeError(f"{name}: expected True or False, got {flag!r}")
+
+
+def expect_number(name: str, x: float, zero: bool = True) -> None:
+    """Raise TypeError unless `x` is a number, ValueError unless it is finite and at least 0; above 0 if not `zero`."""
+    _expect_real(name, x)
+    if not (0 <= x < math.inf and (zero or x)):
+        raise ValueError(f"{name}: expected a finite number {'>=' if zero else '>'} 0, got {x}")
+
+
+def expect_fraction(name: str, x: float, letter: str = "") -> None:
+    """Raise TypeError unless `x` is a number, ValueError unless it is from 0 to below 1; `letter` is what to call it."""
+    _expect_real(name, x)
+    if not 0 <= x < 1:
+        raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {x}")
+
+
+def _expect_real(name: str, x: Any) -> None:
+    if type(x) is not float and (not isinstance(x, Real) or isinstance(x, bool)):
+        raise TypeError(f"{name}: expected a number, got {x!r}")
 
 
 def expect_lengths(lengths: Array, **sizes: int) -> None:
@@ -56,9 +125,10 @@ def expect_lengths(lengths: Array, **sizes: int) -> None:
 
 
 def expect_integers(name: str, x: Array) -> None:
-    """Raise TypeError unless `x` holds integers."""
-    if x.dtype.kind not in "iu":
-        raise TypeError(f"{name}: expected integers, got {x.dtype}")
+    """Raise TypeError unless `x` is an array of integers."""
+    if _kind(x) not in ("i", "u"):
+        what = "an array of integers" if _kind(x) is None else "integers"
+        raise TypeError(f"{name}: expected {what}, got {_found(x)}")
 
 
 def expect_ids(name: str, ids: Array, size: int) -> None:

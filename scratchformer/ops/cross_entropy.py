@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_ids, expect_integers
+from .checks import expect_floating, expect_fraction, expect_ids, expect_integers, expect_like
 from .precision import widen
 
 IGNORED = -1  # the `ignore_index` of the models here: a target that does not count
@@ -72,13 +72,13 @@ def as_rows(
     logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
 ) -> tuple[Array, Array, Array]:
     """The arguments of `cross_entropy`, checked: logits (N, V), targets (N,), 0 where ignored, and which count (N,)."""
+    expect_floating(logits=logits)
     xp = array_module(logits, targets)
     expect_integers("targets", targets)
     V = logits.shape[-1]
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
-    if not 0 <= label_smoothing < 1:
-        raise ValueError(f"label_smoothing: expected 0 <= label_smoothing < 1, got {label_smoothing}")
+    expect_fraction("label_smoothing", label_smoothing)
     targets = targets.reshape(-1)
     counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
     targets = xp.where(counted, targets, 0)
@@ -86,9 +86,16 @@ def as_rows(
     return logits.reshape(-1, V), targets, counted
 
 
+def check_dloss(dloss: Array | float) -> None:
+    """Raise TypeError unless it is a number or a floating-point array, ValueError for one with axes."""
+    if type(dloss) not in (int, float):
+        expect_like("dloss", dloss, ())
+
+
 @backward
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
     """dlogits: see `cross_entropy`. dloss: a number, or an array of no axes."""
+    check_dloss(dloss)
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     xp = array_module(z)
     dlogits = xp.exp(widen(z) - z_max - log_z)  # the softmax

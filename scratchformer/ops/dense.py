@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from ..backend import Array
 from ..dispatch import backward, operation
 from .activations import gelu, gelu_backward, relu, relu_backward
+from .checks import expect_floating
 from .linear import LinearCache, linear, linear_backward
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh")
@@ -53,6 +54,7 @@ def dense(x: Array, w: Array, b: Array, activation: str = "relu") -> tuple[Array
     Source: the feed-forward layer of Vaswani et al., "Attention is all you need", 2017, equation 2.
     """
     check_activation(activation)
+    expect_floating(b=b)  # which `linear` could do without
     h, linear_cache = linear(x, w, b)
     y, activated = activate(h, activation)
     return y, DenseCache(linear_cache, activated, activation)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from ..rng import Key, random_uint16
-from .checks import expect_like
+from .checks import expect_floating, expect_fraction, expect_like
 
 LEVELS = 2**16  # a uniform 16-bit integer decides, so p is rounded to a multiple of 1/65536
 
@@ -33,14 +33,14 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     The cache keeps k as booleans, one byte an element. (The key alone would do, at the price of drawing again.)
     Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
     """
+    expect_floating(x=x)
     keep, scale = decide(p, key, x.shape, array_module(x))
     return x * keep * scale, DropoutCache(keep, scale)
 
 
 def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
     """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
-    if not 0 <= p < 1:
-        raise ValueError(f"p: expected 0 <= p < 1, got {p}")
+    expect_fraction("p", p)
     threshold = min(round(p * LEVELS), LEVELS - 1)
     keep = random_uint16(key, math.prod(shape), xp) >= threshold
     return keep.reshape(shape), LEVELS / (LEVELS - threshold)

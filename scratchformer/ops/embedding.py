@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module, scatter_add
 from ..dispatch import backward, operation
-from .checks import expect_ids, expect_like, expect_shape
+from .checks import expect_floating, expect_ids, expect_like, expect_shape
 from .precision import widen
 
 
@@ -34,17 +34,25 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     The cache keeps the ids and the shape of the table. `embedding_backward(dy, cache, out=grad)` adds into `grad`
     instead of a new table of zeros, for tables much larger than a batch.
     """
+    expect_floating(table=table)
     xp = array_module(ids, table)
     expect_shape("table", table, "V C")
     expect_ids("ids", ids, table.shape[0])
     return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape)
 
 
+def check_gradient(dy: Array, cache: EmbeddingCache, out: Array | None) -> None:
+    """Raise TypeError or ValueError unless dy, and the `out` to add to, fit the embedding that left this cache."""
+    expect_like("dy", dy, (*cache.ids.shape, cache.shape[1]))
+    if out is not None:
+        expect_like("out", out, cache.shape)
+
+
 @backward
 def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = None) -> Array:
     """dtable, or `out` with dtable added to it: see `embedding`."""
+    check_gradient(dy, cache, out)
     xp = array_module(dy, cache.ids)
-    expect_like("dy", dy, (*cache.ids.shape, cache.shape[1]))
     dtype, dy = dy.dtype, widen(dy)
     in_place = out is not None and dy.dtype == dtype  # float16 is summed in a float32 table of its own
     dtable = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_ids, expect_shape
+from .checks import expect_floating, expect_integers, expect_range, expect_shape
 from .embedding import EmbeddingCache, embedding, embedding_backward
 
 
@@ -34,11 +34,13 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 
     The cache keeps the rows and the shape of x; x is not needed.
     """
+    expect_floating(x=x)
     xp = array_module(x, places)
+    expect_integers("places", places)
     expect_shape("x", x, "B T C")
     B, T, C = x.shape
     expect_shape("places", places, "B K", B=B)
-    expect_ids("places", places, T)
+    expect_range("places", places, 0, T - 1, IndexError)
     rows = xp.arange(B)[:, None] * T + places  # (B, K)
     y, rows = embedding(rows, x.reshape(B * T, C))
     return y, GatherCache(rows, x.shape)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_like, expect_shape
+from .checks import expect_floating, expect_like, expect_number, expect_shape
 from .precision import widen
 
 
@@ -42,16 +42,24 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     The cache keeps x̂, 1/σ and γ; x, μ and β are not needed again.
     Source: Ba, Kiros, Hinton, "Layer normalization", 2016, equations 3 and 4.
     """
-    xp = array_module(x, gamma, beta)
-    expect_shape("gamma", gamma, "C")
-    expect_shape("beta", beta, "C", C=gamma.shape[0])
-    if x.shape[-1:] != gamma.shape:
-        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+    check_layernorm(x, gamma, beta, eps)
+    xp = array_module(x)
     wide = widen(x)
     centred = wide - wide.mean(axis=-1, keepdims=True)
     rstd = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
     xhat = (centred * rstd).astype(x.dtype, copy=False)
     return gamma * xhat + beta, LayerNormCache(xhat, rstd, gamma)
+
+
+def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:
+    """Raise TypeError or ValueError unless these are arguments of `layernorm`."""
+    expect_floating(x=x, gamma=gamma, beta=beta)
+    expect_number("eps", eps)
+    array_module(x, gamma, beta)
+    expect_shape("gamma", gamma, "C")
+    expect_shape("beta", beta, "C", C=gamma.shape[0])
+    if x.shape[-1:] != gamma.shape:
+        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
 
 
 @backward

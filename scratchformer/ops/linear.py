@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_like, expect_shape
+from .checks import expect_floating, expect_like, expect_shape
 from .precision import widen
 
 
@@ -37,6 +37,9 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 
     The cache keeps x for dw and w for dx; b is needed by neither. Without b there is no db.
     """
+    expect_floating(x=x, w=w)
+    if b is not None:
+        expect_floating(b=b)
     array_module(x, w, b)
     expect_shape("w", w, "I O")
     if x.shape[-1:] != w.shape[:1]:

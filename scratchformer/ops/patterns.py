@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..backend import Array
-from .checks import expect_lengths, expect_positive
+from .checks import expect_at_least, expect_lengths, expect_positive
 
 SIDE = 64  # of the tiles: rows and columns of a piece
 
@@ -194,8 +194,7 @@ class Local(Pattern):
     radius: int
 
     def __post_init__(self) -> None:
-        if self.radius < 0:
-            raise ValueError(f"radius: expected a number >= 0, got {self.radius}")
+        expect_at_least(0, radius=self.radius)
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         (first, last), (left, right) = ends(rows), ends(columns)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_lengths, expect_like, expect_shape
+from .checks import expect_floating, expect_lengths, expect_like, expect_shape
 from .precision import widen
 
 
@@ -16,6 +16,7 @@ class MeanPoolCache(NamedTuple):
 
 def _within(x: Array, lengths: Array | None) -> Array:
     """(B, T), true where t < length; a sequence of length None is all true."""
+    expect_floating(x=x)
     xp = array_module(x, lengths)
     expect_shape("x", x, "B T C")
     if lengths is None:
@@ -51,6 +52,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
     """dx: see `mean_pool`."""
     weights = cache.weights
+    expect_floating(dy=dy)
     expect_shape("dy", dy, "B C", B=weights.shape[0])
     dx = weights[:, :, None] * dy[:, None, :]
     return dx.astype(dy.dtype, copy=False)
@@ -77,8 +79,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
-    xp = array_module(x, lengths)
     within = _within(x, lengths)
+    xp = array_module(x)
     live = within.any(axis=1, keepdims=True)  # (B, 1)
     winner = xp.where(within[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
     y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
@@ -88,9 +90,9 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 @backward
 def max_pool_backward(dy: Array, cache: MaxPoolCache) -> Array:
     """dx: see `max_pool`."""
-    xp = array_module(dy)
     winner, live = cache.winner, cache.live
     expect_like("dy", dy, winner.shape)
+    xp = array_module(dy)
     steps = xp.arange(cache.length)[None, :, None]  # (1, T, 1)
     dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
     return dx.astype(dy.dtype, copy=False)

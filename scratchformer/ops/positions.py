@@ -23,6 +23,8 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
     """
     expect_positive(length=length, d_model=d_model)
+    if np.dtype(dtype).kind != "f":
+        raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
     return xp.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from .attention import check_attention, masked_softmax
-from .checks import expect_like, expect_shape
+from .checks import expect_floating, expect_like, expect_shape
 from .patterns import Pattern
 from .precision import widen
 
@@ -62,6 +62,7 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
     Source: Dai et al., "Transformer-XL", 2019, appendix B; Shaw et al., "Self-attention with relative position
     representations", 2018, section 3.2.
     """
+    expect_floating(x=x)
     T, S = _sizes(x)
     rows, columns = windows(T, S, array_module(x))
     return x[..., rows, columns], RelativeShiftCache(tuple(x.shape))
@@ -102,8 +103,11 @@ class RelativeAttentionCache(NamedTuple):
 def check_relative_attention(
     q: Array, k: Array, v: Array, r: Array, content_bias: Array, position_bias: Array, pattern: Pattern | None = None
 ) -> None:
-    """Raise ValueError unless the shapes fit, and TypeError for a pattern that is none: see `relative_attention`."""
+    """Raise ValueError unless the shapes fit; TypeError for what is no floating-point array, and for a pattern that is
+    none: see `relative_attention`.
+    """
     check_attention(q, k, v, pattern)
+    expect_floating(r=r, content_bias=content_bias, position_bias=position_bias)
     array_module(q, r, content_bias, position_bias)
     _, H, T, D = q.shape
     expect_shape("r", r, "H R D", H=H, R=k.shape[2] + T - 1, D=D)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_like
+from .checks import expect_floating, expect_like
 from .precision import widen
 
 
@@ -26,6 +26,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
 
     The cache keeps y alone, since the Jacobian is a function of y. It is a copy: the caller may change the y it got.
     """
+    expect_floating(z=z)
     xp = array_module(z)
     wide = widen(z)
     y = xp.exp(wide - wide.max(axis=-1, keepdims=True))
@@ -58,6 +59,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
     The cache keeps y alone: exp(y) is the softmax.
     """
+    expect_floating(z=z)
     xp = array_module(z)
     wide = widen(z)
     shifted = wide - wide.max(axis=-1, keepdims=True)
@@ -69,8 +71,8 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 @backward
 def log_softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `log_softmax`."""
-    xp = array_module(dy, y)
     expect_like("dy", dy, y.shape)
+    xp = array_module(dy, y)
     dtype, dy, y = dy.dtype, widen(dy), widen(y)
     dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
     return dz.astype(dtype, copy=False)

@@ -93,6 +93,23 @@ def test_loss_is_the_mean_negative_log_probability(device):
     assert math.isclose(float(loss), -y[np.arange(3), LABELS].mean(), rel_tol=1e-12)
 
 
+def test_the_loss_takes_one_softmax(device, monkeypatch):
+    """That of the logits, not one of the log-probabilities; the gradient is the one by way of them."""
+    model, labels = make(device), to_device(LABELS, device)
+    ids, lengths = batch(TEXTS, device)
+    y, forward = model.forward(ids, lengths)
+    expected, cross_entropy = ops.cross_entropy(y, labels)
+    model.backward(ops.cross_entropy_backward(1.0, cross_entropy), forward)
+    gradient = to_cpu(model.flat.grad).copy()
+    for name in ("log_softmax", "log_softmax_backward"):
+        monkeypatch.delattr(ops, name)
+    model.zero_grad()
+    loss, cache = model.loss(ids, lengths, labels)
+    model.loss_backward(1.0, cache)
+    assert math.isclose(float(loss), float(expected), rel_tol=1e-13)
+    np.testing.assert_allclose(to_cpu(model.flat.grad), gradient, rtol=1e-10, atol=1e-15)
+
+
 @NORMS
 def test_gradient_of_the_loss(norm, device, check_loss_backward):
     check_loss_backward(

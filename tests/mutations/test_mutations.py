@@ -132,7 +132,7 @@ MISTAKES = [
             ("        q, query = self.query.forward(x)\n        k, key = self.key.forward(memory)\n        v, value = self.value.forward(memory)",
              "        q, query = self.query.forward(memory)\n        k, key = self.key.forward(x)\n        v, value = self.value.forward(x)"),
             ("        dx = self.query.backward(self.join_heads(dq), cache.query)\n        dmemory = self.key", "        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
-            ("        dmemory += self.value.backward(self.join_heads(dv), cache.value)\n        return", "        dx += self.value.backward(self.join_heads(dv), cache.value)\n        return"),
+            ("        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)\n        return", "        dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"),
         ],
         "tests/nn/test_attention.py",
     ),
@@ -305,7 +305,7 @@ MISTAKES = [
     Mistake(
         "units of unknown class count as the last class",
         "models/classifier.py",
-        [("ignore_index=IGNORED if", "ignore_index=None if"), ("ops.cross_entropy(y, labels,", "ops.cross_entropy(y, labels % y.shape[-1],")],
+        [("ignore_index=IGNORED if", "ignore_index=None if"), ("ops.cross_entropy(z, labels,", "ops.cross_entropy(z, labels % z.shape[-1],")],
         "tests/models/test_classifier.py",
     ),
     Mistake(

@@ -1,6 +1,8 @@
 """What holds for every layer and model, on every backend: the cases of `scratchformer.testing.cases`."""
 
 import copy
+import functools
+import inspect
 import itertools
 
 import numpy as np
@@ -180,3 +182,49 @@ def test_calling_a_layer_gives_the_output_alone(name):
     y, _ = case.layer.forward(*case.inputs, **case.options)
     for found, expected in zip(as_tuple(case.layer(*case.inputs, **case.options)), as_tuple(y), strict=True):
         assert np.array_equal(found, expected)
+
+
+@pytest.mark.parametrize("name", [name for name in LAYERS if any(map(is_floating, LAYERS[name](Draw()).inputs))])
+def test_inputs_that_are_no_floating_point_arrays(name):
+    """Integers and lists are refused by the name of the input; a layer does not turn them into other numbers."""
+    case = LAYERS[name](Draw(1))
+    layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
+    names = [n.replace("ids", "units") for n in inspect.signature(layer.forward).parameters]
+    for i, x in enumerate(case.inputs):
+        if is_floating(x):
+            for wrong, found in ((np.ones(x.shape, np.int64), "int64"), (x.tolist(), "list")):
+                inputs = (*case.inputs[:i], wrong, *case.inputs[i + 1 :])
+                with pytest.raises(TypeError, match=f"^{names[i]}: expected a floating-point array, got {found}"):
+                    case.layer.forward(*inputs, **case.options)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_what_a_layer_returned_is_not_written_to(name, monkeypatch):
+    """y may be x itself, and dx dy, or an array that a cache holds: all that is returned is read-only here."""
+
+    def read_only(method):
+        @functools.wraps(method)
+        def returning(*args, **options):
+            result = method(*args, **options)
+            returned = result[0] if method.__name__ == "forward" else result
+            for part in as_tuple(returned):
+                if is_array(part):
+                    part.flags.writeable = False
+            return result
+
+        return returning
+
+    case = LAYERS[name](Draw(1))
+    for cls in {base for _, layer in parts(case.layer) for base in type(layer).__mro__}:
+        for method in {"forward", "backward"} & vars(cls).keys():
+            monkeypatch.setattr(cls, method, read_only(vars(cls)[method]))
+    y, cache = case.layer.forward(*case.inputs, **case.options)
+    case.layer.backward(like(y, np.random.default_rng(0)), cache)
+
+
+def parts(layer):
+    """A layer and all within it, also those that it does not name as its own."""
+    for name, part in layer.named_layers():
+        yield name, part
+        if isinstance(part, nn.Recompute):
+            yield from parts(part.layer)

@@ -33,3 +33,8 @@ def test_one_layer_in_two_places():
 def test_p_out_of_range(p):
     with pytest.raises(ValueError, match=f"dropout: expected 0 <= p < 1, got {p}"):
         nn.Dropout(p)
+
+
+def test_p_that_is_no_number():
+    with pytest.raises(TypeError, match="^dropout: expected a number, got '0.1'$"):
+        nn.Dropout("0.1")

@@ -109,3 +109,10 @@ def test_x_of_another_shape():
         nn.PositionEmbedding(7, 4)(np.ones((2, 3, 1), np.float32))
     with pytest.raises(ValueError, match=r"x: expected \(B, T, C\), got \(3, 4\)"):
         nn.SinusoidalPositions()(np.ones((3, 4), np.float32))
+
+
+@pytest.mark.parametrize("layer", [nn.SinusoidalPositions(), nn.PositionEmbedding(5, 4), nn.GridPositions(5, 4, 2)])
+def test_integers_get_no_positions(layer):
+    """The sines of integers would all be 0, 1 or -1."""
+    with pytest.raises(TypeError, match="x: expected a floating-point array, got int64"):
+        layer(np.ones((2, 3, 4), int))

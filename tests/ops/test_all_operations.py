@@ -1,6 +1,7 @@
 """What holds for every operation, on every backend: the cases are those of `scratchformer.testing.cases`."""
 
 import inspect
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -141,3 +142,70 @@ def test_a_dy_that_would_broadcast_is_refused(name):
         y, cache = case.op(*case.args, **case.options)
     with pytest.raises(ValueError, match=r"dy: expected \(.*\), got \(1, "):
         case.op_backward(np.ones_like(y[:1]), cache)
+
+
+def not_floating(shape, device):
+    """What stands for an array of this shape and is none of floating-point numbers, by what a message calls it."""
+    found = {name: to_device(np.ones(shape, name), device) for name in ("int64", "uint8", "bool")}
+    found |= {"list": np.ones(shape).tolist() if shape else [1.0], "tuple": (1.0, 2.0), "NoneType": None, "str": "abc"}
+    return found | ({"object": np.full(shape, None), "<U1": np.full(shape, "1")} if device is CPU else {})
+
+
+def expect_refusal(name, expected, found, call):
+    """Each of `found`, given to `call`, is refused in one line that says what `name` must be and what it is."""
+    for kind, wrong in found.items():
+        with pytest.raises(TypeError) as info:
+            call(wrong)
+        message = str(info.value)
+        assert message.startswith(f"{name}: expected ") and expected in message and f", got {kind}" in message
+        assert "\n" not in message and len(message) < 120
+
+
+@pytest.mark.parametrize("twins", [True, False], ids=["twins", "references"])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_what_is_no_floating_point_array_is_refused(name, twins, device):
+    """In place of each array of an operation, and of the gradient that its backward is given; an argument that may be
+    left out may be None. In place of ids and lengths: what holds no integers.
+    """
+    case = OPERATIONS[name](Draw(3, 1.0, device))
+    args = [to_device(x, device) if is_array(x) else x for x in case.args]
+    parameters = list(inspect.signature(case.op).parameters.values())
+    with nullcontext() if twins else reference_only():
+        for i, x in enumerate(args):
+            if not is_array(x):
+                continue
+            wrong = not_floating(x.shape, device) | {"float": 2.0, "int": 3}
+            if not is_floating(x):
+                wrong = {k: w for k, w in wrong.items() if k not in ("int64", "uint8")}
+                wrong["float64"] = to_device(np.ones(x.shape), device)
+            if parameters[i].default is None:
+                del wrong["NoneType"]
+            kind = "floating-point" if is_floating(x) else "integers"
+            call = lambda w, i=i: case.op(*args[:i], w, *args[i + 1 :], **case.options)  # noqa: E731
+            expect_refusal(parameters[i].name, kind, wrong, call)
+        y, cache = case.op(*args, **case.options)
+        wrong = not_floating(y.shape, device) | ({"float": 2.0, "int": 3} if y.ndim else {})  # a loss's may be a number
+        dy_name, *_ = inspect.signature(case.op_backward).parameters
+        expect_refusal(dy_name, "floating-point", wrong, lambda w: case.op_backward(w, cache))
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_error_of_an_array_of_integers_says_what_to_do(name, device):
+    """With the call that converts it, which works."""
+    case = OPERATIONS[name](Draw(3, 1.0, device))
+    i, x = next((i, x) for i, x in enumerate(case.args) if is_array(x) and is_floating(x))
+    integers, rest = to_device(np.ones(x.shape, np.int64), device), [
+        to_device(a, device, np.float32 if is_floating(a) else None) if is_array(a) else a for a in case.args
+    ]
+    parameter = list(inspect.signature(case.op).parameters)[i]
+    advice = f"convert it with {parameter}.astype(np.float32)"
+    with pytest.raises(TypeError, match=rf"^{parameter}: expected a floating-point array, got int64; ") as info:
+        case.op(*rest[:i], integers, *rest[i + 1 :], **case.options)
+    assert str(info.value).endswith(advice)
+    case.op(*rest[:i], integers.astype(np.float32), *rest[i + 1 :], **case.options)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
+def test_a_scalar_of_numpy_is_an_array_of_no_axes(dtype):
+    for op in (ops.relu, ops.tanh):
+        assert op(dtype(0.5))[0] == op(np.full((1,), 0.5, dtype))[0][0]

@@ -127,3 +127,21 @@ def test_a_large_common_offset_costs_no_digits(label_smoothing, device):
     offset_loss, offset_dlogits = loss_and_gradient(device, logits + np.float32(1e4), targets, **options)
     assert math.isclose(loss, offset_loss, rel_tol=1e-6)
     np.testing.assert_allclose(offset_dlogits, dlogits, rtol=1e-6, atol=1e-8)
+
+
+def test_dloss_is_a_number_or_an_array_of_no_axes(device):
+    logits, targets = to_device(np.eye(3), device), to_device(np.arange(3), device)
+    _, cache = ops.cross_entropy(logits, targets)
+    expected = to_cpu(ops.cross_entropy_backward(2.0, cache))
+    for dloss in (2, np.float32(2), to_device(np.array(2.0), device)):
+        np.testing.assert_allclose(to_cpu(ops.cross_entropy_backward(dloss, cache)), expected, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"dloss: expected \(\), got \(3,\)"):
+        ops.cross_entropy_backward(to_device(np.ones(3), device), cache)
+    with pytest.raises(TypeError, match="dloss: expected a floating-point array, got bool"):
+        ops.cross_entropy_backward(True, cache)
+
+
+def test_label_smoothing_that_is_no_number():
+    for cross_entropy in (ops.cross_entropy, ops.cross_entropy.reference):
+        with pytest.raises(TypeError, match="^label_smoothing: expected a number, got '0.1'$"):
+            cross_entropy(np.eye(3), np.arange(3), label_smoothing="0.1")

@@ -67,3 +67,10 @@ def test_backward_uses_the_mask_of_its_own_forward(device):
 def test_p_out_of_range(p):
     with pytest.raises(ValueError, match=f"p: expected 0 <= p < 1, got {p}"):
         ops.dropout(np.ones(3), p, Key(0))
+
+
+@pytest.mark.parametrize("p", ["0.5", None, True, np.ones(3)], ids=repr)
+def test_p_that_is_no_number(p):
+    for dropout in (ops.dropout, ops.dropout.reference):
+        with pytest.raises(TypeError, match="^p: expected a number, got "):
+            dropout(np.ones(3), p, Key(0))

@@ -62,3 +62,12 @@ def test_ids_that_are_not_integers(device):
 def test_a_table_that_does_not_fit():
     with pytest.raises(ValueError, match=r"table: expected \(V, C\), got \(4,\)"):
         ops.embedding(np.array([0, 1]), np.ones(4))
+
+
+def test_the_table_that_is_added_to_must_fit(device):
+    _, cache = ops.embedding(to_device(np.array([0, 2]), device), device.xp.ones((3, 4)))
+    dy = device.xp.ones((2, 4))
+    with pytest.raises(ValueError, match=r"out: expected \(3, 4\), got \(1, 4\)"):
+        ops.embedding_backward(dy, cache, out=device.xp.ones((1, 4)))
+    with pytest.raises(TypeError, match="out: expected a floating-point array, got int64"):
+        ops.embedding_backward(dy, cache, out=device.xp.ones((3, 4), dtype=np.int64))

@@ -63,3 +63,20 @@ def test_parameters_that_do_not_fit():
         ops.layernorm(x, np.ones((1, 4)), np.ones(4))
     with pytest.raises(ValueError, match=r"beta: expected \(4\), got \(1,\)"):
         ops.layernorm(x, np.ones(4), np.ones(1))
+
+
+@pytest.mark.parametrize(
+    ("eps", "error", "message"),
+    [
+        (-1e-5, ValueError, "a finite number >= 0, got -1e-05"),
+        (float("nan"), ValueError, "a finite number >= 0, got nan"),
+        (float("inf"), ValueError, "a finite number >= 0, got inf"),
+        ("1e-5", TypeError, "a number, got '1e-5'"),
+        (None, TypeError, "a number, got None"),
+    ],
+)
+def test_eps_out_of_range(eps, error, message):
+    x = np.ones((2, 4))
+    for layernorm in (ops.layernorm, ops.layernorm.reference):
+        with pytest.raises(error, match=f"^eps: expected {message}$"):
+            layernorm(x, np.ones(4), np.ones(4), eps)

@@ -51,3 +51,8 @@ def test_the_result_may_be_written_to():
     expected = first.copy()
     first[...] = 7
     assert np.array_equal(sinusoidal_positions(3, 4), expected)
+
+
+def test_sines_are_no_integers():
+    with pytest.raises(TypeError, match="dtype: expected a floating-point type, got int64"):
+        sinusoidal_positions(3, 4, dtype=np.int64)
