@@ -115,7 +115,7 @@ class Classifier(Layer):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,). (Log-probabilities are logits whose log Z is 0.)
 
-        With pool "none" labels are (B, T), and one of IGNORED does not count: padding, and units of unknown class.
+        With pool "none" labels are (B, T), and one of `ops.IGNORED` does not count: padding, units of unknown class.
         """
         y, forward = self.forward(ids, lengths, key, pattern)
         loss, cross_entropy = ops.cross_entropy(y, labels, ignore_index=IGNORED if self.pool == "none" else None)
