@@ -15,7 +15,6 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.models import Classifier
-from scratchformer.ops.cross_entropy import IGNORED
 from scratchformer.optim import Adam, AdamW, Cosine
 from scratchformer.training import Replicas, best_snapshot, load_model, train
 from scratchformer.training.program import run_program, start_run
@@ -112,7 +111,7 @@ def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np
     """Train on the members that are `known`, and say for how many of the others the club is right."""
     n, size = len(clubs), run.graph
     units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says who it is and no more
-    labels = np.full((1, n), IGNORED)
+    labels = np.full((1, n), ops.IGNORED)
     labels[0, known] = clubs[known]
     labels = to_device(labels, run.device)
     model = Classifier(

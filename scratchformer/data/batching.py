@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..ops import IGNORED
 from ..ops.checks import expect_positive
 from ..rng import Key
 from .download import DataError
@@ -23,16 +24,26 @@ _CHUNK = 64  # batches that are sorted by length together
 _KEEP = ("head", "tail", "both")
 
 
+def count_of(targets: np.ndarray) -> int:
+    """How many targets count, being not IGNORED: what a batch's mean loss is a mean over, and so its weight."""
+    return int(np.count_nonzero(targets != IGNORED))
+
+
+def width_of(targets: np.ndarray) -> int:
+    """The width of the columns (B, width) of targets (B, T) behind which none counts, at least 1."""
+    return 1 + max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0)
+
+
 class TextBatch(NamedTuple):
-    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id after each."""
+    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id after each, or IGNORED."""
 
     ids: np.ndarray
     targets: np.ndarray
 
     @property
     def weight(self) -> int:
-        """The number of predictions, which its mean loss is a mean over."""
-        return self.targets.size
+        """The number of predictions that count."""
+        return count_of(self.targets)
 
     @property
     def tokens(self) -> int:
@@ -59,8 +70,8 @@ class SegmentBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of predictions, which its mean loss is a mean over."""
-        return self.targets.size
+        """The number of predictions that count."""
+        return count_of(self.targets)
 
     @property
     def tokens(self) -> int:
@@ -78,7 +89,10 @@ class SegmentBatch(NamedTuple):
 
 
 class LabelledBatch(NamedTuple):
-    """Texts for a classifier: `ids` (B, T) int32, 0 past a text's end, `lengths` and `labels` (B,) int64."""
+    """Texts for a classifier: `ids` (B, T) int32, 0 past a text's end, `lengths` and `labels` (B,) int64.
+
+    For one that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
+    """
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -86,8 +100,8 @@ class LabelledBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of texts, which its mean loss is a mean over."""
-        return len(self.labels)
+        """The number of labels that count: texts, or tokens."""
+        return count_of(self.labels)
 
     @property
     def tokens(self) -> int:
@@ -96,16 +110,22 @@ class LabelledBatch(NamedTuple):
 
     def stretched(self, rows: int, length: int) -> LabelledBatch:
         """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
-        return LabelledBatch(
-            np.resize(self.ids[:rows], (rows, length)), np.full(rows, length), np.resize(self.labels[:rows], rows)
-        )
+        ids, labels = (np.resize(x[:rows], (rows, length, *x.shape[2:])[: x.ndim]) for x in (self.ids, self.labels))
+        return LabelledBatch(ids, np.full(rows, length), labels)
 
     def split(self, size: int) -> list[LabelledBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest."""
-        return [
-            LabelledBatch(self.ids[rows, : self.lengths[rows].max()], self.lengths[rows], self.labels[rows])
-            for rows in slices(len(self.ids), size)
-        ]
+        """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest text, or as it
+        must be for the labels that count.
+        """
+        parts = []
+        for rows in slices(len(self.ids), size):
+            ids, lengths, labels = (a[rows] for a in self)
+            width = lengths.max()
+            if labels.ndim == 2:
+                width = max(width, width_of(labels))
+                labels = labels[:, :width]
+            parts.append(LabelledBatch(ids[:, :width], lengths, labels))
+        return parts
 
 
 class TextBatches:

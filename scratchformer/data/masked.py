@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..rng import Key
-from .batching import batches_by_length, slices
+from .batching import batches_by_length, count_of, slices
 from .imdb import Labelled
 from .subwords import BERT_SPECIALS, Subwords
 
@@ -43,8 +43,10 @@ class MaskedBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of rows. Each has as many places, so that means over places weigh as those over rows do."""
-        return len(self.ids)
+        """The number of chosen places, all of which count. Each row has K, so that a micro-batch's share of them is its
+        share of the rows, and one weight serves both means of the loss.
+        """
+        return count_of(self.targets)
 
     @property
     def tokens(self) -> int:

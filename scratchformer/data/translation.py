@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.cross_entropy import IGNORED
+from ..ops import IGNORED
 from ..rng import Key
+from .batching import count_of, slices, width_of
 from .download import DataError
 from .multi30k import Pairs
 from .subwords import BEGIN, END, PAD, Subwords
@@ -19,7 +20,7 @@ class TranslationBatch(NamedTuple):
 
     source: (B, S) int32, PAD behind the end. lengths: (B,) int64, of the sources. target: (B, T) int32, what the
     decoder is given: BEGIN and the target's tokens. targets: (B, T) int32, what it is to predict: the target's tokens
-    and END, and behind them -1, which does not count.
+    and END, and behind them IGNORED.
     """
 
     source: np.ndarray
@@ -29,8 +30,8 @@ class TranslationBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of predictions that count, which its mean loss is a mean over."""
-        return int((self.targets != IGNORED).sum())
+        """The number of predictions that count."""
+        return count_of(self.targets)
 
     @property
     def tokens(self) -> int:
@@ -47,9 +48,9 @@ class TranslationBatch(NamedTuple):
     def split(self, size: int) -> list[TranslationBatch]:
         """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest."""
         parts = []
-        for start in range(0, len(self.lengths), size):
-            source, lengths, target, targets = (a[start : start + size] for a in self)
-            width = (targets != IGNORED).sum(axis=1).max()
+        for rows in slices(len(self.lengths), size):
+            source, lengths, target, targets = (a[rows] for a in self)
+            width = width_of(targets)
             parts.append(TranslationBatch(source[:, : lengths.max()], lengths, target[:, :width], targets[:, :width]))
         return parts
 

@@ -129,7 +129,7 @@ class Classifier(Layer):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,).
 
-        With pool "none" labels are (B, T), and one of IGNORED does not count: padding, and units of unknown class.
+        With pool "none" labels are (B, T), and one of `ops.IGNORED` does not count: padding, units of unknown class.
         """
         z, logits = self.logits(ids, lengths, key, pattern)
         loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)

@@ -157,7 +157,7 @@ class EncoderDecoder(Layer):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind target (B, T).
 
-        A target of IGNORED does not count. With a key, while training, labels are smoothed.
+        A target of `ops.IGNORED` does not count. With a key, while training, labels are smoothed.
         """
         logits, forward = self.forward(source, lengths, target, key)
         smoothing = 0.0 if key is None else self.label_smoothing

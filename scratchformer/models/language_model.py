@@ -58,7 +58,7 @@ class LanguageModel(Layer):
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind ids (B, T).
 
-        A target of IGNORED does not count.
+        A target of `ops.IGNORED` does not count.
         """
         logits, forward = self.forward(ids, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)

@@ -110,7 +110,7 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind a segment ids (B, T).
 
-        A target of IGNORED does not count. memory: see `forward`, whose cache is the first part of this one's.
+        A target of `ops.IGNORED` does not count. memory: see `forward`, whose cache is the first part of this one's.
         """
         logits, forward = self.forward(ids, memory, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)

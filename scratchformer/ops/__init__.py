@@ -18,7 +18,7 @@ A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
 
 from .activations import gelu, gelu_backward, relu, relu_backward, tanh, tanh_backward
 from .attention import attention, attention_backward
-from .cross_entropy import cross_entropy, cross_entropy_backward
+from .cross_entropy import IGNORED, cross_entropy, cross_entropy_backward
 from .dense import ACTIVATIONS, check_activation, dense, dense_backward
 from .dropout import dropout, dropout_backward
 from .embedding import embedding, embedding_backward
@@ -34,6 +34,7 @@ from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 
 __all__ = [
     "ACTIVATIONS",
+    "IGNORED",
     "BlockEnds",
     "Causal",
     "Edges",

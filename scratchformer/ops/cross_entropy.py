@@ -82,7 +82,11 @@ def as_rows(
     targets = targets.reshape(-1)
     counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
     targets = xp.where(counted, targets, 0)
-    expect_ids("targets", targets, V)
+    try:
+        expect_ids("targets", targets, V)
+    except IndexError as error:
+        ignored = "none is ignored" if ignore_index is None else f"{ignore_index} is ignored, which is -100 in PyTorch"
+        raise IndexError(f"{error} ({ignored})") from None
     return logits.reshape(-1, V), targets, counted
 
 

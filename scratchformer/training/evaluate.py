@@ -21,7 +21,8 @@ from ..data import (
     windows,
 )
 from ..nn import Layer
-from ..ops.cross_entropy import IGNORED
+from ..ops import IGNORED
+from ..ops.checks import expect_ids
 from .replicas import Replicas
 
 
@@ -130,6 +131,7 @@ def evaluate_classifier(
     def score(model: Layer, batch: Any) -> tuple[float, int]:
         moved = replicas.move(batch)
         log_probabilities = to_cpu(model(moved.ids, moved.lengths))
+        expect_ids("labels", batch.labels, log_probabilities.shape[1])
         own = np.take_along_axis(log_probabilities, batch.labels[:, None], axis=1)
         return -float(own.sum(dtype=np.float64)), int((log_probabilities.argmax(axis=1) == batch.labels).sum())
 

@@ -8,8 +8,9 @@ batch is a sum over its micro-batches, gradient accumulation is the same thing w
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from threadpoolctl import threadpool_limits
@@ -21,6 +22,7 @@ from ..rng import Key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
+AHEAD = 4  # items a replica that are read before the first of them is done
 
 
 class Replicas:
@@ -30,7 +32,8 @@ class Replicas:
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
     A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, how many things its mean loss is
-    a mean over, `tokens`, how many it has, and `split(size)`, its rows in order as batches of at most `size`.
+    a mean over (of targets those that are not `ops.IGNORED`), `tokens`, how many it has, and `split(size)`, its rows in
+    order as batches of at most `size`.
     count: by default one for each core of a CPU, one on a GPU. micro_batch: rows of a micro-batch; by default as many
     as keep tokens × width near 131,072 on a CPU (one micro-batch a replica where `model.config` has no "d_model"), and
     the whole batch on a GPU.
@@ -49,35 +52,52 @@ class Replicas:
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
         self.flat = model.flat
         self.models = [model, *(model.replica() for _ in range(self.count - 1))]
-        self.pool: ThreadPoolExecutor | None = None  # outside the `with` block replicas run one after the other
+        self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block replicas run one after the other
 
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
         self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
-        self.pool = ThreadPoolExecutor(self.count) if self.count > 1 else None
+        self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
+        if self.threads:
+            for thread in self.threads:
+                thread.shutdown(cancel_futures=True)
             self.limits.restore_original_limits()
-            self.pool = None
+            self.threads = []
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], shared out over the threads."""
-        return list((map if self.pool is None else self.pool.map)(function, items))
+        return self.map_models(lambda _, item: function(item), items)
 
     def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
-        """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order."""
-        items = list(items)
+        """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
-        def work(r: int) -> list:
-            return [function(self.models[r], item) for item in items[r :: self.count]]
-
-        results: list = [None] * len(items)
-        for r, own in enumerate(self.map(work, range(self.count))):
-            results[r :: self.count] = own
+        Items are read as they are needed, at most `AHEAD` a replica before the first of them is done, so that a
+        generator of many takes no more memory than those. The first exception is raised when no replica is at work any
+        more; a generator is closed.
+        """
+        results: list = []
+        running: deque[Future] = deque()
+        try:
+            for i, item in enumerate(items):
+                model = self.models[i % self.count]
+                if not self.threads:
+                    results.append(function(model, item))
+                    continue
+                if len(running) == AHEAD * self.count:
+                    results.append(running.popleft().result())
+                running.append(self.threads[i % self.count].submit(function, model, item))
+            while running:
+                results.append(running.popleft().result())
+        finally:
+            for future in running:
+                future.cancel()
+            wait(running)
+            if isinstance(items, Generator):
+                items.close()
         return results
 
     def rows(self, batch: Any) -> int:
@@ -109,26 +129,28 @@ class Replicas:
     def gradients(self, batch: Any, key: Key, remember: Callable[[list], None] | None = None) -> float:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient; returns the loss, the mean over the batch.
 
-        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. Raises ValueError
-        if the model was moved or cast (`to`), or has other parameters, since its replicas were made.
+        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the
+        batch counts, loss and gradient are 0.
         remember: for a model with a memory, called with what `model.remember` makes of each micro-batch, in order, as
-        NumPy arrays.
+        NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or has other parameters, since its
+        replicas were made.
         """
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
-        micro_batches = list(enumerate(batch.split(self.rows(batch))))
+        total = max(1, batch.weight)
 
         def zero(model: Layer) -> None:
             model.flat.grad[...] = 0
 
         def run(model: Layer, item: tuple[int, Any]) -> tuple[Array, Any]:
             index, micro = item
-            share = micro.weight / batch.weight
+            share = micro.weight / total
             loss, cache = model.loss(*self.move(micro), key=key.fold(index))
             model.loss_backward(share, cache)
             return loss * share, remember and to_cpu(model.remember(cache[0]))
 
         self.map(zero, self.models)
+        micro_batches = enumerate(batch.split(self.rows(batch)))
         losses, memories = zip(*self.map_models(run, micro_batches), strict=True)
         self.sum_gradients()
         if remember is not None:

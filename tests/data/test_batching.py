@@ -19,6 +19,7 @@ from scratchformer.data import (
     windows,
 )
 from scratchformer.data.vocabulary import UNKNOWN
+from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 
 COUNTING = np.arange(10_000)
@@ -251,6 +252,27 @@ def test_windows_refuse_what_they_cannot_do():
 
 
 # Labelled texts
+
+
+def test_labels_of_tokens_count_unless_they_are_ignored_and_are_cut_with_their_texts():
+    """Behind a text's end they should not count; the width is such that one that does is not lost."""
+    labels = np.full((3, 6), IGNORED)
+    labels[0, :2], labels[1, 3] = 1, 0
+    batch = LabelledBatch(np.zeros((3, 6), np.int32), np.array([4, 2, 3]), labels)
+    assert batch.weight == 3
+    parts = batch.split(1)
+    assert [part.weight for part in parts] == [2, 1, 0]
+    assert [part.ids.shape for part in parts] == [part.labels.shape for part in parts] == [(1, 4), (1, 4), (1, 3)]
+    stretched = batch.stretched(5, 8)
+    assert stretched.ids.shape == stretched.labels.shape == (5, 8)
+
+
+@pytest.mark.parametrize("kind", [TextBatch, SegmentBatch])
+def test_targets_that_are_ignored_weigh_nothing(kind):
+    targets = np.array([[3, IGNORED, IGNORED], [IGNORED] * 3, [0, 1, 2]])
+    batch = kind(np.zeros((3, 3), np.int32), targets, *([np.zeros((3, 1, 0, 2))] if kind is SegmentBatch else []))
+    assert batch.weight == 4 and batch.tokens == 9
+    assert [part.weight for part in batch.split(1)] == [1, 0, 3]
 
 
 @given(st.integers(1, 400), st.integers(1, 9), st.integers(1, 50), st.integers(0, 3))

@@ -203,7 +203,7 @@ def test_split_keeps_rows_in_order_and_weights_add_up(size):
     parts = batch.split(size)
     assert all(isinstance(part, MaskedBatch) and len(part.ids) <= size for part in parts)
     assert equal([np.concatenate(field) for field in zip(*parts, strict=True)], batch)
-    assert sum(part.weight for part in parts) == batch.weight == 8
+    assert sum(part.weight for part in parts) == batch.weight == batch.targets.size
     assert sum(part.tokens for part in parts) == batch.tokens == batch.ids.size
 
 

@@ -3,10 +3,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scratchformer.data import DataError, Pairs, Subwords, TranslationBatches, encode_pairs, pairs_in_order
+from scratchformer.data import (
+    DataError,
+    Pairs,
+    Subwords,
+    TranslationBatch,
+    TranslationBatches,
+    encode_pairs,
+    pairs_in_order,
+)
 from scratchformer.data.subwords import BEGIN, END, PAD
 from scratchformer.data.translation import TokenPairs, cut_by_tokens, translation_batch
-from scratchformer.ops.cross_entropy import IGNORED
+from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 
 WORDS = "a the red dog cat man sees eats apples ein der rote Hund Mann sieht isst".split()
@@ -86,6 +94,14 @@ def test_micro_batches_are_the_rows_in_order(pairs, subwords):
         assert len(part.lengths) <= 2
         assert part.source.shape[1] == part.lengths.max()
         assert (part.targets[:, -1] != IGNORED).any()
+
+
+def test_micro_batches_are_cut_behind_the_last_target_that_counts():
+    targets = np.array([[1, IGNORED, 2, IGNORED], [IGNORED] * 4])
+    parts = TranslationBatch(np.ones((2, 4), int), np.array([4, 2]), np.ones((2, 4), int), targets).split(1)
+    assert [part.targets.tolist() for part in parts] == [[[1, IGNORED, 2]], [[IGNORED]]]
+    assert [part.target.shape for part in parts] == [(1, 3), (1, 1)]
+    assert [part.weight for part in parts] == [2, 0]
 
 
 def test_in_order_every_pair_comes_once(pairs, subwords):

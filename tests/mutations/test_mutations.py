@@ -257,7 +257,7 @@ MISTAKES = [
     Mistake(
         "gradient accumulation: micro-batches weigh alike, whatever their size",
         "training/replicas.py",
-        [("            share = micro.weight / batch.weight\n", "            share = 1 / len(micro_batches)\n")],
+        [("            share = micro.weight / total\n", "            share = 1 / len(micro_batches)\n")],
         "tests/training/test_replicas.py",
     ),
     Mistake(

@@ -102,6 +102,15 @@ def test_targets_out_of_range(wrong, device):
         loss_and_gradient(device, np.zeros((2, 3)), np.array([0, wrong]))
 
 
+def test_the_ignored_target_of_pytorch_is_told_which_it_is_here(device):
+    logits, targets = np.zeros((2, 3)), np.array([0, -100])
+    with pytest.raises(IndexError, match=r"^targets: .* got -100 \(-1 is ignored, which is -100 in PyTorch\)$"):
+        loss_and_gradient(device, logits, targets, ignore_index=ops.IGNORED)
+    with pytest.raises(IndexError, match=r"^targets: .* got -100 \(none is ignored\)$"):
+        loss_and_gradient(device, logits, targets)
+    assert loss_and_gradient(device, logits, targets, ignore_index=-100)[0] == pytest.approx(math.log(3))
+
+
 def test_targets_that_are_not_integers(device):
     with pytest.raises(TypeError, match="targets: expected integers, got float64"):
         loss_and_gradient(device, np.zeros((2, 3)), np.zeros(2))

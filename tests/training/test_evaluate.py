@@ -94,6 +94,14 @@ def test_an_empty_text_is_named(make_model, reviews):
         evaluate_classifier(replicas, Labelled([reviews.ids[0], reviews.ids[0][:0]], np.array([0, 1])), 10)
 
 
+def test_a_label_that_is_no_class_is_refused(make_model, reviews):
+    replicas = Replicas(make_model("Classifier"), 1)
+    for label in -1, 3:
+        dataset = Labelled(reviews.ids, np.append(reviews.labels[1:], label))
+        with pytest.raises(IndexError, match=f"labels: expected values from 0 to 2, got {label}"):
+            evaluate_classifier(replicas, dataset, 10)
+
+
 def test_translations_are_scored_as_if_pairs_came_one_by_one(device):
     pytest.importorskip("tokenizers")
     words = "a red dog sees ein roter Hund sieht".split()

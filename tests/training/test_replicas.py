@@ -1,15 +1,33 @@
 """However a batch is cut and dealt, its gradient is that of the whole batch."""
 
+import functools
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from scratchformer.backend import CPU, to_cpu
-from scratchformer.data import LabelledBatch
+from scratchformer.data import LabelledBatch, MaskedBatch, SegmentBatch, TextBatch, TranslationBatch
+from scratchformer.models import (
+    GPT2,
+    BertClassifier,
+    BertPretraining,
+    Classifier,
+    EncoderDecoder,
+    LanguageModel,
+    SparseTransformer,
+    TransformerXL,
+)
 from scratchformer.nn import TransformerBlock
+from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 from scratchformer.training import Replicas
+from scratchformer.training.replicas import AHEAD
 
 ROWS = 7
 both_models = pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
@@ -196,3 +214,130 @@ def test_a_model_that_names_no_width_has_one_micro_batch_a_replica(make_model, m
     found_loss, found = gradient_of_replicas(model, batch, 1, None)
     assert found_loss == pytest.approx(loss, rel=1e-6)
     np.testing.assert_array_equal(found, expected)
+
+
+# Targets that do not count
+
+B, T, V, K, M = 5, 6, 11, 3, 4
+SIZES = dict(d_model=8, heads=2, depth=1)
+MODELS = {
+    "LanguageModel": lambda: LanguageModel(V, context=T, **SIZES),
+    "SparseTransformer": lambda: SparseTransformer(V, context=T, stride=2, **SIZES),
+    "GPT2": lambda: GPT2(V, context=T, dropout=0.0, **SIZES),
+    "TransformerXL": lambda: TransformerXL(V, context=T, memory=M, **SIZES),
+    "Classifier": lambda: Classifier(V, K, max_length=T, **SIZES),
+    "Classifier of every token": lambda: Classifier(V, K, max_length=T, pool="none", **SIZES),
+    "EncoderDecoder": lambda: EncoderDecoder(V, dropout=0.0, **SIZES),
+    "BertPretraining": lambda: BertPretraining(V, max_length=T, dropout=0.0, **SIZES),
+    "BertClassifier": lambda: BertClassifier(V, K, max_length=T, dropout=0.0, **SIZES),
+}
+
+
+@functools.cache
+def model_of(kind):
+    return MODELS[kind]().to(dtype=np.float64)
+
+
+def batch_of(kind, ignored, seed):
+    """A batch for a model of this kind, of B rows; where `ignored` (B, T), a target does not count."""
+    draw = np.random.default_rng(seed)
+    ids, other = draw.integers(0, V, (2, B, T))
+    targets, lengths = np.where(ignored, IGNORED, other), draw.integers(1, T + 1, B)
+    if kind == "EncoderDecoder":
+        return TranslationBatch(ids, lengths, other[:, ::-1], targets)
+    if kind == "TransformerXL":
+        return SegmentBatch(ids, targets, draw.standard_normal((B, 1, M, 8)))
+    if kind == "BertPretraining":
+        places = np.sort(np.argsort(draw.random((B, T)), axis=1)[:, :2], axis=1)
+        return MaskedBatch(ids, lengths, ids % 2, places, other[:, :2], other[:, 0] % 2)
+    if kind == "Classifier of every token":
+        return LabelledBatch(ids, lengths, np.where(ignored, IGNORED, other % K))
+    return LabelledBatch(ids, lengths, other[:, 0] % K) if "Classifier" in kind else TextBatch(ids, targets)
+
+
+UNEQUAL = np.arange(T) < np.arange(B)[:, None] + 2  # in the first row two do not count, in the last all
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@given(arrays(bool, (B, T)), st.integers(1, B), st.integers(1, 3), st.integers(0, 99))
+@example(UNEQUAL, 2, 1, 0)
+@example(UNEQUAL, 1, 2, 0)
+@example(UNEQUAL[:, ::-1], 2, 2, 0)
+@example(np.ones((B, T), bool), 2, 2, 0)
+def test_micro_batches_add_up_however_many_of_their_targets_count(kind, ignored, rows, count, seed):
+    model, batch = model_of(kind), batch_of(kind, ignored, seed)
+    model.flat.grad[...] = 0
+    loss, cache = model.loss(*batch, key=Key(0))
+    model.loss_backward(1.0, cache)
+    expected = model.flat.grad.copy()
+    found_loss, found = gradient_of_replicas(model, batch, count, rows)
+    assert found_loss == pytest.approx(float(loss), rel=1e-12)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
+
+
+# Items in a stream
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_items_are_read_as_they_are_needed(make_model, count):
+    """And let go of when they are done: at most so many are alive as are under way, one that is read and one done."""
+
+    class Item:
+        pass
+
+    made, most = [], 0
+
+    def items():
+        nonlocal most
+        for _ in range(60):
+            item = Item()
+            made.append(weakref.ref(item))
+            most = max(most, sum(ref() is not None for ref in made))
+            yield item
+
+    with Replicas(make_model("LanguageModel"), count) as replicas:
+        assert replicas.map_models(lambda model, item: len(made), items()) == sorted([*range(1, 61)]) or count > 1
+    assert len(made) == 60
+    assert 2 <= most <= (AHEAD * count if count > 1 else 0) + 2
+
+
+def test_a_slow_replica_changes_no_order_and_no_other_replica(make_model):
+    def work(model, item):
+        time.sleep(0.002 * (item % 5 == 0 or replicas.models.index(model) == 1))
+        return replicas.models.index(model), item, threading.get_ident()
+
+    with Replicas(make_model("LanguageModel"), 3) as replicas:
+        found = replicas.map_models(work, range(40))
+    assert [item[:2] for item in found] == [(i % 3, i) for i in range(40)]
+    assert len({(replica, thread) for replica, _, thread in found}) == 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("source", ["function", "items"])
+def test_an_exception_ends_it_with_no_replica_at_work_and_the_generator_closed(make_model, count, source):
+    started, ended, closed = [], [], []
+
+    def items():
+        try:
+            for i in range(1000):
+                if source == "items" and i == 7:
+                    raise KeyError(i)
+                yield i
+        finally:
+            closed.append(i)
+
+    def work(model, item):
+        started.append(item)
+        time.sleep(0.001)
+        try:
+            if source == "function" and item == 7:
+                raise KeyError(item)
+        finally:
+            ended.append(item)
+
+    with Replicas(make_model("LanguageModel"), count) as replicas:
+        with pytest.raises(KeyError, match="7"):
+            replicas.map_models(work, items())
+        assert sorted(started) == sorted(ended)
+        assert len(closed) == 1 and closed[0] <= 7 + AHEAD * count
+        assert replicas.map_models(lambda model, item: item, range(4)) == [0, 1, 2, 3]
