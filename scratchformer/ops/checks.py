@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from numbers import Integral
 
 from ..backend import Array, array_module
 
@@ -73,3 +74,9 @@ def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception
         least, most = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
         if least < low or most > high:
             raise error(f"{name}: expected values from {low} to {high}, got {least if least < low else most}")
+
+
+def expect_whole(name: str, n: int, least: int) -> None:
+    """Raise ValueError unless `n` is a whole number, at least `least`."""
+    if not isinstance(n, Integral) or isinstance(n, bool) or n < least:
+        raise ValueError(f"{name}: expected a whole number >= {least}, got {n!r}")
