@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
-from ..ops.checks import expect_positive
+from ..ops.checks import expect_positive, expect_whole
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
@@ -40,6 +38,8 @@ class TransformerXL(LanguageModel):
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
 
+    fixed = {**LanguageModel.fixed, "positions": "has relative ones"}
+
     def __init__(
         self,
         vocab_size: int,
@@ -55,10 +55,7 @@ class TransformerXL(LanguageModel):
             vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, memory=memory, **body
         )
         expect_positive(context=context)
-        if memory < 0:
-            raise ValueError(f"memory: expected a number >= 0, got {memory}")
-        if "positions" in body:
-            raise ValueError("positions: a TransformerXL has relative ones, and takes no such option")
+        expect_whole("memory", memory, 0)
         self.context, self.memory = context, memory
         length = context + memory  # what attention sees at once
         body_key = key.fold("body")
@@ -72,14 +69,16 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Array, LanguageModelCache]:
         """Logits (B, T, V) of a segment ids (B, T) behind a memory (B, depth, M, C), of any length M; None for none.
 
-        The memory of the next segment is `remember(cache)`. Raises TypeError for a memory of a wider type than the
-        model's, in which all would be computed.
+        The memory of the next segment is `remember(cache)`. Raises TypeError for one of another type than the model's,
+        unless it is of no length.
         """
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype
-        if np.promote_types(getattr(memory, "dtype", dtype), dtype) != dtype:
-            raise TypeError(f"memory: expected {dtype}, as the model is, got {memory.dtype}")
+        if (found := getattr(memory, "dtype", dtype)) != dtype:
+            if memory.size:
+                raise TypeError(f"memory: expected {dtype}, as the model is, got {found}")
+            memory = memory.astype(dtype)
         x, body = self.body.forward(ids, key=key, memory=memory)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output, memory)
@@ -96,8 +95,7 @@ class TransformerXL(LanguageModel):
         training, or as many as there are. They share no memory with the cache.
         """
         length = self.memory if length is None else length
-        if length < 0:
-            raise ValueError(f"length: expected a number >= 0, got {length}")
+        expect_whole("length", length, 0)
         (B, depth, M, C), T = cache.memory.shape, cache.body.block_inputs[0].shape[1]
         kept = min(length, M + T)
         new = min(kept, T)
