@@ -1,8 +1,24 @@
-"""Transformers from scratch on NumPy and CuPy: every gradient derived and written by hand."""
+"""Transformers from scratch on NumPy and CuPy: every gradient derived and written by hand.
+
+    import scratchformer as sf
+
+What is public is what `__all__` lists, and of each of its modules what that module's `__all__` lists:
+
+    sf.ops          the operations, each with its backward
+    sf.nn           layers that own parameters
+    sf.models       the models
+    sf.data         corpora, vocabularies and batches
+    sf.optim        optimizers, schedules and clipping
+    sf.training     the loop, replicas, snapshots, evaluation
+    sf.generation   sampling, beam search and the key-value caches
+    sf.testing      gradient checks for your own operations and layers
+
+and beside them keys for random numbers, devices, and `reference_only`. Nothing else has to be imported by hand.
+"""
 
 from importlib.util import find_spec
 
-from . import generation, models, nn, ops, optim
+from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .dispatch import reference_only
 from .rng import Key
@@ -17,6 +33,7 @@ __all__ = [
     "Device",
     "DeviceError",
     "Key",
+    "data",
     "generation",
     "get_device",
     "models",
@@ -24,6 +41,8 @@ __all__ = [
     "ops",
     "optim",
     "reference_only",
+    "testing",
     "to_cpu",
     "to_device",
+    "training",
 ]

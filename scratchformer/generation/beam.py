@@ -16,6 +16,7 @@ from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
+from ..ops.checks import expect_at_least
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
@@ -105,7 +106,7 @@ def beam_search(
 
 def expect_options(beam: int, longer: int, length_penalty: float) -> None:
     """Raise ValueError unless these options of `beam_search` are in their ranges."""
-    whole = isinstance(beam, Integral) and isinstance(longer, Integral)
+    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (beam, longer))
     if not (whole and beam >= 1 and longer >= 1 and 0 <= length_penalty < math.inf):
         expected = "at least 1, 1, 0, the first two whole numbers and the last finite"
         raise ValueError(f"beam, longer, length_penalty: expected {expected}, got {beam}, {longer}, {length_penalty}")
@@ -137,6 +138,10 @@ def translate(
     sentence and an empty one, with its number, for a vocabulary of another size than the model's, and as `beam_search`.
     """
     expect_options(beam, LONGER, length_penalty)
+    if isinstance(sentences, str):  # its letters would be translated one by one
+        raise TypeError("sentences: expected a list of texts, got str")
+    if max_length is not None:
+        expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
     expect_vocabulary(model, len(subwords))
     ids = [np.append(s, np.int32(end)) for s in subwords.encode_all(sentences)]
@@ -164,8 +169,13 @@ def translate(
 def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
     """BLEU of whole translations beside one reference each, from 0 to 100, and sacreBLEU's signature of how it counts.
 
-    Source: Post, "A call for clarity in reporting BLEU scores", 2018.
+    Raises ValueError unless there are as many of both, and any. Source: Post, "A call for clarity in reporting BLEU
+    scores", 2018.
     """
+    if not 0 < len(found) == len(references):
+        raise ValueError(
+            f"found, references: expected as many of both, and any, got {len(found)} and {len(references)}"
+        )
     try:
         from sacrebleu.metrics import BLEU
     except ImportError as error:

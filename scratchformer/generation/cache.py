@@ -8,6 +8,17 @@ from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, LanguageModel, TransformerXL
 from ..models.encoder_decoder import expect_tokens
+from ..ops.checks import expect_ids, expect_positive, expect_shape
+
+
+def expect_next(ids: Array, stored: Array, table: Array) -> None:
+    """Raise an error unless ids (B, T) are tokens of the table (V, C) for the B rows of what is stored, and T ≥ 1.
+
+    Before anything is changed: after ids that it refused a cache is as it was.
+    """
+    expect_tokens("ids", ids, B=len(stored))
+    array_module(ids, table)
+    expect_ids("ids", ids, len(table))
 
 
 class KeyValueCache:
@@ -23,6 +34,7 @@ class KeyValueCache:
 
     def __init__(self, model: LanguageModel, batch_size: int) -> None:
         """Room for `batch_size` sequences of what the model sees at once; batch_size: B."""
+        expect_positive(batch_size=batch_size)
         self.model, self.ids, self.length = model, None, 0
         self.room = model.body.max_length
         table, attention = model.body.tokens.table.data, model.body.blocks[0]
@@ -36,11 +48,10 @@ class KeyValueCache:
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them.
 
-        Raises ValueError unless there are B rows and T ≥ 1.
+        Raises ValueError unless there are B rows and T ≥ 1, TypeError or IndexError for other ids than the model's.
         """
-        expect_tokens("ids", ids, B=len(self.keys[0]))
-        xp = array_module(ids)
-        self.ids = ids if self.ids is None else xp.concatenate([self.ids, ids], axis=1)
+        expect_next(ids, self.keys[0], self.model.body.tokens.table.data)
+        self.ids = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
         if self.ids.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
             self.ids, self.length = self.ids[:, -max(kept, min(ids.shape[1], self.model.context)) :], 0
@@ -55,13 +66,16 @@ class DecoderCache:
     of the target tokens so far.
 
     source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the most target tokens there may
-    be. copies: K hypotheses of each source, in rows b K to b K + K − 1; all K see the same memory.
+    be; it does not slide, since a translation is of one text, whole. copies: K hypotheses of each source, in rows b K
+    to b K + K − 1; all K see the same memory.
     """
 
     def __init__(
         self, model: EncoderDecoder, source: np.ndarray, lengths: np.ndarray, length: int, copies: int = 1
     ) -> None:
+        expect_positive(length=length, copies=copies)
         self.model, self.device, self.length = model, model.device, 0
+        self.room, self.copies = length, copies
         lengths = to_device(lengths, self.device)
         memory, _ = model.encode(to_device(source, self.device), lengths)
         xp = array_module(memory)
@@ -79,16 +93,25 @@ class DecoderCache:
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them.
 
-        Raises ValueError unless there are B K rows and T ≥ 1.
+        Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError or IndexError for other ids than
+        the model's.
         """
-        expect_tokens("ids", ids, B=len(self.keys[0]))
         ids = to_device(ids, self.device)
+        expect_next(ids, self.keys[0], self.model.tokens.table.data)
+        if (total := self.length + ids.shape[1]) > self.room:
+            raise ValueError(f"ids: expected at most {self.room} target tokens, as the cache is made for, got {total}")
         logits = self.model.extend(ids, self.keys, self.values, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
         return to_cpu(logits[:, -1])
 
     def reorder(self, rows: np.ndarray) -> None:
-        """Make row i what row rows[i] has been, for rows (B K,) each of which belongs to the source that it had."""
+        """Make row i what row rows[i] has been, for rows (B K,) each of which belongs to the source that it had.
+
+        Raises ValueError for rows of which one does not.
+        """
+        expect_shape("rows", rows, "rows", rows=len(self.keys[0]))
+        if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
+            raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
         if (rows == np.arange(len(rows))).all():  # always so with one hypothesis
             return
         rows = to_device(rows, self.device)
@@ -109,7 +132,7 @@ class SegmentCache(KeyValueCache):
         self.begun = 0  # where in the arrays the segment begins: the length of the memory
 
     def logits(self, ids: Array) -> Array:
-        expect_tokens("ids", ids, B=len(self.keys[0]))
+        expect_next(ids, self.keys[0], self.model.body.tokens.table.data)
         context, logits = self.model.context, None
         while ids.shape[1]:
             if self.length == self.begun + context:

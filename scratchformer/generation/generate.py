@@ -14,6 +14,7 @@ from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import GPT2_END, Subwords
 from ..models import LanguageModel
 from ..nn import Layer
+from ..ops.checks import expect_at_least
 from ..rng import Key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -35,8 +36,9 @@ def generate(
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
     same text. Of a prompt longer than the model sees at once the end is read. On a CPU a large batch is shared out over
-    its cores. Raises ValueError for an empty prompt.
+    its cores. Raises ValueError for an empty prompt, and for an option out of range.
     """
+    expect_at_least(0, tokens=tokens)
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.size == 0:
         raise ValueError(f"prompt: expected (B, T) with T at least 1, got {prompt.shape}")

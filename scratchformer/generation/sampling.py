@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
+from ..ops.checks import expect_at_least, expect_shape
 from ..rng import Key
 
 
@@ -22,13 +25,14 @@ def probabilities(
     allowed: booleans (V,), of which tokens there may be at all; None for all of them.
     Raises ValueError for a value out of range, or logits that are not finite.
     """
-    if not temperature >= 0:
+    if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
-    if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k: expected at least 1, got {top_k}")
+    if top_k is not None:
+        expect_at_least(1, top_k=top_k)
     if top_p is not None and not 0 < top_p <= 1:
         raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
     z = np.asarray(logits, np.float64)
+    expect_shape("logits", z, "B V")
     if not np.isfinite(z).all():
         raise ValueError("logits: expected finite numbers")
     if allowed is not None:
@@ -66,7 +70,13 @@ def _likeliest(
 
 
 def sample(p: np.ndarray, key: Key) -> np.ndarray:
-    """One token (B,) from each distribution of p (B, V): where a uniform number falls among the cumulated sums."""
+    """One token (B,) from each distribution of p (B, V): where a uniform number falls among the cumulated sums.
+
+    Raises ValueError for a row that has no positive, finite sum.
+    """
+    expect_shape("p", p, "B V")
     u = key.generator().random((p.shape[0], 1))
     cumulated = np.cumsum(p, axis=-1)
+    if not ((cumulated[:, -1] > 0) & (cumulated[:, -1] < math.inf)).all():
+        raise ValueError("p: expected probabilities with a positive sum in each row")
     return (cumulated <= u * cumulated[:, -1:]).sum(axis=-1)

@@ -19,6 +19,7 @@ from ..nn import (
 )
 from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
 from ..rng import Key
+from .model import Model
 
 
 class BodyCache(NamedTuple):
@@ -30,7 +31,7 @@ class BodyCache(NamedTuple):
     block_inputs: list  # with a memory, what each block was given, (B, T, C)
 
 
-class Body(Layer):
+class Body(Model):
     """Token embedding + positions, dropout, blocks, and for pre-norm blocks a last layer norm.
 
     ids: (B, T) with T ≤ max_length. Returns (B, T, C). With units=I and no vocab_size, the units of a sequence are not

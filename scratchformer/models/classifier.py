@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Layer, Linear
+from ..nn import Linear
 from ..ops.checks import expect_lengths, expect_positive, expect_range
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
+from .model import Model
 
 POOLS = {
     "mean": (ops.mean_pool, ops.mean_pool_backward),
@@ -29,7 +30,7 @@ class ClassifierCache(NamedTuple):
     log_softmax: Any
 
 
-class Classifier(Layer):
+class Classifier(Model):
     """Token ids -> body -> pooling over each text's true length -> linear -> log-probabilities.
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
@@ -45,6 +46,8 @@ class Classifier(Layer):
     such as the edges of a graph (`ops.Edges`), then with positions="none". Backward gives the gradient of units, and
     None for ids.
     """
+
+    body_class = Body
 
     def __init__(
         self,

@@ -10,7 +10,6 @@ from ..backend import Array
 from ..nn import (
     DecoderBlock,
     Dropout,
-    Layer,
     LayerNorm,
     SinusoidalPositions,
     TiedOutput,
@@ -20,6 +19,7 @@ from ..nn import (
 from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
+from .model import Model
 
 
 class SideCache(NamedTuple):
@@ -36,7 +36,7 @@ class EncoderDecoderCache(NamedTuple):
     output: Any
 
 
-class EncoderDecoder(Layer):
+class EncoderDecoder(Model):
     """Source ids -> encoder -> memory; target ids so far -> decoder, which looks at the memory -> the next target id.
 
     What is new beside the language model: there are two texts. The encoder reads the source whole, every place seeing

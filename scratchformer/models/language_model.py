@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Layer, Linear
+from ..nn import Linear
 from ..nn.block import extend_output
 from ..ops.checks import expect_positive
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
+from .model import Model
 
 
 class LanguageModelCache(NamedTuple):
@@ -20,7 +21,7 @@ class LanguageModelCache(NamedTuple):
     memory: Any = None  # that of a TransformerXL: (B, depth, M, C)
 
 
-class LanguageModel(Layer):
+class LanguageModel(Model):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
@@ -28,6 +29,8 @@ class LanguageModel(Layer):
     recompute, embedding_std.
     """
 
+    body_class = Body
+    fixed = {"causal": "always is", "units": "reads tokens"}
     pattern: ops.Pattern | None = None  # of every block, on top of causal
 
     def __init__(

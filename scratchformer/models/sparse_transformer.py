@@ -71,8 +71,6 @@ class SparseTransformer(LanguageModel):
             raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
         if kind != "fixed" and width != 1:
             raise ValueError(f"width: of kind 'fixed' alone, expected 1 for kind {kind!r}, got {width}")
-        if "causal" in body:
-            raise ValueError("causal: a SparseTransformer always is, and takes no such option")
         if heads % 2 and not merged:
             raise ValueError(f"heads: expected an even number, half for each pattern, got {heads}")
         std = STD / math.sqrt(d_model)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
@@ -40,6 +38,8 @@ class TransformerXL(LanguageModel):
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
 
+    fixed = {**LanguageModel.fixed, "positions": "has relative ones"}
+
     def __init__(
         self,
         vocab_size: int,
@@ -56,8 +56,6 @@ class TransformerXL(LanguageModel):
         )
         expect_positive(context=context)
         expect_at_least(0, memory=memory)
-        if "positions" in body:
-            raise ValueError("positions: a TransformerXL has relative ones, and takes no such option")
         self.context, self.memory = context, memory
         length = context + memory  # what attention sees at once
         body_key = key.fold("body")
@@ -71,14 +69,16 @@ class TransformerXL(LanguageModel):
     ) -> tuple[Array, LanguageModelCache]:
         """Logits (B, T, V) of a segment ids (B, T) behind a memory (B, depth, M, C), of any length M; None for none.
 
-        The memory of the next segment is `remember(cache)`. Raises TypeError for a memory of a wider type than the
-        model's, in which all would be computed.
+        The memory of the next segment is `remember(cache)`. Raises TypeError for one of another type than the model's,
+        unless it is of no length.
         """
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype
-        if np.promote_types(getattr(memory, "dtype", dtype), dtype) != dtype:
-            raise TypeError(f"memory: expected {dtype}, as the model is, got {memory.dtype}")
+        if (found := getattr(memory, "dtype", dtype)) != dtype:
+            if memory.size:
+                raise TypeError(f"memory: expected {dtype}, as the model is, got {found}")
+            memory = memory.astype(dtype)
         x, body = self.body.forward(ids, key=key, memory=memory)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output, memory)

@@ -14,8 +14,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from tqdm import tqdm
-
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
@@ -163,8 +161,10 @@ def train(
     return state
 
 
-def _progress(start: int, steps: int) -> tqdm:
+def _progress(start: int, steps: int) -> Any:
     """A progress bar; where standard error is no terminal, a line about every ten seconds."""
+    from tqdm import tqdm  # a tenth of the time that importing everything takes
+
     return tqdm(
         initial=start,
         total=steps,

@@ -156,6 +156,7 @@ def test_arguments_out_of_range():
         (dict(longer=1.5), "4, 1.5, 0.6"),
         (dict(beam=2.0), "2.0, 50, 0.6"),
         (dict(beam=None), "None, 50, 0.6"),
+        (dict(beam=True), "True, 50, 0.6"),
     ],
     ids=str,
 )
@@ -205,6 +206,10 @@ def test_sentences_that_are_not_translated(subwords):
         translate(model, subwords, ["man", "the man eats"], max_length=length - 1)
     with pytest.raises(ValueError, match=r"^beam, longer, length_penalty: expected"):
         translate(model, subwords, ["a man"], beam=1.5)
+    with pytest.raises(ValueError, match=r"^max_length: expected a whole number >= 1, got -1$"):
+        translate(model, subwords, [], max_length=-1)
+    with pytest.raises(TypeError, match=r"^sentences: expected a list of texts, got str$"):
+        translate(model, subwords, "a man")
 
 
 def test_bleu_is_that_of_sacrebleu():
@@ -215,3 +220,10 @@ def test_bleu_is_that_of_sacrebleu():
     assert "tok:13a" in signature and "version:" in signature
     worse, _ = bleu(["Ein Mann isst einen Apfel.", "Zwei Hunde laufen im Gras."], references)
     assert 5 < worse < 95
+
+
+@pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
+def test_bleu_of_what_does_not_belong_together(found, references):
+    message = f"^found, references: expected as many of both, and any, got {len(found)} and {len(references)}$"
+    with pytest.raises(ValueError, match=message):
+        bleu(found, references)

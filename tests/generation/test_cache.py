@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import DeviceError, to_cpu, to_device
 from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
 from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT
 
 CONTEXT = 12
 BODIES = [
@@ -204,3 +205,106 @@ def test_ids_of_other_rows_or_of_no_token_are_refused_and_change_nothing(device,
         cached_logits(caches[0], tokens(4, 0))
     found, expected = (cached_logits(cache, tokens(4, 3)) for cache in caches)
     np.testing.assert_array_equal(found, expected)
+
+
+def with_last(ids, token):
+    """Only the very last token is wrong: what comes before it, a segment or more, must not be stored either."""
+    ids = ids.copy()
+    ids[-1, -1] = token
+    return ids
+
+
+BAD_IDS = {
+    "too large": (lambda ids: with_last(ids, 31), IndexError, "ids: expected values from 0 to 30, got 31"),
+    "negative": (lambda ids: with_last(ids, -1), IndexError, "ids: expected values from 0 to 30, got -1"),
+    "fractions": (lambda ids: ids + 0.5, TypeError, "ids: expected integers, got float64"),
+    "other rows": (lambda ids: ids[:1], ValueError, r"ids: expected \(2, T\)"),
+    "no axis of time": (lambda ids: ids[:, 0], ValueError, r"ids: expected \(2, T\)"),
+    "no token": (lambda ids: ids[:, :0], ValueError, r"ids: expected \(B, T\) with T >= 1"),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_IDS)
+@pytest.mark.parametrize("kind", [KeyValueCache, SegmentCache, DecoderCache])
+@pytest.mark.parametrize("pieces", [[1] * 14, [5, 7, 2], [14]], ids=str)
+def test_after_ids_that_it_refused_a_cache_gives_what_the_full_forward_gives(device, make_model, kind, bad, pieces):
+    """Before every piece, some of which overflow the context or fill several segments."""
+    change, error, message = BAD_IDS[bad]
+    ids, full = tokens(2, 14), None
+    if kind is DecoderCache:
+        model = EncoderDecoder(31, 12, 3, 1, key=Key(0)).to(device, np.float64)
+        source, lengths = tokens(2, 3), np.array([3, 2])
+        cache = kind(model, source, lengths, 14)
+        full = to_cpu(model(*(to_device(x, device) for x in (source, lengths, ids))))
+    elif kind is SegmentCache:
+        model = make_xl(device, 7)
+        cache, full = kind(model, 2), segment_logits(model, ids)
+    else:
+        model = make_model(device, np.float64)
+        cache = kind(model, 2)
+    end = 0
+    for length in pieces:
+        for wrong in change(ids[:, end : end + length]), change(ids):
+            with pytest.raises(error, match=f"^{message}"):
+                cached_logits(cache, wrong)
+        end += length
+        found = cached_logits(cache, ids[:, end - length : end])
+        expected = full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1] if full is None else full[:, end - 1]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
+
+
+def test_ids_of_another_device_change_nothing():
+    model, ids = make_xl(STRICT, 7), tokens(2, 8)
+    cache = cache_for(model, 2)
+    for end in range(1, 9):
+        with pytest.raises(DeviceError, match="arrays of two devices"):
+            cache.logits(ids)
+        found = cached_logits(cache, ids[:, end - 1 : end])
+    np.testing.assert_allclose(found, segment_logits(model, ids)[:, -1], rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("pieces", [[1, 1, 1], [2, 1], [3]], ids=str)
+def test_a_full_decoder_cache_refuses_and_stays_as_it_was(device, pieces):
+    """It does not slide: a translation is of one text. Its last logits are those of the full forward."""
+    model = EncoderDecoder(31, 12, 3, 2, key=Key(0)).to(device, np.float64)
+    source, lengths, ids = tokens(2, 4), np.array([4, 2]), tokens(2, 6)
+    cache, end = DecoderCache(model, source, lengths, 3), 0
+    expected = to_cpu(model(*(to_device(x, device) for x in (source, lengths, ids))))
+    for length in pieces:
+        with pytest.raises(ValueError, match=r"^ids: expected at most 3 target tokens, .*, got \d+$"):
+            cached_logits(cache, ids[:, : 4 - end])
+        end += length
+        found = cached_logits(cache, ids[:, end - length : end])
+        np.testing.assert_allclose(found, expected[:, end - 1], rtol=1e-9)
+    for more in (1, 2):
+        with pytest.raises(ValueError, match=f"^ids: expected at most 3 target tokens, .*, got {3 + more}$"):
+            cached_logits(cache, ids[:, 3 : 3 + more])
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([1, 0, 3], r"rows: expected \(4\), got \(3,\)"),
+        ([1], r"rows: expected \(4\), got \(1,\)"),
+        ([1, 0, 3, 4], r"rows: expected each among the 2 of its own source, got \[1, 0, 3, 4\]"),
+        ([1, 2, 3, 2], r"rows: expected each among the 2 of its own source, got \[1, 2, 3, 2\]"),
+        ([-1, 0, 3, 2], r"rows: expected each among the 2 of its own source, got \[-1, 0, 3, 2\]"),
+    ],
+    ids=str,
+)
+def test_rows_of_another_source_are_refused(rows, message):
+    """Which hypothesis goes on where: those of one source see one memory."""
+    model = EncoderDecoder(31, 12, 3, 1, key=Key(0))
+    cache = DecoderCache(model, tokens(2, 3), np.array([3, 2]), 5, copies=2)
+    cached_logits(cache, tokens(4, 2))
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        cache.reorder(np.array(rows))
+
+
+def test_a_cache_has_room_for_something(make_model):
+    with pytest.raises(ValueError, match="^batch_size: expected .* >= 1, got 0$"):
+        cache_for(make_model(), 0)
+    model = EncoderDecoder(31, 12, 3, 1)
+    for name in "length", "copies":
+        with pytest.raises(ValueError, match=f"^{name}: expected .* >= 1, got -1$"):
+            DecoderCache(model, tokens(2, 3), np.array([3, 2]), **{"length": 5, name: -1})

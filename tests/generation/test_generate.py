@@ -114,6 +114,15 @@ def test_a_prompt_of_other_tokens_is_refused(device, make_model, ids, error, mes
         next(generate(make_model(device), np.array(ids), 3))
 
 
+@pytest.mark.parametrize("tokens", [-3, 2.5, "3", None, True])
+def test_a_number_of_tokens_that_can_be_none_is_refused(make_model, tokens):
+    message = f"^tokens: expected a whole number >= 0, got {tokens!r}$"
+    with pytest.raises(ValueError, match=message):
+        list(generate(make_model(), prompt(), tokens))
+    with pytest.raises(ValueError, match=message):
+        list(stream_text(make_model(vocab_size=256), "a", tokens))
+
+
 def scripted(make_model, text, device):
     """A model of bytes that writes `text` (bytes) over and over, whatever it reads: by positions alone."""
     model = make_model(device, vocab_size=256, context=2 * len(text), positions="sinusoidal")

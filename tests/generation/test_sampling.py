@@ -138,7 +138,10 @@ def test_an_impossible_token_is_never_drawn():
     [
         ({"temperature": -0.1}, "temperature: expected a number >= 0, got -0.1"),
         ({"temperature": math.nan}, "temperature: expected a number >= 0, got nan"),
-        ({"top_k": 0}, "top_k: expected at least 1, got 0"),
+        ({"temperature": math.inf}, "temperature: expected a number >= 0, got inf"),
+        ({"top_k": 0}, "top_k: expected a whole number >= 1, got 0"),
+        ({"top_k": 2.5}, "top_k: expected a whole number >= 1, got 2.5"),
+        ({"top_k": True}, "top_k: expected a whole number >= 1, got True"),
         ({"top_p": 0.0}, "top_p: expected 0 < top_p <= 1, got 0.0"),
         ({"top_p": 1.5}, "top_p: expected 0 < top_p <= 1, got 1.5"),
         ({"top_p": math.nan}, "top_p: expected 0 < top_p <= 1, got nan"),
@@ -147,6 +150,18 @@ def test_an_impossible_token_is_never_drawn():
 def test_a_value_out_of_range_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         probabilities(Z, **options)
+
+
+@pytest.mark.parametrize("row", [[math.nan, 0.5], [0.0, 0.0], [math.inf, 0.5], [-1.0, -2.0]], ids=str)
+def test_what_are_no_probabilities_is_not_sampled(row):
+    with pytest.raises(ValueError, match="^p: expected probabilities with a positive sum in each row$"):
+        sample(np.array([[0.5, 0.5], row]), Key(0))
+
+
+def test_probabilities_and_samples_are_of_a_batch():
+    for function, name in ((probabilities, "logits"), (lambda p: sample(p, Key(0)), "p")):
+        with pytest.raises(ValueError, match=rf"^{name}: expected \(B, V\), got \(6,\)$"):
+            function(Z[0])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])

@@ -156,7 +156,7 @@ def test_what_is_remembered(device):
     assert np.array_equal(longer[:, 1, 2:], to_cpu(cache.body.block_inputs[1]))
     assert to_cpu(model.remember(cache, 0)).shape == (2, L, 0, C)
     assert to_cpu(model.remember(cache, 100)).shape == (2, L, 2 * T, C)
-    with pytest.raises(ValueError, match="length: expected a number >= 0, got -1"):
+    with pytest.raises(ValueError, match="length: expected a whole number >= 0, got -1"):
         model.remember(cache, -1)
 
 
@@ -220,18 +220,24 @@ def test_float32_stays_float32(device):
     assert loss.dtype == memory.dtype == model.flat.grad.dtype == np.float32
 
 
-@pytest.mark.parametrize(("dtype", "wider"), [(np.float16, np.float32), (np.float32, np.float64)])
-def test_a_memory_of_a_wider_type_is_refused(device, dtype, wider):
-    """All behind it would be computed in that type. A narrower one is as good as one of the model's."""
-    model, ids = make(device).to(dtype=dtype), to_device(SEGMENTS[0], device)
-    memory = to_device(np.random.default_rng(0).standard_normal((2, L, T, C)).astype(dtype), device)
-    name, other = np.dtype(dtype), np.dtype(wider)
-    with pytest.raises(TypeError, match=f"^memory: expected {name}, as the model is, got {other}$"):
-        model(ids, memory.astype(wider))
-    logits, cache = model.forward(ids, memory)
-    assert logits.dtype == model.remember(cache).dtype == name
-    model = model.to(dtype=wider)
-    assert np.array_equal(to_cpu(model(ids, memory)), to_cpu(model(ids, memory.astype(wider))))
+@pytest.mark.parametrize(("narrow", "wide"), [(np.float16, np.float32), (np.float32, np.float64)])
+def test_a_memory_of_another_type_is_refused(device, narrow, wide):
+    """After a wider one all would be computed in that type; a narrower one has lost what the model remembered."""
+    ids = to_device(SEGMENTS[0], device)
+    for own, other in ((narrow, wide), (wide, narrow)):
+        model = make(device).to(dtype=own)
+        memory = to_device(np.random.default_rng(0).standard_normal((2, L, T, C)).astype(own), device)
+        expected = f"^memory: expected {np.dtype(own)}, as the model is, got {np.dtype(other)}$"
+        with pytest.raises(TypeError, match=expected):
+            model(ids, memory.astype(other))
+        with pytest.raises(TypeError, match=expected):
+            model.loss(ids, ids, memory.astype(other))
+        logits, cache = model.forward(ids, memory)
+        assert logits.dtype == model.remember(cache).dtype == own
+        nothing = memory[:, :, :0].astype(other)  # of no length: there is nothing to lose
+        logits, cache = model.forward(ids, nothing)
+        assert logits.dtype == model.remember(cache).dtype == own
+        assert np.array_equal(to_cpu(logits), to_cpu(model(ids)))
     with pytest.raises(TypeError, match=r"^memory: expected an array"):
         model(ids, [1.0])
 
@@ -252,8 +258,9 @@ def test_inputs_that_do_not_fit(device):
             model(ids, to_device(np.zeros(shape), device))
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\) with T up to 8, got 9 tokens"):
         model(to_device(np.zeros((2, 9), int), device))
-    with pytest.raises(ValueError, match="memory: expected a number >= 0, got -1"):
-        TransformerXL(V, C, H, L, T, -1)
+    for memory in (-1, 2.5, True):
+        with pytest.raises(ValueError, match=f"^memory: expected a whole number >= 0, got {memory}$"):
+            TransformerXL(V, C, H, L, T, memory)
     with pytest.raises(ValueError, match="context: expected a number >= 1, got 0"):
         TransformerXL(V, C, H, L, 0, 4)
     with pytest.raises(ValueError, match="positions: a TransformerXL has relative ones"):

@@ -1,0 +1,121 @@
+"""What every model says of the options that it is made from."""
+
+import copy
+import inspect
+import pickle
+
+import numpy as np
+import pytest
+
+from scratchformer import models
+from scratchformer.models import GPT2, Body, Classifier, LanguageModel
+from scratchformer.models.model import Model
+from scratchformer.rng import Key
+
+SIZES = dict(vocab_size=5, d_model=4, heads=2, depth=1)
+MADE_OF = {
+    "Bert": SIZES | dict(max_length=4),
+    "BertClassifier": SIZES | dict(max_length=4, num_classes=2),
+    "BertPretraining": SIZES | dict(max_length=4),
+    "Body": SIZES | dict(max_length=4),
+    "Classifier": SIZES | dict(max_length=4, num_classes=2),
+    "EncoderDecoder": SIZES,
+    "GPT2": SIZES | dict(context=4),
+    "LanguageModel": SIZES | dict(context=4),
+    "SparseTransformer": SIZES | dict(context=4, stride=2),
+    "TransformerXL": SIZES | dict(context=4, memory=2),
+}
+BODY = "norm, positions, dropout, causal, wide, d_ff, activation, bias, eps, recompute, embedding_std, units"
+every_model = pytest.mark.parametrize("name", MADE_OF)
+
+
+def test_every_model_is_here():
+    assert MADE_OF.keys() == {name for name in models.__all__ if issubclass(getattr(models, name), Model)}
+    assert {name for name in models.__all__ if name not in MADE_OF} == {"MaskedPrediction"}  # made of another layer
+
+
+@every_model
+def test_a_wrong_keyword_is_named_with_those_that_there_are(name):
+    model = getattr(models, name)
+    for options in (MADE_OF[name] | {"droput": 0.1}, {"droput": 0.1}):
+        with pytest.raises(TypeError, match=rf"^{name}: no option 'droput'; expected one of \w+(, \w+)*$") as raised:
+            model(**options)
+    listed = str(raised.value).partition("expected one of ")[2].split(", ")
+    assert listed == model.option_names() and len(set(listed)) == len(listed)
+    made = model(**MADE_OF[name])
+    assert {*MADE_OF[name], "key", *getattr(made, "config", {})} <= set(listed)
+    assert next(iter(inspect.signature(model).parameters)) == "vocab_size"  # as help() shows it
+
+
+def test_the_list_of_the_classifier():
+    with pytest.raises(
+        TypeError, match="^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
+    ) as e:
+        Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
+    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}")
+
+
+@every_model
+def test_every_option_that_is_listed_is_taken(name):
+    """With the value that it has by default; those of the sizes are given already."""
+    model = getattr(models, name)
+    defaults = {}
+    for part in (model.body_class, *reversed(model.__mro__)):
+        if part is not None and "__init__" in vars(part):
+            defaults |= {p.name: p.default for p in inspect.signature(part.__init__).parameters.values()}
+    for option in model.option_names():
+        model(**{option: defaults[option]} | MADE_OF[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "option", "message"),
+    [
+        ("LanguageModel", "causal", "causal: a LanguageModel always is, and takes no such option"),
+        ("LanguageModel", "units", "units: a LanguageModel reads tokens, and takes no such option"),
+        ("SparseTransformer", "causal", "causal: a SparseTransformer always is, and takes no such option"),
+        ("TransformerXL", "causal", "causal: a TransformerXL always is, and takes no such option"),
+        ("TransformerXL", "positions", "positions: a TransformerXL has relative ones, and takes no such option"),
+        ("GPT2", "causal", "causal: a GPT2 always is, and takes no such option"),
+    ],
+)
+def test_what_a_model_sets_itself(name, option, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        getattr(models, name)(**MADE_OF[name], **{option: True})
+
+
+@pytest.mark.parametrize("option", ["max_length", "vocab_size"])
+def test_a_size_of_the_body_is_no_option(option):
+    """A LanguageModel has a context, from which it makes the body's max_length; and no size twice."""
+    with pytest.raises(TypeError, match=option):
+        LanguageModel(5, 4, 2, 1, 4, **{option: 3})
+
+
+def test_models_of_ones_own():
+    """That hand options on, or have some of their own, or none that could be known."""
+
+    class Named(LanguageModel):
+        def __init__(self, title, *sizes, loud=False, **rest):
+            super().__init__(*sizes, **rest)
+
+    class Fixed(GPT2):
+        def __init__(self, causal):
+            super().__init__(**MADE_OF["GPT2"])
+
+    class Free(Model):
+        def __init__(self, **anything):
+            self.body = Body(**anything)
+
+    Named("a", 5, 4, 2, 1, 4, loud=True, norm="pre", key=Key(1))
+    with pytest.raises(TypeError, match="^Named: no option 'lound'; expected one of title, loud, vocab_size, "):
+        Named("a", 5, 4, 2, 1, 4, lound=True)
+    Fixed(causal=True)
+    Free(**MADE_OF["Body"])
+    with pytest.raises(TypeError, match="^Body: no option 'droput'; expected one of "):
+        Free(**MADE_OF["Body"], droput=1)
+
+
+@every_model
+def test_a_copy_needs_no_options(name):
+    model = getattr(models, name)(**MADE_OF[name])
+    for twin in copy.deepcopy(model), pickle.loads(pickle.dumps(model)):
+        assert all(np.array_equal(a, model.state_dict()[n]) for n, a in twin.state_dict().items())

@@ -1,0 +1,64 @@
+"""What is public, and what importing it costs."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import scratchformer as sf
+
+README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "testing")
+
+
+def in_a_fresh_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+
+
+def test_one_list_says_what_is_public():
+    """The modules are those of the docstring; each has a list of its own, of names that are there."""
+    assert re.findall(r"^    sf\.(\w+) ", sf.__doc__, re.MULTILINE) == list(MODULES)
+    assert {name for name in sf.__all__ if isinstance(getattr(sf, name), ModuleType)} == set(MODULES)
+    for module in (sf, *(getattr(sf, name) for name in MODULES)):
+        assert sorted(module.__all__) == sorted(set(module.__all__))
+        assert not [name for name in module.__all__ if not hasattr(module, name)]
+
+
+def test_one_import_gives_all_that_is_public():
+    names = [f"sf.{name}.{each}" for name in MODULES for each in getattr(sf, name).__all__]
+    code = f"import scratchformer as sf\nfor name in {names + [f'sf.{name}' for name in sf.__all__]}: eval(name)"
+    in_a_fresh_process(code)
+
+
+def test_what_the_readme_uses_is_public():
+    used = {tuple(name.split(".")) for name in re.findall(r"\bsf\.([a-z]\w*\.\w+)", README)}
+    imported = re.findall(r"^from scratchformer(?:\.(\w+))? import (.+)$", README, re.MULTILINE)
+    used |= {(module, name.strip()) for module, names in imported for name in names.split(",")}
+    assert used >= {("models", "LanguageModel"), ("optim", "Adam"), ("testing", "check_layer"), ("", "Key")}
+    for module, name in used:
+        assert name in (getattr(sf, module) if module else sf).__all__, f"{module}.{name}"
+
+
+def test_importing_takes_at_most_three_tenths_of_a_second():
+    """CPU time of a fresh process, NumPy's own import included: the least of some, since others compute too."""
+    code = "import time; t = time.process_time(); import scratchformer; print(time.process_time() - t)"
+    assert any(float(in_a_fresh_process(code)) <= 0.3 for _ in range(5))
+
+
+def test_importing_imports_nothing_that_is_optional_or_heavy():
+    """Among them SciPy, which only GELU needs, and tqdm, which only a progress bar does."""
+    heavy = {
+        "cupy",
+        "matplotlib",
+        "tokenizers",
+        "scipy",
+        "hypothesis",
+        "torch",
+        "tqdm",
+        "pooch",
+        "sacrebleu",
+        "sklearn",
+    }
+    code = f"import sys, scratchformer; print({heavy} & {{name.partition('.')[0] for name in sys.modules}})"
+    assert in_a_fresh_process(code).strip() == "set()"
