@@ -108,7 +108,7 @@ class Comparison(NamedTuple):
         """The error as a multiple of what is tolerated; above 1 the two disagree."""
         if self.error == 0:
             return 0.0
-        if np.isnan(self.numeric):
+        if not (np.isfinite(self.numeric) and np.isfinite(self.tolerance)):
             return np.inf
         return self.error / self.tolerance if self.tolerance else np.inf
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -106,8 +107,13 @@ def check_gradients(
     cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
+    Raises ValueError where a check would compare nothing: without a floating-point array among `args`, for one that is
+    empty or not finite, for y without elements, for an `rtol` of 1 or more, for no elements and no directions.
     """
     names = _argument_names(op, args)
+    _expect_comparisons(rtol, max_elements, directions)
+    given = dict(zip(names, args, strict=True))
+    _expect_tensors({n: x for n, x in given.items() if is_floating(x)}, given)
     forward_name, backward_name = _name(op), _name(op_backward)
     with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
         run = _Pair(op, op_backward, names, args, kwargs, device, np.float64)
@@ -155,19 +161,22 @@ def check_layer(
     itself stays as it is. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its
     input as y, or dy as dx (as dropout without a key does): a caller writes to neither.
 
-    Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`.
+    Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
+    `check_gradients` does, where there is neither a floating-point input nor a parameter.
     """
+    _expect_comparisons(rtol, max_elements, directions)
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
         original = Untouched(_layer_arrays(layer))
         run = _LayerRun(layer, inputs, kwargs, device, np.float64)
+        arrays = run.floating | {name: p.data for name, p in run.trained.items()}
+        _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
         dy = _normal_like(run.forward()[0], seed, device, np.float64)
         gradients = run.check_contract(dy, Key(seed))
         with np.errstate(all="ignore"):
             single = _LayerRun(layer, inputs, kwargs, device, np.float32)
             single.check_types(_normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
-        arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         report = _compare_all(
             [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
             outputs=lambda: _flat(run.forward()[0]),
@@ -398,6 +407,28 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
         raise GradientError("\n".join(lines + [f"  and others of {', '.join(others)}"] * bool(others)))
 
 
+def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:
+    """Raise ValueError for numbers with which any gradient would pass."""
+    if not 0 <= rtol < 1:  # NaN too
+        raise ValueError(f"rtol: expected a number from 0 to below 1, got {rtol}")
+    for name, count in {"max_elements": max_elements, "directions": directions}.items():
+        if count < 0:
+            raise ValueError(f"{name}: expected a number >= 0, got {count}")
+    if not (max_elements or directions):
+        raise ValueError("max_elements, directions: expected one of them above 0, got 0 and 0: nothing to compare")
+
+
+def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
+    """Raise ValueError unless there are arrays to differentiate, none of them empty and all their elements finite."""
+    if not tensors:
+        found = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
+        raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(found) or 'none'}")
+    for name, x in tensors.items():
+        if not x.size:
+            raise ValueError(f"{name}: expected at least one element, got shape {tuple(x.shape)}")
+    _expect_finite(tensors, ValueError)
+
+
 def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list, float], list[Comparison]]:
     """A function that compares a tensor's gradient at some elements with the complex step.
 
@@ -456,9 +487,12 @@ def _layer_arrays(layer: Any) -> dict[str, Array]:
 
 
 def _normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
-    """Standard normal numbers of the shape of `y`, or a tuple of them."""
+    """Standard normal numbers of the shape of `y`, or a tuple of them. Raises ValueError if y has no elements."""
     rng = Key(seed).fold("dy").generator()
-    draws = tuple(to_device(np.asarray(rng.standard_normal(to_cpu(part).shape)), device, dtype) for part in as_tuple(y))
+    shapes = [to_cpu(part).shape for part in as_tuple(y)]
+    if not any(map(math.prod, shapes)):
+        raise ValueError(f"y: expected at least one element, got {', '.join(map(str, shapes)) or type(y).__name__}")
+    draws = tuple(to_device(np.asarray(rng.standard_normal(shape)), device, dtype) for shape in shapes)
     return draws if isinstance(y, tuple) else draws[0]
 
 
@@ -468,22 +502,27 @@ def _flat(y: Any) -> np.ndarray:
 
 
 def _shuffled(x: Any, rng: np.random.Generator) -> Any:
-    """An array with the same elements in another order; anything else as it is."""
+    """An array with the same elements in another order, or with other ones if all are equal floating-point numbers;
+    anything else as it is.
+    """
     if not is_array(x):
         return x
+    values = rng.permutation(to_cpu(x).reshape(-1))
+    if is_floating(x) and np.ptp(values) == 0:
+        values = (values[0] or 1) * rng.uniform(0.5, 1, values.shape)
     twin = x.copy()
-    twin[...] = array_module(x).asarray(rng.permutation(to_cpu(x).reshape(-1)).reshape(x.shape))
+    twin[...] = array_module(x).asarray(values.reshape(x.shape))
     return twin
 
 
-def _expect_finite(named: dict[str, Any]) -> None:
-    """Raise GradientError naming the first element that is NaN or infinite."""
+def _expect_finite(named: dict[str, Any], error: type[Exception] = GradientError) -> None:
+    """Raise `error` naming the first element that is NaN or infinite."""
     for name, x in named.items():
         values = to_cpu(x)
         bad = np.argwhere(~np.isfinite(values))
         if len(bad):
             index = tuple(int(i) for i in bad[0])
-            raise GradientError(f"{label(name, index)} is {values[index]} ({len(bad)} elements are not finite)")
+            raise error(f"{label(name, index)} is {values[index]} ({len(bad)} elements are not finite)")
 
 
 @contextmanager

@@ -116,10 +116,10 @@ def test_a_prompt_of_other_tokens_is_refused(device, make_model, ids, error, mes
 
 @pytest.mark.parametrize("tokens", [-3, 2.5, "3", None, True])
 def test_a_number_of_tokens_that_can_be_none_is_refused(make_model, tokens):
-    message = f"^tokens: expected a whole number >= 0, got {tokens!r}$"
-    with pytest.raises(ValueError, match=message):
+    message = f"^tokens: expected (a number >= 0|an integer), got {tokens!r}$"
+    with pytest.raises((ValueError, TypeError), match=message):
         list(generate(make_model(), prompt(), tokens))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((ValueError, TypeError), match=message):
         list(stream_text(make_model(vocab_size=256), "a", tokens))
 
 

@@ -156,7 +156,7 @@ def test_what_is_remembered(device):
     assert np.array_equal(longer[:, 1, 2:], to_cpu(cache.body.block_inputs[1]))
     assert to_cpu(model.remember(cache, 0)).shape == (2, L, 0, C)
     assert to_cpu(model.remember(cache, 100)).shape == (2, L, 2 * T, C)
-    with pytest.raises(ValueError, match="length: expected a whole number >= 0, got -1"):
+    with pytest.raises(ValueError, match="length: expected a number >= 0, got -1"):
         model.remember(cache, -1)
 
 
@@ -259,7 +259,7 @@ def test_inputs_that_do_not_fit(device):
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\) with T up to 8, got 9 tokens"):
         model(to_device(np.zeros((2, 9), int), device))
     for memory in (-1, 2.5, True):
-        with pytest.raises(ValueError, match=f"^memory: expected a whole number >= 0, got {memory}$"):
+        with pytest.raises((ValueError, TypeError), match=f"^memory: expected .*, got {memory}$"):
             TransformerXL(V, C, H, L, T, memory)
     with pytest.raises(ValueError, match="context: expected a number >= 1, got 0"):
         TransformerXL(V, C, H, L, 0, 4)

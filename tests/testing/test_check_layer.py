@@ -153,16 +153,23 @@ def test_missing_and_superfluous_input_gradients():
     assert "1 gradient(s) for 0 floating-point argument(s): none" in fails(Superfluous(), np.array([0, 1]))
 
 
+class Stateful(Affine):
+    def forward(self, x):
+        self.x = x
+        return super().forward(x)
+
+    def backward(self, dy, cache):
+        return super().backward(dy, self.x)
+
+
 def test_activation_kept_on_the_layer(device):
-    class Stateful(Affine):
-        def forward(self, x):
-            self.x = x
-            return super().forward(x)
-
-        def backward(self, dy, cache):
-            return super().backward(dy, self.x)
-
     assert "used twice before backward" in fails(Stateful(), device=device)
+
+
+@pytest.mark.parametrize("x", [np.ones((4, 3)), np.zeros((4, 3)), np.full((1, 3), -2.0)])
+def test_activation_kept_on_the_layer_where_all_of_them_are_equal(x, device):
+    """The second use is with other numbers even where no order of them is another."""
+    assert "used twice before backward" in fails(Stateful(), x, device=device)
 
 
 def test_one_mask_for_two_uses():
@@ -343,3 +350,46 @@ def test_hidden_randomness():
             return dy * mask
 
     assert "Noise: " in fails(Noise())
+
+
+class Without(Affine):
+    """No parameters."""
+
+    def named_parameters(self):
+        return {}
+
+    def forward(self, x):
+        return 2.0 * x, None
+
+    def backward(self, dy, _):
+        return None if dy.size == 3 else 7 * dy
+
+
+@pytest.mark.parametrize(
+    "layer, x, message",
+    [
+        (Without(), np.arange(3), "nothing to check: expected a floating-point array, got x: int64"),
+        (Without(), np.zeros((0, 3)), "x: expected at least one element, got shape (0, 3)"),
+        (Affine(0, 2), np.ones((4, 0)), "x: expected at least one element, got shape (4, 0)"),
+        (Affine(3, 0), X, "w: expected at least one element, got shape (3, 0)"),
+        (Table(), np.zeros(0, int), "y: expected at least one element, got (0, 2)"),
+        (Affine(), X * np.nan, "x[0, 0] is nan (12 elements are not finite)"),
+    ],
+)
+def test_nothing_to_compare(layer, x, message):
+    with pytest.raises(ValueError) as caught:
+        check_layer(layer, x)
+    assert str(caught.value) == message
+
+
+def test_parameters_that_are_not_finite():
+    layer = Affine()
+    layer.b.data[1] = np.inf
+    with pytest.raises(ValueError, match=r"^b\[1\] is inf"):
+        check_layer(layer, X)
+
+
+@pytest.mark.parametrize("options", [{"rtol": 1}, {"max_elements": 0, "directions": 0}, {"directions": -1}], ids=str)
+def test_options_with_which_any_gradient_would_pass(options):
+    with pytest.raises(ValueError, match="expected"):
+        check_layer(Affine(), X, **options)

@@ -226,10 +226,6 @@ def test_no_finite_difference_is_a_failure():
     assert "y is finite at no step" in fails(at_one, lambda dy, _: dy * 1, np.ones(1))
 
 
-def test_no_floating_argument():
-    assert check_gradients(lambda i: (i * 2, i), lambda dy, i: None, np.arange(3)) == []
-
-
 def test_a_bias_that_is_not_given():
     def linear(x, w, b=None):
         return x @ w, (x, w)
@@ -263,6 +259,62 @@ def test_report():
     head, first, *_ = str(report).splitlines()
     assert head.split() == ["tensor", "shape", "elements", "checked", "worst", "relative", "error"]
     assert re.fullmatch(r"x +\(9, 8\) +20 +\d\.\de-\d+", first)
+
+
+# Nothing to compare, where any backward would pass.
+
+
+def refused(*args, op=cube, backward=lambda dy, _: 7 * dy, **options):
+    with pytest.raises(ValueError) as caught:
+        check_gradients(op, backward, *args, **options)
+    return str(caught.value)
+
+
+def test_an_empty_argument():
+    assert refused(np.zeros((0, 3))) == "x: expected at least one element, got shape (0, 3)"
+    message = refused(normal(2, 0), normal(0, 3), normal(3), op=linear, backward=linear_backward)
+    assert message == "x: expected at least one element, got shape (2, 0)"
+
+
+@pytest.mark.parametrize(
+    "args, found",
+    [([np.arange(3)], "x: int64"), ([[1.0, 2.0]], "x: list"), ([2.0], "x: float"), ([np.ones(2) + 1j], "x: complex128")],
+    ids=str,
+)
+def test_no_floating_argument(args, found):
+    message = refused(*args, op=lambda x: (x, None), backward=lambda dy, _: None)
+    assert message == f"nothing to check: expected a floating-point array, got {found}"
+
+
+def test_arrays_by_keyword_alone():
+    assert refused(x=normal(3)) == "nothing to check: expected a floating-point array, got none"
+
+
+@pytest.mark.parametrize("y", [np.zeros((0, 2)), (), None, (np.zeros(0), np.zeros((2, 0)))], ids=str)
+def test_an_empty_output(y):
+    assert "y: expected at least one element, got" in refused(normal(3), op=lambda x: (y, None))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_argument_that_is_not_finite(bad):
+    x = np.array([[1.0, 2.0], [bad, -1.0]])
+    assert refused(x, op=relu) == f"x[1, 0] is {bad} (1 elements are not finite)"
+
+
+@pytest.mark.parametrize("max_elements, directions", [(0, 0), (0, -1), (-1, 2)])
+def test_no_elements_and_no_directions(max_elements, directions):
+    message = refused(normal(3), max_elements=max_elements, directions=directions)
+    assert re.match("(max_elements|directions|max_elements, directions): expected ", message)
+
+
+@pytest.mark.parametrize("rtol", [1, 2.0, np.inf, np.nan, -1e-6])
+def test_a_tolerance_that_tolerates_all(rtol):
+    assert refused(normal(3), rtol=rtol) == f"rtol: expected a number from 0 to below 1, got {rtol}"
+
+
+def test_endless_noise_tolerates_nothing():
+    assert not differences.compare("x[0]", 7.0, differences.Estimate(1.0, 0.0), noise=np.inf, rtol=1e-6).agrees
+    assert not differences.compare("x[0]", 7.0, differences.Estimate(np.inf, 0.0), noise=0.0, rtol=1e-6).agrees
 
 
 # Wrong values.
