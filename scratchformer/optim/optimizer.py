@@ -76,8 +76,8 @@ class Optimizer:
     own settings hold for the rest. Parameters that are `frozen` are left out too. `buffers` are the names of the state
     arrays, each as long as all parameters that are stepped.
 
-    The parameters of a layer must stay those they were: one that was added or taken out since, or a layer that was
-    moved or cast, is a ValueError at the next step, which then changes nothing.
+    The parameters of a layer must stay those they were: one that was added, taken out or frozen since, or a layer that
+    was moved or cast, is a ValueError at the next step, which then changes nothing.
     """
 
     buffers: tuple[str, ...] = ()
@@ -190,13 +190,15 @@ class Optimizer:
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_unchanged(self) -> None:
-        """Raise ValueError if parameters were added to the layer or taken out, moved or cast; lay out new arrays."""
+        """Raise ValueError if parameters were added to the layer, taken out, frozen, moved or cast; lay out new arrays."""
         if self.layer is not None:
             now = self.layer.named_parameters()
             own, present = set(map(id, self.params)), set(map(id, now.values()))
             added = [name for name, p in now.items() if id(p) not in own]
             gone = [name for name, p in zip(self.names, self.params, strict=True) if id(p) not in present]
-            for names, what in ((added, "added"), (gone, "taken out")):
+            treated = zip(self.names, self.params, self.treatments, strict=True)
+            froze = [name for name, p, how in treated if p.frozen and not how.frozen]
+            for names, what in ((added, "added"), (gone, "taken out"), (froze, "frozen")):
                 if names:
                     listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
                     raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")

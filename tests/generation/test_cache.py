@@ -249,7 +249,9 @@ def test_after_ids_that_it_refused_a_cache_gives_what_the_full_forward_gives(dev
                 cached_logits(cache, wrong)
         end += length
         found = cached_logits(cache, ids[:, end - length : end])
-        expected = full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1] if full is None else full[:, end - 1]
+        expected = (
+            full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1] if full is None else full[:, end - 1]
+        )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 

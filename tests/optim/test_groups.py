@@ -9,7 +9,7 @@ import pytest
 
 from scratchformer.backend import to_cpu
 from scratchformer.models import LanguageModel
-from scratchformer.nn import Layer, Linear, Param, TransformerBlock
+from scratchformer.nn import Frozen, Layer, Linear, Param, TransformerBlock
 from scratchformer.optim import SGD, Adam, AdamW, Group, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -284,6 +284,14 @@ def test_a_layer_that_was_taken_out_is_noticed():
     del model.body.blocks[1]
     with pytest.raises(ValueError, match=r"params: .*body\.blocks\.1\."):
         adam.step()
+
+
+def test_a_layer_that_was_frozen_is_noticed():
+    model = language_model()
+    adamw = AdamW(model.parameters(), 1e-2)
+    model.body = Frozen(model.body)
+    with pytest.raises(ValueError, match=r"params: body\.tokens\.table, .* frozen after the optimizer was made"):
+        adamw.step()
 
 
 class Rebinds(Layer):
