@@ -26,7 +26,15 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_boolean, expect_ids, expect_lengths, expect_number, expect_positive, expect_range, expect_shape
+from ..ops.checks import (
+    expect_boolean,
+    expect_ids,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
 from ..rng import Key, Zeros
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
 
