@@ -25,6 +25,10 @@ it is the dot product of two rows of D numbers, known before the first tile. The
 The subtractions ride on products as one more column: [q/√D, −m]·[k, 1] = z − m, as in forward, or z − L where m is 0;
 and [dy, −δ]·[v, 1] = dp − δ.
 
+NaN or infinity in a key may reach the queries that see it, but not the others in their tiles. The bound on the scores
+says that it is there. Then z is set to −∞ where it is forbidden, rather than −∞ added, which leaves NaN; and dq takes
+0 for NaN in k, since 0 · NaN is NaN: a query that sees the key has NaN in dz anyway.
+
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
 """
@@ -59,6 +63,7 @@ class TiledAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
+    finite: bool  # whether q and k are
     pattern: Pattern
 
 
@@ -97,10 +102,13 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
     return runs
 
 
-def forbid(z: np.ndarray, run: Run) -> None:
-    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them; NaN stays NaN."""
+def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
+    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them."""
     for within, minus_infinity in run.forbidden:
-        z[..., within] += minus_infinity
+        if finite:
+            z[..., within] += minus_infinity
+        else:  # slower, but also for NaN
+            np.copyto(z[..., within], minus_infinity, where=minus_infinity < 0)
 
 
 class Group(NamedTuple):
@@ -164,7 +172,7 @@ def largest_norm(x: np.ndarray) -> float:
     return math.sqrt(float(np.vecdot(x, x).max(initial=0)))
 
 
-def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run]) -> np.ndarray:
+def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run], finite: bool) -> np.ndarray:
     """(..., T): the largest score of each row among those allowed, or 0 where that is not beyond ±SAFE.
 
     (So nothing is subtracted from a row because of large scores elsewhere, in what it may not see.)
@@ -172,7 +180,7 @@ def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run]) -> np.nda
     top = np.full(queries.shape[:-1], -np.inf, queries.dtype)
     for run in runs:
         z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
-        forbid(z, run)
+        forbid(z, run, finite)
         np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
     return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
 
@@ -188,22 +196,26 @@ def attention(
     pattern = pattern or Full()
     (B, H, T, D), S = q.shape, k.shape[2]
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
+    all_finite = True
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         queries, keys, values = q[part] * (1 / math.sqrt(D)), k[part], with_column(v[part], 1)
-        if not largest_norm(queries) * largest_norm(keys) <= SAFE:
-            shift[part] = row_maxima(queries, keys, runs)
+        bound = largest_norm(queries) * largest_norm(keys)
+        finite = math.isfinite(bound)
+        all_finite = all_finite and finite
+        if not bound <= SAFE:
+            shift[part] = row_maxima(queries, keys, runs, finite)
             queries, keys = with_column(queries, -shift[part]), with_column(keys, 1)
         total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
-            forbid(z, run)
+            forbid(z, run, finite)
             np.exp(z, out=z)
             add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
         log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, pattern)
+    return y, TiledAttentionCache(q, k, v, y, shift, log_sum, all_finite, pattern)
 
 
 def subtrahends(shift: np.ndarray, log_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -214,7 +226,7 @@ def subtrahends(shift: np.ndarray, log_sum: np.ndarray) -> tuple[np.ndarray, np.
 @ops.attention_backward.twin(TiledAttentionCache)
 def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, shift, log_sum, pattern = cache
+    q, k, v, y, shift, log_sum, finite, pattern = cache
     ops.checks.expect_like("dy", dy, q.shape)
     D, S = q.shape[3], k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
@@ -225,13 +237,14 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         within, after = subtrahends(shift[part], log_sum[part])
         queries, keys_one = with_column(q[part] * scale, -within), with_column(keys, 1)
         output_delta, values_one = with_column(output, -delta), with_column(v[part], 1)
+        keys = keys if finite else np.nan_to_num(keys)
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
             if after is not None:
                 p -= after[..., run.rows, None]  # z − m − log l
-            forbid(p, run)
+            forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ

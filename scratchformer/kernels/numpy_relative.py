@@ -1,14 +1,14 @@
 """Attention by relative positions on NumPy, by tiles: as `numpy_attention`, with one more product for each tile.
 
-In a tile of some rows t and some columns s, from t₀ and s₀ on in steps of k, a pair (t₀ + k i, s₀ + k m) stands in
-column T − 1 − t₀ + s₀ + k (m − i) of an array by distance: it depends on m − i alone. So a tile of n rows and m columns
-is a small problem of relative positions, with n + m − 1 distances, whose vectors are a slice of r with step k. Of the
-scores by distance, b of shape (n, n + m − 1), row i is looked at from column n − 1 − i on. In memory that is the start
-plus (n + m − 2) i + n − 1: the shift is a view whose rows are one number shorter, and copies nothing. What a causal
-pattern leaves empty is visited neither by key nor by distance.
+A tile has n rows and n' columns, from query t₀ and key s₀ on in steps of k. Its pair (i, i') is that of query t₀ + k i
+and key s₀ + k i', and stands in column T − 1 − t₀ + s₀ + k (i' − i) of an array by distance: it depends on i' − i
+alone. So the tile is a small problem of relative positions, with n + n' − 1 distances, whose vectors are a slice of r
+with step k. Of the scores by distance, b of shape (n, n + n' − 1), row i is looked at from column n − 1 − i on. In
+memory that is the start plus (n + n' − 2) i + n − 1: the shift is a view whose rows are one number shorter, and copies
+nothing. What a causal pattern leaves empty is visited neither by key nor by distance.
 
 Forward and backward are otherwise those of `numpy_attention`: two numbers of each row are kept, and probabilities
-are computed again from them.
+are computed again from them. So is what is done where keys, or here vectors of distances, are not finite.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class TiledRelativeAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
+    finite: bool  # whether q, k, r and the biases are
     pattern: Pattern
 
 
@@ -61,28 +62,30 @@ def distances(run: Run, T: int) -> slice:
 
 
 def shifted(b: np.ndarray) -> np.ndarray:
-    """The view (..., n, m) by key of a contiguous array (..., n, n + m − 1) by distance."""
+    """The view (..., n, n') by key of a contiguous array (..., n, n + n' − 1) by distance."""
     *batch, n, width = b.shape
     *steps, row, item = b.strides
     return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
 
 
-def scores(content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, run: Run, T: int) -> np.ndarray:
-    """What the pairs (..., n, m) of a run get from content and position; −∞ where the pattern does not allow them."""
+def scores(
+    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, run: Run, T: int, finite: bool
+) -> np.ndarray:
+    """What the pairs (..., n, n') of a run get from content and position; −∞ where the pattern does not allow them."""
     z = content[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
     z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))
-    forbid(z, run)
+    forbid(z, run, finite)
     return z
 
 
 def row_maxima(
-    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, runs: list[Run]
+    content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, runs: list[Run], finite: bool
 ) -> np.ndarray:
     """As in `numpy_attention`: (..., T), the largest score of each row, or 0 where that is not beyond ±SAFE."""
     T = content.shape[-2]
     top = np.full(content.shape[:-1], -np.inf, content.dtype)
     for run in runs:
-        z = scores(content, keys, position, r, run, T)
+        z = scores(content, keys, position, r, run, T, finite)
         np.maximum(top[..., run.rows], z.max(axis=-1), out=top[..., run.rows])
     return np.where((np.abs(top) <= SAFE) | (top == -np.inf), 0, top)
 
@@ -115,31 +118,34 @@ def relative_attention(
         return plain(*arrays, pattern)
     scale = 1 / math.sqrt(D)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
+    all_finite = True
     for part, runs in groups(pattern, q.shape, S, q.dtype):
         heads = part[1]
         content = (q[part] + content_bias[heads, None]) * scale
         position = (q[part] + position_bias[heads, None]) * scale
         keys, values = k[part], with_column(v[part], 1)
         bound = largest_norm(content) * largest_norm(keys) + largest_norm(position) * largest_norm(r[heads])
+        finite = math.isfinite(bound)
+        all_finite = all_finite and finite
         if not bound <= SAFE:
-            shift[part] = row_maxima(content, keys, position, r[heads], runs)
+            shift[part] = row_maxima(content, keys, position, r[heads], runs, finite)
             content, keys = with_column(content, -shift[part]), with_column(keys, 1)
         total = np.zeros((*q[part].shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
-            z = scores(content, keys, position, r[heads], run, T)
+            z = scores(content, keys, position, r[heads], run, T, finite)
             np.exp(z, out=z)
             add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
         np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
         log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
-    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, pattern)
+    return y, TiledRelativeAttentionCache(*arrays, y, shift, log_sum, all_finite, pattern)
 
 
 @ops.relative_attention_backward.twin(TiledRelativeAttentionCache)
 def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCache) -> tuple[np.ndarray, ...]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias), as `ops.relative_attention_backward`."""
-    q, k, v, r, content_bias, position_bias, y, shift, log_sum, pattern = cache
+    q, k, v, r, content_bias, position_bias, y, shift, log_sum, finite, pattern = cache
     expect_like("dy", dy, q.shape)
     (_, _, T, D), S = q.shape, k.shape[2]
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
@@ -153,10 +159,11 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
         position = (q[part] + position_bias[heads, None]) * scale
         keys_one, values_one = with_column(keys, 1), with_column(v[part], 1)
         output_delta = with_column(output, -np.vecdot(output, y[part]))
+        finite_keys, finite_r = (x if finite else np.nan_to_num(x) for x in (keys, r[heads]))
         sum_dqu, sum_dqw, sum_dk, sum_dv = (np.zeros_like(x) for x in (output, output, keys, keys))
         for run in runs:
             rows, columns, near = ((..., s, slice(None)) for s in (run.rows, run.columns, distances(run, T)))
-            p = scores(content, keys_one, position, r[heads], run, T)
+            p = scores(content, keys_one, position, r[heads], run, T, finite)
             if after is not None:
                 p -= after[..., run.rows, None]  # z − m − log l
             np.exp(p, out=p)
@@ -165,8 +172,8 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
             da *= p
             db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
             shifted(db)[...] = da
-            add_product(da, keys[columns], sum_dqu[rows], run.first)
-            add_product(db, r[heads][near], sum_dqw[rows], run.first)
+            add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
+            add_product(db, finite_r[near], sum_dqw[rows], run.first)
             sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :-1]
             dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
         np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])

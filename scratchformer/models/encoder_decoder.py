@@ -127,7 +127,7 @@ class EncoderDecoder(Model):
         self.embed_backward(dx, encoder)
 
     def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, SideCache]:
-        """The memory (B, S, C) of source (B, S); raises ValueError or TypeError as `forward` does."""
+        """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError as `forward` does."""
         expect_tokens("source", source)
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])

@@ -32,26 +32,31 @@ class CrossAttention(Layer):
     cut into (B, T, H, D), and the heads are brought in front of time, (B, H, T, D), as a second batch axis.
 
     Backward. Cutting and moving axes only places numbers; their backward puts them back. x feeds queries alone. The
-    memory feeds keys and values, k = memory W_k and v = memory W_v, so its gradient is the sum of what both pass back:
+    memory feeds keys and values: with wk_chd and wv_chd for head h's columns of the two maps,
+
+        k_bhsd = Σ_c memory_bsc wk_chd        v_bhsd = Σ_c memory_bsc wv_chd
+
+    so its gradient is the sum of what both pass back:
 
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
         dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
 
-    With both sides padded: of sequence b let n_b places of x be text, and m_b of the memory. By the pattern
-    `Padding(m)` the sums over the memory end at m_b. For one head, with z_ts = q_t · k_s/√D,
+    With both sides padded: of sequence b let n_b places of x be text, and m_b of the memory, whose M places are the S
+    keys. By the pattern `Padding(m)` the sums over the memory end at m_b. With z_bhts = Σ_d q_bhtd k_bhsd/√D,
 
-        p_bts = [s < m_b] exp(z_bts) / Σ_{s' < m_b} exp(z_bts')         y_btd = Σ_s p_bts v_bsd
+        p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')      y_bhtd = Σ_s p_bhts v_bhsd
 
-    and by `attention` the gradients are, with dp_bts = Σ_d dy_btd v_bsd,
+    and by `attention` the gradients are, with dp_bhts = Σ_d dy_bhtd v_bhsd,
 
-        dz_bts = p_bts (dp_bts − Σ_s' p_bts' dp_bts')      dq_btd = Σ_s dz_bts k_bsd/√D
-        dv_bsd = Σ_t p_bts dy_btd                          dk_bsd = Σ_t dz_bts q_btd/√D
+        dz_bhts = p_bhts (dp_bhts − Σ_s' p_bhts' dp_bhts')      da_bhts = dz_bhts/√D
+        dq_bhtd = Σ_s da_bhts k_bhsd      dk_bhsd = Σ_t da_bhts q_bhtd      dv_bhsd = Σ_t p_bhts dy_bhtd
 
-    A place s ≥ m_b of the memory has p_bts = 0 and so dz_bts = 0 for every t: it is a factor of each term of dv_bs and
-    dk_bs, and dmemory_bs = 0. No pattern is needed for a place t ≥ n_b of x. Its y_bt is a number that nobody uses: a
-    loss that does not count it has dy_bt = 0, hence dp_bts = dz_bts = 0, and it adds nothing to any dk, dv or dq. So
+    A place s ≥ m_b of the memory has p_bhts = 0, and so da_bhts = 0, for every t. One of the two is a factor of each
+    term of dk_bhsd and dv_bhsd, so both gradients are 0 there. No pattern is needed for a place t ≥ n_b of x. Its y is
+    a number that nobody uses: a loss that does not count it has dy_bhtd = 0, hence dp_bhts = da_bhts = 0, and it adds
+    nothing to any dk, dv or dq. Each place of the memory collects from all heads and queries:
 
-        dmemory_bs = [s < m_b] Σ_{t < n_b} (p_bts dy_bt W_vᵀ + dz_bts q_bt W_kᵀ/√D)
+        dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d [t < n_b] (p_bhts dy_bhtd wv_chd + da_bhts q_bhtd wk_chd)
 
     Backward gives (dx, dmemory).
     """

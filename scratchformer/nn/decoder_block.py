@@ -33,7 +33,7 @@ class DecoderBlock(Layer):
                                       h = norm2(g + cross(g, memory))                  h = g + cross(norm2(g), memory)
                                       y = norm3(h + feedforward(h))                    y = h + feedforward(norm3(h))
 
-    x, y: (B, T, C). memory: (B, S, C), what the encoder made of the other sequence. pattern: which queries may see
+    x, y: (B, T, C). memory: (B, M, C), what the encoder made of the other sequence. pattern: which queries may see
     which places of the memory (its `Padding`). The options are those of `TransformerBlock`.
 
     Backward. The memory enters once, through the keys and values of the cross-attention. With both sequences padded:

@@ -32,9 +32,9 @@ class RelativeSelfAttention(CrossAttention):
     vector of distance δ is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
     (H, D), zero at the start, stand for the query's own place: `content_bias` and `position_bias`. For any length.
 
-    x: (B, S, C). queries: T, how many of the last places ask; all by default. The S − T before them are a memory: they
-    give keys and values, and no output. y: (B, T, C). pattern: of T queries and S keys. Raises ValueError if the shapes
-    do not fit, or T is not in 1 ... S.
+    x: (B, S, C). queries: T, how many of the last places ask; all by default. The M = S − T places before them are a
+    memory: they give keys and values, and no output. y: (B, T, C). pattern: of T queries and S keys. Raises ValueError
+    if the shapes do not fit, or T is not in 1 ... S.
 
     Backward. x feeds keys and values at all places, and queries at the last T: there its gradient is the sum of the
     two. So the places of a memory get a gradient too, from keys and values; whoever remembered them may drop it. The

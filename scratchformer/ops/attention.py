@@ -41,7 +41,8 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
     q: (B, H, T, D). k, v: (B, H, S, D). pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
     cache. A query that may see no key gets y = 0, and passes no gradient on. What no query may see (padding) must be
-    finite. Raises ValueError if shapes do not fit, TypeError for another pattern.
+    finite. NaN in a key reaches the y and dq of those queries that may see it, and of no others. Raises ValueError if
+    shapes do not fit, TypeError for another pattern.
 
     Backward, for one sequence and one head. The forward is four steps,
 
@@ -52,17 +53,19 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dv_sd = Σ_t p_ts dy_td              dp_ts = Σ_d dy_td v_sd
 
     then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0 so is
-    dz_ts: the pattern needs no second look. Last the scaled product of q and k:
+    dz_ts: the pattern needs no second look. The scaling hands on its factor, da_ts = dz_ts/√D, and last comes the
+    product of q and k:
 
-        dq_td = Σ_s dz_ts k_sd /√D          dk_sd = Σ_t dz_ts q_td /√D
+        dq_td = Σ_s da_ts k_sd              dk_sd = Σ_t da_ts q_td
 
-    A sum over s is a product from the left, dz k; a sum over t is a product with the transpose, dzᵀ q:
+    A sum over s is a product from the left, da k; a sum over t is a product with the transpose, daᵀ q:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = dy @ v.swapaxes(-1, -2)
         dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
-        dq = (dz * scale) @ k
-        dk = (dz * scale).swapaxes(-1, -2) @ q
+        da = dz * scale
+        dq = da @ k
+        dk = da.swapaxes(-1, -2) @ q
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1.
@@ -101,6 +104,8 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     probabilities, dp = widen(probabilities), widen(dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
     dz = dz.astype(dy.dtype, copy=False)
-    dq = (dz * scale) @ k
-    dk = (dz * scale).swapaxes(-1, -2) @ q
+    k = array_module(k).nan_to_num(k)  # 0 · NaN is NaN, and dz is 0 where a query may not see the key
+    da = dz * scale
+    dq = da @ k
+    dk = da.swapaxes(-1, -2) @ q
     return dq, dk, dv

@@ -105,7 +105,7 @@ def expect_number(name: str, x: float, zero: bool = True) -> None:
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless it is from 0 to below 1; `letter` is what to call it."""
+    """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1; `letter` stands for it in the message."""
     _expect_real(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {x}")

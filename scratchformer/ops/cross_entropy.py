@@ -36,7 +36,7 @@ def cross_entropy(
     of range.
 
     A number subtracted from a whole row changes no softmax. With the row's maximum subtracted no exponential overflows,
-    and logits that are all large keep their digits: from here on z is what is left. With log Z = log Σ_v exp(z_v), and
+    and logits that are all large keep their digits: from here on z is what is left. With Z = Σ_v exp(z_v), and
     since Σ_v t_v = 1, the loss of a row needs no softmax:
 
         ℓ = −Σ_v t_v (z_v − log Z) = log Z − (1 − ε) z_target − ε mean_v(z_v)
@@ -46,8 +46,12 @@ def cross_entropy(
 
         dlogits_iv = dloss [i counts] (p_iv − t_iv)/n
 
-    In the code t is subtracted from p in place: ε/V everywhere, 1 − ε at the target.
+    In the code all of it is done to one array: it begins as p = exp(z − log Z); then t is subtracted, ε/V everywhere
+    and 1 − ε at the target; then every row is given its share of dloss.
 
+        dlogits = xp.exp(widen(z) - z_max - log_z)
+        dlogits -= label_smoothing / z.shape[1]
+        dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
         dlogits *= dloss / max(1, n)
         dlogits *= counted
 

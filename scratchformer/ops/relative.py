@@ -139,9 +139,10 @@ def relative_attention(
         (x_i + e_i) W_q · (x_j + e_j) W_k
             = x_i W_q · x_j W_k  +  x_i W_q · e_j W_k  +  e_i W_q · x_j W_k  +  e_i W_q · e_j W_k
 
-    In all of them e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance through a map of its own. The
-    query's own place is then left in the last two terms alone; as only distances are to matter, e_i W_q becomes a
-    vector that is learned and the same everywhere, u where it meets the content of a key, w where it meets a distance:
+    In the second and the fourth, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance through a map of its
+    own. The query's own place is then left in the last two terms alone; as only distances are to matter, e_i W_q
+    becomes a vector that is learned and the same everywhere, u where it meets the content of a key, w where it meets a
+    distance:
 
         q_i · k_j  +  q_i · r_δ  +  u · k_j  +  w · r_δ  =  (q_i + u) · k_j  +  (q_i + w) · r_δ
 
@@ -203,6 +204,7 @@ def relative_attention_backward(
     probabilities, dp = widen(probabilities), widen(dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
     dz = dz.astype(dy.dtype, copy=False)
+    k, r = (array_module(x).nan_to_num(x) for x in (k, r))  # as in `attention_backward`
     da = dz * scale
     db = relative_shift_backward(da, shift)
     dqu, dqw = da @ k, db @ r

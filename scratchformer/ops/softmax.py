@@ -10,12 +10,12 @@ from .precision import widen
 
 @operation
 def softmax(z: Array) -> tuple[Array, Array]:
-    """y_i = exp(z_i) / Σ_j exp(z_j), over the last axis.
+    """y_i = exp(z_i) / Z with Z = Σ_j exp(z_j), over the last axis.
 
     z: (..., V). Returns y of that shape, each row positive with sum 1, and as the cache a copy of y.
     The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
 
-    Backward. With Z = Σ_j exp(z_j), the quotient rule gives
+    Backward. Z depends on every score, ∂Z/∂z_k = exp(z_k), and the quotient rule gives
 
         ∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z² = y_i (δ_ik − y_k)
 
@@ -46,12 +46,12 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 
 @operation
 def log_softmax(z: Array) -> tuple[Array, Array]:
-    """y_i = z_i − log Σ_j exp(z_j), over the last axis.
+    """y_i = z_i − log Z with Z = Σ_j exp(z_j), over the last axis.
 
     z: (..., V). Returns y of that shape, log-probabilities, and as the cache a copy of y.
     The sum is taken after the row's maximum is subtracted, and so is at least 1: no logarithm of zero.
 
-    Backward. ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
+    Backward. ∂Z/∂z_k = exp(z_k), hence ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
 
         dz_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
 

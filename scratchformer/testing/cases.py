@@ -246,7 +246,7 @@ def _bert(d: Draw, model: type[nn.Layer], *sizes: int, depth: int, places: bool 
 
 def _decoder_block(d: Draw, **options: Any) -> LayerCase:
     block = nn.DecoderBlock(d.C, d.H, key=Key(d.seed), **options)
-    return LayerCase(block, (d("B T C"), d("B S C")), {"pattern": ops.Padding(d.lengths("S")), "key": d.key})
+    return LayerCase(block, (d("B T C"), d("B M C")), {"pattern": ops.Padding(d.lengths("M")), "key": d.key})
 
 
 def _encoder_decoder(d: Draw, **options: Any) -> LayerCase:

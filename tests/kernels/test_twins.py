@@ -127,6 +127,69 @@ def test_what_a_query_may_not_see_does_not_change_its_last_bit():
     assert np.array_equal(y[0, 0, :3], y2[0, 0, :3])
 
 
+NAN_PATTERNS = {
+    "causal": ops.Causal(),
+    "causal, local": ops.Causal() & ops.Local(2),
+    "causal, local or strided": ops.Causal() & (ops.Local(1) | ops.Strided(3)),
+    "causal, blocks of heads": ops.Causal() & ops.Heads(ops.SameBlock(4), ops.Strided(2)),
+    "causal, padding": ops.Causal() & ops.Padding(np.array([9, 4])),
+    "local": ops.Local(1),
+    "edges": ops.Edges(np.random.default_rng(1).random((9, 9)) < 0.3),
+    "padding": ops.Padding(np.array([5, 9])),
+    "full": None,
+}
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+@pytest.mark.parametrize("small", [False, True])
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("pattern", NAN_PATTERNS)
+def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(pattern, relative, small, wrong):
+    """With the twin as with the reference: their y, and in backward their dq; and no other sequence or head."""
+    n, place, draw, pattern = 9, (0, 1, 6), np.random.default_rng(0), NAN_PATTERNS[pattern]
+    arrays = list(draw.standard_normal((3, 2, 2, n, 4)))
+    op, op_backward = ops.attention, ops.attention_backward
+    if relative:
+        op, op_backward = ops.relative_attention, ops.relative_attention_backward
+        arrays += [draw.standard_normal((2, 2 * n - 1, 4)), *draw.standard_normal((2, 2, 4))]
+    arrays[1][place] = wrong
+    table = np.ones((1, 1, 1, 1), bool) if pattern is None else pattern.table(2, n, n, np)
+    reached = np.zeros((2, 2, n), bool)
+    reached[0, 1] = np.broadcast_to(table, (2, 2, n, n))[(*place[:2], slice(None), place[2])]
+    with np.errstate(invalid="ignore"):
+        with pieces(small):
+            y, cache = op(*arrays, pattern)
+            gradients = op_backward(np.ones_like(y), cache)
+        with reference_only():
+            plain_y, plain_cache = op(*arrays, pattern)
+            plain_gradients = op_backward(np.ones_like(y), plain_cache)
+    for found in (y, plain_y, gradients[0], plain_gradients[0]):
+        assert np.isfinite(found[~reached]).all()
+        assert np.isnan(found[reached]).all() or wrong == np.inf  # which a query may meet with a score of −∞
+    for found, expected in zip((y, *gradients), (plain_y, *plain_gradients), strict=True):
+        finite = np.isfinite(expected)
+        np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-10, atol=1e-12)
+    np.testing.assert_array_equal(np.isnan(y), np.isnan(plain_y))
+
+
+@pytest.mark.parametrize("small", [False, True])
+def test_a_distance_that_is_not_finite_reaches_the_queries_that_are_so_far_alone(small):
+    """Of distances 8, 7, ..., -8 the fourth is 5: no query before place 5 has a key so far behind."""
+    n, draw = 9, np.random.default_rng(0)
+    arrays = [*draw.standard_normal((3, 2, 2, n, 4)), draw.standard_normal((2, 2 * n - 1, 4))]
+    arrays[3][:, 3] = np.nan
+    arrays += list(draw.standard_normal((2, 2, 4)))
+    with pieces(small):
+        y, cache = ops.relative_attention(*arrays, ops.Causal())
+        dq, *_ = ops.relative_attention_backward(np.ones_like(y), cache)
+    with reference_only():
+        plain, cache = ops.relative_attention(*arrays, ops.Causal())
+        plain_dq, *_ = ops.relative_attention_backward(np.ones_like(y), cache)
+    for found, expected in ((y, plain), (dq, plain_dq)):
+        assert np.isfinite(found[:, :, :5]).all() and np.isnan(found[:, :, 5:]).all()
+        np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "pattern",
     [

@@ -31,8 +31,8 @@ MISTAKES = [
         "ops/attention.py",
         [
             (
-                "    dk = (dz * scale).swapaxes(-1, -2) @ q\n    return",
-                "    dk = (q.swapaxes(-1, -2) @ (dz * scale)).reshape(k.shape)\n    return",
+                "    dk = da.swapaxes(-1, -2) @ q\n    return",
+                "    dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)\n    return",
             )
         ],
         "tests/ops/test_attention.py",

@@ -54,7 +54,7 @@ def test_sizes_that_are_no_integers(make, name, size):
     ],
 )
 def test_flags_that_are_neither_true_nor_false(make, name, flag):
-    """ "no" would be true, and None is what nobody asked for."""
+    """The string "no" would be true, and None false."""
     with pytest.raises(TypeError, match=f"^{name}: expected True or False, got {re.escape(repr(flag))}$"):
         make(**{name: flag})
     make(**{name: np.True_})

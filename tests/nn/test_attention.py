@@ -9,7 +9,7 @@ from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.rng import Key
 
-B, T, S, H, C = 2, 4, 5, 3, 6
+B, T, M, H, C = 2, 4, 5, 3, 6
 
 
 def normal(*shape, seed=0):
@@ -165,7 +165,7 @@ def test_causal_output_does_not_depend_on_the_future(device):
 def test_cross_attention_asks_with_x_and_reads_the_memory(device):
     """y_t depends on x_t and on no other x; the order of the memory does not matter, its content does."""
     layer = double(nn.CrossAttention(C, H), device)
-    x, memory = normal(B, T, C), normal(B, S, C, seed=1)
+    x, memory = normal(B, T, C), normal(B, M, C, seed=1)
     y = to_cpu(layer(to_device(x, device), to_device(memory, device)))
     changed = x.copy()
     changed[:, 1:] += 5
@@ -192,8 +192,8 @@ def test_cross_attention_with_a_causal_pattern_hides_the_later_memory(device):
 
 def test_padding_of_the_memory_has_no_part(device):
     layer = double(nn.CrossAttention(C, H), device)
-    x, memory, dy = normal(B, T, C), normal(B, S, C, seed=1), normal(B, T, C, seed=2)
-    pattern = ops.Padding(to_device(np.array([2, S]), device))
+    x, memory, dy = normal(B, T, C), normal(B, M, C, seed=1), normal(B, T, C, seed=2)
+    pattern = ops.Padding(to_device(np.array([2, M]), device))
     y, (dx, dmemory), gradients = forward_backward(layer, device, x, dy, memory, pattern=pattern)
     assert not to_cpu(dmemory)[0, 2:].any() and to_cpu(dmemory)[0, :2].all()
     alone = layer(to_device(x[:1], device), to_device(memory[:1, :2], device))

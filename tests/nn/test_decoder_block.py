@@ -5,7 +5,7 @@ from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.rng import Key
 
-B, T, S, C = 2, 4, 5, 6
+B, T, M, C = 2, 4, 5, 6
 NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 
 
@@ -15,7 +15,7 @@ def make(device, norm, **options):
 
 def arrays(device):
     rng = np.random.default_rng(0)
-    return (to_device(rng.standard_normal(shape), device) for shape in ((B, T, C), (B, S, C)))
+    return (to_device(rng.standard_normal(shape), device) for shape in ((B, T, C), (B, M, C)))
 
 
 @NORMS
@@ -62,7 +62,7 @@ def test_a_later_target_has_no_part(norm, device):
 @NORMS
 def test_padding_of_the_memory_has_no_part(norm, device):
     """Neither in y nor in the gradients; what is not padding has, at every place of the target."""
-    block, lengths = make(device, norm), np.array([2, S])
+    block, lengths = make(device, norm), np.array([2, M])
     x, memory = arrays(device)
     pattern, dy = ops.Padding(to_device(lengths, device)), to_device(np.ones((B, T, C)) * np.arange(C), device)
     y, cache = block.forward(x, memory, pattern)
@@ -86,7 +86,7 @@ def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
 
     monkeypatch.setattr(ops, "dropout", dropout)
     for norm in "post", "pre":
-        nn.DecoderBlock(C, 2, norm, dropout=0.5)(np.ones((B, T, C)), np.ones((B, S, C)), key=Key(0, len(keys)))
+        nn.DecoderBlock(C, 2, norm, dropout=0.5)(np.ones((B, T, C)), np.ones((B, M, C)), key=Key(0, len(keys)))
     assert len(set(keys)) == len(keys) == 6
 
 
@@ -94,7 +94,7 @@ def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
 def test_extend_gives_what_forward_gives(norm, device):
     block = make(device, norm, bias=True)
     x, memory = arrays(device)
-    pattern = ops.Padding(to_device(np.array([2, S]), device))
+    pattern = ops.Padding(to_device(np.array([2, M]), device))
     expected = to_cpu(block(x, memory, pattern))
     known = block.cross.project(memory)
     keys, values = (device.xp.empty((B, 2, T, C // 2)) for _ in range(2))

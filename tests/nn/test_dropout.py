@@ -36,5 +36,5 @@ def test_p_out_of_range(p):
 
 
 def test_p_that_is_no_number():
-    with pytest.raises(TypeError, match="^dropout: expected a number, got '0.1'$"):
+    with pytest.raises(TypeError, match=r"^dropout: expected a number, got '0\.1'$"):
         nn.Dropout("0.1")

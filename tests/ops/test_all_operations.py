@@ -194,10 +194,8 @@ def test_the_error_of_an_array_of_integers_says_what_to_do(name, device):
     """With the call that converts it, which works."""
     case = OPERATIONS[name](Draw(3, 1.0, device))
     i, x = next((i, x) for i, x in enumerate(case.args) if is_array(x) and is_floating(x))
-    integers, rest = (
-        to_device(np.ones(x.shape, np.int64), device),
-        [to_device(a, device, np.float32 if is_floating(a) else None) if is_array(a) else a for a in case.args],
-    )
+    integers = to_device(np.ones(x.shape, np.int64), device)
+    rest = [to_device(a, device, np.float32 if is_floating(a) else None) if is_array(a) else a for a in case.args]
     parameter = list(inspect.signature(case.op).parameters)[i]
     advice = f"convert it with {parameter}.astype(np.float32)"
     with pytest.raises(TypeError, match=rf"^{parameter}: expected a floating-point array, got int64; ") as info:

@@ -72,5 +72,5 @@ def test_p_out_of_range(p):
 @pytest.mark.parametrize("p", ["0.5", None, True, np.ones(3)], ids=repr)
 def test_p_that_is_no_number(p):
     for dropout in (ops.dropout, ops.dropout.reference):
-        with pytest.raises(TypeError, match="^p: expected a number, got "):
+        with pytest.raises(TypeError, match=r"^p: expected a number, got "):
             dropout(np.ones(3), p, Key(0))
