@@ -3,13 +3,21 @@
 With --model xl it is a Transformer-XL, of no more parameters, which reads the text in order with a memory.
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
 of Python's standard library, as with --data stdlib.
+
+--preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
+with the width and the number of steps that the tutorial names. Adam's rate rises to 1e-4 over 5,000 texts, 156 steps of
+32, and stays there. Gradients are clipped to norm 1, and nothing is dropped out. What differs from that program:
+- Attention divides its logits by the root of the head's width; that program divides them by the root of the model's.
+- The first step has 1/156 of the rate; in that program it has none.
+- The best model on the validation part is scored; in that program the last one.
+- A byte is scored given at least the 128 bytes before it; in that program given all 256 that the model reads.
 """
 
 from scratchformer import Key
 from scratchformer.data import VALIDATION_BYTES, SegmentBatches, TextBatches
 from scratchformer.generation import printable, stream_text
 from scratchformer.models import LanguageModel, TransformerXL
-from scratchformer.optim import Adam, Cosine
+from scratchformer.optim import Adam, Constant, Cosine
 from scratchformer.training import (
     Replicas,
     best_snapshot,
@@ -29,13 +37,14 @@ PRESETS = {
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
-        batch_size=32, lr=1e-4, warmup=5000, steps=170_000, memory=256, xl_d_ff=896,
+        batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
 # Of a Transformer-XL: its maps from distances cost more than vectors of positions, so xl_d_ff is below 4 d_model.
 OPTIONS = {
     "model": dict(choices=("plain", "xl"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="of the plain model, instead of learned ones"),
+    "schedule": dict(choices=("cosine", "constant"), default="cosine", help="of the learning rate"),
 }
 
 
@@ -55,6 +64,8 @@ def main(argv=None):
         model = LanguageModel(256, key=key.fold("weights"), **sizes, **positions)
         batches, evaluate = TextBatches(*order), evaluate_language_model
     model.to(run.device)
+    warmup = min(run.warmup, run.steps // 5)
+    cosine, constant = Cosine(run.lr, warmup, run.steps, floor=run.lr / 10), Constant(run.lr, warmup)
     print(f"{corpus.name}: {len(corpus.train):,} training bytes; {model.flat.data.size:,} parameters")
 
     with Replicas(model, **run.replicas_on_device()) as replicas:
@@ -65,7 +76,7 @@ def main(argv=None):
         state = train(
             replicas,
             Adam(model.parameters(), run.lr),
-            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps, floor=run.lr / 10),
+            cosine if run.schedule == "cosine" else constant,
             batches,
             run.steps,
             run.out,

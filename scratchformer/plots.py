@@ -89,7 +89,7 @@ def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) ->
         name = subwords.tokenizer.id_to_token
         return [name(int(i)) for i in (*found.ids, subwords[END])], [name(int(i)) for i in source[0]], source, target
     if isinstance(model, Classifier):
-        vocabulary = Vocabulary.load(run / "vocabulary.txt")
+        vocabulary = Vocabulary.load(run / "vocabulary.txt", state.get("vocabulary"))
         ids = vocabulary.encode(text)[: model.body.max_length]
         labels = vocabulary.decode(ids).split()
     elif subwords := load_subwords(run, state):

@@ -68,10 +68,10 @@ def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
     """enwik8, or as much of it as there is at `path`: 90% for training, then 5% for validation and 5% for
     testing.
 
-    `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8, enwik8.zip or
-    enwik8*.gz; with None the official archive is downloaded. The zip is read in memory: only its member
-    `enwik8`, nothing extracted. The corpus is called "enwik8" if it is the whole, "enwik8 (first N bytes)" if
-    it begins as enwik8 does and is shorter, and by its file name if it is another text. The path
+    `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
+    enwik8*.gz, of which the first is read; with None the official archive is downloaded. The zip is read in memory:
+    only its member `enwik8`, nothing extracted. The corpus is called "enwik8" if it is the whole, "enwik8 (first N
+    bytes)" if it begins as enwik8 does and is shorter, and by its file name if it is another text. The path
     STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
@@ -132,10 +132,13 @@ def as_text(data: np.ndarray, name: str) -> str:
 
 
 def _find(path: Path) -> Path:
-    """The file to read for `path`: itself, or in a folder the whole enwik8 rather than a part of it."""
+    """The file to read for `path`: itself, or in a folder the whole enwik8 rather than a part of it.
+
+    An archive comes before the plain file, which has no checksum and may have been unpacked in part.
+    """
     if not path.is_dir():
         return path
-    candidates = [path / MEMBER, path / FILENAME, path / f"{MEMBER}.gz", *sorted(path.glob(f"{MEMBER}*.gz"))]
+    candidates = [path / FILENAME, path / f"{MEMBER}.gz", path / MEMBER, *sorted(path.glob(f"{MEMBER}*.gz"))]
     for file in candidates:
         if file.is_file():
             return file

@@ -15,7 +15,7 @@ import os
 import re
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,7 +31,10 @@ CHECKSUM = "md5:7c2ac02c03563afcf9b574c7e56c153a"
 FILENAME = "aclImdb_v1.tar.gz"
 
 LABELS = {"neg": 0, "pos": 1, "unsup": -1}
-SPLITS = ("train", "test", "unsup")
+FOLDERS = {"train": ("train/neg", "train/pos"), "test": ("test/neg", "test/pos"), "unsup": ("train/unsup",)}
+SPLITS = tuple(FOLDERS)
+# The dataset's counts of words, which have a line for each review.
+TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
@@ -149,8 +152,10 @@ def read_splits(
     folder `aclImdb`, a folder that holds it, or a folder that holds archives called aclImdb*.tar.gz, which
     are read together.
 
-    Raises DataError, naming the file or member, if `path` is missing or damaged, if a split that is not among the
-    `optional` ones has no review in it, and if a review has no word in it or is not UTF-8.
+    Raises DataError, naming the file or member, if `path` is missing or damaged; if a split that is not among the
+    `optional` ones has no review in it, or one that has some has none of a class; if a folder has fewer reviews than
+    the tables of words that were unpacked with them; if two reviews of one number and rating have different texts
+    (the same text in two archives counts once); and if a review has no word in it or is not UTF-8.
     """
     from tqdm import tqdm  # a tenth of the time that importing everything takes
 
@@ -162,12 +167,31 @@ def read_splits(
         for source in _sources(Path(path)):
             members = _folder_members if source.is_dir() else _archive_members
             for where, split, place, data in members(source, splits):
-                found[split][place] = _review(data, where)
+                text = _review(data, where)
+                if found[split].setdefault(place, text) != text:
+                    raise DataError(f"{where}: a second review of this number and rating, with another text")
                 bar.update()
+            if source.is_dir():
+                _check_whole(source, found)
     for split, reviews in found.items():
         if not reviews and split not in optional:
             raise DataError(f"{path}: no {split} review in it; expected aclImdb/{_folders(split)}/ID_RATING.txt")
+        labels = {label for label, *_ in reviews}
+        for folder in FOLDERS[split]:
+            if labels and LABELS[Path(folder).name] not in labels:
+                raise DataError(f"{path}: no {folder} review in it; expected aclImdb/{folder}/ID_RATING.txt")
     return {split: _ordered(reviews) for split, reviews in found.items()}
+
+
+def _check_whole(folder: Path, found: Mapping[str, Mapping]) -> None:
+    """Raise DataError if the folder aclImdb has fewer reviews than the tables in it have lines."""
+    for split, reviews in found.items():
+        table = folder / TABLES[split]
+        if reviews and table.is_file() and len(reviews) < (lines := table.read_bytes().count(b"\n")):
+            raise DataError(
+                f"{folder}: {lines:,} reviews in {_folders(split)} by {table.name}, but {len(reviews):,} files; unpack "
+                f"the archive again, or delete {table.name} if a part is what you want"
+            )
 
 
 def _sources(path: Path) -> list[Path]:
@@ -211,7 +235,7 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
 
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in the folder aclImdb, whatever it is called here."""
-    for part in sorted({f"{split}/{kind}" for split in ("train", "test") for kind in LABELS}):
+    for part in (part for split in splits for part in FOLDERS[split]):
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
             if parsed and file.is_file():

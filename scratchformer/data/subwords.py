@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ BERT_SETTINGS = {
 }
 
 _LINES = 10_000  # that are encoded at once
+_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # no merge makes such a token, of letters and other signs
 # The symbols that GPT-2 writes for bytes: those that print stand for themselves, the others are numbered from 256 on.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = sorted({*range(256)} - {*_PRINTING})
@@ -108,37 +109,37 @@ class Subwords:
 
         Texts become lower case and lose their accents, and each Chinese character is a word, unless
         tokenizer_config.json in the folder says otherwise: do_lower_case, strip_accents (null, or not there: as
-        do_lower_case), tokenize_chinese_chars. Raises DataError.
+        do_lower_case), tokenize_chinese_chars. Raises DataError if a file is missing or damaged, or if a config.json in
+        the folder says another number of tokens: a vocab.txt that is cut at the end of a line is found out only by
+        that.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
-        _check_file(path)
+        words: dict[str, int] = {}
+        for number, line in enumerate(_lines(path)):
+            if words.setdefault(token := line.rstrip(), number) != number:
+                places = f"line {words[token] + 1} and in line {number + 1}"
+                raise DataError(f"vocabulary {path} is damaged: {token!r} stands in {places}")
         options = _bert_options(Path(folder) / "tokenizer_config.json")
-        try:
-            words = lib.models.WordPiece.read_file(str(path))
-        except Exception as error:
-            raise DataError(f"vocabulary {path} is damaged: {error}") from error
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"vocabulary {path} is none of BERT: {', '.join(missing)} missing")
-        if len(words) != max(words.values()) + 1:
-            raise DataError(f"vocabulary {path} is damaged: a token stands in it twice")
+        if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
+            raise DataError(f"vocabulary {path} has {len(words):,} tokens, the model of config.json {size:,}")
         tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
         tokenizer.add_special_tokens(list(BERT_SPECIALS))
         return cls(tokenizer)
 
     @classmethod
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The byte-pair encoding of a published GPT-2, vocab.json and merges.txt in its folder. Raises DataError."""
+        """The byte-pair encoding of a published GPT-2, vocab.json and merges.txt in its folder.
+
+        Raises DataError, naming the file, and the line or a token, if one is missing or damaged, or they do not fit:
+        the tokens are all bytes, special ones such as GPT2_END or <pad>, and what the merges make. So a merges.txt that
+        is cut short is found out, wherever it is cut.
+        """
         lib = _library()
-        words, merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
-        for path in words, merges:
-            _check_file(path)
-        try:
-            model = lib.models.BPE.from_file(str(words), str(merges))
-        except Exception as error:
-            raise DataError(f"vocabulary {words} and {merges.name} do not fit or are damaged: {error}") from error
-        tokenizer = _byte_level(lib, model)
-        if tokenizer.token_to_id(GPT2_END) is None:
-            raise DataError(f"vocabulary {words} is none of GPT-2: {GPT2_END} missing")
+        words = _gpt2_words(Path(folder) / "vocab.json")
+        merges = _gpt2_merges(Path(folder) / "merges.txt", words)
+        tokenizer = _byte_level(lib, lib.models.BPE(words, merges))
         tokenizer.add_special_tokens([GPT2_END])
         return cls(tokenizer)
 
@@ -213,18 +214,78 @@ class Subwords:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:
         """The vocabulary that `save` wrote to `path`; raises DataError if the file is missing or damaged."""
-        _check_file(Path(path))
+        text = _text(Path(path))
         try:
-            return cls(_library().Tokenizer.from_str(Path(path).read_text(encoding="utf-8")))
+            return cls(_library().Tokenizer.from_str(text))
         except ImportError:
             raise
         except Exception as error:  # the library raises no narrower one
             raise DataError(f"vocabulary {path} is damaged: {error}") from error
 
 
-def _check_file(path: Path) -> None:
+def _text(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"vocabulary {path}: no such file")
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"vocabulary {path} is damaged: not UTF-8 at byte {error.start}") from error
+
+
+def _lines(path: Path) -> list[str]:
+    return _text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+
+
+def _gpt2_words(path: Path) -> dict[str, int]:
+    """The tokens of a vocab.json and their numbers."""
+    try:
+        words = json.loads(_text(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"vocabulary {path} is damaged: {error}") from error
+    if not isinstance(words, dict):
+        raise DataError(f"vocabulary {path} is damaged: expected tokens and their numbers, got {type(words).__name__}")
+    numbers = list(words.values())
+    if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
+        raise DataError(f"vocabulary {path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
+    if GPT2_END not in words:
+        raise DataError(f"vocabulary {path} is none of GPT-2: {GPT2_END} missing")
+    if missing := sorted(_BYTES.keys() - words.keys()):
+        found = f"{len(missing)} of the 256 bytes missing, such as {missing[0]!r}"
+        raise DataError(f"vocabulary {path} is none of GPT-2: {found}")
+    return words
+
+
+def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
+    """The pairs of tokens of a merges.txt, of which each makes one token of `words`."""
+    merges: dict[tuple[str, str], int] = {}  # and the lines
+    for number, line in enumerate(_lines(path), 1):
+        if line.startswith("#version"):
+            continue
+        where = f"vocabulary {path}, line {number}"
+        first, _, second = line.partition(" ")
+        if not first or not second or " " in second:
+            raise DataError(f"{where}: expected two tokens with a space between them, got {line!r}")
+        for token in (first, second, first + second):
+            if token not in words:
+                raise DataError(f"{where}: {token!r} is not in vocab.json")
+        if merges.setdefault((first, second), number) != number:
+            raise DataError(f"{where}: stands in line {merges[first, second]} already")
+    made = {first + second for first, second in merges}
+    if unmade := [word for word in words if len(word) > 1 and word not in made and not _SPECIAL.fullmatch(word)]:
+        raise DataError(
+            f"vocabulary {path} is cut short, or of another vocab.json: no merge makes {len(unmade):,} of the tokens "
+            f"there, such as {unmade[0]!r}"
+        )
+    return list(merges)
+
+
+def _model_size(path: Path) -> int | None:
+    """The number of tokens in a model's config.json; None if it does not say."""
+    try:
+        size = json.loads(path.read_bytes()).get("vocab_size")
+    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong with it
+        return None
+    return size if isinstance(size, int) else None
 
 
 def _bert_options(path: Path) -> dict[str, bool | None]:

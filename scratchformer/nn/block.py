@@ -32,7 +32,8 @@ class TransformerBlock(Layer):
         post-norm, as in the tutorial:      h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
         pre-norm, as in GPT-2:              h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
 
-    x, y: (B, T, C). Dropout acts on what attention and feed-forward return, before it is added.
+    x, y: (B, T, C). Dropout acts on what attention and feed-forward return, before it is added (the tutorial's acts on
+    h and y, after the norms).
     d_ff, activation: see `FeedForward`. causal, wide, bias: see `SelfAttention`. eps: of the norms. relative: attention
     is a `RelativeSelfAttention`. Then a block may be given a memory (B, M, C), vectors that stood here before x and are
     now constants: attention sees [memory, x] (normed alike, with pre-norm) in place of x.

@@ -29,11 +29,11 @@ def cross_entropy(
 ) -> tuple[Array, CrossEntropyCache]:
     """loss = −1/n Σ_i Σ_v t_iv log softmax(z_i)_v: the mean over the n rows i whose target counts, in nats.
 
-    logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count.
-    label_smoothing: ε; the target distribution is t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (an
-    array of no axes on a GPU; float32 for float16 logits), and the cache. If no target counts the loss is 0. Raises
-    ValueError for shapes or ε that do not fit, TypeError for targets that are not integers, and IndexError for one out
-    of range.
+    logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count; that
+    of the models here is IGNORED, −1, and that of PyTorch −100. label_smoothing: ε; the target distribution is
+    t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (an array of no axes on a GPU; float32 for float16
+    logits), and the cache. If no target counts the loss is 0. Raises ValueError for shapes or ε that do not fit,
+    TypeError for targets that are not integers, and IndexError for one out of range.
 
     A number subtracted from a whole row changes no softmax. With the row's maximum subtracted no exponential overflows,
     and logits that are all large keep their digits: from here on z is what is left. With Z = Σ_v exp(z_v), and

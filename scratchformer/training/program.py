@@ -102,7 +102,9 @@ def start_run(
         settings = read_settings(out)
         if settings["program"] != name:
             raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
-        settings = defaults | read_settings(out, *presets.get(settings["preset"], presets["small"])) | given
+        preset = presets.get(settings["preset"], presets["small"])
+        required = [name for name in preset if defaults.get(name) is None]
+        settings = defaults | read_settings(out, *required) | given
         for option, described in zip(names, options.values(), strict=True):
             if settings[option] not in (None, *described.get("choices", (settings[option],))):
                 raise ValueError(f"{out / SETTINGS} is damaged: {option} is {settings[option]!r}")

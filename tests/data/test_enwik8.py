@@ -64,6 +64,17 @@ def test_a_folder_gives_the_whole_rather_than_a_part(tmp_path):
     assert whole(load_enwik8(tmp_path)) == TEXT
 
 
+def test_an_archive_is_read_rather_than_what_was_unpacked_of_it(tmp_path):
+    """It has a checksum, and the file beside it may be cut short."""
+    (tmp_path / "enwik8").write_bytes(TEXT[:100])
+    for name, content in ("enwik8.gz", gzip.compress(TEXT)), ("enwik8.zip", make_zip()):
+        (tmp_path / name).write_bytes(content)
+        assert whole(load_enwik8(tmp_path)) == TEXT
+    for name in "enwik8.gz", "enwik8.zip":
+        (tmp_path / name).unlink()
+    assert whole(load_enwik8(tmp_path)) == TEXT[:100]
+
+
 def test_names(tmp_path, monkeypatch):
     path = tmp_path / "story.txt"
     path.write_bytes(b"Once upon a time. " * 10)

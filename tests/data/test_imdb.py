@@ -240,6 +240,55 @@ def test_missing_and_empty_places(tmp_path):
     assert len(read_splits(labelled, ("train", "test"))) == 2
 
 
+@pytest.mark.parametrize("write", [write_folder, write_archive])
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [("train/pos test/pos", "train/pos"), ("train/neg", "train/neg"), ("test/pos", "test/pos"), ("test/", "test")],
+)
+def test_a_class_that_is_missing_is_named(tmp_path, write, missing, named):
+    """As after an interrupted unpack: of one class alone every model would be right."""
+    reviews = {name: x for name, x in make_reviews().items() if not any(part in name for part in missing.split())}
+    path = write(tmp_path / "a.tar.gz", reviews)
+    with pytest.raises(DataError, match=rf"a\.tar\.gz: no {named} review in it; expected aclImdb/{named}/"):
+        load_imdb(path, validation=2)
+
+
+TWICE = "aclImdb/train/pos/03_8.txt"  # beside 3_8.txt
+
+
+@pytest.mark.parametrize("sources", ["folder", "archive", "archives"])
+def test_a_review_that_stands_twice_with_another_text_is_refused(tmp_path, sources):
+    """If both are the same, as where two archives overlap, it counts once."""
+    reviews = make_reviews()
+    expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
+    for text in reviews["aclImdb/train/pos/3_8.txt"], b"another film":
+        if sources == "archives":
+            write_archive(tmp_path / "aclImdb_1.tar.gz", reviews)
+            write_archive(tmp_path / "aclImdb_2.tar.gz", {TWICE: text})
+            path = tmp_path
+        else:
+            write = write_folder if sources == "folder" else write_archive
+            path = write(tmp_path / "all", reviews | {TWICE: text})
+        if text != b"another film":
+            assert same(read_splits(path), expected)
+    with pytest.raises(DataError, match=r"3_8\.txt: a second review of this number and rating, with another text"):
+        read_splits(path)
+
+
+@pytest.mark.parametrize(("kind", "count"), [("labeledBow", 12), ("unsupBow", 5)])
+def test_a_folder_that_is_unpacked_in_part_is_refused(tmp_path, kind, count):
+    """The dataset comes with two tables that have a line for each review."""
+    reviews = make_reviews(6, 5)
+    folder = write_folder(tmp_path, reviews | {f"aclImdb/train/{kind}.feat": b"1 0:1\n" * count})
+    expected = read_splits(folder)
+    part = "train/unsup" if kind == "unsupBow" else "train/{pos,neg}"
+    (folder / ("aclImdb/train/unsup/2_0.txt" if kind == "unsupBow" else "aclImdb/train/neg/2_2.txt")).unlink()
+    with pytest.raises(DataError, match=rf"aclImdb: {count} reviews in {part} by {kind}\.feat, but {count - 1} files"):
+        read_splits(folder)
+    (folder / f"aclImdb/train/{kind}.feat").unlink()
+    assert len(read_splits(folder)["test"][0]) == len(expected["test"][0])
+
+
 @pytest.mark.parametrize("as_folder", [False, True])
 @pytest.mark.parametrize(
     ("content", "word"),

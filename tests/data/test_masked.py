@@ -7,6 +7,7 @@ from scratchformer.data import Labelled, MaskedBatch, MaskedBatches, single_text
 from scratchformer.data.masked import places_of
 from scratchformer.data.subwords import BERT_SPECIALS
 from scratchformer.models import BertPretraining
+from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, estimate, evaluate_pretraining
 
@@ -263,3 +264,12 @@ def test_single_texts_for_the_classifier():
     found = single_texts(dataset, Numbers(20))
     assert [ids.tolist() for ids in found.ids] == [[CLS, 7, 8, SEP], [CLS, 9, SEP]]
     assert {ids.dtype for ids in found.ids} == {np.dtype(np.int32)} and found.labels is dataset.labels
+
+
+def test_a_place_that_does_not_count_is_refused():
+    """With unequally many places in a row, no one weight would serve both means of the loss."""
+    model, batch = small_model(5 + LONGEST * 40), make_batches().batch(0)
+    targets = batch.targets.copy()
+    targets[0, 0] = IGNORED
+    with pytest.raises(IndexError, match=r"targets: .* got -1 \(none is ignored\)"):
+        Replicas(model, 1, 8).gradients(batch._replace(targets=targets), Key(0))

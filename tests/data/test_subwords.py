@@ -290,12 +290,78 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(DataError, match=r"merges\.txt: no such file"):
         Subwords.from_gpt2(tmp_path)
-    for name, text in (("vocab.json", words[:-9]), ("merges.txt", merges + "never seen\n")):
-        write_gpt2(tmp_path, learned)
-        (tmp_path / name).write_text(text)
-        with pytest.raises(DataError, match=r"vocab\.json and merges\.txt do not fit or are damaged"):
+    lines = merges.splitlines()
+    after = len(lines) + 1
+    for text, message in (
+        (merges + "never seen\n", f"line {after}: 'never' is not in vocab\\.json"),
+        (merges + "t q\n", f"line {after}: 'tq' is not in vocab\\.json"),
+        (merges + "t h e\n", f"line {after}: expected two tokens with a space between them, got 't h e'"),
+        (merges + "\n", f"line {after}: expected two tokens with a space between them, got ''"),
+        (merges + lines[3] + "\n", f"line {after}: stands in line 4 already"),
+    ):
+        (tmp_path / "merges.txt").write_text(text)
+        with pytest.raises(DataError, match=rf"vocabulary .*merges\.txt, {message}$"):
             Subwords.from_gpt2(tmp_path)
-    write_gpt2(tmp_path, learned)
-    (tmp_path / "vocab.json").write_text(words.replace("endoftext", "end"))
-    with pytest.raises(DataError, match=r"vocab\.json is none of GPT-2: <\|endoftext\|> missing"):
+    (tmp_path / "merges.txt").write_text(merges)
+    for text, message in (
+        (words[:-9], r"is damaged: Unterminated string"),
+        (words.replace("endoftext", "end"), r"is none of GPT-2: <\|endoftext\|> missing"),
+        (words.replace('"q": ', '"qq": '), r"is none of GPT-2: 1 of the 256 bytes missing, such as 'q'"),
+        (words.replace(": 17,", ": 18,"), r"is damaged: expected the numbers 0 to \d+, each of one token"),
+        (words.replace(": 17,", ': "17",'), r"is damaged: expected the numbers 0 to \d+, each of one token"),
+        ("[]", r"is damaged: expected tokens and their numbers"),
+    ):
+        (tmp_path / "vocab.json").write_text(text)
+        with pytest.raises(DataError, match=rf"vocabulary .*vocab\.json {message}"):
+            Subwords.from_gpt2(tmp_path)
+    (tmp_path / "vocab.json").write_text(words)
+    (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff")
+    with pytest.raises(DataError, match=r"vocabulary .*merges\.txt is damaged: not UTF-8 at byte 14"):
         Subwords.from_gpt2(tmp_path)
+
+
+def test_merges_that_are_cut_short_anywhere(learned, tmp_path):
+    """At the end of a line, within one, and all of them: a token without a merge is never made."""
+    write_gpt2(tmp_path, learned)
+    path = tmp_path / "merges.txt"
+    whole, expected = path.read_bytes(), Subwords.from_gpt2(tmp_path).fingerprint
+    for more in b"", b"\n":
+        path.write_bytes(whole.removesuffix(b"\n") + more)
+        assert Subwords.from_gpt2(tmp_path).fingerprint == expected
+    path.write_bytes(whole.replace(b"\n", b"\r\n"))
+    assert Subwords.from_gpt2(tmp_path).fingerprint == expected
+    for size in [0, 5, 14, 20, len(whole) // 2, *range(len(whole) - 12, len(whole) - 1)]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"merges\.txt"):
+            Subwords.from_gpt2(tmp_path)
+    path.write_bytes(b"\n".join(whole.split(b"\n")[:-3]) + b"\n")
+    with pytest.raises(DataError, match=r"merges\.txt is cut short, or .*: no merge makes 2 of .*, such as '"):
+        Subwords.from_gpt2(tmp_path)
+
+
+def test_other_special_tokens_of_gpt2_need_no_merge(learned, tmp_path):
+    write_gpt2(tmp_path, learned)
+    words = json.loads((tmp_path / "vocab.json").read_text())
+    for token in "<s>", "</s>", "<pad>", "[PAD]", "<|im_start|>":
+        words[token] = len(words)
+    (tmp_path / "vocab.json").write_text(json.dumps(words))
+    assert len(Subwords.from_gpt2(tmp_path)) == len(words)
+
+
+def test_a_vocabulary_of_bert_that_is_cut_short_or_says_a_token_twice(learned, tmp_path):
+    """Where the lines end is seen by the configuration beside it."""
+    write_bert(tmp_path, learned)
+    path = tmp_path / "vocab.txt"
+    whole = path.read_text()
+    n = len(whole.splitlines())
+    (tmp_path / "config.json").write_text(json.dumps({"vocab_size": n}))
+    assert len(Subwords.from_bert(tmp_path)) == n
+    path.write_text("\n".join(whole.splitlines()[:-7]) + "\n")
+    with pytest.raises(DataError, match=rf"vocab\.txt has {n - 7} tokens, the model of config\.json {n}$"):
+        Subwords.from_bert(tmp_path)
+    path.write_text(whole + whole.splitlines()[9] + "\n")
+    with pytest.raises(DataError, match=rf"vocab\.txt is damaged: .* stands in line 10 and in line {n + 1}$"):
+        Subwords.from_bert(tmp_path)
+    path.write_bytes(whole.encode() + b"\xff")
+    with pytest.raises(DataError, match=r"vocab\.txt is damaged: not UTF-8 at byte"):
+        Subwords.from_bert(tmp_path)

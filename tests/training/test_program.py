@@ -50,7 +50,10 @@ def test_a_model_that_does_not_write(tmp_path):
 def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
     words = {word: i for word, i in vocabulary.tokenizer.get_vocab().items()}
     (tmp_path / "vocab.json").write_text(json.dumps(words))
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    merges = json.loads(vocabulary.tokenizer.to_str())["model"]["merges"]
+    (tmp_path / "merges.txt").write_text(
+        "".join((pair if isinstance(pair, str) else " ".join(pair)) + "\n" for pair in merges)
+    )
     config = {"model_type": "gpt2", "vocab_size": 8, "n_embd": 4, "n_head": 2, "n_layer": 1, "n_positions": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
     from safetensors.numpy import save_file

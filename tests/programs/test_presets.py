@@ -1,0 +1,73 @@
+"""What the presets called tutorial train with: the settings of the tutorial's own program."""
+
+import importlib.util
+import json
+from pathlib import Path
+
+import pytest
+
+from scratchformer.optim import Constant, Cosine
+
+
+class Captured(Exception):
+    """Ends a program where it begins to train."""
+
+
+def program(name):
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def trained(text_file, reviews_folder, tmp_path):
+    """trained("imdb", "--preset", "tutorial"): model, optimizer, schedule, batches and steps that `train` is given."""
+
+    def run(name, *options):
+        module = program(name)
+
+        def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
+            raise Captured(replicas.model, optimizer, schedule, batches, steps)
+
+        module.train = train
+        data = text_file if name == "enwik8" else reviews_folder
+        folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
+        with pytest.raises(Captured) as captured:
+            module.main([str(x) for x in ("--data", data, "--device", "cpu", *folder, *options)])
+        return captured.value.args
+
+    return run
+
+
+def test_the_generator_of_the_tutorial(trained):
+    """5,000 texts of warm-up, in batches of 32, then a constant rate; no regularisation."""
+    model, optimizer, schedule, batches, steps = trained("enwik8", "--preset", "tutorial")
+    assert schedule == Constant(1e-4, 156) and steps == 170_000
+    assert batches.batch(0).ids.shape == (32, 256)
+    assert model.config["norm"] == "post" and model.body.dropout.p == optimizer.weight_decay == 0
+
+
+def test_the_classifier_of_the_tutorial(trained):
+    """10,000 texts of warm-up, in batches of 4; 80 epochs of what is not held out; no regularisation."""
+    model, optimizer, schedule, batches, steps = trained("imdb", "--preset", "tutorial")
+    assert schedule == Constant(1e-4, 2_500) and steps == 450_000
+    assert len(batches.batch(0).ids) == 4 and batches.keep == "head" and batches.word_dropout == 0
+    assert model.config["norm"] == "post" and model.body.dropout.p == optimizer.weight_decay == 0
+
+
+def test_the_schedule_is_an_option(trained):
+    assert trained("enwik8")[2] == Cosine(2e-3, 100, 1000, floor=2e-4)
+    assert trained("enwik8", "--schedule", "constant")[2] == Constant(2e-3, 100)
+    shorter = trained("enwik8", "--preset", "tutorial", "--schedule", "cosine", "--steps", 100)
+    assert shorter[2] == Cosine(1e-4, 20, 100, floor=1e-5)
+
+
+@pytest.mark.parametrize("preset", ["small", "tutorial"])
+def test_a_run_from_before_there_was_a_choice_keeps_its_schedule(trained, tmp_path, preset):
+    module, options = program("enwik8"), ["--out", str(tmp_path), "--preset", preset]
+    module.start_run("enwik8", "", module.PRESETS, options, module.OPTIONS).save()
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    del settings["schedule"]
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    assert isinstance(trained("enwik8", "--resume", tmp_path)[2], Cosine)
