@@ -173,7 +173,9 @@ def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
     scores", 2018.
     """
     if not 0 < len(found) == len(references):
-        raise ValueError(f"found, references: expected as many of both, and any, got {len(found)} and {len(references)}")
+        raise ValueError(
+            f"found, references: expected as many of both, and any, got {len(found)} and {len(references)}"
+        )
     try:
         from sacrebleu.metrics import BLEU
     except ImportError as error:

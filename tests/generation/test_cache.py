@@ -249,7 +249,9 @@ def test_after_ids_that_it_refused_a_cache_gives_what_the_full_forward_gives(dev
                 cached_logits(cache, wrong)
         end += length
         found = cached_logits(cache, ids[:, end - length : end])
-        expected = full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1] if full is None else full[:, end - 1]
+        expected = (
+            full_logits(model, ids[:, end - cache.ids.shape[1] : end])[:, -1] if full is None else full[:, end - 1]
+        )
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-11 * np.abs(expected).max())
 
 
@@ -302,9 +304,9 @@ def test_rows_of_another_source_are_refused(rows, message):
 
 
 def test_a_cache_has_room_for_something(make_model):
-    with pytest.raises(ValueError, match="^batch_size: expected .* >= 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^batch_size: expected .* >= 1, got 0$"):
         cache_for(make_model(), 0)
     model = EncoderDecoder(31, 12, 3, 1)
     for name in "length", "copies":
-        with pytest.raises(ValueError, match=f"^{name}: expected .* >= 1, got -1$"):
+        with pytest.raises(ValueError, match=rf"^{name}: expected .* >= 1, got -1$"):
             DecoderCache(model, tokens(2, 3), np.array([3, 2]), **{"length": 5, name: -1})
