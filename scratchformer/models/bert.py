@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -25,7 +26,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..ops.checks import expect_ids, expect_lengths, expect_positive, expect_range, expect_shape, expect_whole
+from ..ops.checks import expect_ids, expect_lengths, expect_positive, expect_range, expect_shape
 from ..rng import Key, Zeros
 from .model import Model
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
@@ -465,10 +466,10 @@ class BertClassifier(Model):
         PretrainedError, naming file and tensor or setting, for what is missing, unknown, of another shape, or would be
         another computation than here; ValueError for a num_classes or dropout that can be none.
         """
-        if num_classes is not None:
-            expect_whole("num_classes", num_classes, 1)
-        elif new_head:
+        if num_classes is None and new_head:
             raise ValueError("num_classes: expected that of the new head, got None")
+        if not (num_classes is None or (isinstance(num_classes, Integral) and num_classes >= 1)):
+            raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
         config, names = _config(folder, dropout), tensor_names(folder, PREFIX)
         if dropout is None:
             own = ("classifier_dropout",)
@@ -564,10 +565,8 @@ def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
     kinds = config.get("architectures") or []
     if not (isinstance(kinds, list) and all(kind in ARCHITECTURES for kind in kinds)):
-        expected = ", ".join(ARCHITECTURES)
-        raise PretrainedError(
-            f"{Path(folder) / 'config.json'}: architectures: expected one of {expected}, got {kinds!r}"
-        )
+        path, expected = Path(folder) / "config.json", ", ".join(ARCHITECTURES)
+        raise PretrainedError(f"{path}: architectures: expected one of {expected}, got {kinds!r}")
     options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
     options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
     return options if dropout is None else options | {"dropout": dropout}
