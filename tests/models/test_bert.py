@@ -1,18 +1,19 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from scratchformer import ops
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
-from scratchformer.training import SnapshotError, load_model, save_snapshot
+from scratchformer.training import Replicas, SnapshotError, load_model, save_snapshot
 from scratchformer.training.snapshot import load_snapshot, restore
 
 V, K, C, H, DEPTH, T = 11, 3, 8, 2, 2, 7
@@ -124,6 +125,31 @@ def test_pairs_are_trained_on(device):
         model.loss_backward(1.0, cache)
         adam.step()
     assert float(loss) < 0.05
+
+
+class PairBatch(NamedTuple):
+    """A batch of one's own for `Replicas` and `train`: its fields are the arguments of the model's loss."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+    segments: np.ndarray
+
+    @property
+    def weight(self):
+        return len(self.labels)
+
+    def split(self, size):
+        return [PairBatch(*(x[i : i + size] for x in self)) for i in range(0, len(self.ids), size)]
+
+
+def test_batches_of_pairs_go_through_replicas(device):
+    """In micro-batches, on two of them; each row keeps its segments."""
+    model, batch = classifier(device, dropout=0.0), PairBatch(IDS, LENGTHS, LABELS, SEGMENTS)
+    loss, gradient = loss_and_gradient(model, device, batch)
+    with Replicas(classifier(device, dropout=0.0), 2 if device is CPU else 1, micro_batch=1) as replicas:
+        assert math.isclose(replicas.gradients(batch, Key(0)), loss, rel_tol=1e-12)
+        np.testing.assert_allclose(to_cpu(replicas.model.flat.grad), gradient, rtol=1e-9, atol=1e-12)
 
 
 def test_without_next_sentence_nothing_is_said_of_the_rows(device):
