@@ -100,6 +100,10 @@ def test_models_of_ones_own():
         def __init__(self, causal):
             super().__init__(**MADE_OF["GPT2"])
 
+    class Small(GPT2):
+        def __init__(self, depth=1, **rest):
+            super().__init__(depth=depth, **rest)
+
     class Free(Model):
         def __init__(self, **anything):
             self.body = Body(**anything)
@@ -108,6 +112,8 @@ def test_models_of_ones_own():
     with pytest.raises(TypeError, match=r"^Named: no option 'lound'; expected one of title, loud, vocab_size, "):
         Named("a", 5, 4, 2, 1, 4, lound=True)
     Fixed(causal=True)
+    assert len(Small(**MADE_OF["GPT2"]).body.blocks) == 1
+    assert Small.option_names() == ["depth", *(name for name in GPT2.option_names() if name != "depth")]
     Free(**MADE_OF["Body"])
     with pytest.raises(TypeError, match=r"^Body: no option 'droput'; expected one of "):
         Free(**MADE_OF["Body"], droput=1)
