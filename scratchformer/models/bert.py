@@ -36,7 +36,10 @@ from ..ops.checks import (
     expect_shape,
 )
 from ..rng import Key, Zeros
+from .model import Model
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, tensor_names
+
+GELU = "gelu"  # the activation of the paper
 
 
 class BertCache(NamedTuple):
@@ -48,7 +51,7 @@ class BertCache(NamedTuple):
     blocks: list
 
 
-class Bert(Layer):
+class Bert(Model):
     """Token, position and segment embeddings, added; layer norm; dropout; blocks.
 
     ids: (B, T) with T ≤ max_length, "[CLS] text [SEP]" or "[CLS] text [SEP] other text [SEP]". lengths: (B,), behind
@@ -58,6 +61,7 @@ class Bert(Layer):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the number
     of texts there may be. eps: of the layer norms. embedding_std: of the embeddings at the start. Those of the
     positions start as sinusoids of this size, so that near positions are alike before anything is learned of them.
+    activation: "gelu", "gelu_tanh" or "relu".
 
     Beside the `Body` of the classifier and the language model: segments are embedded, since two texts can be read at
     once; the sum of the embeddings is normalised before it is dropped out; blocks are post-norm, as in the tutorial,
@@ -78,6 +82,7 @@ class Bert(Layer):
         dropout: float = 0.1,
         eps: float = 1e-12,
         embedding_std: float = 0.02,
+        activation: str = GELU,
         key: Key = Key(0),
     ) -> None:
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
@@ -87,6 +92,8 @@ class Bert(Layer):
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         options = dict(d_ff=d_ff, segments=segments, dropout=dropout, eps=eps, embedding_std=embedding_std)
         self.config = dict(**sizes, **options)
+        if activation != GELU:  # snapshots may be older than this setting
+            self.config["activation"] = activation
         self.max_length = max_length
         self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
@@ -100,7 +107,7 @@ class Bert(Layer):
                 d_model,
                 heads,
                 d_ff=d_ff,
-                activation="gelu",
+                activation=activation,
                 dropout=dropout,
                 bias=True,
                 eps=eps,
@@ -231,9 +238,11 @@ class MaskedPrediction(Layer):
     Source: Devlin et al., 2019, section 3.1, task 1; the layers before the output as in their published program.
     """
 
-    def __init__(self, embedding: TokenEmbedding, eps: float = 1e-12, key: Key = Key(0)) -> None:
+    def __init__(
+        self, embedding: TokenEmbedding, eps: float = 1e-12, activation: str = GELU, key: Key = Key(0)
+    ) -> None:
         d_model = embedding.table.data.shape[1]
-        self.dense = Linear(d_model, d_model, key=key, activation="gelu")
+        self.dense = Linear(d_model, d_model, key=key, activation=activation)
         self.norm = LayerNorm(d_model, eps)
         self.output = TiedOutput(embedding, bias=True)
 
@@ -258,7 +267,7 @@ class BertPretrainingCache(NamedTuple):
     following: Any = None
 
 
-class BertPretraining(Layer):
+class BertPretraining(Model):
     """`Bert` with what it learns from text alone: hidden tokens, and whether a text follows another.
 
     15% of the tokens of a row are chosen; most of them are replaced, and all of them are to be predicted
@@ -270,6 +279,8 @@ class BertPretraining(Layer):
     Beside the `LanguageModel`, which predicts every token from those before it: 15% of the tokens are predicted, but
     from both sides.
     """
+
+    body_class = Bert
 
     def __init__(
         self,
@@ -286,7 +297,8 @@ class BertPretraining(Layer):
         self.config = dict(**sizes, next_sentence=next_sentence)
         expect_boolean(next_sentence=next_sentence)
         self.body = Bert(**sizes, key=key.fold("body"))
-        self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, key.fold("masked"))
+        activation = body.get("activation", GELU)
+        self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, key.fold("masked"))
         self.pooler = Pooler(d_model, key.fold("pooler")) if next_sentence else None
         self.following = Linear(d_model, 2, key=key.fold("following")) if next_sentence else None
 
@@ -315,13 +327,18 @@ class BertPretraining(Layer):
         segments: Array | None,
         places: Array,
         targets: Array,
-        unrelated: Array,
+        unrelated: Array | None = None,
         key: Key | None = None,
     ) -> tuple[Array, tuple]:
         """The mean over the chosen places (B, K) of −log p(target), in nats, plus the mean over the rows of
-        −log p(unrelated), (B,), 1 where the second text does not follow the first.
+        −log p(unrelated), (B,), 1 where the second text does not follow the first. Without next_sentence there is no
+        such mean, and unrelated does not matter. Raises IndexError for a place in the padding.
         """
+        if self.pooler is not None:
+            expect_shape("unrelated", unrelated, "B")
         y, forward = self.forward(ids, lengths, segments, places, key)
+        if lengths is not None:
+            expect_in_text(places, lengths)
         losses, caches = zip(*map(ops.cross_entropy, y, (targets, unrelated)), strict=True)
         return sum(losses), (forward, caches)
 
@@ -344,6 +361,15 @@ class BertPretraining(Layer):
         return model
 
 
+def expect_in_text(places: Array, lengths: Array) -> None:
+    """Raise IndexError, naming the row, unless all places (B, K) are within the texts' lengths (B,)."""
+    padding = places >= lengths[:, None]
+    if padding.any():
+        row = int(padding.any(axis=1).argmax())
+        last, found = int(lengths[row]) - 1, int(places[row].max())
+        raise IndexError(f"places: row {row}: expected values from 0 to {last}, where its text ends, got {found}")
+
+
 class BertClassifierCache(NamedTuple):
     body: Any
     pooler: Any
@@ -352,15 +378,18 @@ class BertClassifierCache(NamedTuple):
     log_softmax: Any
 
 
-class BertClassifier(Layer):
+class BertClassifier(Model):
     """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of a class.
 
-    num_classes: of the output. The other arguments are those of `Bert`.
+    num_classes: of the output. output_dropout: before it, by default that of the rest. The other arguments are those
+    of `Bert`.
 
     Beside the `Classifier`, which takes the mean of all vectors: the first one, that of [CLS], stands for the text. As
     in the paper one layer is new in fine-tuning, the output; body and pooler come from pre-training (`start_from`), and
     all of them are trained on. (The paper names only the first vector; its published program has the pooler between.)
     """
+
+    body_class = Bert
 
     def __init__(
         self,
@@ -370,15 +399,18 @@ class BertClassifier(Layer):
         heads: int,
         depth: int,
         max_length: int,
+        output_dropout: float | None = None,
         key: Key = Key(0),
         **body: Any,
     ) -> None:
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
         self.config = dict(**sizes, num_classes=num_classes)
+        if output_dropout is not None:  # snapshots may be older than this setting
+            self.config["output_dropout"] = output_dropout
         expect_positive(num_classes=num_classes)
         self.body = Bert(**sizes, key=key.fold("body"))
         self.pooler = Pooler(d_model, key.fold("pooler"))
-        self.dropout = Dropout(self.body.dropout.p)
+        self.dropout = Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
         self.output = Linear(d_model, num_classes, key=key.fold("output"))
 
     def forward(
@@ -397,9 +429,16 @@ class BertClassifier(Layer):
         dx = self.pooler.backward(self.dropout.backward(dx, cache.dropout), cache.pooler)
         self.body.backward(dx, cache.body)
 
-    def loss(self, ids: Array, lengths: Array, labels: Array, key: Key | None = None) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,), of single texts."""
-        y, forward = self.forward(ids, lengths, key=key)
+    def loss(
+        self,
+        ids: Array,
+        lengths: Array | None,
+        labels: Array,
+        segments: Array | None = None,
+        key: Key | None = None,
+    ) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,); segments (B, T) for pairs of texts, see `Bert`."""
+        y, forward = self.forward(ids, lengths, segments, key)
         loss, cross_entropy = ops.cross_entropy(y, labels)
         return loss, (forward, cross_entropy)
 
@@ -410,32 +449,51 @@ class BertClassifier(Layer):
 
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""
-        for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps"):
-            if (found := pretrained.body.config[name]) != (own := self.body.config[name]):
-                raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
+        own, found = ({"activation": GELU} | body.config for body in (self.body, pretrained.body))
+        for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps", "activation"):
+            if found[name] != own[name]:
+                raise ValueError(f"pretrained: expected a model with {name} {own[name]}, got {found[name]}")
         self.body.load_state_dict(pretrained.body.state_dict())
         if pretrained.pooler is not None:
             self.pooler.load_state_dict(pretrained.pooler.state_dict())
 
     @classmethod
     def from_pretrained(
-        cls, folder: Path | str, num_classes: int | None = None, dropout: float | None = None, key: Key = Key(0)
+        cls,
+        folder: Path | str,
+        num_classes: int | None = None,
+        dropout: float | None = None,
+        key: Key = Key(0),
+        new_head: bool = False,
     ) -> Self:
         """A published BERT from a Hugging Face folder, of `BertModel` or one with heads.
 
-        num_classes: of a new output layer, drawn from `key`; None for the one in the file, which must be that of a
-        `BertForSequenceClassification`. With a new one, a file without pooler, as of a `BertForMaskedLM`, gets a new
-        pooler too.
-        dropout: None for that of the folder. Raises PretrainedError, naming file and tensor or setting, for what is
-        missing, unknown, of another shape, or would be another computation than here; ValueError for a num_classes or
-        dropout that can be none.
+        num_classes: of the output; None for as many as that in the folder has, which must be of a
+        `BertForSequenceClassification`. An output in the folder is kept, and must have so many classes; new_head: True
+        for a new one in its place. Where the folder has none there is a new one. It is drawn from `key`, and so is a
+        pooler where there is none, as in the folder of a `BertForMaskedLM`.
+        dropout: None for those of the folder, hidden_dropout_prob and, before the output, classifier_dropout. Raises
+        PretrainedError, naming file and tensor or setting, for what is missing, unknown, of another shape, or would be
+        another computation than here; ValueError for a num_classes or dropout that can be none.
         """
+        if num_classes is None and new_head:
+            raise ValueError("num_classes: expected that of the new head, got None")
+        if not (num_classes is None or (isinstance(num_classes, Integral) and num_classes >= 1)):
+            raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
         config, names = _config(folder, dropout), tensor_names(folder, PREFIX)
-        if num_classes is None:
-            num_classes, new = _classes(folder, names), ()
+        if dropout is None:
+            own = ("classifier_dropout",)
+            config["output_dropout"] = read_config(folder, "bert", fractions=own, optional=own).get(*own)
+        new = ()
+        if num_classes is None or ("classifier.weight" in names and not new_head):
+            stored = _classes(folder, names)
+            if num_classes not in (None, stored):
+                raise PretrainedError(
+                    f"{folder} has an output for {stored} classes, and num_classes is {num_classes}: say new_head=True "
+                    "for a new output in its place"
+                )
+            num_classes = stored
         else:
-            if not (isinstance(num_classes, Integral) and num_classes >= 1):
-                raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
             new = ("output",) if "pooler.dense.weight" in names else ("output", "pooler")
         with making(folder):
             model = cls(num_classes=num_classes, **config, key=Zeros())
@@ -462,14 +520,20 @@ SETTINGS = {
     "layer_norm_eps": "eps",
 }
 FRACTIONS = ("hidden_dropout_prob", "layer_norm_eps")  # of these; the others are whole numbers
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
 COMPUTED = {  # settings with which the computation is the one here
-    "hidden_act": ("gelu",),
+    "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True,),
 }
 HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # of the output for classes in a file
+# Models of the library with this body. Of an output for classes only the first one's has the meaning that it has here.
+ARCHITECTURES = (
+    "BertForSequenceClassification", "BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel",
+    "BertForNextSentencePrediction", "BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
+)  # fmt: skip
 # The path of each layer of ours in a file.
 LAYERS = {
     "tokens": "embeddings.word_embeddings",
@@ -509,20 +573,31 @@ def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
     if dropout is not None:
         Dropout(dropout)  # raises what is wrong with it
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
-    sizes = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
-    return sizes if dropout is None else sizes | {"dropout": dropout}
+    kinds = config.get("architectures") or []
+    if not (isinstance(kinds, list) and all(kind in ARCHITECTURES for kind in kinds)):
+        path, expected = Path(folder) / "config.json", ", ".join(ARCHITECTURES)
+        raise PretrainedError(f"{path}: architectures: expected one of {expected}, got {kinds!r}")
+    options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
+    options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
+    return options if dropout is None else options | {"dropout": dropout}
 
 
 def _classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
     """The number of classes of a folder whose model tells the class of a text; PretrainedError for another."""
     config = read_config(folder, "bert", computed=HEAD_COMPUTED)
-    kinds = config.get("architectures") or ["BertForSequenceClassification"]
-    if kinds != ["BertForSequenceClassification"] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
-        kind = ", ".join(map(str, kinds))
+    kinds = config.get("architectures") or [ARCHITECTURES[0]]
+    if kinds != [ARCHITECTURES[0]] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
         raise PretrainedError(
-            f"{folder} has no output for classes of texts ({kind}): say how many classes there are (num_classes)"
+            f"{folder} has no output for classes of texts ({', '.join(kinds)}): say how many classes there "
+            "are (num_classes), and new_head=True if it has another output"
         )
-    return names["classifier.weight"][0]
+    classes = names["classifier.weight"][:1]
+    if classes in ((), (0,), (1,)):
+        raise PretrainedError(
+            f"{folder}: classifier.weight: expected a row for each of two or more classes, got the shape "
+            f"{names['classifier.weight']}, as for regression or multiple choice"
+        )
+    return classes[0]
 
 
 def _load(model: Layer, folder: Path | str, new: Collection[str] = ()) -> None:

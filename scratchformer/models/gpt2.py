@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..nn import Dropout, TiedOutput
+from ..nn import Dropout, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
@@ -23,7 +23,7 @@ COMPUTED = {  # settings with which the computation is the one here
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
-    "tie_word_embeddings": (True,),
+    "tie_word_embeddings": (True, False),
 }
 
 
@@ -34,7 +34,7 @@ class GPT2(LanguageModel):
     - The norms stand before attention and feed-forward, and one at the end: the residual path from the embedding to
       the output is a plain sum, through which a gradient passes unchanged to any depth.
     - The output has the tokens' embeddings as its weights, without a bias (`nn.TiedOutput`): one table of V C numbers
-      less, and each token learns from being read and from being predicted.
+      less, and each token learns from being read and from being predicted. (tied: False for weights of its own.)
     - Query, key and value have biases; GELU stands for ReLU, by its formula with tanh.
     - Weights start normal with a standard deviation of 0.02, biases at 0. The two maps of a block that end on the
       residual path (`unify`, `down`) start smaller by 1/√(2 depth): 2 depth terms are added up there, and the sum's
@@ -59,14 +59,17 @@ class GPT2(LanguageModel):
         d_ff: int | None = None,
         eps: float = 1e-5,
         recompute: bool = False,
+        tied: bool = True,
         key: Key = Key(0),
     ) -> None:
         options = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
         self.config = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **options)
+        if not tied:  # snapshots of tied models may be older than this setting
+            self.config["tied"] = False
         self.context = context
         kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)
-        self.output = TiedOutput(self.body.tokens)
+        self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         for name, p in self.named_parameters().items():
             if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
                 std = STD / math.sqrt(2 * depth) if name.endswith(("unify.w", "down.w")) else STD
@@ -93,6 +96,7 @@ class GPT2(LanguageModel):
                 config.get("n_inner"),
                 config.get("layer_norm_epsilon", 1e-5),
                 recompute,
+                config.get("tie_word_embeddings", True),
                 key=Zeros(),
             )
         tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
@@ -125,6 +129,7 @@ PLACES = {
     "tokens": "wte",
     "positions": "wpe",
     "final_norm": "ln_f",
+    "output": "lm_head",  # where it is not tied: (out, in)
 }
 COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
 
@@ -139,4 +144,5 @@ def stored_as(name: str, d_model: int) -> Tensor:
     kind = place.rpartition(".")[2]
     start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
     columns = slice(None) if start is None else slice(start, start + d_model)
-    return Tensor(f"{block}{PLACES[place]}.{'bias' if leaf in ('b', 'beta') else 'weight'}", columns=columns)
+    stored = f"{block}{PLACES[place]}.{'bias' if leaf in ('b', 'beta') else 'weight'}"
+    return Tensor(stored, transposed=place == "output", columns=columns)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
@@ -30,7 +31,7 @@ class LanguageModel(Model):
     """
 
     body_class = Body
-    fixed = {"causal": "always is", "units": "reads tokens"}
+    fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens"}
     pattern: ops.Pattern | None = None  # of every block, on top of causal
 
     def __init__(

@@ -37,9 +37,10 @@ class Model(Layer):
                 own = list(signature(part.__init__).parameters.values())[1:]  # without self
                 names += [p.name for p in own if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
                 if all(p.kind is not Parameter.VAR_KEYWORD for p in own):
-                    return names  # what it does not take, nothing does
-        if cls.body_class is None:
-            return []
-        body = signature(cls.body_class.__init__).parameters.values()
-        options = [p.name for p in body if p.default is not Parameter.empty and p.name not in cls.fixed]
-        return list(dict.fromkeys([*names, *options]))
+                    break  # what it does not take, nothing does
+        else:
+            if cls.body_class is None:
+                return []
+            body = signature(cls.body_class.__init__).parameters.values()
+            names += [p.name for p in body if p.default is not Parameter.empty and p.name not in cls.fixed]
+        return list(dict.fromkeys(names))

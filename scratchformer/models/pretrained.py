@@ -1,8 +1,9 @@
 """Published weights: reading a Hugging Face folder into a model of ours.
 
 Such a folder has `config.json`, the sizes, and `model.safetensors`, the tensors under the names of the library that
-wrote them. A model that can be loaded says for each of its own parameters which tensor it comes from (`Tensor`); here
-they are read, checked by name and shape, and copied. Nothing in the folder is executed.
+wrote them. The tensors may also stand in several files, which `model.safetensors.index.json` lists. A model that can be
+loaded says for each of its own parameters which tensor it comes from (`Tensor`); here they are read, checked by name
+and shape, and copied. Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,8 @@ from safetensors import SafetensorError, safe_open
 from ..nn import Layer, Param
 
 WEIGHTS = "model.safetensors"
-FLOATING = ("F64", "F32", "F16")  # types of tensors that NumPy has
+INDEX = WEIGHTS + ".index.json"  # of weights in several files
+FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 
 
 class PretrainedError(ValueError):
@@ -48,7 +50,7 @@ def read_config(
 
     names: of the settings that must be in it, whole numbers but for the `fractions`. computed: for settings, the values
     with which the computation is the one here; the first of them is meant where the setting is not there. optional: of
-    settings that may be missing or null, and are whole numbers otherwise. Raises PretrainedError if the file is missing
+    settings that may be missing or null, and are otherwise as the others. Raises PretrainedError if the file is missing
     or damaged, of another model, or of one that computes something else.
     """
     path = Path(folder) / "config.json"
@@ -62,15 +64,16 @@ def read_config(
         raise PretrainedError(f"{path}: expected model_type {model_type!r}, got {config.get('model_type')!r}")
     if missing := [name for name in names if name not in config]:
         raise PretrainedError(f"{path}: {', '.join(missing)} missing")
-    given = [name for name in dict.fromkeys([*names, *fractions]) if name in config]
-    for name in (*given, *(name for name in optional if config.get(name) is not None)):
+    for name in dict.fromkeys([*names, *fractions, *optional]):
+        if name not in config or (name in optional and config[name] is None):
+            continue
         value, whole = config[name], name not in fractions
         if not (type(value) is int and value >= 1 if whole else type(value) in (int, float) and 0 <= value < math.inf):
             expected = "a whole number >= 1" if whole else "a number >= 0"
             raise PretrainedError(f"{path}: {name}: expected {expected}, got {value!r}")
     for name, values in computed.items():
         if (found := config.get(name, values[0])) not in values:
-            raise PretrainedError(f"{path}: {name}: expected {values[0]!r}, got {found!r}")
+            raise PretrainedError(f"{path}: {name}: expected {' or '.join(map(repr, values))}, got {found!r}")
     return config
 
 
@@ -99,21 +102,21 @@ def load_weights(
     tensors that the model has no use for. prefix: of the names in the file, taken off where it is ("transformer.").
     tied: names of tensors that may be there as copies of others.
     Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of another shape, or of a type
-    that NumPy does not have. Names and shapes are checked before anything is copied.
+    that is not read. Names and shapes are checked before anything is copied. Half precision becomes the model's own.
     """
     params = model.named_parameters()
-    with _opened(folder) as (path, file):
-        stored = {name.removeprefix(prefix): name for name in file.keys()}
+    with _opened(folder) as (path, found):
+        stored = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         known = {t.name for t in tensors.values()}
         problems = [f"missing: {name}" for name in known - stored.keys()]
         unused = [name for name in stored if name not in known]
         copies = [name for name in unused if tied.get(name) in stored]
         problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
-        problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= set(file.keys())]
-        for name in known & stored.keys():
-            if (kind := file.get_slice(stored[name]).get_dtype()) not in FLOATING:
+        problems += [f"twice: {n}" for n in stored if prefix and {n, prefix + n} <= found.keys()]
+        for name in {*copies, *(known & stored.keys())}:
+            if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
-        shapes = {name: tuple(file.get_slice(stored[name]).get_shape()) for name in known & stored.keys()}
+        shapes = {name: stored[name].shape for name in known & stored.keys()}
         problems += filter(
             None, (_mismatch(params, n, tensors, shapes) for n, t in tensors.items() if t.name in shapes)
         )
@@ -121,30 +124,97 @@ def load_weights(
             shown = "; ".join(sorted(problems)[:8]) + (f" and {len(problems) - 8} more" if len(problems) > 8 else "")
             raise PretrainedError(f"{path}: weights of another model: {shown}")
         for name in copies:
-            if not np.array_equal(*(file.get_tensor(stored[n]) for n in (name, tied[name]))):
+            if not np.array_equal(*(stored[n].read() for n in (name, tied[name]))):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, to which it is tied here")
         for name, tensor in tensors.items():
-            source = file.get_tensor(stored[tensor.name])[..., tensor.columns]
+            source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
 
 
 def tensor_names(folder: Path | str, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor of `folder` by its name, without `prefix` where it is. Raises PretrainedError."""
-    with _opened(folder) as (_, file):
-        return {name.removeprefix(prefix): tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    with _opened(folder) as (_, found):
+        return {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
+
+
+class Stored(NamedTuple):
+    """A tensor in an open file."""
+
+    path: Path
+    file: Any
+    name: str
+    kind: str  # "F32", "BF16", ...
+    shape: tuple[int, ...]
+
+    def read(self) -> np.ndarray:
+        return self.file.get_tensor(self.name) if self.kind != "BF16" else self.read_bfloat16()
+
+    def read_bfloat16(self) -> np.ndarray:
+        """As float32, of which a bfloat16 is the upper half; NumPy has no such type.
+
+        The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor lies.
+        """
+        with open(self.path, "rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            start, end = json.loads(file.read(length))[self.name]["data_offsets"]
+            file.seek(8 + length + start)
+            bits = np.frombuffer(file.read(end - start), "<u2")
+        return (bits.astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
 
 
 @contextmanager
-def _opened(folder: Path | str) -> Iterator[tuple[Path, Any]]:
-    """The path of the weights in `folder`, and the open file; what goes wrong with it becomes a PretrainedError."""
+def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
+    """The path of the weights in `folder`, or of the index of several files, and their tensors; the files are open."""
     path = Path(folder) / WEIGHTS
+    index = None if path.exists() else _index(folder)
+    parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
+    found: dict[str, Stored] = {}
+    with ExitStack() as stack:
+        for part in parts:
+            try:
+                file = stack.enter_context(safe_open(part, framework="numpy"))
+                slices = {name: file.get_slice(name) for name in file.keys()}
+            except FileNotFoundError as error:
+                raise PretrainedError(f"{part}: no such file{_what_else(folder) if index is None else ''}") from error
+            except (SafetensorError, OSError) as error:
+                raise PretrainedError(f"{part} is damaged: {error}") from error
+            for name, s in slices.items():
+                if name in found:
+                    raise PretrainedError(f"{part}: {name} is in {found[name].path.name} too")
+                found[name] = Stored(part, file, name, s.get_dtype(), tuple(s.get_shape()))
+        if index is not None:
+            path = path.with_name(INDEX)
+            for name in sorted(index.keys() | found.keys()):
+                listed, place = index.get(name, "no file"), found[name].path.name if name in found else "no file"
+                if listed != place:
+                    raise PretrainedError(f"{path}: {name}: expected in {listed}, found in {place}")
+        yield path, found
+
+
+def _index(folder: Path | str) -> dict[str, str] | None:
+    """In which file of `folder` each tensor is, or None if no index is there. Raises PretrainedError."""
+    path = Path(folder) / INDEX
+    if not path.exists():
+        return None
     try:
-        with safe_open(path, framework="numpy") as file:
-            yield path, file
-    except FileNotFoundError as error:
-        raise PretrainedError(f"{path}: no such file; expected a folder with config.json and {WEIGHTS}") from error
-    except (SafetensorError, OSError, TypeError) as error:
-        raise PretrainedError(f"{path} is damaged or of a type that NumPy does not have: {error}") from error
+        index = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise PretrainedError(f"{path} is damaged: {error!r}") from error
+    for name, file in index.items():
+        if not (isinstance(file, str) and file.endswith(".safetensors") and Path(file).name == file):
+            raise PretrainedError(f"{path}: {name}: expected a file NAME.safetensors in the folder, got {file!r}")
+    return index
+
+
+def _what_else(folder: Path | str) -> str:
+    """What to say of a folder without weights that can be read."""
+    if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
+        return (
+            f"; {pickles[0]} is a pickle, and reading one may run any code: if you trust it, convert it with "
+            "transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), where NAME "
+            "is what config.json has under architectures"
+        )
+    return f"; expected a folder with config.json and {WEIGHTS}"
 
 
 def _mismatch(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from .. import ops
 from ..backend import Array, array_module
@@ -38,7 +39,7 @@ class TransformerXL(LanguageModel):
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
 
-    fixed = {**LanguageModel.fixed, "positions": "has relative ones"}
+    fixed: ClassVar[Mapping[str, str]] = {**LanguageModel.fixed, "positions": "has relative ones"}
 
     def __init__(
         self,

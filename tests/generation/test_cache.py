@@ -304,9 +304,9 @@ def test_rows_of_another_source_are_refused(rows, message):
 
 
 def test_a_cache_has_room_for_something(make_model):
-    with pytest.raises(ValueError, match="^batch_size: expected .* >= 1, got 0$"):
+    with pytest.raises(ValueError, match=r"^batch_size: expected .* >= 1, got 0$"):
         cache_for(make_model(), 0)
     model = EncoderDecoder(31, 12, 3, 1)
     for name in "length", "copies":
-        with pytest.raises(ValueError, match=f"^{name}: expected .* >= 1, got -1$"):
+        with pytest.raises(ValueError, match=rf"^{name}: expected .* >= 1, got -1$"):
             DecoderCache(model, tokens(2, 3), np.array([3, 2]), **{"length": 5, name: -1})

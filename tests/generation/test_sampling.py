@@ -154,7 +154,7 @@ def test_a_value_out_of_range_is_refused_by_name(options, message):
 
 @pytest.mark.parametrize("row", [[math.nan, 0.5], [0.0, 0.0], [math.inf, 0.5], [-1.0, -2.0]], ids=str)
 def test_what_are_no_probabilities_is_not_sampled(row):
-    with pytest.raises(ValueError, match="^p: expected probabilities with a positive sum in each row$"):
+    with pytest.raises(ValueError, match=r"^p: expected probabilities with a positive sum in each row$"):
         sample(np.array([[0.5, 0.5], row]), Key(0))
 
 

@@ -1,17 +1,19 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from scratchformer import ops
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
 from scratchformer.models.pretrained import PretrainedError
+from scratchformer.optim import Adam
 from scratchformer.rng import Key
-from scratchformer.training import SnapshotError, load_model, save_snapshot
+from scratchformer.training import Replicas, SnapshotError, load_model, save_snapshot
 from scratchformer.training.snapshot import load_snapshot, restore
 
 V, K, C, H, DEPTH, T = 11, 3, 8, 2, 2, 7
@@ -87,6 +89,107 @@ def test_gradient_of_the_loss(next_sentence, device, check_loss_backward):
 
 def test_gradient_of_the_classifiers_loss(device, check_loss_backward):
     check_loss_backward(classifier(device), IDS, LENGTHS, LABELS)
+    check_loss_backward(classifier(device, output_dropout=0.5), IDS, LENGTHS, LABELS, SEGMENTS)
+
+
+def test_the_classifiers_loss_of_pairs(device):
+    """Segments are the fourth field of a batch, after those of single texts; they move loss and gradients."""
+    model = classifier(device)
+    pairs = (IDS, LENGTHS, LABELS, SEGMENTS)
+    ids, lengths, segments = moved((IDS, LENGTHS, SEGMENTS), device)
+    log_p = to_cpu(model(ids, lengths, segments))
+    loss, gradient = loss_and_gradient(model, device, pairs)
+    assert math.isclose(loss, -log_p[np.arange(3), LABELS].mean(), rel_tol=1e-12)
+    rows_of = to_cpu(model.body.segments.table.grad)
+    assert np.abs(rows_of).min() > 0
+    alone, gradient_alone = loss_and_gradient(model, device, pairs[:3])
+    assert loss != alone and np.abs(gradient - gradient_alone).max() > 1e-6
+    assert not to_cpu(model.body.segments.table.grad)[1].any()
+    assert loss_and_gradient(model, device, (*pairs[:3], 0 * SEGMENTS))[0] == alone
+    with pytest.raises(ValueError, match=r"^segments: expected \(3, 7\), got \(3, 6\)$"):
+        model.loss(*moved((*pairs[:3], SEGMENTS[:, 1:]), device))
+    with pytest.raises(TypeError, match=r"^segments: expected an array \(B, T\), got Key$"):
+        model.loss(*moved(pairs[:3], device), Key(1))
+
+
+def test_pairs_are_trained_on(device):
+    """Two classes that only the segments tell apart: rows of the same tokens, cut in two at another place."""
+    ids = np.full((8, 5), 7)
+    segments = np.repeat([[0, 0, 0, 0, 1], [0, 1, 1, 1, 1]], 4, axis=0)
+    batch = moved((ids, np.full(8, 5), np.repeat([0, 1], 4), segments), device)
+    model = BertClassifier(V, 2, *SIZES[1:], dropout=0.0, key=Key(1)).to(device, np.float64)
+    adam = Adam(model.parameters(), 0.01)
+    for _ in range(30):
+        loss, cache = model.loss(*batch)
+        model.zero_grad()
+        model.loss_backward(1.0, cache)
+        adam.step()
+    assert float(loss) < 0.05
+
+
+class PairBatch(NamedTuple):
+    """A batch of one's own for `Replicas` and `train`: its fields are the arguments of the model's loss."""
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+    segments: np.ndarray
+
+    @property
+    def weight(self):
+        return len(self.labels)
+
+    def split(self, size):
+        return [PairBatch(*(x[i : i + size] for x in self)) for i in range(0, len(self.ids), size)]
+
+
+def test_batches_of_pairs_go_through_replicas(device):
+    """In micro-batches, on two of them; each row keeps its segments."""
+    model, batch = classifier(device, dropout=0.0), PairBatch(IDS, LENGTHS, LABELS, SEGMENTS)
+    loss, gradient = loss_and_gradient(model, device, batch)
+    with Replicas(classifier(device, dropout=0.0), 2 if device is CPU else 1, micro_batch=1) as replicas:
+        assert math.isclose(replicas.gradients(batch, Key(0)), loss, rel_tol=1e-12)
+        np.testing.assert_allclose(to_cpu(replicas.model.flat.grad), gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_without_next_sentence_nothing_is_said_of_the_rows(device):
+    """The loss needs no `unrelated`, and does not look at it; with the task it does need it."""
+    model = pretraining(device, next_sentence=False)
+    assert loss_and_gradient(model, device, BATCH[:5])[0] == loss_and_gradient(model, device, BATCH)[0]
+    with pytest.raises(TypeError, match=r"^unrelated: expected an array \(B\), got NoneType$"):
+        pretraining(device).loss(*moved(BATCH[:5], device))
+
+
+@pytest.mark.parametrize("next_sentence", [True, False])
+def test_places_in_the_padding_are_refused(next_sentence, device):
+    """The first row of them is named. The last place of a text is none of them, nor any place without lengths."""
+    model = pretraining(device, next_sentence=next_sentence)
+    last = np.stack([LENGTHS - 1, LENGTHS - 2], axis=1)
+    loss_and_gradient(model, device, (*BATCH[:3], last, *BATCH[4:]))
+    for row, wrong in ((1, np.array([[6, 0], [0, 5], [6, 0]])), (2, np.array([[6, 0], [4, 0], [0, 6]]))):
+        message = f"^places: row {row}: expected values from 0 to {LENGTHS[row] - 1}, where its text ends, got "
+        with pytest.raises(IndexError, match=f"{message}{wrong[row].max()}$"):
+            loss_and_gradient(model, device, (*BATCH[:3], wrong, *BATCH[4:]))
+        ids, segments, places, targets, unrelated = moved((IDS, SEGMENTS, wrong, TARGETS, UNRELATED), device)
+        model.loss(ids, None, segments, places, targets, unrelated)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
+def test_another_activation_is_that_of_blocks_and_head(activation, device, check_loss_backward):
+    model = pretraining(device, activation=activation)
+    names = {layer.activation for _, layer in model.named_layers() if getattr(layer, "activation", None)}
+    assert names == {activation}
+    check_loss_backward(model, *BATCH)
+    with pytest.raises(ValueError, match=f"pretrained: expected a model with activation gelu, got {activation}"):
+        classifier(device).start_from(model)
+
+
+def test_dropout_before_the_output():
+    model = BertClassifier(V, K, *SIZES[1:], dropout=0.1, output_dropout=0.4)
+    assert (model.dropout.p, model.body.dropout.p, model.config["output_dropout"]) == (0.4, 0.1, 0.4)
+    same = BertClassifier(V, K, *SIZES[1:], dropout=0.3)
+    assert same.dropout.p == 0.3 and "output_dropout" not in same.config
+    assert BertClassifier(**model.config).dropout.p == 0.4
 
 
 def test_both_uses_of_the_table_add_to_its_gradient(device):
@@ -345,7 +448,7 @@ def test_files_with_fewer_or_other_heads(tmp_path):
     model = scrambled(BertClassifier(V, K, *SIZES[1:]))
     folder = write_folder(tmp_path / "classifier", model)
     assert np.array_equal(BertClassifier.from_pretrained(folder)(IDS), model(IDS))
-    other = BertClassifier.from_pretrained(folder, 5)
+    other = BertClassifier.from_pretrained(folder, 5, new_head=True)
     assert other(IDS).shape == (3, 5) and np.array_equal(other.body(IDS), model.body(IDS))
     with pytest.raises(PretrainedError, match=r"missing: cls\.predictions\.bias"):
         BertPretraining.from_pretrained(folder)
@@ -380,7 +483,12 @@ def test_weights_that_do_not_fit_are_named(tmp_path, damage):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hidden_act": "relu"}, "hidden_act: expected 'gelu', got 'relu'"),
+        (
+            {"hidden_act": "silu"},
+            "hidden_act: expected 'gelu' or 'relu' or 'gelu_new' or 'gelu_pytorch_tanh', got 'silu'",
+        ),
+        ({"architectures": ["BertForPoetry"]}, r"architectures: expected one of Bert.*, got \['BertForPoetry'\]"),
+        ({"architectures": "BertModel"}, "architectures: expected one of Bert.*, got 'BertModel'"),
         (
             {"position_embedding_type": "relative_key"},
             "expected 'absolute', got 'relative_key'",
@@ -403,13 +511,80 @@ def test_settings_that_would_compute_something_else(tmp_path, changes, message):
 def test_the_kind_of_problem_matters_only_to_the_output_of_the_file(tmp_path):
     model = scrambled(BertClassifier(V, K, *SIZES[1:]))
     folder = write_folder(tmp_path / "classifier", model, problem_type="multi_label_classification")
-    with pytest.raises(PretrainedError, match="problem_type: expected None, got 'multi_label_classification'"):
-        BertClassifier.from_pretrained(folder)
-    for read in (Bert.from_pretrained(folder), BertClassifier.from_pretrained(folder, num_classes=3).body):
+    for classes in (None, K):
+        with pytest.raises(PretrainedError, match=r"problem_type: expected None or .*, got 'multi_label_classif"):
+            BertClassifier.from_pretrained(folder, classes)
+    for read in (Bert.from_pretrained(folder), BertClassifier.from_pretrained(folder, K, new_head=True).body):
         assert np.array_equal(read(IDS), model.body(IDS))
     model = scrambled(BertPretraining(*SIZES))
     folder = write_folder(tmp_path / "pretraining", model, problem_type="regression")
     assert np.array_equal(BertPretraining.from_pretrained(folder).body(IDS), model.body(IDS))
+
+
+def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
+    model = scrambled(BertClassifier(V, K, *SIZES[1:]))
+    folder = write_folder(tmp_path, model)
+    for classes in (None, K):
+        assert np.array_equal(BertClassifier.from_pretrained(folder, classes)(IDS), model(IDS))
+    message = f"has an output for {K} classes, and num_classes is 2: say new_head=True for a new output"
+    with pytest.raises(PretrainedError, match=message):
+        BertClassifier.from_pretrained(folder, 2)
+    for classes in (2, K):
+        new = BertClassifier.from_pretrained(folder, classes, key=Key(4), new_head=True)
+        drawn = BertClassifier(V, classes, *SIZES[1:], key=Key(4)).output
+        assert np.array_equal(new.output.w.data, drawn.w.data) and np.array_equal(new.output.b.data, drawn.b.data)
+        assert np.array_equal(new.pooler(new.body(IDS)), model.pooler(model.body(IDS)))
+    with pytest.raises(ValueError, match=r"^num_classes: expected that of the new head, got None$"):
+        BertClassifier.from_pretrained(folder, new_head=True)
+
+
+@pytest.mark.parametrize("changes", [{}, {"architectures": ["BertForSequenceClassification"]}], ids=str)
+@pytest.mark.parametrize("classes", [None, 1, 2])
+def test_an_output_of_one_number_is_no_output_for_classes(tmp_path, changes, classes):
+    """As of a regression, and of a multiple choice whose folder does not say so. A new head may take its place."""
+    model = scrambled(BertClassifier(V, 1, *SIZES[1:]))
+    folder = write_folder(tmp_path, model, **changes)
+    message = r"classifier\.weight: expected a row for each of two or more classes, got the shape \(1, 8\)"
+    with pytest.raises(PretrainedError, match=message):
+        BertClassifier.from_pretrained(folder, classes)
+    assert np.array_equal(BertClassifier.from_pretrained(folder, 2, new_head=True).body(IDS), model.body(IDS))
+    assert np.array_equal(Bert.from_pretrained(folder)(IDS), model.body(IDS))
+
+
+@pytest.mark.parametrize("kind", ["BertForMultipleChoice", "BertForTokenClassification"])
+@pytest.mark.parametrize("classes", [None, K])
+def test_an_output_of_another_task_is_refused_by_name(tmp_path, kind, classes):
+    folder = write_folder(tmp_path, BertClassifier(V, K, *SIZES[1:]), architectures=[kind])
+    with pytest.raises(PretrainedError, match=rf"has no output for classes of texts \({kind}\): say how many"):
+        BertClassifier.from_pretrained(folder, classes)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("relu", "relu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh")]
+)
+def test_other_activations_are_read(tmp_path, theirs, ours):
+    model = scrambled(BertPretraining(*SIZES, activation=ours))
+    read = BertPretraining.from_pretrained(write_folder(tmp_path, model, hidden_act=theirs))
+    assert read.config["activation"] == read.masked.dense.activation == ours
+    assert all(np.array_equal(a, b) for a, b in zip(read(*BATCH[:4]), model(*BATCH[:4]), strict=True))
+
+
+def test_the_dropout_of_the_output_is_read(tmp_path):
+    model = BertClassifier(V, K, *SIZES[1:])
+    folder = write_folder(tmp_path, model, classifier_dropout=0.4, hidden_dropout_prob=0.2)
+    for options in ({}, {"num_classes": 2, "new_head": True}):
+        read = BertClassifier.from_pretrained(folder, **options)
+        assert (read.dropout.p, read.body.dropout.p) == (0.4, 0.2)
+    assert BertClassifier.from_pretrained(folder, dropout=0.3).dropout.p == 0.3
+    write_folder(tmp_path, model, classifier_dropout=None, hidden_dropout_prob=0.2)
+    assert BertClassifier.from_pretrained(folder).dropout.p == 0.2
+    for wrong in ("x", -1, True):
+        write_folder(tmp_path, model, classifier_dropout=wrong)
+        with pytest.raises(PretrainedError, match=f"classifier_dropout: expected a number >= 0, got {wrong!r}"):
+            BertClassifier.from_pretrained(folder)
+    write_folder(tmp_path, model, classifier_dropout=1.5)
+    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: .*, got 1\.5"):
+        BertClassifier.from_pretrained(folder)
 
 
 def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):

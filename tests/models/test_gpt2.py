@@ -142,3 +142,21 @@ def test_ids_that_do_not_fit(device):
         model(to_device(np.zeros((1, 7), int), device))
     with pytest.raises(IndexError, match="ids: expected values from 0 to 8, got 9"):
         model(to_device(IDS + 1, device))
+
+
+def test_an_output_that_is_not_tied(device, check_loss_backward, tmp_path):
+    """It has weights of its own, which start as the table does, and the table then gets one gradient only."""
+    model = make(device, tied=False, dropout=0.2)
+    assert "output.w" in model.named_parameters()
+    check_loss_backward(model, IDS, np.roll(IDS, -1, axis=1))
+    drawn = GPT2(500, 64, 4, 1, 200, tied=False, key=Key(0)).output.w.data
+    assert drawn.std() == pytest.approx(STD, rel=0.05)
+    cache, ids = KeyValueCache(model, 2), to_device(IDS, device)
+    expected = to_cpu(model(ids))
+    for t in range(T):
+        np.testing.assert_allclose(to_cpu(cache.logits(ids[:, t : t + 1])), expected[:, t], rtol=1e-9, atol=1e-12)
+    model = GPT2(V, 8, 2, 2, T, tied=False, key=Key(1))
+    save_snapshot(tmp_path / "model.safetensors", model)
+    loaded, _ = load_model(tmp_path / "model.safetensors")
+    assert loaded.config == model.config and np.array_equal(loaded(IDS), model(IDS))
+    assert "tied" not in GPT2(V, 8, 2, 2, T).config

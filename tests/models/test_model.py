@@ -48,9 +48,8 @@ def test_a_wrong_keyword_is_named_with_those_that_there_are(name):
 
 
 def test_the_list_of_the_classifier():
-    with pytest.raises(
-        TypeError, match="^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
-    ) as e:
+    beginning = r"^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
+    with pytest.raises(TypeError, match=beginning) as e:
         Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
     assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}")
 
@@ -101,16 +100,22 @@ def test_models_of_ones_own():
         def __init__(self, causal):
             super().__init__(**MADE_OF["GPT2"])
 
+    class Small(GPT2):
+        def __init__(self, depth=1, **rest):
+            super().__init__(depth=depth, **rest)
+
     class Free(Model):
         def __init__(self, **anything):
             self.body = Body(**anything)
 
     Named("a", 5, 4, 2, 1, 4, loud=True, norm="pre", key=Key(1))
-    with pytest.raises(TypeError, match="^Named: no option 'lound'; expected one of title, loud, vocab_size, "):
+    with pytest.raises(TypeError, match=r"^Named: no option 'lound'; expected one of title, loud, vocab_size, "):
         Named("a", 5, 4, 2, 1, 4, lound=True)
     Fixed(causal=True)
+    assert len(Small(**MADE_OF["GPT2"]).body.blocks) == 1
+    assert Small.option_names() == ["depth", *(name for name in GPT2.option_names() if name != "depth")]
     Free(**MADE_OF["Body"])
-    with pytest.raises(TypeError, match="^Body: no option 'droput'; expected one of "):
+    with pytest.raises(TypeError, match=r"^Body: no option 'droput'; expected one of "):
         Free(**MADE_OF["Body"], droput=1)
 
 

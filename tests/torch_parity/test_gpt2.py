@@ -8,6 +8,7 @@ import pytest
 from scratchformer.generation import generate
 from scratchformer.models import GPT2
 from scratchformer.models.gpt2 import stored_as
+from scratchformer.models.pretrained import PretrainedError
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -114,3 +115,47 @@ def test_config_is_read_as_it_is_written(saved):
     assert [found[name] for name in ("d_model", "heads", "depth", "context")] == [
         written[name] for name in ("n_embd", "n_head", "n_layer", "n_positions")
     ]
+
+
+FORMS = {
+    "bfloat16": (torch.bfloat16, {}),
+    "float16": (torch.float16, {}),
+    "several files": (torch.float32, {"max_shard_size": "20KB"}),
+    "several files of bfloat16": (torch.bfloat16, {"max_shard_size": "10KB"}),
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("form", FORMS)
+def test_other_forms_of_the_weights(tied, form, tmp_path):
+    """Half precision, several files, and an output that is not the tokens' table."""
+    dtype, saving = FORMS[form]
+    torch.manual_seed(0)
+    kept = dict(vocab_size=V, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=None)
+    config = transformers.GPT2Config(**kept, **SIZES["small"])
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    for p in theirs.parameters():
+        p.data += 0.1 * torch.randn_like(p)
+    theirs = theirs.to(dtype)
+    theirs.save_pretrained(tmp_path, **saving)
+    assert (tmp_path / "model.safetensors.index.json").exists() == bool(saving)
+    ours = GPT2.from_pretrained(tmp_path)
+    assert ("output.w" in ours.named_parameters()) is not tied
+    expected = theirs.float()(torch.from_numpy(IDS[:, :-1])).logits.detach().numpy()
+    logits = ours(IDS[:, :-1])
+    assert logits.dtype == np.float32
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+    assert np.abs(expected).max() > 0.5
+
+
+def test_what_the_message_on_a_pickle_says_to_do(saved, tmp_path):
+    theirs, _ = saved
+    theirs.config.save_pretrained(tmp_path)
+    torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(PretrainedError, match=r"pytorch_model\.bin is a pickle, .* NAME\.from_pretrained"):
+        GPT2.from_pretrained(tmp_path)
+    (name,) = json.loads((tmp_path / "config.json").read_text())["architectures"]
+    model = getattr(transformers, name).from_pretrained(tmp_path)
+    model.save_pretrained(tmp_path, safe_serialization=True)
+    expected = theirs(torch.from_numpy(IDS[:, :-1])).logits.detach().numpy()
+    np.testing.assert_allclose(GPT2.from_pretrained(tmp_path)(IDS[:, :-1]), expected, rtol=0, atol=1e-5)
