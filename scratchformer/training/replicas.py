@@ -22,7 +22,7 @@ from ..rng import Key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
-AHEAD = 4  # items a replica that are read before the first of them is done
+AHEAD = 4  # items of a replica that may be under way
 
 
 class Replicas:
@@ -75,9 +75,9 @@ class Replicas:
     def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
-        Items are read as they are needed, at most `AHEAD` a replica before the first of them is done, so that a
-        generator of many takes no more memory than those. The first exception is raised when no replica is at work any
-        more; a generator is closed.
+        Items are read as they are needed: at most AHEAD a replica are under way, so that a generator of many takes
+        little memory. An exception, of `function` or of `items`, is raised once no replica is at work any more. A
+        generator is closed in the end.
         """
         results: list = []
         running: deque[Future] = deque()
