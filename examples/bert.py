@@ -72,12 +72,7 @@ def load_published(run):
     if last.exists():
         return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
     model = BertClassifier.from_pretrained(run.pretrained, 2, key=Key(run.seed).fold("finetune", "weights"))
-    vocabulary, size = Subwords.from_bert(run.pretrained), model.config["vocab_size"]
-    if len(vocabulary) != size:
-        raise ValueError(
-            f"{run.pretrained}: vocab.txt has {len(vocabulary):,} tokens, the model of config.json {size:,}"
-        )
-    return model, vocabulary
+    return model, Subwords.from_bert(run.pretrained)
 
 
 def load_data(run, vocabulary):
