@@ -54,6 +54,9 @@ STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), help="one stage alone (default: all, one after the other)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", help="what fine-tuning trains (default: all)"),
+    "new-head": dict(
+        action="store_true", default=False, help="with --pretrained: replace a trained output of the folder"
+    ),
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, from a Hugging Face folder"),
 }
 VALIDATION_BATCHES = 25
@@ -71,7 +74,8 @@ def load_published(run):
     last = run.out / folder_of("finetune", run.tune) / "last.safetensors"
     if last.exists():
         return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
-    model = BertClassifier.from_pretrained(run.pretrained, 2, key=Key(run.seed).fold("finetune", "weights"))
+    key = Key(run.seed).fold("finetune", "weights")
+    model = BertClassifier.from_pretrained(run.pretrained, 2, key=key, new_head=run.new_head)
     return model, Subwords.from_bert(run.pretrained)
 
 

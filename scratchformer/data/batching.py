@@ -198,17 +198,19 @@ class SegmentBatches:
         return {"step": np.array(self.step), "memory": self.memory}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state_dict` gave, in float32 as a new model is.
+        """Take back what `state_dict` gave.
 
-        Raises ValueError, and changes nothing, for the memory of other sizes.
+        Raises ValueError, and changes nothing, for the memory of other sizes or one of no floating-point numbers.
         """
         if state.keys() != {"step", "memory"}:
             raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
         B, depth, _, C = self.nothing.shape
         memory = state["memory"]
+        if memory.dtype.kind != "f":
+            raise ValueError(f"memory: expected floating-point numbers, got {memory.dtype}")
         if memory.ndim != 4 or (*memory.shape[:2], memory.shape[3]) != (B, depth, C):
             raise ValueError(f"memory: expected ({B}, {depth}, M, {C}), got {memory.shape}")
-        self.step, self.memory = int(state["step"]), memory.astype(self.nothing.dtype, copy=False)
+        self.step, self.memory = int(state["step"]), memory
 
 
 def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:

@@ -166,11 +166,14 @@ def test_the_memory_comes_back_from_a_state():
     assert resumed.step == 3
 
 
-def test_the_memory_of_a_state_becomes_float32():
+def test_the_memory_of_a_state_keeps_its_type():
+    """As the model does whose memory it is."""
     batches = make_segments()
     batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.float64)})
-    assert batches.memory.dtype == np.float32 == batches.batch(0).memory.dtype
+    assert batches.batch(3).memory.dtype == np.float64
     assert np.array_equal(batches.batch(3).memory, memory_of(2))
+    with pytest.raises(ValueError, match="memory: expected floating-point numbers, got int64"):
+        batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.int64)})
 
 
 def test_segment_batch_split():
