@@ -278,7 +278,12 @@ def test_an_empty_argument():
 
 @pytest.mark.parametrize(
     "args, found",
-    [([np.arange(3)], "x: int64"), ([[1.0, 2.0]], "x: list"), ([2.0], "x: float"), ([np.ones(2) + 1j], "x: complex128")],
+    [
+        ([np.arange(3)], "x: int64"),
+        ([[1.0, 2.0]], "x: list"),
+        ([2.0], "x: float"),
+        ([np.ones(2) + 1j], "x: complex128"),
+    ],
     ids=str,
 )
 def test_no_floating_argument(args, found):
