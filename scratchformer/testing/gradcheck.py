@@ -107,9 +107,9 @@ def check_gradients(
     cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
-    Raises ValueError where a wrong gradient would pass too: without a floating-point array among `args`; for one that is
-    empty, not finite, or all at kinks (as zeros before a ReLU); for y without elements; for an `rtol` of 1 or more; for
-    no elements and no directions.
+    Raises ValueError where a wrong gradient would pass too: without a floating-point array among `args`; for one that
+    is empty, not finite, or all at kinks (as zeros before a ReLU); for y without elements; for an `rtol` of 1 or more;
+    for no elements and no directions.
     """
     names = _argument_names(op, args)
     _expect_comparisons(rtol, max_elements, directions)
