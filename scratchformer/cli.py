@@ -25,6 +25,7 @@ def main(argv: list[str] | None = None) -> None:
 
     command = commands.add_parser("check", help="check gradients of all operations and layers, or of some")
     command.add_argument("names", nargs="*", metavar="NAME", help="such as attention, SelfAttention, LanguageModel")
+    command.add_argument("--only", choices=("reference", "twin"), help="one of the two (default: both)")
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--details", action="store_true", help="a row for every tensor, not for every case")
@@ -79,8 +80,8 @@ def check(args: argparse.Namespace) -> None:
     from .backend import get_device
     from .testing.cases import check_cases
 
-    if not check_cases(args.names, get_device(args.device), args.seed, args.details):
-        sys.exit("some gradients are wrong")
+    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only):
+        sys.exit(f"wrong: {', '.join(wrong)}")
 
 
 def generate(args: argparse.Namespace) -> None:

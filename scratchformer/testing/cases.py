@@ -6,14 +6,18 @@ letters, `draw("B T C")`, and gives a normal array of that shape; one letter is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from textwrap import indent
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
+from ..dispatch import reference_only
 from ..rng import Key
 from .gradcheck import Report, check_gradients, check_layer
 
@@ -369,29 +373,106 @@ def check_layer_case(name: str, draw: Draw, **options: Any) -> Report:
     return check_layer(case.layer, *case.inputs, seed=draw.seed, device=draw.device, **options, **case.options)
 
 
-def check_cases(names: Sequence[str], device: Device, seed: int = 0, details: bool = False) -> bool:
-    """Check the cases of `names` (all if none), print a table, and say if all passed.
+IMPLEMENTATIONS = ("reference", "twin")
+
+
+def check_cases(
+    names: Sequence[str], device: Device, seed: int = 0, details: bool = False, only: str | None = None
+) -> list[str]:
+    """Check the cases of `names` (all if none), print a table, and return what is wrong: ["attention (reference)"].
 
     A name is that of a case ("attention, causal"), or what stands before its comma, for all cases that begin so
-    ("attention"). Raises ValueError for any other, before anything is checked.
+    ("attention"). Each case is checked with the references, inside `reference_only`, and with the twins; `only` leaves
+    one of the two. A twin's column has "-" where none ran: an operation has no twin of its own for the arrays of this
+    device, a layer has no operation with a twin. Raises ValueError for another name or another `only`, before anything
+    is checked, and if there was nothing to check.
     """
-    cases = {name: check_operation for name in OPERATIONS} | {name: check_layer_case for name in LAYERS}
+    cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
     known = {name.partition(",")[0] for name in cases}
     if unknown := set(names) - known - cases.keys():
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
-    passed = True
-    print(f"{'case':<48}{'tensors':>8}{'elements':>10}{'worst error':>14}")
-    for name, check in cases.items():
-        if names and not {name, name.partition(",")[0]} & set(names):
-            continue
+    if only not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"only: expected one of {', '.join(IMPLEMENTATIONS)}, got {only!r}")
+    chosen = [name for name in cases if not names or {name, name.partition(",")[0]} & set(names)]
+    columns = [only] if only else IMPLEMENTATIONS
+    width = max(map(len, chosen))
+    print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
+    checked, wrong = False, {}
+    for name in chosen:
+        results = [_check_with(column, cases[name], name, Draw(seed, device=device)) for column in columns]
+        checked |= any(result is not None for result in results)
+        _print_results(name, results, width, details)
+        for column, result in zip(columns, results, strict=True):
+            if isinstance(result, str):
+                print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
+                wrong[f"{name.partition(',')[0]} ({column})"] = None
+    if not checked:
+        raise ValueError(f"nothing to check: on {device} no twin runs for {', '.join(names) or 'any case'}")
+    return list(wrong)
+
+
+def _check_some_elements(name: str, draw: Draw) -> Report:
+    """A layer's case: about 100 elements in all, and of every tensor a random direction, which has a part in each."""
+    parameters = len(LAYERS[name](Draw(draw.seed)).layer.parameters())
+    return check_layer_case(name, draw, max_elements=max(1, 100 // (parameters + 1)), directions=1)
+
+
+def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> Report | str | None:
+    """The report of a case, what is wrong with it, or None if the twins are to be checked and none of them ran."""
+    ran = set()
+    with reference_only() if implementation == "reference" else _twins_noted(ran):
         try:
-            report = check(name, Draw(seed, device=device))
+            result = check(name, draw)
         except AssertionError as error:
-            passed = False
-            print(f"{name:<48}FAILED\n{error}")
-            continue
-        elements, worst = sum(row.elements for row in report), max(row.worst_relative_error for row in report)
-        print(f"{name:<48}{len(report):>8}{elements:>10}{worst:>14.1e}")
-        if details:
-            print(report)
-    return passed
+            result = str(error)
+        except Exception:  # of a line that somebody is working on: the other cases are checked all the same
+            result = traceback.format_exc(limit=-2)
+    twins = ran & {OPERATIONS[name](Draw()).op.__name__} if name in OPERATIONS else ran
+    return result if twins or implementation == "reference" else None
+
+
+@contextmanager
+def _twins_noted(ran: set[str]) -> Iterator[None]:
+    """Inside this block the name of every operation whose twin runs, and does not leave it to the reference, is put
+    into `ran`.
+    """
+
+    def noted(name: str, twin: Callable) -> Callable:
+        def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+            try:
+                y, cache = twin(*args, **kwargs)
+            except Exception:
+                ran.add(name)
+                raise
+            if type(cache) in getattr(ops, f"{name}_backward").twins:
+                ran.add(name)
+            return y, cache
+
+        return call
+
+    names = [name.removesuffix("_backward") for name in ops.__all__ if name.endswith("_backward")]
+    before = {name: dict(getattr(ops, name).twins) for name in names}
+    for name, twins in before.items():
+        getattr(ops, name).twins.update({kind: noted(name, twin) for kind, twin in twins.items()})
+    try:
+        yield
+    finally:
+        for name, twins in before.items():
+            getattr(ops, name).twins.update(twins)
+
+
+def _print_results(name: str, results: list[Report | str | None], width: int, details: bool) -> None:
+    """One row of the table for a case, and with `details` one for each tensor."""
+    reports = [result for result in results if isinstance(result, Report)]
+    tensors, elements = (len(reports[0]), sum(row.elements for row in reports[0])) if reports else ("", "")
+    print(f"{name:<{width}}{tensors:>9}{elements:>10}" + "".join(map(_cell, results)), flush=True)
+    for i, row in enumerate(reports[0] if details and reports else []):
+        cells = (_cell(Report(result[i : i + 1]) if isinstance(result, Report) else None) for result in results)
+        print(f"{f'  {row.tensor} {row.shape}':<{width + 9}}{row.elements:>10}" + "".join(cells))
+
+
+def _cell(result: Report | str | None) -> str:
+    """The worst relative error of a report, in twelve columns."""
+    if isinstance(result, Report):
+        return f"{max(row.worst_relative_error for row in result):>12.1e}"
+    return f"{'-' if result is None else 'WRONG':>12}"

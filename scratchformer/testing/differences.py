@@ -75,6 +75,7 @@ class Estimate(NamedTuple):
 
     value: float
     uncertainty: float
+    doubt: float = 0.0  # what truncation and kinks have of the uncertainty
 
 
 class Comparison(NamedTuple):
@@ -85,6 +86,7 @@ class Comparison(NamedTuple):
     numeric: float
     rtol: float
     tolerance: float  # absolute: rtol of the larger, and what round-off and kinks leave open
+    doubt: float = 0.0  # what truncation and kinks have of the tolerance
 
     @property
     def error(self) -> float:
@@ -102,6 +104,11 @@ class Comparison(NamedTuple):
     @property
     def agrees(self) -> bool:
         return self.excess <= 1
+
+    @property
+    def open(self) -> bool:
+        """Whether a kink, and not round-off, leaves so much open that a gradient of zero would do as well."""
+        return self.size > 0 and self.doubt >= max(self.size, 0.999 * self.tolerance)
 
     @property
     def excess(self) -> float:
@@ -174,7 +181,7 @@ class Differences:
                 unseen = np.max(weight, where=~moved, initial=0) / widest
                 round_off = self.round_off(h) + 4 * self.grain * (float(np.sum(weight, where=moved)) / h + unseen)
                 if doubt + round_off < best.uncertainty:
-                    best = Estimate(float(self.dy @ value), doubt + round_off)
+                    best = Estimate(float(self.dy @ value), doubt + round_off, doubt)
                     self.best_step = left[place]
                 if best.uncertainty <= rtol * abs(best.value):
                     break
@@ -241,4 +248,5 @@ def compare_directions(
 def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol: float) -> Comparison:
     """Put two derivatives side by side; they may differ by `rtol` of the larger and by what both may be off."""
     larger = max(abs(analytic), abs(estimate.value))
-    return Comparison(where, analytic, estimate.value, rtol, rtol * larger + estimate.uncertainty + noise)
+    tolerance = rtol * larger + estimate.uncertainty + noise
+    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt)

@@ -107,8 +107,9 @@ def check_gradients(
     cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
-    Raises ValueError where a check would compare nothing: without a floating-point array among `args`, for one that is
-    empty or not finite, for y without elements, for an `rtol` of 1 or more, for no elements and no directions.
+    Raises ValueError where a wrong gradient would pass too: without a floating-point array among `args`; for one that
+    is empty, not finite, or all at kinks (as zeros before a ReLU); for y without elements; for an `rtol` of 1 or more;
+    for no elements and no directions.
     """
     names = _argument_names(op, args)
     _expect_comparisons(rtol, max_elements, directions)
@@ -384,6 +385,7 @@ def _compare_all(
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
     _raise_worst(found)
+    _expect_decided(found)
     return report
 
 
@@ -405,6 +407,15 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
         ]
         raise GradientError("\n".join(lines + [f"  and others of {', '.join(others)}"] * bool(others)))
+
+
+def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
+    """Raise ValueError for a tensor of which no comparison can tell a right gradient from a wrong one."""
+    for name, (by_element, by_direction) in found.items():
+        if all(c.open for c in by_element + by_direction):
+            raise ValueError(
+                f"{name}: expected numbers at which y has a derivative, got a kink at each that was compared"
+            )
 
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:

@@ -38,6 +38,17 @@ MISTAKES = [
         "tests/ops/test_attention.py",
     ),
     Mistake(
+        "attention: a factor in the reference alone, before dK",
+        "ops/attention.py",
+        [
+            (
+                "    dk = (dz * scale).swapaxes(-1, -2) @ q\n    return",
+                "    dk = 7 * (dz * scale).swapaxes(-1, -2) @ q\n    return",
+            )
+        ],
+        "tests/testing/test_cases.py -k nothing_planted",
+    ),
+    Mistake(
         "one dropout object in two places: the second forward overwrites the first mask",
         "nn/dropout.py",
         [

@@ -278,4 +278,7 @@ def test_check_checks_what_is_named(call):
     assert "linear" in names
     assert "SelfAttention" in names
     assert {name.partition(",")[0] for name in names} == {"linear", "SelfAttention"}
-    assert all(float(line.split()[-1]) < 1e-5 for line in lines[1:])
+    assert lines[0].split()[-2:] == ["reference", "twin"]
+    errors = [error for line in lines[1:] for error in line.split()[-2:]]
+    assert all(float(error) < 1e-5 for error in errors if error != "-")
+    assert errors[0] != "-" and errors[1] == "-"  # linear has no twin

@@ -1,24 +1,188 @@
 """The cases as a program runs them: `check_cases`, behind the command `scratchformer check`."""
 
+import re
+from contextlib import contextmanager
+
+import numpy as np
 import pytest
 
-from scratchformer.backend import CPU
-from scratchformer.testing.cases import check_cases
+from scratchformer import ops
+from scratchformer.backend import CPU, array_module
+from scratchformer.cli import main
+from scratchformer.dispatch import reference_only
+from scratchformer.nn import Linear
+from scratchformer.testing import cases
+from scratchformer.testing.cases import OPERATIONS, Draw, check_cases
+from scratchformer.testing.contracts import as_tuple
+from scratchformer.testing.strict import STRICT
+
+NAMES = [name.removesuffix("_backward") for name in ops.__all__ if name.endswith("_backward")]
 
 
-def checked(capsys):
-    """The names in the table that was printed."""
-    return [line[:48].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+def gradients(name):
+    """How many gradients the backward of an operation returns."""
+    op, op_backward, args, options, _ = OPERATIONS[name](Draw())
+    y, cache = op(*args, **options)
+    return len(as_tuple(op_backward(np.ones_like(y), cache)))
+
+
+# Every gradient of every reference and twin: the operation, "reference" or the type of the twin's cache, a number.
+BACKWARDS = [
+    pytest.param(name, kind, i, id=f"{name}-{getattr(kind, '__name__', kind)}-{i}")
+    for name in NAMES
+    for kind in ("reference", *getattr(ops, f"{name}_backward").twins)
+    for i in range(gradients(name))
+]
+
+
+@contextmanager
+def planted(name, kind, i, factor=1.01):
+    """A backward, that of the reference or the twin for a type of cache, whose gradient number i is too large."""
+    op_backward = getattr(ops, f"{name}_backward")
+    cell = op_backward.__closure__[op_backward.__code__.co_freevars.index("reference")]
+    right = cell.cell_contents if kind == "reference" else op_backward.twins[kind]
+
+    def wrong(*args, **kwargs):
+        returned = right(*args, **kwargs)
+        found = [
+            g * array_module(g).asarray(factor, g.dtype) if n == i else g for n, g in enumerate(as_tuple(returned))
+        ]
+        return tuple(found) if isinstance(returned, tuple) else found[0]
+
+    def put(function):
+        if kind == "reference":
+            cell.cell_contents = function
+        else:
+            op_backward.twins[kind] = function
+
+    put(wrong)
+    try:
+        yield
+    finally:
+        put(right)
+
+
+@pytest.fixture
+def one_case(monkeypatch):
+    """A function that leaves one case, of an operation or a layer."""
+
+    def leave(name):
+        for table in ("OPERATIONS", "LAYERS"):
+            monkeypatch.setattr(cases, table, {n: c for n, c in getattr(cases, table).items() if n == name})
+
+    return leave
+
+
+def rows(capsys):
+    """The rows of the table that was printed, in cells, without its head."""
+    lines = [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith(" ")]
+    return [re.split(" {2,}", line.strip()) for line in lines]
+
+
+@pytest.mark.parametrize(("name", "kind", "i"), BACKWARDS)
+def test_a_wrong_factor_is_found_in_the_reference_or_in_the_twin(name, kind, i, one_case, capsys):
+    one_case(name)
+    which = "reference" if kind == "reference" else "twin"
+    with planted(name, kind, i), pytest.raises(SystemExit) as end:
+        main(["check", name])
+    assert end.value.code == f"wrong: {name} ({which})"
+    table, _, explained = capsys.readouterr().out.partition(f"\n{name} ({which}):\n")
+    assert table.count("WRONG") == 1
+    assert re.search(r"wrong gradient at \w+\[[\d, ]+\].*:\n +analytic .*\n +numeric ", explained)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_one_of_the_two_is_looked_at(name, one_case):
+    one_case(name)
+    with planted(name, "reference", 0, factor=7):
+        with pytest.raises(SystemExit, match=re.escape(f"wrong: {name} (reference)")):
+            main(["check", name, "--only", "reference"])
+        if getattr(ops, name).twins:
+            main(["check", name, "--only", "twin"])
+        else:
+            with pytest.raises(SystemExit, match=f"error: nothing to check: on cpu no twin runs for {name}"):
+                main(["check", name, "--only", "twin"])
+    for kind in getattr(ops, f"{name}_backward").twins:
+        with planted(name, kind, 0, factor=7):
+            main(["check", name, "--only", "reference"])
+            with pytest.raises(SystemExit, match=re.escape(f"wrong: {name} (twin)")):
+                main(["check", name, "--only", "twin"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_with_nothing_planted_all_is_right(name, one_case, capsys):
+    one_case(name)
+    main(["check", name])
+    ((_, _, _, *errors),) = rows(capsys)
+    assert [error != "-" for error in errors] == [True, bool(getattr(ops, name).twins)]
+
+
+def test_a_layer_is_checked_with_references_and_with_twins(capsys):
+    with planted("attention", "reference", 1):
+        assert "SelfAttention (reference)" in check_cases(["SelfAttention, causal"], CPU)
+    assert rows(capsys)[0][-2] == "WRONG"
+    for kind in ops.attention_backward.twins:
+        with planted("attention", kind, 1):
+            assert check_cases(["SelfAttention, causal"], CPU) == ["SelfAttention (twin)"]
+
+
+@pytest.mark.parametrize(
+    "name, device",
+    [("linear, no bias", CPU), ("gather", CPU), ("Linear", CPU), ("dropout", STRICT), ("Dropout", STRICT)],
+)
+def test_a_column_says_that_no_twin_ran(name, device, one_case, capsys):
+    """`gather` calls `embedding`, which has a twin, but has none itself."""
+    one_case(name)
+    assert check_cases([name], device) == []
+    ((found, _, _, error, twin),) = rows(capsys)
+    assert (found, twin) == (name, "-") and float(error) < 1e-6
+
+
+@pytest.mark.skipif(not ops.attention.twins, reason="no kernels")
+def test_a_twin_that_runs_deep_inside_a_layer_is_noticed(one_case, capsys):
+    one_case("Recompute")
+    assert check_cases(["Recompute"], CPU) == []
+    assert float(rows(capsys)[0][-1]) < 1e-6
+    with reference_only(), pytest.raises(ValueError, match="nothing to check"):
+        check_cases(["Recompute"], CPU, only="twin")
+    assert rows(capsys)[0][-1] == "-"
+
+
+@pytest.mark.skipif(not ops.layernorm.twins, reason="no kernels")
+def test_a_twin_that_raises_is_not_taken_for_none(monkeypatch, capsys):
+    def broken(x, gamma, beta, eps=1e-5):
+        return x @ gamma[:-1]
+
+    monkeypatch.setitem(ops.layernorm.twins, np.ndarray, broken)
+    assert check_cases(["layernorm"], CPU) == ["layernorm (twin)"]
+    out = capsys.readouterr().out
+    assert "return x @ gamma[:-1]" in out
+    assert "ValueError: matmul" in out
+
+
+def test_an_error_in_one_case_does_not_keep_the_others_from_being_checked(monkeypatch, capsys):
+    monkeypatch.setattr(Linear, "backward", lambda *_: 1 / 0)
+    assert check_cases(["LayerNorm", "Linear", "Dropout"], CPU, only="reference") == ["Linear (reference)"]
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_details_have_a_row_for_every_tensor(capsys):
+    assert check_cases(["layernorm"], CPU, details=True) == []
+    head, case, *tensors = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in tensors] == ["x", "gamma", "beta"]
+    assert {len(line) for line in (head, case, *tensors)} == {len(head)}
 
 
 def test_a_name_stands_for_a_case_or_for_all_that_begin_so(capsys):
-    assert check_cases(["gelu"], CPU)
-    assert checked(capsys) == ["gelu", "gelu, tanh"]
-    assert check_cases(["gelu, tanh", "relu", "SelfAttention, causal"], CPU)
-    assert checked(capsys) == ["relu", "gelu, tanh", "SelfAttention, causal"]
+    assert check_cases(["gelu"], CPU) == []
+    assert [row[0] for row in rows(capsys)] == ["gelu", "gelu, tanh"]
+    assert check_cases(["gelu, tanh", "relu", "SelfAttention, causal"], CPU) == []
+    assert [row[0] for row in rows(capsys)] == ["relu", "gelu, tanh", "SelfAttention, causal"]
 
 
 def test_an_unknown_name_is_refused_before_anything_is_checked(capsys):
     with pytest.raises(ValueError, match=r"unknown: gelu, sigmoid; known are .*attention, cross_entropy"):
         check_cases(["relu", "gelu, sigmoid"], CPU)
+    with pytest.raises(ValueError, match="only: expected one of reference, twin, got 'twins'"):
+        check_cases(["relu"], CPU, only="twins")
     assert capsys.readouterr().out == ""

@@ -322,6 +322,16 @@ def test_endless_noise_tolerates_nothing():
     assert not differences.compare("x[0]", 7.0, differences.Estimate(np.inf, 0.0), noise=0.0, rtol=1e-6).agrees
 
 
+def test_a_kink_at_every_element():
+    """Zeros before a ReLU: its slope there may be anything, and three times what it should be would pass."""
+    for factor in (0, 1, 3):
+        message = refused(np.zeros((2, 3)), op=relu, backward=lambda dy, _, factor=factor: factor * dy)
+        assert message.startswith("x: expected numbers at which y has a derivative, got a kink")
+    x = np.array([[0.0, 0.0, 1.0]])
+    check_gradients(relu, relu_backward, x)
+    assert "x[0, 2]" in fails(relu, lambda dy, positive: 3 * dy * positive, x)
+
+
 # Wrong values.
 
 
