@@ -370,11 +370,15 @@ def expect_in_text(places: Array, lengths: Array) -> None:
         raise IndexError(f"places: row {row}: expected values from 0 to {last}, where its text ends, got {found}")
 
 
-class BertClassifierCache(NamedTuple):
+class BertLogitsCache(NamedTuple):
     body: Any
     pooler: Any
     dropout: Any
     output: Any
+
+
+class BertClassifierCache(NamedTuple):
+    logits: BertLogitsCache
     log_softmax: Any
 
 
@@ -417,15 +421,25 @@ class BertClassifier(Model):
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
     ) -> tuple[Array, BertClassifierCache]:
         """Log-probabilities (B, num_classes) of ids (B, T), lengths (B,) and segments (B, T): see `Bert`."""
+        z, logits = self.logits(ids, lengths, segments, key)
+        y, log_softmax = ops.log_softmax(z)
+        return y, BertClassifierCache(logits, log_softmax)
+
+    def backward(self, dy: Array, cache: BertClassifierCache) -> None:
+        self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
+
+    def logits(
+        self, ids: Array, lengths: Array | None, segments: Array | None, key: Key | None
+    ) -> tuple[Array, BertLogitsCache]:
+        """The logits, of which `forward` takes the log-softmax, and the loss the cross-entropy."""
         x, body = self.body.forward(ids, lengths, segments, key)
         x, pooler = self.pooler.forward(x)
         x, dropout = self.dropout.forward(x, None if key is None else key.fold("pooled"))
-        logits, output = self.output.forward(x)
-        y, log_softmax = ops.log_softmax(logits)
-        return y, BertClassifierCache(body, pooler, dropout, output, log_softmax)
+        z, output = self.output.forward(x)
+        return z, BertLogitsCache(body, pooler, dropout, output)
 
-    def backward(self, dy: Array, cache: BertClassifierCache) -> None:
-        dx = self.output.backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.output)
+    def logits_backward(self, dz: Array, cache: BertLogitsCache) -> None:
+        dx = self.output.backward(dz, cache.output)
         dx = self.pooler.backward(self.dropout.backward(dx, cache.dropout), cache.pooler)
         self.body.backward(dx, cache.body)
 
@@ -438,14 +452,14 @@ class BertClassifier(Model):
         key: Key | None = None,
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,); segments (B, T) for pairs of texts, see `Bert`."""
-        y, forward = self.forward(ids, lengths, segments, key)
-        loss, cross_entropy = ops.cross_entropy(y, labels)
-        return loss, (forward, cross_entropy)
+        z, logits = self.logits(ids, lengths, segments, key)
+        loss, cross_entropy = ops.cross_entropy(z, labels)
+        return loss, (logits, cross_entropy)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        forward, cross_entropy = cache
-        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+        logits, cross_entropy = cache
+        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), logits)
 
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""

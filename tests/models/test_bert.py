@@ -92,6 +92,21 @@ def test_gradient_of_the_classifiers_loss(device, check_loss_backward):
     check_loss_backward(classifier(device, output_dropout=0.5), IDS, LENGTHS, LABELS, SEGMENTS)
 
 
+def test_the_classifiers_loss_takes_one_softmax(device, monkeypatch):
+    model, labels = (
+        BertClassifier(9, 3, 4, 2, 1, 5, key=Key(1)).to(device, np.float64),
+        to_device(np.array([2, 0]), device),
+    )
+    ids, lengths = to_device(np.array([[1, 2, 3], [4, 5, 0]]), device), to_device(np.array([3, 2]), device)
+    y, _ = model.forward(ids, lengths)
+    expected, _ = ops.cross_entropy(y, labels)
+    for name in ("log_softmax", "log_softmax_backward"):
+        monkeypatch.delattr(ops, name)
+    loss, cache = model.loss(ids, lengths, labels)
+    model.loss_backward(1.0, cache)
+    assert math.isclose(float(loss), float(expected), rel_tol=1e-13)
+
+
 def test_the_classifiers_loss_of_pairs(device):
     """Segments are the fourth field of a batch, after those of single texts; they move loss and gradients."""
     model = classifier(device)

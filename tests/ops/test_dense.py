@@ -29,7 +29,8 @@ def test_is_an_affine_map_and_an_activation(device, activation, drawn):
     for found, other in zip(
         (y, *ops.dense_backward(dy, cache)), (expected, *ops.linear_backward(dh, affine)), strict=True
     ):
-        scale = np.abs(to_cpu(other)).max()
+        # Far out 1 + tanh cancels, and what is left of y = x Φ(x) is as exact as x times the last digit of 1.
+        scale = max(np.abs(to_cpu(other)).max(), np.abs(to_cpu(h)).max())
         np.testing.assert_allclose(to_cpu(found), to_cpu(other), rtol=1e-10, atol=1e-12 * scale)
 
 
