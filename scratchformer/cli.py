@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .training.program import run_program
+from .training.program import run_program, show_any_text
 
 if TYPE_CHECKING:
     from .data import Subwords
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run one command; errors are one line and exit status 1."""
+    show_any_text()  # the help too
     parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -166,7 +167,7 @@ def evaluate_bert(args: argparse.Namespace) -> None:
     from .data import Subwords, load_imdb_subwords, single_texts
     from .training import Replicas, SnapshotError, best_snapshot, evaluate_classifier, load_model
     from .training.program import SUBWORDS, read_settings
-    from .training.snapshot import holds_run
+    from .training.folder import holds_run
 
     run = Path(args.run_folder)
     settings = read_settings(run, "vocabulary", "max_length")
