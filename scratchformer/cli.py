@@ -166,8 +166,8 @@ def evaluate_bert(args: argparse.Namespace) -> None:
     from .backend import get_device
     from .data import Subwords, load_imdb_subwords, single_texts
     from .training import Replicas, SnapshotError, best_snapshot, evaluate_classifier, load_model
-    from .training.program import SUBWORDS, read_settings
     from .training.folder import holds_run
+    from .training.program import SUBWORDS, read_settings
 
     run = Path(args.run_folder)
     settings = read_settings(run, "vocabulary", "max_length")

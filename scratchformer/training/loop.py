@@ -16,7 +16,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from ..data.files import locked
+from ..data.files import locked, replacing
 from ..nn import Layer
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
@@ -100,26 +100,29 @@ def train(
     }
     state = json.loads(describe(model, state)["state"])  # as it is in a snapshot
     last, best = out / LAST, out / BEST
+    saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1
     tokens, started = 0, time.perf_counter()
 
     def begin() -> Metrics:
         """Nothing is written to the folder before everything that can be refused has been read."""
+        nonlocal saved
         if resume:
             fixed = ("seed", "optimizer_class", *(identity or {}))
-            _go_on(out, model, optimizer, remember and batches, state, fixed)
+            saved = _go_on(out, model, optimizer, remember and batches, state, fixed)
         elif holds_run(out):
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
         if bad := nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         metrics = Metrics(out, state["step"], tensorboard)
         on_start()
-        if not last.exists():
-            (out / UNSAVED).write_text("Training has begun. This file goes when the first snapshot is saved.\n")
+        if saved is None:
+            with replacing(out / UNSAVED) as unfinished:
+                unfinished.write_text("Training has begun. This file goes when the first snapshot is saved.\n")
         return metrics
 
     def diverged(what: str, step: int | None = None) -> Diverged:
-        good = f"The last good snapshot is {last}" if last.exists() else "No snapshot was saved yet"
+        good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, of step {saved}"
         return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
 
     def save(path: Path, *parts: Any) -> None:
@@ -127,7 +130,9 @@ def train(
             save_snapshot(path, model, *parts, **state)
         except NotFinite as error:
             raise diverged(str(error)) from error
+        nonlocal saved
         if path == last:
+            saved = state["step"]
             (out / UNSAVED).unlink(missing_ok=True)
 
     def evaluate_now(step: int) -> None:
@@ -176,11 +181,11 @@ def train(
                 evaluate_now(done)
                 tokens, started = 0, time.perf_counter()
             if done % snapshot_every == 0 or done == steps or interrupted:
-                save(last, optimizer, remember and batches)
                 if keep and done % snapshot_every == 0:
                     save(out / f"step-{done:08d}.safetensors")
                     for old in kept_snapshots(out)[:-keep]:
                         old.unlink()
+                save(last, optimizer, remember and batches)  # after them, so that a run that goes on has them all
             if interrupted and done < steps:
                 raise KeyboardInterrupt(f"step {done} is saved in {last}")
     return state
@@ -188,15 +193,16 @@ def train(
 
 def _go_on(
     out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
-) -> None:
-    """Take over the last snapshot of the run in `out`, if it has one: into the model, the optimizer, the batches'
-    memory, and `state`. Raises SnapshotError if any of `state` that is `fixed` is another there.
+) -> int | None:
+    """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
+    Returns its step; None if none was saved yet. Raises SnapshotError if any of `state` that is `fixed` is another
+    there.
     """
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training begins anew", file=sys.stderr)
-        return
+        return None
     for name in fixed:
         if (found := snapshot.state.get(name)) != state[name]:
             raise SnapshotError(f"{out / LAST} has {name} {found!r}, this run has {state[name]!r}")
@@ -205,6 +211,7 @@ def _go_on(
     if state["best"] and not (out / BEST).exists():
         print(f"{out / BEST} is missing: the best model is chosen from here on", file=sys.stderr)
         state["best"] = None
+    return state["step"]
 
 
 def nonfinite_parameter(model: Layer) -> str | None:

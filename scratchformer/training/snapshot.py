@@ -132,7 +132,8 @@ def find_class(name: str) -> type[Layer]:
     module, _, qualified = name.partition(":")
     parts = qualified.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))):
-        raise SnapshotError(f"unknown model {name!r}")
+        local = ": a class made inside a function is not found again" if "<locals>" in parts else ""
+        raise SnapshotError(f"unknown model {name!r}{local}")
     try:
         found: Any = importlib.import_module(module)
         for part in parts:
@@ -210,7 +211,7 @@ def load_snapshot(path: Path | str) -> Snapshot:
             raise ValueError("the checksum is another")
         _check_types(tensors)
         described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
-        model_class, config = described["class"], dict(described["config"])
+        model_class, config = str(described["class"]), dict(described["config"])
     except SnapshotError:
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
