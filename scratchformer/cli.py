@@ -115,7 +115,8 @@ def translate(args: argparse.Namespace) -> None:
     max_length = settings.get("max_length")
     beam = settings["beam"] if args.beam is None else args.beam
     penalty = settings["length_penalty"] if args.length_penalty is None else args.length_penalty
-    sentences = args.sentences or [line.strip() for line in sys.stdin]
+    sys.stdin.reconfigure(errors="surrogateescape")
+    sentences = [as_typed(sentence) for sentence in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
     for text in generation.translate(model, subwords, sentences, beam, penalty, max_length):
         print(generation.printable(text))
@@ -242,8 +243,14 @@ def plot(args: argparse.Namespace) -> None:
 
     if args.out and Path(args.out).is_file():
         raise ValueError(f"--out: {args.out} is no folder")
-    for path in plot_run(Path(args.run_folder), args.text, args.out and Path(args.out)):
+    text = None if args.text is None else as_typed(args.text)
+    for path in plot_run(Path(args.run_folder), text, args.out and Path(args.out)):
         print(path)
+
+
+def as_typed(text: str) -> str:
+    """Text of the command line or standard input, read as UTF-8 where the locale (LC_ALL=C) could not tell."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 if __name__ == "__main__":
