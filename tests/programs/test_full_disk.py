@@ -40,9 +40,8 @@ def content(folder, name):
     BERT, and so all else, are not the same each time they are made: of its run the names of files, and the steps.
     """
     snapshots = {path.relative_to(folder): load_snapshot(path) for path in folder.rglob("*.safetensors")}
-    found = {
-        path.relative_to(folder): path.name == "metrics.jsonl" or path.read_bytes() for path in folder.rglob("*.*")
-    }
+    readers = {".jsonl": lambda path: None, ".json": lambda path: json.loads(path.read_bytes())}
+    found = {p.relative_to(folder): readers.get(p.suffix, Path.read_bytes)(p) for p in folder.rglob("*.*")}
     if name == "bert":
         return sorted(found), {path: snapshot.state["step"] for path, snapshot in snapshots.items()}
     tensors = {
