@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .training.program import run_program, show_any_text
+from .training.program import run_program, take_any_text
 
 if TYPE_CHECKING:
     from .data import Subwords
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run one command; errors are one line and exit status 1."""
-    show_any_text()  # the help too
+    take_any_text()  # the help too
     parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -115,7 +115,6 @@ def translate(args: argparse.Namespace) -> None:
     max_length = settings.get("max_length")
     beam = settings["beam"] if args.beam is None else args.beam
     penalty = settings["length_penalty"] if args.length_penalty is None else args.length_penalty
-    sys.stdin.reconfigure(errors="surrogateescape")
     sentences = [as_typed(sentence) for sentence in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
     for text in generation.translate(model, subwords, sentences, beam, penalty, max_length):

@@ -109,10 +109,10 @@ def train(
         nonlocal saved
         if resume:
             fixed = ("seed", "optimizer_class", *(identity or {}))
-            saved = _go_on(out, model, optimizer, remember and batches, state, fixed)
+            saved = _load_run(out, model, optimizer, remember and batches, state, fixed)
         elif holds_run(out):
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
-        if bad := nonfinite_parameter(model):
+        if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         metrics = Metrics(out, state["step"], tensorboard)
         on_start()
@@ -136,7 +136,7 @@ def train(
             (out / UNSAVED).unlink(missing_ok=True)
 
     def evaluate_now(step: int) -> None:
-        if bad := nonfinite_parameter(model):
+        if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         found = evaluate()
         if metric not in found:
@@ -191,7 +191,7 @@ def train(
     return state
 
 
-def _go_on(
+def _load_run(
     out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
 ) -> int | None:
     """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
@@ -214,7 +214,7 @@ def _go_on(
     return state["step"]
 
 
-def nonfinite_parameter(model: Layer) -> str | None:
+def _nonfinite_parameter(model: Layer) -> str | None:
     return nonfinite_tensor({name: p.data for name, p in model.named_parameters().items()})
 
 

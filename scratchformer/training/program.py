@@ -222,7 +222,7 @@ def run_program(program: Callable[[], None]) -> None:
 
     Characters that the terminal cannot show are printed as "?".
     """
-    show_any_text()
+    take_any_text()
     try:
         program()
     except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
@@ -234,8 +234,8 @@ def run_program(program: Callable[[], None]) -> None:
         sys.exit(f"interrupted; {saved}: continue with --resume" if saved.args else "interrupted")
 
 
-def show_any_text() -> None:
-    """Let no character that standard output cannot show (under LC_ALL=C, or cp1252) end the program."""
-    for stream in (sys.stdout, sys.stderr):
+def take_any_text() -> None:
+    """Let no character that a terminal cannot show (under LC_ALL=C, or cp1252) end the program, nor one that it sends."""
+    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=errors)

@@ -75,6 +75,7 @@ def describe(model: Layer, state: Mapping[str, Any]) -> dict[str, str]:
         described = json.dumps({"class": class_name(model), "config": model.config})
     except (TypeError, ValueError) as error:  # such as a layer of one's own as `positions`
         raise SnapshotError(f"cannot save a {name} made with this: {error}") from error
+    _warn_of_a_lost_class(type(model), class_name(model))
     try:
         return {"format": FORMAT, "model": described, "state": json.dumps(state)}
     except (TypeError, ValueError) as error:
@@ -88,11 +89,11 @@ def save_snapshot(
     all or nothing.
 
     Raises SnapshotError if it cannot be written, NotFinite (one of them) if a tensor has NaN or infinity; then a
-    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class.
+    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class, which is
+    saved all the same: with `restore` its weights can be loaded into a model that was made some other way.
     """
     path = Path(path)
     header = describe(model, state)
-    _warn_of_a_lost_class(type(model), class_name(model))
     tensors = {}
     for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):
         if owner is not None:
@@ -138,7 +139,7 @@ def find_class(name: str) -> type[Layer]:
         found: Any = importlib.import_module(module)
         for part in parts:
             found = getattr(found, part)
-    except Exception as error:  # whatever a module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
         if module == "__main__":
             reason = f"was defined in the program that trained it: define or import {qualified} in this one"
         else:
@@ -160,13 +161,13 @@ def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
         where = f"nowhere; put {kind.__name__} at the top of a module"
     else:
         return
-    warnings.warn(f"load_model will find the class of this snapshot's model {where}", stacklevel=3)
+    warnings.warn(f"load_model will find the class of this snapshot's model {where}", stacklevel=1)  # once
 
 
 def best_snapshot(path: Path | str) -> Path:
     """The best snapshot of a run's folder, else its last; or the file that is named."""
     best = Path(path) / BEST
-    return best if best.is_file() else Path(path)
+    return best if os.path.lexists(best) else Path(path)  # a link to nothing too, so that loading names it
 
 
 def kept_snapshots(run: Path | str) -> list[Path]:
@@ -261,8 +262,8 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
 def _make(snapshot: Snapshot) -> Layer:
     """A model as that of the snapshot, with weights that are to be replaced."""
     kind = find_class(snapshot.model_class)
-    key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
     try:
+        key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
         model = kind(**snapshot.config, **key)
     except (TypeError, ValueError, LookupError, AttributeError) as error:
         raise SnapshotError(f"this version makes no such {kind.__name__}: {error}") from error

@@ -1,7 +1,9 @@
 """A disk that is full, at whichever write: the same command, or --resume, then gives the same run."""
 
+import json
 import shutil
 from functools import partial
+from pathlib import Path
 
 import pytest
 

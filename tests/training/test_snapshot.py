@@ -368,6 +368,15 @@ def test_a_class_that_cannot_be_had_is_named(tmp_path, name, message):
         load_model(path)
 
 
+def test_a_module_that_ends_the_program_when_it_is_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "ending.py").write_text("raise SystemExit('usage')")
+    monkeypatch.syspath_prepend(tmp_path)
+    described = json.dumps({"class": "ending:Model", "config": {}})
+    write(tmp_path / "x.safetensors", {}, {"format": FORMAT, "model": described, "state": "{}"})
+    with pytest.raises(SnapshotError, match=r"its model Model is a class of the module ending, which cannot .*: usage"):
+        load_model(tmp_path / "x.safetensors")
+
+
 def test_a_class_of_the_program_itself(tmp_path):
     """It is found in a program that defines or imports it, and else named; so is a module that is not importable."""
     (tmp_path / "own.py").write_text(
@@ -549,6 +558,10 @@ def test_where_folders_cannot_be_opened_a_snapshot_is_saved_all_the_same(tmp_pat
 
 def test_the_best_snapshot_is_the_best_else_the_last_else_what_is_named(tmp_path):
     assert best_snapshot(tmp_path) == tmp_path
+    (tmp_path / "best.safetensors").symlink_to("nothing")
+    with pytest.raises(SnapshotError, match=r"no snapshot at .*best\.safetensors"):
+        load_model(best_snapshot(tmp_path))
+    (tmp_path / "best.safetensors").unlink()
     (tmp_path / "best.safetensors").touch()
     assert best_snapshot(str(tmp_path)) == tmp_path / "best.safetensors"
     assert best_snapshot(tmp_path / "last.safetensors") == tmp_path / "last.safetensors"
