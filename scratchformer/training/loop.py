@@ -26,7 +26,17 @@ from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics
 from .replicas import Replicas
-from .snapshot import BEST, LAST, NotFinite, SnapshotError, describe, kept_snapshots, restore, save_snapshot
+from .snapshot import (
+    BEST,
+    LAST,
+    NotFinite,
+    SnapshotError,
+    describe,
+    expect_model,
+    kept_snapshots,
+    restore,
+    save_snapshot,
+)
 
 
 class Diverged(RuntimeError):
@@ -203,6 +213,7 @@ def _load_run(
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training begins anew", file=sys.stderr)
         return None
+    expect_model(snapshot, model)
     for name in fixed:
         if (found := snapshot.state.get(name)) != state[name]:
             raise SnapshotError(f"{out / LAST} has {name} {found!r}, this run has {state[name]!r}")

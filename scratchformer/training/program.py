@@ -235,7 +235,7 @@ def run_program(program: Callable[[], None]) -> None:
 
 
 def take_any_text() -> None:
-    """Let no character that a terminal cannot show (under LC_ALL=C, or cp1252) end the program, nor one that it sends."""
+    """Let no character that a terminal cannot show, or sends, end the program: under LC_ALL=C, or cp1252."""
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)

@@ -271,27 +271,10 @@ def _make(snapshot: Snapshot) -> Layer:
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
 
 
-def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
-    """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
-    just this model.
-
-    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes or of another precision, of
-    another optimizer, or of batches of other sizes; the model is not changed then.
+def expect_model(snapshot: Snapshot, model: Layer) -> None:
+    """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class, these sizes and this
+    precision.
     """
-    _check_same_model(snapshot, model)
-    before = model.state_dict()
-    try:
-        model.load_state_dict(snapshot.model)
-        if batches is not None:
-            batches.load_state_dict(snapshot.batches)
-        if optimizer is not None:
-            optimizer.load_state_dict(snapshot.optimizer)
-    except (TypeError, ValueError) as error:
-        model.load_state_dict(before)
-        raise SnapshotError(f"snapshot does not fit: {error}") from error
-
-
-def _check_same_model(snapshot: Snapshot, model: Layer) -> None:
     config = json.loads(json.dumps(model.config))  # as it is in a snapshot: tuples are lists
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # that has since got a module of its own
     if snapshot.model_class not in names or snapshot.config != config:
@@ -305,3 +288,23 @@ def _check_same_model(snapshot: Snapshot, model: Layer) -> None:
         if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
             found = snapshot.model[name].dtype
             raise SnapshotError(f"snapshot does not fit: {name} is {found} in it, {p.data.dtype} in the model")
+
+
+def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
+    """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
+    just this model.
+
+    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes or of another precision, of
+    another optimizer, or of batches of other sizes; the model is not changed then.
+    """
+    expect_model(snapshot, model)
+    before = model.state_dict()
+    try:
+        model.load_state_dict(snapshot.model)
+        if batches is not None:
+            batches.load_state_dict(snapshot.batches)
+        if optimizer is not None:
+            optimizer.load_state_dict(snapshot.optimizer)
+    except (TypeError, ValueError) as error:
+        model.load_state_dict(before)
+        raise SnapshotError(f"snapshot does not fit: {error}") from error
