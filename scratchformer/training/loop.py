@@ -118,8 +118,7 @@ def train(
         """Nothing is written to the folder before everything that can be refused has been read."""
         nonlocal saved
         if resume:
-            fixed = ("seed", "optimizer_class", *(identity or {}))
-            saved = _load_run(out, model, optimizer, remember and batches, state, fixed)
+            saved = _load_run(out, model, optimizer, remember and batches, state, ("seed", *(identity or {})))
         elif holds_run(out):
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
         if bad := _nonfinite_parameter(model):
@@ -206,17 +205,22 @@ def _load_run(
 ) -> int | None:
     """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
     Returns its step; None if none was saved yet. Raises SnapshotError if any of `state` that is `fixed` is another
-    there.
+    there, or if model or optimizer are others.
     """
+
+    def expect_same(names: Iterable[str]) -> None:
+        for name in names:
+            if (found := snapshot.state.get(name)) != state[name]:
+                raise SnapshotError(f"{out / LAST} has {name} {found!r}, this run has {state[name]!r}")
+
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training begins anew", file=sys.stderr)
         return None
+    expect_same(fixed)
     expect_model(snapshot, model)
-    for name in fixed:
-        if (found := snapshot.state.get(name)) != state[name]:
-            raise SnapshotError(f"{out / LAST} has {name} {found!r}, this run has {state[name]!r}")
+    expect_same(name for name in state if name.startswith("optimizer_"))
     restore(snapshot, model, optimizer, memory)
     state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
     if state["best"] and not (out / BEST).exists():
