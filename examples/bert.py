@@ -17,6 +17,7 @@ import time
 
 from scratchformer import Key
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
+from scratchformer.data.files import locked
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
 from scratchformer.optim import AdamW, Cosine, Group
@@ -87,9 +88,9 @@ def load_data(run, vocabulary):
     data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
 
     def save():
-        run.save()
         if not run.resume:
             data.vocabulary.save(path)
+        run.save()
 
     return data, save
 
@@ -217,13 +218,14 @@ def main(argv=None):
         if stages[0] != "pretrain":
             raise ValueError("--estimate: what is estimated is pre-training, so leave out --stage and --pretrained")
         return pretrain(run, data, save)
-    for stage in stages:
-        started = time.perf_counter()
-        if stage == "pretrain":
-            pretrain(run, data, save)
-        else:
-            classify(run, data, save, stage, published)
-        print(f"{stage}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+    with locked(run.out):  # all stages, of which `train` locks one at a time
+        for stage in stages:
+            started = time.perf_counter()
+            if stage == "pretrain":
+                pretrain(run, data, save)
+            else:
+                classify(run, data, save, stage, published)
+            print(f"{stage}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
 
 if __name__ == "__main__":

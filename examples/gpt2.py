@@ -70,8 +70,8 @@ def main(argv=None):
     print(f"{model.flat.data.size:,} parameters")
 
     def save():
-        run.save()
         vocabulary.save(run.out / SUBWORDS)
+        run.save()
 
     batches = TextBatches(training, run.batch_size, model.context, key.fold("batches"))
     with Replicas(model, **run.replicas_on_device()) as replicas:

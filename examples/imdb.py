@@ -52,9 +52,9 @@ def main(argv=None):
     print(f"{len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
 
     def save():
-        run.save()
         if known is None:
             data.vocabulary.save(words)
+        run.save()
 
     batches = LabelledBatches(
         data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep, run.word_dropout

@@ -53,9 +53,9 @@ def main(argv=None):
     print(f"{len(training.source):,} pairs, {len(subwords):,} sub-words, {model.flat.data.size:,} parameters")
 
     def save():
-        run.save()
         if not known:
             subwords.save(words)
+        run.save()
 
     batches = TranslationBatches(training, run.tokens, subwords, key.fold("batches"))
     with Replicas(model, **run.replicas_on_device()) as replicas:

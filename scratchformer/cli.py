@@ -8,7 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .training.program import run_program
+from .training.program import run_program, take_any_text
 
 if TYPE_CHECKING:
     from .data import Subwords
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run one command; errors are one line and exit status 1."""
+    take_any_text()  # the help too
     parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -115,7 +116,7 @@ def translate(args: argparse.Namespace) -> None:
     max_length = settings.get("max_length")
     beam = settings["beam"] if args.beam is None else args.beam
     penalty = settings["length_penalty"] if args.length_penalty is None else args.length_penalty
-    sentences = args.sentences or [line.strip() for line in sys.stdin]
+    sentences = [as_typed(sentence) for sentence in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
     for text in generation.translate(model, subwords, sentences, beam, penalty, max_length):
         print(generation.printable(text))
@@ -166,8 +167,8 @@ def evaluate_bert(args: argparse.Namespace) -> None:
     from .backend import get_device
     from .data import Subwords, load_imdb_subwords, single_texts
     from .training import Replicas, SnapshotError, best_snapshot, evaluate_classifier, load_model
+    from .training.folder import holds_run
     from .training.program import SUBWORDS, read_settings
-    from .training.snapshot import holds_run
 
     run = Path(args.run_folder)
     settings = read_settings(run, "vocabulary", "max_length")
@@ -243,8 +244,14 @@ def plot(args: argparse.Namespace) -> None:
 
     if args.out and Path(args.out).is_file():
         raise ValueError(f"--out: {args.out} is no folder")
-    for path in plot_run(Path(args.run_folder), args.text, args.out and Path(args.out)):
+    text = None if args.text is None else as_typed(args.text)
+    for path in plot_run(Path(args.run_folder), text, args.out and Path(args.out)):
         print(path)
+
+
+def as_typed(text: str) -> str:
+    """Text of the command line or standard input, read as UTF-8 where the locale (LC_ALL=C) could not tell."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,21 @@
-"""Writing files all or nothing."""
+"""Writing files all or nothing, and keeping a folder to one process."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
+
+LOCK = "run.lock"
+
+
+class InUse(RuntimeError):
+    """Another process works in this folder."""
 
 
 @contextlib.contextmanager
@@ -19,15 +29,110 @@ def replacing(path: Path) -> Iterator[Path]:
         unfinished.unlink(missing_ok=True)
         unfinished.touch()
         mode = unfinished.stat().st_mode
-        yield unfinished
-        unfinished.chmod(mode)  # safetensors makes a file that only its owner may read
-        _force_to_disk(unfinished, os.O_RDWR)
-        os.replace(unfinished, path)
-        if os.name == "posix":  # Windows opens no folders
-            _force_to_disk(path.parent, os.O_RDONLY)
+        with _naming(path):
+            yield unfinished
+            unfinished.chmod(mode)  # safetensors makes a file that only its owner may read
+            _force_to_disk(unfinished, os.O_RDWR)
+            os.replace(unfinished, path)
+            if os.name == "posix":  # Windows opens no folders
+                _force_to_disk(path.parent, os.O_RDONLY)
     except BaseException:
         with contextlib.suppress(OSError):
             unfinished.unlink()
+        raise
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to the end of a text file."""
+    with _naming(path), open(path, "a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other process, and thread, out of `folder` until the end; it is made if it is not there.
+
+    Raises InUse, which says who works in it. The lock is the operating system's, on the file `LOCK`: it ends with the
+    process, even a killed one, whose file the next lock takes over. At the end the file is removed, and so is a folder
+    that was made and is still empty. Where the file system has no locks, a warning says so.
+    """
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    file = None
+    try:
+        file = _lock_file(folder)
+        yield
+    finally:
+        if file is not None:
+            _give_up(file, folder / LOCK)
+        for path in made:
+            with contextlib.suppress(OSError):
+                path.rmdir()
+
+
+def _lock_file(folder: Path) -> TextIO:
+    """The lock file of `folder`, open, locked, and saying by whom."""
+    path = folder / LOCK
+    while True:
+        file = open(path, "a+", encoding="utf-8")
+        try:
+            _lock(file)
+            if os.name == "posix" and not _is_at(file, path):
+                file.close()  # its process removed it, after it was opened here
+                continue
+        except (BlockingIOError, PermissionError) as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
+        except OSError as error:
+            warnings.warn(f"{folder} is not kept to one process: this file system has no locks ({error})", stacklevel=2)
+        try:
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
+            file.flush()
+        except OSError as error:  # a full disk
+            _give_up(file, path)
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        return file
+
+
+def _lock(file: TextIO) -> None:
+    try:
+        import fcntl
+    except ImportError:  # Windows; a byte far beyond the text, which so can still be read
+        import msvcrt
+
+        file.seek(1 << 20)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _is_at(file: TextIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _give_up(file: TextIO, path: Path) -> None:
+    with contextlib.suppress(OSError):
+        if os.name != "posix":  # Windows removes only files that nobody has open
+            file.close()
+        path.unlink()
+    with contextlib.suppress(OSError):
+        file.close()
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Errors of writing that name no file, such as those of a full disk, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
         raise
 
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from ..backend import array_module
+import numpy as np
+
+from ..backend import Array, array_module
 from ..nn import Layer
 from ..rng import Key
 from .replicas import Replicas
+
+
+def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:
+    """The name of the first floating-point tensor with NaN or infinity; None if all are finite."""
+    for name, array in tensors.items():
+        if np.issubdtype(array.dtype, np.inexact) and not bool(array_module(array).isfinite(array).all()):
+            return name
+    return None
 
 
 def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
@@ -40,7 +51,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
     finally:
         for layer in layers.values():
             layer.__dict__.pop("forward", None)
-    for name, p in reversed(model.named_parameters().items()):
-        if not found and not bool(array_module(p.grad).isfinite(p.grad).all()):
-            found.append(f"the gradient of {name}")
-    return found[0] if found else "the loss itself"
+    if found:
+        return found[0]
+    name = nonfinite_tensor({name: p.grad for name, p in reversed(model.named_parameters().items())})
+    return f"the gradient of {name}" if name else "the loss itself"

@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from ..data.files import locked, replacing
+from ..nn import Layer
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
 from ..rng import Key
-from .diagnose import first_nonfinite
+from .diagnose import first_nonfinite, nonfinite_tensor
+from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics
 from .replicas import Replicas
-from .snapshot import SnapshotError, expect_model, holds_run, kept_snapshots, load_snapshot, restore, save_snapshot
+from .snapshot import (
+    BEST,
+    LAST,
+    NotFinite,
+    SnapshotError,
+    describe,
+    expect_model,
+    kept_snapshots,
+    restore,
+    save_snapshot,
+)
 
 
 class Diverged(RuntimeError):
-    """The loss or its gradient is no longer finite."""
+    """The loss, its gradient, the parameters or the state of the optimizer are no longer finite."""
 
 
 def train(
@@ -57,17 +71,20 @@ def train(
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors; and with
     `keep` the model alone as step-N.safetensors at each of the last `keep` of these steps, for `average_snapshots`.
+    Until the first of them is saved a file says that none is; the folder is locked to this process until the end.
     The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
     Batches that keep something from step to step have `remember(step, memories)`, called after each with what
     `Replicas.gradients` remembered, and `state_dict`, `load_state_dict`: it is saved, and restored, with the run.
     identity: JSON values that a snapshot must have been made with (fingerprints of the data) to be resumed.
-    resume: continue from last.safetensors, if there is one; on a CPU the run then ends with the very parameters that
-    it would have had without a stop. A snapshot that is refused leaves the folder as it was.
+    resume: continue from last.safetensors; on a CPU the run then ends with the very parameters that it would have had
+    without a stop. A run that was stopped before its first snapshot begins anew. One that is refused, since its
+    snapshot is missing, damaged or of another run, leaves the folder as it was.
     on_start: called when training is about to begin, with a folder that is this run's: here a program may write to it.
     Returns the state at the end: "step", "best" (metrics of the best model).
 
-    Raises Diverged if loss or gradient is not finite, naming the first layer; SnapshotError if a snapshot cannot be
-    saved, or is not of this run; ValueError for arguments out of range, or a run in `out` that is not to be resumed.
+    Raises Diverged if loss, gradient or parameters are not finite, naming the first layer or tensor; SnapshotError if a
+    snapshot cannot be saved, or is not of this run, or the model's `config` is no JSON; ValueError for arguments out of
+    range, or a run in `out` that is not to be resumed; InUse if another process trains in `out`.
     Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
@@ -82,34 +99,53 @@ def train(
         )
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected None or a number > 0, got {clip}")
-    if not resume and holds_run(out):
-        raise ValueError(f"{out} holds a run: resume it, or choose another folder")
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
         "schedule": repr(schedule),
         "best": None,
-        **(fixed := {f"optimizer_{name}": value for name, value in optimizer.settings().items()} | (identity or {})),
+        **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
+        **(identity or {}),
     }
-    last, best = out / "last.safetensors", out / "best.safetensors"
-    if resume and last.exists():
-        snapshot = load_snapshot(last)
-        expect_model(snapshot, model)
-        for name in ("seed", *fixed):
-            if (found := snapshot.state.get(name)) != state[name]:
-                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
-                raise SnapshotError(f"{last} has {name} {found}, this run has {own}")
-        restore(snapshot, model, optimizer, remember and batches)
-        state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
-        del snapshot  # as large as the parameters three times over
-    out.mkdir(parents=True, exist_ok=True)
-    metrics = Metrics(out, state["step"], tensorboard)
-    on_start()
-
+    state = json.loads(describe(model, state)["state"])  # as it is in a snapshot
+    last, best = out / LAST, out / BEST
+    saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1
     tokens, started = 0, time.perf_counter()
 
+    def begin() -> Metrics:
+        """Nothing is written to the folder before everything that can be refused has been read."""
+        nonlocal saved
+        if resume:
+            saved = _load_run(out, model, optimizer, remember and batches, state, ("seed", *(identity or {})))
+        elif holds_run(out):
+            raise ValueError(f"{out} holds a run: resume it, or choose another folder")
+        if bad := _nonfinite_parameter(model):
+            raise diverged(f"{bad} is not finite")
+        metrics = Metrics(out, state["step"], tensorboard)
+        on_start()
+        if saved is None:
+            with replacing(out / UNSAVED) as unfinished:
+                unfinished.write_text("Training has begun. This file goes when the first snapshot is saved.\n")
+        return metrics
+
+    def diverged(what: str, step: int | None = None) -> Diverged:
+        good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, of step {saved}"
+        return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
+
+    def save(path: Path, *parts: Any) -> None:
+        try:
+            save_snapshot(path, model, *parts, **state)
+        except NotFinite as error:
+            raise diverged(str(error)) from error
+        nonlocal saved
+        if path == last:
+            saved = state["step"]
+            (out / UNSAVED).unlink(missing_ok=True)
+
     def evaluate_now(step: int) -> None:
+        if bad := _nonfinite_parameter(model):
+            raise diverged(f"{bad} is not finite")
         found = evaluate()
         if metric not in found:
             raise ValueError(f"select: evaluate() returns {', '.join(found)}, and not {metric!r}")
@@ -119,9 +155,14 @@ def train(
         better = state["best"] is None or sign * found[metric] > sign * state["best"][metric]
         if better and math.isfinite(found[metric]):
             state["best"] = {"step": step, **found}
-            save_snapshot(best, model, **state)
+            save(best)
 
-    with _interrupts() as interrupted, _progress(state["step"], steps) as bar:
+    with (
+        locked(out),
+        closing(begin()) as metrics,
+        _interrupts() as interrupted,
+        _progress(state["step"], steps) as bar,
+    ):
         for step in range(state["step"], steps):
             key = Key(seed).fold("train", step)
             batch = batches.batch(step)
@@ -130,10 +171,8 @@ def train(
             norm = global_norm(grads, replicas.map) if clip is None else clip_by_global_norm(grads, clip, replicas.map)
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
-                raise Diverged(
-                    f"step {step + 1}: loss {loss}, gradient norm {norm}; the first that is not finite is {where}. "
-                    f"{'The last good snapshot is ' + str(last) if last.exists() else 'No snapshot was saved yet'}"
-                )
+                what = f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}"
+                raise diverged(what, step + 1)
             optimizer.lr = schedule(step)
             optimizer.step(replicas.map)
 
@@ -150,15 +189,48 @@ def train(
                 evaluate_now(done)
                 tokens, started = 0, time.perf_counter()
             if done % snapshot_every == 0 or done == steps or interrupted:
-                save_snapshot(last, model, optimizer, remember and batches, **state)
                 if keep and done % snapshot_every == 0:
-                    save_snapshot(out / f"step-{done:08d}.safetensors", model, **state)
+                    save(out / f"step-{done:08d}.safetensors")
                     for old in kept_snapshots(out)[:-keep]:
                         old.unlink()
+                save(last, optimizer, remember and batches)  # after them, so that a run that goes on has them all
             if interrupted and done < steps:
                 raise KeyboardInterrupt(f"step {done} is saved in {last}")
-    metrics.close()
     return state
+
+
+def _load_run(
+    out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
+) -> int | None:
+    """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
+    Returns its step; None if none was saved yet. Raises SnapshotError if any of `state` that is `fixed` is another
+    there, or if model or optimizer are others.
+    """
+
+    def expect_same(names: Iterable[str]) -> None:
+        for name in names:
+            if (found := snapshot.state.get(name)) != state[name]:
+                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
+                raise SnapshotError(f"{out / LAST} has {name} {found}, this run has {own}")
+
+    snapshot = read_run(out)
+    if snapshot is None:
+        if (out / UNSAVED).exists():
+            print(f"{out}: no snapshot was saved yet, so training begins anew", file=sys.stderr)
+        return None
+    expect_same(fixed)
+    expect_model(snapshot, model)
+    expect_same(name for name in state if name.startswith("optimizer_"))
+    restore(snapshot, model, optimizer, memory)
+    state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
+    if state["best"] and not (out / BEST).exists():
+        print(f"{out / BEST} is missing: the best model is chosen from here on", file=sys.stderr)
+        state["best"] = None
+    return state["step"]
+
+
+def _nonfinite_parameter(model: Layer) -> str | None:
+    return nonfinite_tensor({name: p.data for name, p in model.named_parameters().items()})
 
 
 def _progress(start: int, steps: int) -> Any:

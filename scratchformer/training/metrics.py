@@ -7,7 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..data.files import replacing
+from ..data.files import append, replacing
+
+METRICS = "metrics.jsonl"
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
@@ -36,7 +38,7 @@ class Metrics:
     """
 
     def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False) -> None:
-        self.path = run / "metrics.jsonl"
+        self.path = run / METRICS
         kept = [r for r in read_metrics(self.path) if r["step"] <= resume_at] if self.path.exists() else []
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
         with replacing(self.path) as unfinished:
@@ -44,8 +46,7 @@ class Metrics:
 
     def write(self, step: int, **values: float) -> None:
         record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
-        with open(self.path, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+        append(self.path, json.dumps(record))
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)

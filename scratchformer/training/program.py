@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -11,10 +12,11 @@ from typing import Any
 
 from ..backend import Device, cores, get_device
 from ..data import STANDARD_LIBRARY, Corpus, NoConnection, Subwords, load_enwik8
-from ..data.files import replacing
+from ..data.files import locked, replacing
 from ..models import GPT2, LanguageModel
 from ..models.pretrained import PretrainedError
-from .snapshot import SnapshotError, best_snapshot, holds_run, load_model
+from .folder import holds_run, read_run
+from .snapshot import SnapshotError, best_snapshot, load_model
 
 SETTINGS = "settings.json"
 SUBWORDS = "vocabulary.json"
@@ -42,7 +44,11 @@ class Run(argparse.Namespace):
         return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
 
     def save(self) -> None:
-        """Write the settings to the run's folder: for `train` to call when it is about to begin (`on_start`)."""
+        """Write the settings to the run's folder: for `train` to call when it is about to begin (`on_start`).
+
+        What else the run needs to be resumed, such as its vocabulary, is to be written before: a folder without
+        settings may be used again.
+        """
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         self.out.mkdir(parents=True, exist_ok=True)
         with replacing(self.out / SETTINGS) as unfinished:
@@ -99,6 +105,7 @@ def start_run(
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
             raise ValueError(f"--resume: the run goes on as it began, so leave out {refused}")
         out = Path(args.resume)
+        _check_folder(out, lock=not args.estimate)
         settings = read_settings(out)
         if settings["program"] != name:
             raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
@@ -108,11 +115,14 @@ def start_run(
         for option, described in zip(names, options.values(), strict=True):
             if settings[option] not in (None, *described.get("choices", (settings[option],))):
                 raise ValueError(f"{out / SETTINGS} is damaged: {option} is {settings[option]!r}")
+        for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
+            read_run(folder)  # of every stage, before the first of them goes on
     else:
         out = Path(given.pop("out", None) or _unused(Path("runs") / name))
         if out.exists() and not out.is_dir():
             raise ValueError(f"--out: {out} is no folder")
-        if holds_run(out) or (out / SETTINGS).exists():
+        _check_folder(out, lock=not args.estimate)
+        if holds_run(out) or os.path.lexists(out / SETTINGS):
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
@@ -193,17 +203,28 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     return model, vocabulary
 
 
+def _check_folder(run: Path, lock: bool) -> None:
+    """Refuse at once a folder that another process uses; `train` refuses it too, when all data has been read."""
+    if lock and run.is_dir():
+        with locked(run):
+            pass
+
+
 def _unused(folder: Path) -> Path:
     """`folder`, or the first of folder-2, folder-3, ... that holds no run."""
     number, candidate = 1, folder
-    while (candidate / SETTINGS).exists() or holds_run(candidate):
+    while os.path.lexists(candidate / SETTINGS) or holds_run(candidate):
         number += 1
         candidate = folder.with_name(f"{folder.name}-{number}")
     return candidate
 
 
 def run_program(program: Callable[[], None]) -> None:
-    """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1."""
+    """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1.
+
+    Characters that the terminal cannot show are printed as "?".
+    """
+    take_any_text()
     try:
         program()
     except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
@@ -213,3 +234,10 @@ def run_program(program: Callable[[], None]) -> None:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt as saved:  # by `train`, with the word that a snapshot was saved, or by anything else
         sys.exit(f"interrupted; {saved}: continue with --resume" if saved.args else "interrupted")
+
+
+def take_any_text() -> None:
+    """Let no character that a terminal cannot show, or sends, end the program: under LC_ALL=C, or cp1252."""
+    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)

@@ -2,8 +2,13 @@
 
 Tensors are named "model.…", "optimizer.…" and, for batches that keep a memory, "batches.…". The header holds JSON: the
 model's class and sizes, and the state of the run (step, seed, best score so far, the vocabulary's fingerprint). Random
-numbers and the data position are functions of seed and step, so these two are all that is to be saved of them. Reading
-a snapshot runs no code from it.
+numbers and the data position are functions of seed and step, so these two are all that is to be saved of them. It also
+holds a checksum of everything, which is verified at loading: it finds damage, not forgery.
+
+A model of this project is saved under the name of its class. Any other is saved as "module:Class", and `load_model`
+imports that module: no code comes from the snapshot, but importing a module runs the module's own code. So load
+snapshots of strangers only where you would let them choose which of your installed modules is imported. A class that
+is defined in a program itself is "__main__:Class", and found again in a program that defines or imports it.
 
 A file is written beside its place and then renamed over the old one (`replacing`). Whenever the program is killed, or
 the disk is full, the last good snapshot is still there.
@@ -11,8 +16,13 @@ the disk is full, the last good snapshot is still there.
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import inspect
 import json
-from collections.abc import Sequence
+import os
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,14 +35,22 @@ from ..data.files import replacing
 from ..nn import Layer, add_lora
 from ..optim.optimizer import Optimizer
 from ..rng import Zeros
+from .diagnose import nonfinite_tensor
 
-FORMAT = "scratchformer snapshot 1"
+FORMAT = "scratchformer snapshot 2"
+EARLIER = ("scratchformer snapshot 1",)
+LAST, BEST = "last.safetensors", "best.safetensors"
+PARTS = ("model", "optimizer", "batches")
 MODELS = {name: getattr(models, name) for name in models.__all__ if hasattr(getattr(models, name), "loss")}
 MODELS["Bert"] = models.Bert
 
 
 class SnapshotError(ValueError):
     """A snapshot that cannot be written or read, or that belongs to something else."""
+
+
+class NotFinite(SnapshotError):
+    """A snapshot that is not written, since a tensor has NaN or infinity."""
 
 
 class Snapshot(NamedTuple):
@@ -44,41 +62,112 @@ class Snapshot(NamedTuple):
     batches: dict[str, np.ndarray]
 
 
+def describe(model: Layer, state: Mapping[str, Any]) -> dict[str, str]:
+    """The header of a snapshot, but for the checksum. Raises SnapshotError if it cannot be made: what a model is made
+    with, its `config`, and `state` have to be JSON values.
+    """
+    name = type(model).__name__
+    if not isinstance(getattr(model, "config", None), Mapping):
+        raise SnapshotError(
+            f"cannot save a {name}: it has no `config`, a dict of the arguments with which it can be made again"
+        )
+    try:
+        described = json.dumps({"class": class_name(model), "config": model.config})
+    except (TypeError, ValueError) as error:  # such as a layer of one's own as `positions`
+        raise SnapshotError(f"cannot save a {name} made with this: {error}") from error
+    _warn_of_a_lost_class(type(model), class_name(model))
+    try:
+        return {"format": FORMAT, "model": described, "state": json.dumps(state)}
+    except (TypeError, ValueError) as error:
+        raise SnapshotError(f"cannot save this state of a run: {error}") from error
+
+
 def save_snapshot(
     path: Path | str, model: Layer, optimizer: Optimizer | None = None, batches: Any = None, **state: Any
 ) -> None:
     """Write a snapshot of the model, of the optimizer and the batches' memory if given, and of `state` (JSON values),
     all or nothing.
 
-    Raises SnapshotError if it cannot be written; then a snapshot that was at `path` before is untouched.
+    Raises SnapshotError if it cannot be written, NotFinite (one of them) if a tensor has NaN or infinity; then a
+    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class, which is
+    saved all the same: with `restore` its weights can be loaded into a model that was made some other way.
     """
     path = Path(path)
-    tensors = {f"model.{name}": array for name, array in model.state_dict().items()}
-    for part, owner in ("optimizer", optimizer), ("batches", batches):
+    header = describe(model, state)
+    tensors = {}
+    for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):
         if owner is not None:
-            tensors |= {f"{part}.{name}": array for name, array in owner.state_dict().items()}
-    try:
-        described = json.dumps({"class": type(model).__name__, "config": model.config})
-    except TypeError as error:  # such as a layer of one's own as `positions`
-        raise SnapshotError(f"cannot save {path}: a {type(model).__name__} made with this: {error}") from error
-    header = {"format": FORMAT, "model": described, "state": json.dumps(state)}
+            tensors |= {f"{part}.{name}": np.asarray(a, order="C") for name, a in owner.state_dict().items()}
+    if bad := nonfinite_tensor(tensors):
+        raise NotFinite(f"cannot save {path}: {bad} is not finite")
+    header["sha256"] = checksum(header, tensors)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
             save_file(tensors, unfinished, header)
     except (OSError, SafetensorError) as error:
-        raise SnapshotError(f"cannot save {path}: {error}; the last good snapshot is kept") from error
+        kept = "; the last good snapshot is kept" if os.path.lexists(path) else ""
+        raise SnapshotError(f"cannot save {path}: {getattr(error, 'strerror', None) or error}{kept}") from error
 
 
-def holds_run(folder: Path) -> bool:
-    """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
-    return any((folder / name).exists() for name in ("metrics.jsonl", "last.safetensors", "best.safetensors"))
+def checksum(header: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> str:
+    """SHA-256 of the header but for "sha256", and of every tensor's name, type, shape and bytes."""
+    texts = sorted((name, value) for name, value in header.items() if name != "sha256")
+    kinds = [(name, tensors[name].dtype.name, tensors[name].shape) for name in sorted(tensors)]
+    digest = hashlib.sha256(json.dumps([texts, kinds]).encode())
+    for name, *_ in kinds:
+        digest.update(tensors[name])
+    return digest.hexdigest()
+
+
+def class_name(model: Layer) -> str:
+    """The name under which a model is saved: of this project's "LanguageModel", of others "module:Class"."""
+    kind = type(model)
+    return kind.__name__ if MODELS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
+
+
+def find_class(name: str) -> type[Layer]:
+    """The class that `class_name` names. Raises SnapshotError if it is not there, or no Layer."""
+    if name in MODELS:
+        return MODELS[name]
+    module, _, qualified = name.partition(":")
+    parts = qualified.split(".")
+    if not all(map(str.isidentifier, (*module.split("."), *parts))):
+        local = ": a class made inside a function is not found again" if "<locals>" in parts else ""
+        raise SnapshotError(f"unknown model {name!r}{local}")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in parts:
+            found = getattr(found, part)
+    except (Exception, SystemExit) as error:  # whatever a module does when it is imported
+        if module == "__main__":
+            reason = f"was defined in the program that trained it: define or import {qualified} in this one"
+        else:
+            reason = f"is a class of the module {module}, which cannot be imported or has none: {error}"
+        raise SnapshotError(f"its model {qualified} {reason}") from error
+    if not (isinstance(found, type) and issubclass(found, Layer)):
+        raise SnapshotError(f"unknown model {name!r}: it is no Layer")
+    return found
+
+
+def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
+    try:
+        found = find_class(name)
+    except SnapshotError:
+        found = None
+    if kind.__module__ == "__main__" and found is kind:
+        where = f"only in a program that defines or imports it; put {kind.__name__} into a module of its own"
+    elif found is not kind:
+        where = f"nowhere; put {kind.__name__} at the top of a module"
+    else:
+        return
+    warnings.warn(f"load_model will find the class of this snapshot's model {where}", stacklevel=1)  # once
 
 
 def best_snapshot(path: Path | str) -> Path:
     """The best snapshot of a run's folder, else its last; or the file that is named."""
-    best = Path(path) / "best.safetensors"
-    return best if best.is_file() else Path(path)
+    best = Path(path) / BEST
+    return best if os.path.lexists(best) else Path(path)  # a link to nothing too, so that loading names it
 
 
 def kept_snapshots(run: Path | str) -> list[Path]:
@@ -111,65 +200,106 @@ def load_snapshot(path: Path | str) -> Snapshot:
     """Read a snapshot; a run's folder means its last one. Raises SnapshotError if there is none, or it is damaged."""
     path = Path(path)
     if path.is_dir():
-        path = path / "last.safetensors"
+        path = path / LAST
     if not path.is_file():
         raise SnapshotError(f"no snapshot at {path}")
     try:
         with safe_open(path, framework="numpy") as file:
             header = file.metadata() or {}
-            if header.get("format") != FORMAT:
-                raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
-            described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
-            model_class, config = described["class"], dict(described["config"])
+            _check_format(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if header["sha256"] != checksum(header, tensors):
+            raise ValueError("the checksum is another")
+        _check_types(tensors)
+        described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
+        model_class, config = str(described["class"]), dict(described["config"])
     except SnapshotError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
     own = {
         part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
-        for part in ("model", "optimizer", "batches")
+        for part in PARTS
     }
     return Snapshot(model_class, config, state, **own)
 
 
-def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
-    """The model of a snapshot, built anew with its weights, and the state of its run.
+def _check_format(path: Path, header: Mapping[str, str]) -> None:
+    found = header.get("format")
+    if found in EARLIER:
+        raise SnapshotError(f"{path} was made by an earlier version: it has no checksum, so it cannot be verified")
+    if found != FORMAT:
+        raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
 
-    Raises SnapshotError if the snapshot is damaged, or of a model that this version does not know.
+
+def _check_types(tensors: Mapping[str, np.ndarray]) -> None:
+    """Raises ValueError unless weights are finite numbers of one floating-point type, and all else is finite."""
+    weights = {name: a.dtype for name, a in tensors.items() if name.startswith("model.")}
+    for name, dtype in weights.items():
+        if not np.issubdtype(dtype, np.floating):
+            raise ValueError(f"{name} is {dtype}, no floating-point numbers")
+    if len(kinds := {str(dtype) for dtype in weights.values()}) > 1:
+        raise ValueError(f"weights of several types: {', '.join(sorted(kinds))}")
+    if bad := nonfinite_tensor(tensors):
+        raise ValueError(f"{bad} is not finite")
+
+
+def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
+    """The model of a snapshot, built anew with its weights in their own precision, and the state of its run.
+
+    The class of a model that is not this project's is imported from its module: see the beginning of this module.
+    Raises SnapshotError if the snapshot is damaged, or of a model that cannot be made here.
     """
     snapshot = load_snapshot(path)
-    if snapshot.model_class not in MODELS:
-        raise SnapshotError(f"{path}: unknown model {snapshot.model_class!r}")
     try:
-        config = dict(snapshot.config)
-        lora = config.pop("lora", None)
-        model = MODELS[snapshot.model_class](**config, key=Zeros())
-        if lora is not None:
-            add_lora(model, **lora)
-    except (TypeError, ValueError) as error:
-        raise SnapshotError(f"{path}: this version makes no such {snapshot.model_class}: {error}") from error
+        model = _make(snapshot)
+    except SnapshotError as error:
+        raise SnapshotError(f"{path}: {error}") from error
     restore(snapshot, model)
     return model, snapshot.state
 
 
+def _make(snapshot: Snapshot) -> Layer:
+    """A model as that of the snapshot, with weights that are to be replaced."""
+    kind = find_class(snapshot.model_class)
+    try:
+        key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
+        config = dict(snapshot.config)
+        lora = config.pop("lora", None)
+        model = kind(**config, **key)
+        if lora is not None:
+            add_lora(model, **lora)
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        raise SnapshotError(f"this version makes no such {kind.__name__}: {error}") from error
+    dtype = next((a.dtype for a in snapshot.model.values()), None)  # that of all
+    return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
+
+
 def expect_model(snapshot: Snapshot, model: Layer) -> None:
-    """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class and these sizes."""
-    if snapshot.model_class != type(model).__name__ or snapshot.config != model.config:
+    """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class, these sizes and this
+    precision.
+    """
+    config = json.loads(json.dumps(model.config))  # as it is in a snapshot: tuples are lists
+    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # that has since got a module of its own
+    if snapshot.model_class not in names or snapshot.config != config:
         differing = {
-            name: f"{snapshot.config.get(name)} in the snapshot, {model.config.get(name)} here"
-            for name in sorted(snapshot.config.keys() | model.config.keys())
-            if snapshot.config.get(name) != model.config.get(name)
+            name: f"{snapshot.config.get(name)} in the snapshot, {config.get(name)} here"
+            for name in sorted(snapshot.config.keys() | config.keys())
+            if snapshot.config.get(name) != config.get(name)
         }
         raise SnapshotError(f"snapshot of another model ({snapshot.model_class}): {differing}")
+    for name, p in model.named_parameters().items():
+        if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
+            found = snapshot.model[name].dtype
+            raise SnapshotError(f"snapshot does not fit: {name} is {found} in it, {p.data.dtype} in the model")
 
 
 def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
     """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
     just this model.
 
-    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes, of another optimizer, or of
-    batches of other sizes; the model is not changed then.
+    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes or of another precision, of
+    another optimizer, or of batches of other sizes; the model is not changed then.
     """
     expect_model(snapshot, model)
     before = model.state_dict()
@@ -179,6 +309,6 @@ def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None
             batches.load_state_dict(snapshot.batches)
         if optimizer is not None:
             optimizer.load_state_dict(snapshot.optimizer)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         model.load_state_dict(before)
         raise SnapshotError(f"snapshot does not fit: {error}") from error

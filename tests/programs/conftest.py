@@ -1,6 +1,7 @@
 """Running programs as a user does, on small data and without a network."""
 
 import gzip
+import importlib.util
 import json
 import os
 import subprocess
@@ -32,6 +33,14 @@ PROGRAMS = {
     "python": [],
 }
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again it i".split()
+
+
+TINY = {
+    "enwik8": dict(d_model=8, heads=2, depth=1, context=16, memory=8, xl_d_ff=8, batch_size=4, steps=3),
+    "imdb": dict(d_model=8, depth=1, max_length=8, vocabulary=100, batch_size=4, steps=3),
+    "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
+    | dict(tuning_batch_size=4),
+}
 
 
 class Run(NamedTuple):
@@ -98,6 +107,23 @@ def fail(call: Callable[..., subprocess.CompletedProcess]) -> Callable[..., str]
         return lines[0]
 
     return fail
+
+
+@pytest.fixture(scope="session")
+def tiny_main() -> Callable[[str], Callable[[list[str]], None]]:
+    """tiny_main("enwik8") is the main function of this program, to be called in this process on a CPU, with an own
+    preset "small" of three steps of a tiny model. "xl" is enwik8's other model.
+    """
+
+    def tiny_main(name: str) -> Callable[[list[str]], None]:
+        name = {"xl": "enwik8"}.get(name, name)
+        specification = importlib.util.spec_from_file_location(f"{name}_program", PROGRAMS[name][0])
+        program = importlib.util.module_from_spec(specification)
+        specification.loader.exec_module(program)
+        program.PRESETS["small"] |= TINY[name]
+        return lambda argv: program.main(argv if "--device" in argv else [*argv, "--device", "cpu"])
+
+    return tiny_main
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,9 @@ import http.server
 import importlib.util
 import io
 import json
+import re
 import shutil
+import subprocess
 import tarfile
 import threading
 import zipfile
@@ -352,6 +354,24 @@ def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy, xl_run
         del settings[name]
         (run / "settings.json").write_text(json.dumps(settings))
         assert fail(program, "--resume", run).endswith(f"settings.json is damaged: {name} missing")
+
+
+def test_a_run_that_another_process_trains(start, fail, call, enwik8_copy):
+    """It is refused before any data is read; what only reads the run goes on."""
+    hold = (
+        "import sys\nfrom pathlib import Path\nfrom scratchformer.data.files import locked\n"
+        "with locked(Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()"
+    )
+    holder = start("python", "-c", hold, enwik8_copy, stdin=subprocess.PIPE)
+    assert holder.stdout.readline() == "locked\n"
+    before = content(enwik8_copy)
+    for option in ("--resume", enwik8_copy), ("--out", enwik8_copy):
+        line = fail("enwik8", *option, "--data", "nowhere")
+        assert re.match(rf"error: {enwik8_copy} is in use by process {holder.pid} on \S+, since [-0-9: ]+: wait", line)
+    call("scratchformer", "generate", enwik8_copy, "--tokens", 3)
+    assert content(enwik8_copy) == before
+    holder.communicate("")
+    assert sorted(content(enwik8_copy)) == sorted(path for path in before if path.name != "run.lock")
 
 
 # Commands

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu
+from scratchformer.optim import Cosine
 from scratchformer.training import Diverged, load_model, load_snapshot
 
 BAD_STEP = 7
@@ -129,3 +130,82 @@ def test_watching_leaves_the_model_as_it_was(tmp_path, train_tiny):
             "Classifier", tmp_path, 12, batches=poison("output.w"), prepare=lambda model, optimizer: kept.append(model)
         )
     assert not any("forward" in vars(layer) for _, layer in kept[0].named_layers())
+
+
+def after_the_bad_step(act):
+    """To prepare training: `act(model, optimizer)` is called after every step from the eighth on."""
+
+    def prepare(model, optimizer):
+        step = optimizer.step
+
+        def step_and_act(*args):
+            step(*args)
+            if optimizer.steps > BAD_STEP:
+                act(model, optimizer)
+
+        optimizer.step = step_and_act
+
+    return prepare
+
+
+def overflow(model, optimizer):
+    model.output.w.data[0] = math.inf
+
+
+def spoil_a_moment(model, optimizer):
+    optimizer.v[3] = math.nan
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize(
+    ("act", "named"), [(overflow, "output.w is not finite"), (spoil_a_moment, "optimizer.v is not finite")]
+)
+@pytest.mark.parametrize("options", [{}, {"evaluate": None}, {"evaluate_every": 8}], ids=str)
+@pytest.mark.parametrize("steps", [8, 9, 12])
+def test_a_step_that_leaves_what_is_not_finite_is_never_saved(tmp_path, train_tiny, act, named, options, steps):
+    """Whether it is the last, or one with a snapshot or an evaluation, or is followed by another."""
+    options = {"prepare": after_the_bad_step(act), "snapshot_every": 4 if steps == 12 else 3, **options}
+    with pytest.raises(Diverged, match="is not finite") as raised:
+        train_tiny("LanguageModel", tmp_path, steps, **options)
+    good = load_snapshot(tmp_path)
+    assert good.state["step"] == (4 if steps == 12 else 6)
+    assert all(np.isfinite(a).all() for a in (*good.model.values(), *good.optimizer.values()))
+    assert str(raised.value).endswith(
+        f". The last good snapshot is {tmp_path / 'last.safetensors'}, of step {good.state['step']}"
+    )
+    if steps == 8:
+        assert named in str(raised.value)
+    if (tmp_path / "best.safetensors").exists():
+        best = load_snapshot(tmp_path / "best.safetensors")
+        assert all(np.isfinite(a).all() for a in best.model.values())
+        assert best.state["step"] < 8 or act is spoil_a_moment
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_a_rate_that_is_too_large_ends_with_what_overflowed(device, tmp_path, train_tiny, monkeypatch):
+    """One step, so that nothing but the parameters can tell."""
+    monkeypatch.setattr(Cosine, "__call__", lambda self, step: 1e39)
+    with pytest.raises(Diverged, match=r"step 1: .*is not finite\. No snapshot was saved yet$"):
+        train_tiny("LanguageModel", tmp_path, 1, device, evaluate=None)
+    assert not list(tmp_path.glob("*.safetensors"))
+
+
+def test_a_good_accuracy_does_not_make_a_model_that_is_not_finite_the_best(tmp_path, train_tiny):
+    scores = iter([0.5, 0.9])
+    options = {
+        "prepare": after_the_bad_step(overflow),
+        "evaluate": lambda: {"accuracy": next(scores)},
+        "evaluate_every": 4,
+    }
+    with pytest.raises(Diverged, match=r"step 8: output\.w is not finite"):
+        train_tiny("Classifier", tmp_path, 12, **options)
+    assert load_snapshot(tmp_path / "best.safetensors").state["step"] == 4
+
+
+def test_a_model_that_is_not_finite_is_not_begun_with(tmp_path, train_tiny):
+    def spoil(model, optimizer):
+        model.output.b.data[0] = math.nan
+
+    with pytest.raises(Diverged, match=r"^step 0: output\.b is not finite\. No snapshot was saved yet$"):
+        train_tiny("LanguageModel", tmp_path / "run", 12, prepare=spoil)
+    assert not list(tmp_path.iterdir())

@@ -4,16 +4,19 @@ import ast
 import json
 import os
 import subprocess
+import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import scratchformer
 from scratchformer.backend import to_cpu
 from scratchformer.models import LanguageModel
-from scratchformer.nn import GridPositions
+from scratchformer.nn import GridPositions, Layer, Param
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
 from scratchformer.training import (
@@ -26,7 +29,7 @@ from scratchformer.training import (
     save_snapshot,
     snapshot,
 )
-from scratchformer.training.snapshot import FORMAT, restore
+from scratchformer.training.snapshot import FORMAT, NotFinite, checksum, restore
 
 STATE = {"step": 7, "best": {"step": 5, "loss": 1 / 3}, "corpus": "größer\n", "seed": 0}
 
@@ -129,6 +132,290 @@ def test_a_safetensors_file_of_another_program_is_refused(tmp_path, metadata):
         load_snapshot(path)
 
 
+def write(path, tensors, header):
+    """A snapshot with a checksum that is right."""
+    save_file(tensors, path, header | {"sha256": checksum(header, tensors)})
+
+
+def read(path):
+    """The tensors of a snapshot, and its header without the checksum."""
+    with safe_open(path, framework="numpy") as file:
+        header = {name: value for name, value in file.metadata().items() if name != "sha256"}
+        return {name: file.get_tensor(name) for name in file.keys()}, header
+
+
+def test_a_snapshot_with_any_bit_flipped_is_refused_by_name(saved):
+    path = saved[2]
+    whole, draw = path.read_bytes(), Key(2).generator()
+    data = 8 + int.from_bytes(whole[:8], "little")
+    bits = [*range(64), *draw.integers(64, 8 * data, 150), *draw.integers(8 * data, 8 * len(whole), 150)]
+    for bit in bits:
+        flipped = bytearray(whole)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(SnapshotError, match=r"^[^\n]*last\.safetensors[^\n]*$"):
+            load_snapshot(path)
+
+
+def swap(tensors):
+    first, second = (name for name in tensors if name.endswith("attention.query.w"))
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+
+
+def relabel(tensors):
+    tensors["model.output.w"] = tensors["model.output.w"].view(np.int32)
+
+
+def make_nan(tensors):
+    tensors["model.output.w"][0] = np.nan
+
+
+def rename(tensors):
+    tensors["model.output.v"] = tensors.pop("model.output.w")
+
+
+@pytest.mark.parametrize("alter", [swap, relabel, make_nan, rename])
+def test_altered_tensors_are_refused(saved, alter):
+    path = saved[2]
+    with safe_open(path, framework="numpy") as file:
+        header = file.metadata()
+    tensors, _ = read(path)
+    alter(tensors)
+    save_file(tensors, path, header)
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or no snapshot: the checksum is another"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "array", "message"),
+    [
+        ("model.output.w", np.zeros((12, 3), np.int32), "model.output.w is int32, no floating-point numbers"),
+        ("model.output.w", np.zeros((12, 3), bool), "model.output.w is bool, no floating-point numbers"),
+        ("model.output.w", np.zeros((12, 3)), "weights of several types: float32, float64"),
+        ("model.output.w", np.full((12, 3), np.inf, np.float32), "model.output.w is not finite"),
+        ("optimizer.v", np.full(5, np.nan, np.float32), "optimizer.v is not finite"),
+    ],
+)
+def test_tensors_of_another_type_are_refused_even_with_their_checksum(saved, name, array, message):
+    path = saved[2]
+    tensors, header = read(path)
+    write(path, tensors | {name: array}, header)
+    with pytest.raises(SnapshotError, match=rf"last\.safetensors is damaged or no snapshot: {message}"):
+        load_model(path)
+
+
+def test_a_file_with_trailing_bytes_is_refused(saved):
+    path = saved[2]
+    path.write_bytes(path.read_bytes() + b"\0")
+    with pytest.raises(SnapshotError, match="is damaged or no snapshot"):
+        load_snapshot(path)
+
+
+def test_a_header_with_other_text_is_refused(saved):
+    path = saved[2]
+    tensors, header = read(path)
+    digest = checksum(header, tensors)
+    for changed in header | {"state": header["state"].replace("7", "8")}, header | {"more": ""}:
+        save_file(tensors, path, changed | {"sha256": digest})
+        with pytest.raises(SnapshotError, match="the checksum is another"):
+            load_snapshot(path)
+
+
+def test_a_snapshot_of_an_earlier_version_is_refused_as_such(saved):
+    path = saved[2]
+    tensors, header = read(path)
+    save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
+    message = r"last\.safetensors was made by an earlier version: it has no checksum, so it cannot be verified$"
+    with pytest.raises(SnapshotError, match=message):
+        load_model(path)
+
+
+def test_tensors_of_every_shape_come_back(tmp_path, make_model):
+    class Memory:
+        def state_dict(self):
+            arrays = (np.array(3), np.zeros((0, 4), np.float32), np.ones((2, 3), np.float32).T, np.ones(2, np.float16))
+            return {str(i): a for i, a in enumerate(arrays)}
+
+    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), batches=Memory())
+    assert_same(load_snapshot(tmp_path).batches, Memory().state_dict())
+
+
+@pytest.mark.parametrize("part", ["model", "optimizer", "batches"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_not_saved(saved, part, value):
+    model, optimizer, path = saved
+    before = path.read_bytes()
+
+    class Memory:
+        def state_dict(self):
+            return {"memory": np.array([0, value if part == "batches" else 1])}
+
+    if part == "model":
+        model.body.blocks[1].norm1.gamma.data[2] = value
+    elif part == "optimizer":
+        optimizer.v[-1] = value
+    name = {"model": "model.body.blocks.1.norm1.gamma", "optimizer": "optimizer.v", "batches": "batches.memory"}[part]
+    with pytest.raises(NotFinite, match=rf"cannot save .*last\.safetensors: {name} is not finite$"):
+        save_snapshot(path, model, optimizer, Memory(), step=9)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16])
+def test_a_model_is_loaded_in_its_own_precision(tmp_path, make_model, dtype):
+    model = make_model("LanguageModel", dtype=dtype)
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.flat.data.dtype == dtype
+    assert_same(loaded.state_dict(), model.state_dict())
+
+
+def test_a_snapshot_of_another_precision_does_not_fit(tmp_path, make_model):
+    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dtype=np.float64))
+    with pytest.raises(SnapshotError, match=r"does not fit: body.* is float64 in it, float32 in the model"):
+        restore(load_snapshot(tmp_path), make_model("LanguageModel"))
+
+
+# Models of a user's own
+
+
+class Scale(Layer):
+    """Two numbers; made with a tuple, which is a list in JSON."""
+
+    def __init__(self, shape, start=1.0):
+        self.config = dict(shape=shape, start=start)
+        self.w = Param(np.full(shape, start, np.float32), "w")
+
+    class Inner(LanguageModel):
+        pass
+
+
+class NoLayer:
+    def __init__(self, **_config):
+        self.config = {}
+
+
+def test_a_model_of_ones_own_comes_back(tmp_path):
+    model = Scale((2, 1))
+    model.w.data[...] = [[3], [4]]
+    save_snapshot(tmp_path / "last.safetensors", model, step=2)
+    snapshot = load_snapshot(tmp_path)
+    assert snapshot.model_class == f"{__name__}:Scale"
+    loaded, state = load_model(tmp_path)
+    assert type(loaded) is Scale and state == {"step": 2}
+    np.testing.assert_array_equal(loaded.w.data, [[3], [4]])
+    fresh = Scale((2, 1))
+    restore(snapshot, fresh)
+    np.testing.assert_array_equal(fresh.w.data, [[3], [4]])
+    with pytest.raises(
+        SnapshotError, match=r"snapshot of another model .*'shape': '\[2, 1\] in the snapshot, \[1, 2\]"
+    ):
+        restore(snapshot, Scale((1, 2)))
+
+
+def test_a_class_within_a_class_and_a_subclass_of_the_projects(tmp_path):
+    model = Scale.Inner(16, 8, 2, 1, 8, key=Key(3))
+    save_snapshot(tmp_path / "last.safetensors", model)
+    assert load_snapshot(tmp_path).model_class == f"{__name__}:Scale.Inner"
+    loaded, _ = load_model(tmp_path)
+    assert type(loaded) is Scale.Inner
+    assert_same(loaded.state_dict(), model.state_dict())
+
+
+def test_the_projects_models_have_short_names(tmp_path, make_model):
+    for kind in "LanguageModel", "Classifier":
+        save_snapshot(tmp_path / "last.safetensors", make_model(kind))
+        assert load_snapshot(tmp_path).model_class == kind
+
+
+def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_path):
+    class Local(Scale):
+        pass
+
+    with pytest.warns(UserWarning, match="nowhere; put Local at the top of a module$"):
+        save_snapshot(tmp_path / "last.safetensors", Local((2,)))
+    message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class made inside a function is not found again"
+    with pytest.raises(SnapshotError, match=message):
+        load_model(tmp_path / "last.safetensors")
+    model = Local((2,))
+    model.w.data[...] = 5
+    restore(load_snapshot(tmp_path), model)  # the weights are not lost
+    np.testing.assert_array_equal(model.w.data, [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("os:system", "unknown model 'os:system': it is no Layer"),
+        (f"{__name__}:NoLayer", "NoLayer': it is no Layer"),
+        (f"{__name__}:Scale.config", "its model Scale.config is a class of the module .*test_snapshot, which cannot"),
+        ("no_such_module:Model", "its model Model is a class of the module no_such_module, which cannot be imported"),
+        (f"{__name__}:Missing", "its model Missing is a class of the module .*or has none"),
+        ("__main__:Missing", "was defined in the program that trained it: define or import Missing in this one"),
+        (".snapshot:Scale", "unknown model '.snapshot:Scale'"),
+        ("os:path.join('a')", "unknown model"),
+        ("os:", "unknown model 'os:'"),
+        (":Scale", "unknown model ':Scale'"),
+        ("Scale", "unknown model 'Scale'"),
+        (3, "unknown model '3'"),
+    ],
+)
+def test_a_class_that_cannot_be_had_is_named(tmp_path, name, message):
+    path = tmp_path / "x.safetensors"
+    described = json.dumps({"class": name, "config": {"shape": [1]}})
+    write(path, {"model.w": np.ones(1)}, {"format": FORMAT, "model": described, "state": "{}"})
+    with pytest.raises(SnapshotError, match=message):
+        load_model(path)
+
+
+def test_a_module_that_ends_the_program_when_it_is_imported_is_named(tmp_path, monkeypatch):
+    (tmp_path / "ending.py").write_text("raise SystemExit('usage')")
+    monkeypatch.syspath_prepend(tmp_path)
+    described = json.dumps({"class": "ending:Model", "config": {}})
+    write(tmp_path / "x.safetensors", {}, {"format": FORMAT, "model": described, "state": "{}"})
+    with pytest.raises(SnapshotError, match=r"its model Model is a class of the module ending, which cannot .*: usage"):
+        load_model(tmp_path / "x.safetensors")
+
+
+def test_a_class_of_the_program_itself(tmp_path):
+    """It is found in a program that defines or imports it, and else named; so is a module that is not importable."""
+    (tmp_path / "own.py").write_text(
+        "import sys, numpy as np\n"
+        "from scratchformer.nn import Layer, Param\n"
+        "class Own(Layer):\n"
+        "    def __init__(self, n):\n"
+        "        self.config = {'n': n}\n"
+        "        self.w = Param(np.ones(n, np.float32), 'w')\n"
+        "if __name__ == '__main__':\n"
+        "    from scratchformer.training import load_model, save_snapshot\n"
+        "    save_snapshot(sys.argv[1], Own(3))\n"
+        "    assert type(load_model(sys.argv[1])[0]) is Own\n"
+    )
+    load = "from scratchformer.training import load_model; import sys; print(type(load_model('here')[0]).__name__)"
+    run = partial(subprocess.run, capture_output=True, text=True, cwd=tmp_path)
+    saved = run([sys.executable, "own.py", "here"])
+    assert saved.returncode == 0, saved.stderr
+    assert "only in a program that defines or imports it; put Own into a module of its own" in saved.stderr
+    assert run([sys.executable, "-c", "from own import Own; " + load]).stdout == "Own\n"
+    lost = run([sys.executable, "-c", load])
+    assert "define or import Own in this one" in lost.stderr.splitlines()[-1]
+    model = Scale((1,))
+    type(model).__module__, before = "own", __name__
+    try:
+        with pytest.warns(UserWarning, match="nowhere; put Scale at the top of a module"):
+            save_snapshot(tmp_path / "x.safetensors", model)
+    finally:
+        Scale.__module__ = before
+
+
+def test_a_class_that_has_moved_from_the_program_to_a_module_goes_on(tmp_path):
+    save_snapshot(tmp_path / "last.safetensors", Scale((2,)))
+    snapshot = load_snapshot(tmp_path)._replace(model_class="__main__:Scale")
+    restore(snapshot, Scale((2,)))
+    with pytest.raises(SnapshotError, match="snapshot of another model"):
+        restore(snapshot._replace(model_class="elsewhere:Scale"), Scale((2,)))
+
+
 GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=1, depth=1, context=4)}
 
 
@@ -148,7 +435,7 @@ GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=
 )
 def test_a_header_of_this_format_with_other_content_is_refused(tmp_path, header, message):
     path = tmp_path / "x.safetensors"
-    save_file({"model.w": np.ones(3)}, path, {"format": FORMAT, **header})
+    write(path, {"model.w": np.ones(3)}, {"format": FORMAT, **header})
     with pytest.raises(SnapshotError, match=message):
         load_model(path)
 
@@ -271,6 +558,10 @@ def test_where_folders_cannot_be_opened_a_snapshot_is_saved_all_the_same(tmp_pat
 
 def test_the_best_snapshot_is_the_best_else_the_last_else_what_is_named(tmp_path):
     assert best_snapshot(tmp_path) == tmp_path
+    (tmp_path / "best.safetensors").symlink_to("nothing")
+    with pytest.raises(SnapshotError, match=r"no snapshot at .*best\.safetensors"):
+        load_model(best_snapshot(tmp_path))
+    (tmp_path / "best.safetensors").unlink()
     (tmp_path / "best.safetensors").touch()
     assert best_snapshot(str(tmp_path)) == tmp_path / "best.safetensors"
     assert best_snapshot(tmp_path / "last.safetensors") == tmp_path / "last.safetensors"

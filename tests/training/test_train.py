@@ -1,14 +1,29 @@
 """The training loop: it learns, keeps the best, stops in every way, and continues exactly."""
 
 import json
+import os
+import re
 import signal
+from functools import partial
 
 import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu
+from scratchformer.data import files
+from scratchformer.data.files import InUse
 from scratchformer.optim import SGD, Adam, AdamW, Cosine
-from scratchformer.training import SnapshotError, kept_snapshots, load_model, load_snapshot, read_metrics
+from scratchformer.training import (
+    SnapshotError,
+    kept_snapshots,
+    load_model,
+    load_snapshot,
+    loop,
+    metrics,
+    read_metrics,
+    save_snapshot,
+    snapshot,
+)
 
 KINDS = ["LanguageModel", "Classifier"]
 both_models = pytest.mark.parametrize("kind", KINDS)
@@ -415,3 +430,142 @@ def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
     assert last.state["step"] == 12 and not last.optimizer
     for name, array in model.state_dict().items():
         np.testing.assert_array_equal(last.model[name], array)
+
+
+@pytest.mark.parametrize(
+    ("config", "identity", "message"),
+    [
+        (
+            None,
+            {},
+            "cannot save a LanguageModel: it has no `config`, a dict of the arguments with which",
+        ),
+        ([1], {}, "it has no `config`"),
+        (
+            {"width": np.float32(3)},
+            {},
+            "cannot save a LanguageModel made with this: Object of type float32 is not",
+        ),
+        ({"width": 3}, {"data": b"x"}, "cannot save this state of a run: Object of type bytes is not JSON"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_before_anything_is_done(tmp_path, train_tiny, config, identity, message):
+    def spoil(model, optimizer):
+        model.config = config
+
+    with pytest.raises(SnapshotError, match=message):
+        train_tiny("LanguageModel", tmp_path / "run", 4, prepare=spoil, identity=identity)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_identity_of_tuples_is_the_same_when_it_is_resumed(tmp_path, train_tiny):
+    for steps in 3, 4:
+        state, *_ = train_tiny("LanguageModel", tmp_path, steps, identity={"files": ("a", "b")}, resume=steps == 4)
+    assert state["files"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("step", [3, 4, 5])
+def test_a_run_without_its_last_snapshot_is_not_begun_anew(tmp_path, train_tiny, step):
+    """Whatever else is left of it."""
+    train_tiny("LanguageModel", tmp_path, step, keep=1)
+    (tmp_path / "last.safetensors").unlink()
+    for name in "metrics.jsonl", "best.safetensors", "step-00000003.safetensors":
+        before = content(tmp_path)
+        with pytest.raises(SnapshotError, match=r"last\.safetensors is missing, so the run cannot go on: put it back"):
+            train_tiny("LanguageModel", tmp_path, 8, resume=True)
+        assert content(tmp_path) == before
+        (tmp_path / name).unlink()
+    train_tiny("LanguageModel", tmp_path, 1, resume=True)
+
+
+def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny, capsys):
+    """At step 4 the best model is saved, at step 6 the first snapshot."""
+    for step in 2, 5, 5:
+        with pytest.raises(Stop):
+            train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(step), snapshot_every=6, resume=True)
+        assert (tmp_path / "no-snapshot-yet").is_file()
+    assert (tmp_path / "best.safetensors").is_file()
+    assert capsys.readouterr().err.count(f"{tmp_path}: no snapshot was saved yet, so training begins anew") == 2
+    with pytest.raises(Stop):
+        train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(7), snapshot_every=6, resume=True)
+    assert not (tmp_path / "no-snapshot-yet").exists()
+    (tmp_path / "last.safetensors").rename(tmp_path / "elsewhere")
+    with pytest.raises(SnapshotError, match="is missing, so the run cannot go on"):
+        train_tiny("LanguageModel", tmp_path, 9, snapshot_every=6, resume=True)
+
+
+@pytest.mark.parametrize("state", [{}, {"step": "3", "best": None}, {"step": 3}])
+def test_a_snapshot_that_is_of_no_run_is_not_resumed(tmp_path, train_tiny, make_model, state):
+    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dropout=0.2), **state)
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is no snapshot of a run"):
+        train_tiny("LanguageModel", tmp_path, 8, resume=True)
+
+
+def test_where_the_best_model_is_missing_the_best_is_chosen_from_there_on(tmp_path, train_tiny, capsys):
+    train_tiny("LanguageModel", tmp_path, 4)
+    (tmp_path / "best.safetensors").unlink()
+    state, *_ = train_tiny("LanguageModel", tmp_path, 8, resume=True)
+    assert f"{tmp_path / 'best.safetensors'} is missing" in capsys.readouterr().err
+    assert state["best"]["step"] == load_snapshot(tmp_path / "best.safetensors").state["step"] == 8
+
+
+def test_two_trainings_in_one_folder(tmp_path, train_tiny):
+    """The second begins while the first is in its third step; it is refused, and the first goes on."""
+    refused = []
+
+    def begin_another():
+        before = content(tmp_path / "run")
+        for resume in False, True:
+            with pytest.raises(InUse) as raised:
+                train_tiny("LanguageModel", tmp_path / "run", 6, resume=resume)
+            refused.append(str(raised.value))
+        assert content(tmp_path / "run") == before
+        train_tiny("LanguageModel", tmp_path / "other", 1)
+
+    _, *straight = train_tiny("LanguageModel", tmp_path / "straight", 6)
+    _, *run = train_tiny("LanguageModel", tmp_path / "run", 6, batches=crash_at(2, begin_another))
+    assert_same(everything(*run), everything(*straight))
+    assert len(refused) == 2
+    holder = rf"process {os.getpid()} on \S+, since \d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d"
+    for line in refused:
+        assert re.fullmatch(rf"\S+run is in use by {holder}: wait until it ends, or choose another folder", line)
+    assert sorted(content(tmp_path / "run")) == sorted(content(tmp_path / "straight"))
+
+
+class FullDisk:
+    """The n-th time that a file is to be written, the disk is full."""
+
+    def __init__(self, monkeypatch, n):
+        self.n, self.writes = n, 0
+        for name in "replacing", "append":
+            whole = getattr(files, name)
+            for module in loop, metrics, snapshot:
+                if hasattr(module, name):
+                    monkeypatch.setattr(module, name, partial(self.write, whole))
+
+    def write(self, whole, path, *args):
+        self.writes += 1
+        if self.writes == self.n:
+            raise OSError(28, "No space left on device", str(path))
+        return whole(path, *args)
+
+
+def test_a_disk_that_is_full_at_any_write_leaves_a_run_that_ends_as_any_other(tmp_path, train_tiny, monkeypatch):
+    state, *straight = train_tiny("LanguageModel", tmp_path / "straight", 7, keep=1)
+    failures = 0
+    for n in range(1, 100):
+        run = tmp_path / str(n)
+        with monkeypatch.context() as patch:
+            disk = FullDisk(patch, n)
+            try:
+                train_tiny("LanguageModel", run, 7, keep=1)
+            except (OSError, SnapshotError) as error:
+                assert "No space left on device" in str(error) and str(run) in str(error)
+                failures += 1
+        if disk.writes < n:
+            break
+        again, *resumed = train_tiny("LanguageModel", run, 7, keep=1, resume=True)
+        assert again == state
+        assert_same(everything(*resumed), everything(*straight))
+        assert sorted(content(run)) == sorted(content(tmp_path / "straight"))
+    assert failures == n - 1 == 18  # metrics and 9 records, no-snapshot-yet, 2 best, 2 kept, 3 last

@@ -1,0 +1,43 @@
+"""The folder of a run: what it holds, and whether the run can go on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from .metrics import METRICS, read_metrics
+from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
+
+UNSAVED = "no-snapshot-yet"  # a file that is there from the start of training to the first last.safetensors
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
+    metrics = folder / METRICS
+    logged = os.path.lexists(metrics) and not (metrics.is_file() and metrics.stat().st_size == 0)
+    return (
+        logged or any(os.path.lexists(folder / name) for name in (LAST, BEST, UNSAVED)) or bool(kept_snapshots(folder))
+    )
+
+
+def read_run(folder: Path) -> Snapshot | None:
+    """The snapshot from which the run in `folder` goes on; None if it begins, since none was saved yet.
+
+    Nothing is changed. Raises SnapshotError if last.safetensors is missing though one was saved, if it or the best
+    model is damaged, or made by something else than `train`; ValueError if metrics.jsonl is damaged.
+    """
+    last, best = folder / LAST, folder / BEST
+    if os.path.lexists(folder / METRICS):
+        read_metrics(folder / METRICS)
+    if not os.path.lexists(last):
+        if holds_run(folder) and not (folder / UNSAVED).exists():
+            raise SnapshotError(f"{last} is missing, so the run cannot go on: put it back, or choose another folder")
+        return None
+    if not last.is_file():
+        raise SnapshotError(f"{last} is no file, so the run cannot go on: put it back, or choose another folder")
+    snapshot = load_snapshot(last)
+    if type(snapshot.state.get("step")) is not int or "best" not in snapshot.state:
+        raise SnapshotError(f"{last} is no snapshot of a run: it has no step, or no best score")
+    if os.path.lexists(best):
+        load_snapshot(best)
+    return snapshot

@@ -1,0 +1,215 @@
+"""A run that cannot be resumed is refused in one line, and its folder is as it was: names, bytes and links."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from scratchformer.training import load_snapshot
+from scratchformer.training.program import run_program
+
+PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # with a folder whose snapshots are damaged
+
+
+def tree(folder):
+    """Everything in a folder: files with their bytes, links with where they lead, folders."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        what = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "a folder"
+        found[str(path.relative_to(folder))] = what
+    return found
+
+
+def remove(path):
+    path.unlink()
+
+
+def link_to_nothing(path):
+    path.unlink()
+    path.symlink_to(path.parent / "moved away")
+
+
+def link_to_itself(path):
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def folder_instead(path):
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-7])
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[-100] ^= 4
+    path.write_bytes(content)
+
+
+def damage_the_first_line(path):
+    path.write_bytes(b'{"st\n' + path.read_bytes())
+
+
+def swap_two_lines(path):
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], lines[5], lines[4], *lines[6:]]))
+
+
+def of_another_program(path):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"program": "translate"}))
+
+
+def of_an_earlier_version(path):
+    with safe_open(path, framework="numpy") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+        header = {name: value for name, value in file.metadata().items() if name != "sha256"}
+    save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
+
+
+SNAPSHOT = (remove, link_to_nothing, link_to_itself, folder_instead, empty, cut, flip_a_bit, of_an_earlier_version)
+DAMAGES = {
+    "last.safetensors": SNAPSHOT,
+    "best.safetensors": [damage for damage in SNAPSHOT if damage is not remove],
+    "metrics.jsonl": (damage_the_first_line, link_to_nothing, folder_instead),
+    "settings.json": (remove, link_to_nothing, folder_instead, empty, cut, of_another_program),
+    "vocabulary.txt": (remove, link_to_nothing, folder_instead, empty, swap_two_lines),
+    "vocabulary.json": (remove, link_to_nothing, folder_instead, empty, cut),
+}
+VOCABULARIES = {"imdb": "vocabulary.txt", "bert": "vocabulary.json"}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_main, text_file, reviews_folder, tmp_path_factory):
+    """The folder of a finished run of every program, made when it is asked for."""
+    runs = {}
+
+    def finished(name):
+        if name not in runs:
+            runs[name] = tmp_path_factory.mktemp(name) / "run"
+            data = text_file if name in ("enwik8", "xl") else reviews_folder
+            tiny_main(name)(["--out", str(runs[name]), "--data", str(data), *STARTED.get(name, ())])
+        return runs[name]
+
+    return finished
+
+
+STARTED = {"xl": ("--model", "xl")}
+
+
+@pytest.fixture
+def refused(tiny_main, capsys):
+    """refused("enwik8", option, ...): the line with which the program ends."""
+
+    def refused(name, *options):
+        main = tiny_main(name)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as raised:
+            run_program(lambda: main([str(option) for option in options]))
+        line = str(raised.value.code)
+        assert line.startswith("error: ") and "\n" not in line
+        assert capsys.readouterr().err == ""
+        return line
+
+    return refused
+
+
+def cases():
+    for program, stage in PROGRAMS.items():
+        for name, damages in DAMAGES.items():
+            if name.startswith("vocabulary") and VOCABULARIES.get(program) != name:
+                continue
+            folder = stage if name in ("last.safetensors", "best.safetensors", "metrics.jsonl") else ""
+            for damage in damages:
+                yield pytest.param(program, Path(folder) / name, damage, id=f"{program}-{name}-{damage.__name__}")
+
+
+@pytest.mark.parametrize(("program", "path", "damage"), list(cases()))
+def test_a_damaged_run_is_refused_and_left_as_it_is(finished, refused, tmp_path, program, path, damage):
+    run = shutil.copytree(finished(program), tmp_path / "run")
+    damage(run / path)
+    before = tree(run)
+    line = refused(program, "--resume", run, "--steps", 5)
+    assert tree(run) == before
+    if damage is not of_another_program:
+        assert path.name in line or (damage is swap_two_lines and "last.safetensors has vocabulary" in line)
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--seed", 1), "leave out --seed"),
+        (("--out", "elsewhere"), "leave out --out"),
+        (("--device", "gpu:x"), "device: expected auto, cpu, gpu or gpu:N"),
+        (("--data", "nowhere"), "nowhere"),
+        (("--data", "other"), "this run has"),
+    ],
+    ids=str,
+)
+def test_a_refused_option_leaves_the_run_as_it_is(
+    finished, refused, tmp_path, monkeypatch, reviews_folder, program, options, message
+):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(finished(program), tmp_path / "run")
+    if "other" in options:
+        if program in VOCABULARIES:
+            shutil.copytree(reviews_folder, tmp_path / "other")
+            (tmp_path / "other" / "train" / "pos" / "0_9.txt").write_text("a dull film")
+        else:
+            (tmp_path / "other").write_bytes(b"another text " * 9000)
+    before = tree(tmp_path)
+    assert message in refused(program, "--resume", run, "--steps", 5, *options)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("program", ["enwik8", "bert"])
+def test_a_new_run_does_not_begin_where_snapshots_lie(finished, refused, tmp_path, text_file, reviews_folder, program):
+    run = shutil.copytree(finished(program), tmp_path / "run")
+    data = text_file if program == "enwik8" else reviews_folder
+    for damage in lambda path: None, link_to_nothing, remove:
+        damage(run / "settings.json")
+        before = tree(run)
+        if damage is not remove or program == "enwik8":
+            assert "holds a run" in refused(program, "--out", run, "--data", data)
+        assert tree(run) == before
+        if (run / "settings.json").is_symlink():
+            (run / "settings.json").unlink()
+            shutil.copy(finished(program) / "settings.json", run)
+
+
+def test_a_run_that_was_stopped_before_its_first_snapshot_begins_anew(finished, tiny_main, tmp_path, text_file, capsys):
+    """After one of three steps, before anything but metrics was written."""
+    from scratchformer.training import metrics
+
+    run, whole = tmp_path / "run", metrics.Metrics.write
+
+    def stop(self, step, **values):
+        whole(self, step, **values)
+        raise KeyboardInterrupt
+
+    main = tiny_main("enwik8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics.Metrics, "write", stop)
+        with pytest.raises(KeyboardInterrupt):
+            main(["--out", str(run), "--data", str(text_file)])
+    assert (run / "metrics.jsonl").stat().st_size > 0
+    assert not (run / "last.safetensors").exists()
+    capsys.readouterr()
+    main(["--resume", str(run)])
+    assert f"{run}: no snapshot was saved yet, so training begins anew" in capsys.readouterr().err
+    first, second = load_snapshot(run), load_snapshot(finished("enwik8"))
+    for name in first.model:
+        np.testing.assert_array_equal(first.model[name], second.model[name])
+    assert {path.name for path in run.iterdir()} == {path.name for path in finished("enwik8").iterdir()}

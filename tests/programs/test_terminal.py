@@ -1,0 +1,93 @@
+"""On a terminal that cannot show every character no program ends with a codec error."""
+
+import io
+import shutil
+import sys
+
+import pytest
+
+from scratchformer.training.program import run_program
+
+TERMINALS = {
+    "ascii": {"PYTHONIOENCODING": "ascii"},
+    "cp1252": {"PYTHONIOENCODING": "cp1252"},
+    "C": {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+}
+on_every_terminal = pytest.mark.parametrize("terminal", TERMINALS)
+
+
+@pytest.fixture
+def shown(call, environment):
+    """shown(terminal, program, option, ...): what the program prints, a character for each byte."""
+
+    def shown(terminal, *command, **options):
+        variables = {name: value for name, value in environment.items() if name != "PYTHONUTF8"} | TERMINALS[terminal]
+        return call(*command, env=variables, encoding="latin-1", **options).stdout
+
+    return shown
+
+
+@pytest.fixture(scope="module")
+def folder(enwik8_run, tmp_path_factory):
+    """A run in a folder whose name is not ASCII, nor in cp1252."""
+    return shutil.copytree(enwik8_run.folder, tmp_path_factory.mktemp("runs") / "läufe 中文")
+
+
+@on_every_terminal
+def test_generate(shown, folder, terminal):
+    written = shown(terminal, "scratchformer", "generate", folder, "--prompt", "straße 中 \u0394", "--tokens", 200)
+    expected = {"ascii": "stra?e ? ?", "cp1252": "straße ? ?", "C": "stra?e ? ?"}[terminal]
+    assert written.startswith(expected) and len(written) > len(expected) + 50
+
+
+def test_a_finished_training(shown, text_file, tmp_path):
+    text = tmp_path / "中.txt"
+    text.write_bytes("中文的維基百科 ".encode() * 300)
+    out = tmp_path / "läufe"
+    written = shown("C", "enwik8", "--data", text, "--out", out, "--steps", 1, "--device", "cpu")
+    assert "bits per byte on the last 5%" in written and "more of it: scratchformer generate" in written
+    assert (out / "last.safetensors").is_file()
+
+
+@on_every_terminal
+def test_a_finished_training_in_this_process(tiny_main, text_file, tmp_path, monkeypatch, terminal):
+    encoding = {"C": "ascii"}.get(terminal, terminal)
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding))
+    run_program(lambda: tiny_main("enwik8")(["--data", str(text_file), "--out", str(tmp_path / "läufe 中")]))
+    sys.stdout.flush()
+    written = sys.stdout.buffer.getvalue().decode(encoding)
+    assert "more of it: scratchformer generate" in written and "?" in written
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("evaluate", "--device", "cpu"), ("plot", "--text", "größer 中"), ("doctor",), ("check", "linear"), ("--help",)],
+    ids=lambda command: command[0],
+)
+def test_the_other_commands(shown, folder, command):
+    name, *options = command
+    run = [folder] if name in ("evaluate", "plot") else []
+    if name == "plot":
+        pytest.importorskip("matplotlib")
+    for terminal in ("C",) if name != "--help" else TERMINALS:
+        assert shown(terminal, "scratchformer", name, *run, *options)
+
+
+def test_translate(shown, translate_run):
+    """Sentences of the command line and of standard input are UTF-8, whatever the terminal is."""
+    run = translate_run.folder
+    for terminal in TERMINALS:
+        typed = shown(terminal, "scratchformer", "translate", run, "a dog sees äpfel 中", "--device", "cpu")
+        assert typed.endswith("\n")
+    sentence = run / "sentences.txt"
+    sentence.write_bytes("a dog sees äpfel 中\n".encode())
+    with open(sentence) as lines:
+        assert shown("C", "scratchformer", "translate", run, "--device", "cpu", stdin=lines) == typed
+    sentence.unlink()
+
+
+def test_an_error_that_names_a_folder(call, environment, tmp_path):
+    for variables in TERMINALS.values():
+        result = call("scratchformer", "generate", tmp_path / "nichts 中", env=environment | variables, status=1)
+        (line,) = result.stderr.splitlines()
+        assert line.startswith("error: no snapshot at ")
