@@ -15,9 +15,8 @@ def holds_run(folder: Path) -> bool:
     """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
     metrics = folder / METRICS
     logged = os.path.lexists(metrics) and not (metrics.is_file() and metrics.stat().st_size == 0)
-    return (
-        logged or any(os.path.lexists(folder / name) for name in (LAST, BEST, UNSAVED)) or bool(kept_snapshots(folder))
-    )
+    saved = any(os.path.lexists(folder / name) for name in (LAST, BEST, UNSAVED))
+    return logged or saved or bool(kept_snapshots(folder))
 
 
 def read_run(folder: Path) -> Snapshot | None:

@@ -124,7 +124,9 @@ def train(
             raise diverged(f"{bad} is not finite")
         metrics = Metrics(out, state["step"], tensorboard)
         on_start()
-        if saved is None:
+        if saved is not None:
+            (out / UNSAVED).unlink(missing_ok=True)  # of a run that was killed right after its first snapshot
+        else:
             with replacing(out / UNSAVED) as unfinished:
                 unfinished.write_text("Training has begun. This file goes when the first snapshot is saved.\n")
         return metrics

@@ -489,6 +489,9 @@ def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny,
     with pytest.raises(Stop):
         train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(7), snapshot_every=6, resume=True)
     assert not (tmp_path / "no-snapshot-yet").exists()
+    (tmp_path / "no-snapshot-yet").touch()  # as if the run had been killed right after its first snapshot
+    with pytest.raises(Stop):
+        train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(7), snapshot_every=6, resume=True)
     (tmp_path / "last.safetensors").rename(tmp_path / "elsewhere")
     with pytest.raises(SnapshotError, match="is missing, so the run cannot go on"):
         train_tiny("LanguageModel", tmp_path, 9, snapshot_every=6, resume=True)
