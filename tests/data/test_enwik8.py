@@ -17,8 +17,8 @@ TEXT = HEADER + "".join(f"<page>{n} é {n * n}</page>\n" for n in range(60)).enc
 def make_zip(member="enwik8", content=TEXT, compression=zipfile.ZIP_DEFLATED):
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", compression) as archive:
-        archive.writestr("../outside.txt", b"not to be written")
-        archive.writestr(member, content)
+        for name, data in (("../outside.txt", b"not to be written"), (member, content)):
+            archive.writestr(zipfile.ZipInfo(name), data, compression)  # without the time of day
     return buffer.getvalue()
 
 
