@@ -91,9 +91,7 @@ class Bert(Model):
         d_ff = 4 * d_model if d_ff is None else d_ff
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
         options = dict(d_ff=d_ff, segments=segments, dropout=dropout, eps=eps, embedding_std=embedding_std)
-        self.config = dict(**sizes, **options)
-        if activation != GELU:  # snapshots may be older than this setting
-            self.config["activation"] = activation
+        self.config = dict(**sizes, **options, activation=activation)
         self.max_length = max_length
         self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
@@ -408,9 +406,7 @@ class BertClassifier(Model):
         **body: Any,
     ) -> None:
         sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
-        self.config = dict(**sizes, num_classes=num_classes)
-        if output_dropout is not None:  # snapshots may be older than this setting
-            self.config["output_dropout"] = output_dropout
+        self.config = dict(**sizes, num_classes=num_classes, output_dropout=output_dropout)
         expect_positive(num_classes=num_classes)
         self.body = Bert(**sizes, key=key.fold("body"))
         self.pooler = Pooler(d_model, key.fold("pooler"))
@@ -463,10 +459,9 @@ class BertClassifier(Model):
 
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""
-        own, found = ({"activation": GELU} | body.config for body in (self.body, pretrained.body))
         for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps", "activation"):
-            if found[name] != own[name]:
-                raise ValueError(f"pretrained: expected a model with {name} {own[name]}, got {found[name]}")
+            if (found := pretrained.body.config[name]) != (own := self.body.config[name]):
+                raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
         self.body.load_state_dict(pretrained.body.state_dict())
         if pretrained.pooler is not None:
             self.pooler.load_state_dict(pretrained.pooler.state_dict())

@@ -63,9 +63,8 @@ class GPT2(LanguageModel):
         key: Key = Key(0),
     ) -> None:
         options = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
-        self.config = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **options)
-        if not tied:  # snapshots of tied models may be older than this setting
-            self.config["tied"] = False
+        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context)
+        self.config = dict(**sizes, **options, tied=tied)
         self.context = context
         kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)

@@ -43,9 +43,8 @@ def test_every_tensor_arrives_where_it_belongs(tmp_path, tensors):
     write(tmp_path, tensors)
     model = GPT2.from_pretrained(tmp_path, dropout=0.3)
     state, C = model.state_dict(), 6
-    assert model.config == dict(
-        vocab_size=11, d_model=6, heads=2, depth=2, context=5, dropout=0.3, d_ff=None, eps=1e-5, recompute=False
-    )
+    sizes = dict(vocab_size=11, d_model=6, heads=2, depth=2, context=5)
+    assert model.config == dict(**sizes, dropout=0.3, d_ff=None, eps=1e-5, recompute=False, tied=True)
     for i, part in enumerate(("query", "key", "value")):
         columns = slice(i * C, (i + 1) * C)
         stored = tensors["transformer.h.1.attn.c_attn.weight"], tensors["transformer.h.1.attn.c_attn.bias"]
