@@ -190,7 +190,7 @@ class Optimizer:
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_unchanged(self) -> None:
-        """Raise ValueError if parameters were added, taken out, frozen, moved or cast. Lay loose ones out flat."""
+        """Raise ValueError if parameters were added, taken out, frozen, moved or cast. Loose ones get flat arrays."""
         if self.layer is not None:
             now = self.layer.named_parameters()
             own, present = set(map(id, self.params)), set(map(id, now.values()))
