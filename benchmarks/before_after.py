@@ -1,10 +1,10 @@
-"""Time a training step of two checkouts of this project in turns: is a change slower, does it take more memory?
+"""Time a training step of two checkouts of this project in turns: is a change slower? Does it take more memory?
 
     git worktree add ../before HEAD~1
     python benchmarks/before_after.py ../before enwik8      # or imdb; the models of training_step.py
 
-Each lives in a process of its own, and they take their steps one after the other, on the same weights and batches.
-Prints the median of each, the median of the rounds' ratios with the range of their middle half, and the peak memory.
+Each has a process of its own. They take their steps in turns, on the same weights and batches. Prints the median time
+of each and its peak memory, and of the ratios after/before the median over the rounds with their middle half.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from scratchformer.training.memory import resident_bytes
 
 
 class Worker:
-    """This program in another process, as one of the competitors: it takes a step when it is told to."""
+    """A process that runs `command`, this program as one of the competitors: it takes a step when it is told to."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -5,9 +5,9 @@ folder of its own in that of the run, and --resume continues where the run stopp
 pre-training, and the most that the other stages take. Models are chosen on a validation part of the training reviews,
 which is not pre-trained on either, and scored once on the test reviews.
 
-Fine-tuning trains everything, or with --tune head the layers after the body alone (pooler and output), or with --tune
-lora these and low-rank changes of the attention's queries and values (`nn.LoRA`). Each has a folder of its own, so one
-pre-trained model can be tuned in all three ways: --resume RUN --stage finetune --tune head.
+Fine-tuning trains everything. With --tune head it trains only the layers after the body (pooler and output), and with
+--tune lora these and low-rank changes of attention's query and value matrices (`nn.LoRA`). Each way has a folder of its
+own, so one pre-trained model can be tuned in all three: --resume RUN --stage finetune --tune head.
 
 Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
 BERT are fine-tuned, from a Hugging Face folder.
@@ -160,7 +160,7 @@ def classify(run, data, save, stage, published=None):
         lr, model.body = run.head_lr, Frozen(model.body)
     elif tune == "lora":
         lr = run.lora_lr
-        if "lora" not in model.config:  # a resumed run's published model has them
+        if "lora" not in model.config:  # the published model of a resumed run has them already
             add_lora(model, run.lora_rank, run.lora_alpha, key=key.fold("lora"))
     model.to(run.device)
     optimizer = AdamW(model.parameters(), lr, weight_decay=run.weight_decay, groups=TRAINED[tune])
@@ -218,7 +218,7 @@ def main(argv=None):
         if stages[0] != "pretrain":
             raise ValueError("--estimate: what is estimated is pre-training, so leave out --stage and --pretrained")
         return pretrain(run, data, save)
-    with locked(run.out):  # all stages, of which `train` locks one at a time
+    with locked(run.out):  # during all stages; `train` locks the folder of one
         for stage in stages:
             started = time.perf_counter()
             if stage == "pretrain":

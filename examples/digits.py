@@ -1,6 +1,6 @@
 """Train a sparse transformer on images as sequences of pixels, then let it draw: scikit-learn's handwritten digits.
 
-An image of 8 × 8 pixels is read row by row behind a token that says which digit it is. Half of the heads see the last
+An image of 8 × 8 pixels is read row by row after a token that says which digit it is. Half of the heads see the last
 eight pixels, the other half every eighth before them. The picture digits.png in the run's folder has real images of
 the test part, images that were generated, and test images whose lower half was generated. The data comes with
 scikit-learn: pip install 'scratchformer[units]'.
@@ -39,7 +39,7 @@ def as_sequences(images: Images) -> TextBatch:
 
 
 class DigitBatches:
-    """Training batches: images drawn anew at every step."""
+    """Training batches: images drawn at random at every step."""
 
     def __init__(self, images: Images, batch_size: int, key: Key) -> None:
         self.images, self.batch_size, self.key = images, batch_size, key

@@ -10,7 +10,7 @@ norm 1, a text is its first 512 words, and nothing is dropped out. What differs 
 - Attention divides its logits by the root of the head's width; that program divides them by the root of the model's.
 - Punctuation marks are words of their own; in that program words are what stands between spaces.
 - The first step has 1/2,500 of the rate; in that program it has none.
-- 2,500 reviews are set aside to choose the best model; in that program a fifth of them, or none, to report each epoch.
+- 2,500 reviews are set aside to choose the best model; that program sets a fifth aside, or none, only to report on.
 """
 
 from scratchformer import Key

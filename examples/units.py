@@ -38,7 +38,7 @@ def as_patches(images: Images) -> LabelledBatch:
 
 
 class PatchBatches:
-    """Training batches: images drawn anew at every step."""
+    """Training batches: images drawn at random at every step."""
 
     def __init__(self, images: Images, batch_size: int, key: Key) -> None:
         self.batch_size, self.key, self.all = batch_size, key, as_patches(images)

@@ -2,7 +2,7 @@
 
     import scratchformer as sf
 
-What is public is what `__all__` lists, and of each of its modules what that module's `__all__` lists:
+The public names are those in `__all__` here, and in the `__all__` of each of these modules:
 
     sf.ops          the operations, each with its backward
     sf.nn           layers that own parameters
@@ -13,7 +13,7 @@ What is public is what `__all__` lists, and of each of its modules what that mod
     sf.generation   sampling, beam search and the key-value caches
     sf.testing      gradient checks for your own operations and layers
 
-and beside them keys for random numbers, devices, and `reference_only`. Nothing else has to be imported by hand.
+There are also keys for random numbers, devices, and `reference_only`. One import is enough for all of these.
 """
 
 from importlib.util import find_spec

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run one command; errors are one line and exit status 1."""
-    take_any_text()  # the help too
+    take_any_text()  # before anything is printed, the help included
     parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -250,7 +250,7 @@ def plot(args: argparse.Namespace) -> None:
 
 
 def as_typed(text: str) -> str:
-    """Text of the command line or standard input, read as UTF-8 where the locale (LC_ALL=C) could not tell."""
+    """Text of the command line or standard input, read as UTF-8 where the locale (LC_ALL=C) could not decode it."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

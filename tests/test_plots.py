@@ -1,4 +1,4 @@
-"""What is plotted of a run is read with the vocabulary that it was made with."""
+"""Plots of a run read its text with the vocabulary that it was trained with."""
 
 import pytest
 

@@ -25,12 +25,12 @@ _KEEP = ("head", "tail", "both")
 
 
 def count_of(targets: np.ndarray) -> int:
-    """How many targets count, being not IGNORED: what a batch's mean loss is a mean over, and so its weight."""
+    """How many targets count, all that are not IGNORED. A batch's loss is a mean over these, so this is its weight."""
     return int(np.count_nonzero(targets != IGNORED))
 
 
 def width_of(targets: np.ndarray) -> int:
-    """The width of the columns (B, width) of targets (B, T) behind which none counts, at least 1."""
+    """The number of columns of targets (B, T) up to the last one with a target that counts; at least 1."""
     return 1 + max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0)
 
 
@@ -91,7 +91,7 @@ class SegmentBatch(NamedTuple):
 class LabelledBatch(NamedTuple):
     """Texts for a classifier: `ids` (B, T) int32, 0 past a text's end, `lengths` and `labels` (B,) int64.
 
-    For one that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
+    For a model that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
     """
 
     ids: np.ndarray
@@ -114,8 +114,8 @@ class LabelledBatch(NamedTuple):
         return LabelledBatch(ids, np.full(rows, length), labels)
 
     def split(self, size: int) -> list[LabelledBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest text, or as it
-        must be for the labels that count.
+        """The same rows in order, as micro-batches of at most `size` rows. Each is as wide as its longest text, or
+        wider where a label that counts stands further on.
         """
         parts = []
         for rows in slices(len(self.ids), size):
@@ -129,7 +129,7 @@ class LabelledBatch(NamedTuple):
 
 
 class TextBatches:
-    """Training batches from one long text: subsequences that start anywhere, drawn anew at every step.
+    """Training batches from one long text: subsequences that start anywhere, drawn again at every step.
 
     `data` (n,) of integers, `batch_size` B, `context` T. Raises DataError if n < T + 1.
     """
@@ -200,7 +200,8 @@ class SegmentBatches:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Take back what `state_dict` gave.
 
-        Raises ValueError, and changes nothing, for the memory of other sizes or one of no floating-point numbers.
+        Raises ValueError, and changes nothing, if entries are missing or left over, or if the memory has other sizes or
+        is not floating-point.
         """
         if state.keys() != {"step", "memory"}:
             raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
@@ -249,7 +250,7 @@ class LabelledBatches:
     an epoch may be smaller. Texts longer than `max_length` are cut: `keep` "head" keeps the first words,
     "tail" the last, "both" the first quarter and the last three quarters of `max_length`.
 
-    word_dropout: the probability with which a word is replaced by <unk>, drawn anew at each step from `key`. It
+    word_dropout: the probability with which a word is replaced by <unk>, drawn again at each step from `key`. It
     keeps a model from learning texts by heart; Gal, Ghahramani, "A theoretically grounded application of dropout in
     recurrent neural networks", 2016, section 4.2, drop whole words likewise.
 

@@ -69,10 +69,10 @@ def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
     testing.
 
     `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
-    enwik8*.gz, of which the first is read; with None the official archive is downloaded. The zip is read in memory:
-    only its member `enwik8`, nothing extracted. The corpus is called "enwik8" if it is the whole, "enwik8 (first N
-    bytes)" if it begins as enwik8 does and is shorter, and by its file name if it is another text. The path
-    STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
+    enwik8*.gz (the first in this order is read); with None the official archive is downloaded. Of the zip only the
+    member `enwik8` is read, in memory; nothing is extracted. The corpus is called "enwik8" if it is the whole,
+    "enwik8 (first N bytes)" if it begins as enwik8 does and is shorter, and by its file name if it is another text. The
+    path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
     """
@@ -134,7 +134,7 @@ def as_text(data: np.ndarray, name: str) -> str:
 def _find(path: Path) -> Path:
     """The file to read for `path`: itself, or in a folder the whole enwik8 rather than a part of it.
 
-    An archive comes before the plain file, which has no checksum and may have been unpacked in part.
+    An archive comes before the plain file, which has no checksum and may be only partly unpacked.
     """
     if not path.is_dir():
         return path

@@ -52,9 +52,10 @@ def append(path: Path, line: str) -> None:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process, and thread, out of `folder` until the end; it is made if it is not there.
 
-    Raises InUse, which says who works in it. The lock is the operating system's, on the file `LOCK`: it ends with the
-    process, even a killed one, whose file the next lock takes over. At the end the file is removed, and so is a folder
-    that was made and is still empty. Where the file system has no locks, a warning says so.
+    Raises InUse, which says who works in it. The lock is the operating system's, on the file `LOCK`. It ends with the
+    process, even if that is killed; the file that is then left is used again by the next lock. At the end the file is
+    removed, and so is a folder that was made here and is still empty. Where the file system has no locks, a warning
+    says so.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -78,7 +79,7 @@ def _lock_file(folder: Path) -> TextIO:
         try:
             _lock(file)
             if os.name == "posix" and not _is_at(file, path):
-                file.close()  # its process removed it, after it was opened here
+                file.close()  # the last holder removed it after it was opened here
                 continue
         except (BlockingIOError, PermissionError) as error:
             file.seek(0)
@@ -100,7 +101,7 @@ def _lock_file(folder: Path) -> TextIO:
 def _lock(file: TextIO) -> None:
     try:
         import fcntl
-    except ImportError:  # Windows; a byte far beyond the text, which so can still be read
+    except ImportError:  # Windows: lock a byte far beyond the text, so that others can still read the text
         import msvcrt
 
         file.seek(1 << 20)
@@ -127,7 +128,7 @@ def _give_up(file: TextIO, path: Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Errors of writing that name no file, such as those of a full disk, name this one."""
+    """Inside this block errors of writing that name no file, such as that of a full disk, get the name of this one."""
     try:
         yield
     except OSError as error:

@@ -33,7 +33,7 @@ FILENAME = "aclImdb_v1.tar.gz"
 LABELS = {"neg": 0, "pos": 1, "unsup": -1}
 FOLDERS = {"train": ("train/neg", "train/pos"), "test": ("test/neg", "test/pos"), "unsup": ("train/unsup",)}
 SPLITS = tuple(FOLDERS)
-# The dataset's counts of words, which have a line for each review.
+# Tables of word counts in the dataset: each has a line for every review.
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
@@ -152,12 +152,12 @@ def read_splits(
     folder `aclImdb`, a folder that holds it, or a folder that holds archives called aclImdb*.tar.gz, which
     are read together.
 
-    Raises DataError, naming the file or member, if `path` is missing or damaged; if a split that is not among the
-    `optional` ones has no review in it, or one that has some has none of a class; if a folder has fewer reviews than
-    the tables of words that were unpacked with them; if two reviews of one number and rating have different texts
-    (the same text in two archives counts once); and if a review has no word in it or is not UTF-8.
+    Raises DataError, naming the file or member: if `path` is missing or damaged; if a split is empty and not
+    `optional`; if a split has reviews, but none of one class; if a folder has fewer reviews than the tables of word
+    counts in it have lines; if two reviews of one class, number and rating have different texts (the same text in two
+    archives counts once); and if a review has no word in it or is not UTF-8.
     """
-    from tqdm import tqdm  # a tenth of the time that importing everything takes
+    from tqdm import tqdm  # here, since it is a tenth of the time that importing the package takes
 
     for split in splits:
         if split not in SPLITS:

@@ -29,7 +29,7 @@ def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
 class MaskedBatch(NamedTuple):
     """Rows "[CLS] A [SEP] B [SEP]" with hidden tokens.
 
-    `ids` (B, T) int32; `lengths` (B,) int64, all T; `segments` (B, T) int32, 0 up to the first [SEP] and 1 behind it;
+    `ids` (B, T) int32; `lengths` (B,) int64, all T; `segments` (B, T) int32, 0 up to the first [SEP] and 1 after it;
     `places` (B, K) int64, those that were chosen, in ascending order; `targets` (B, K) int32, the tokens that were
     there; `unrelated` (B,) int64, 1 where B is from another text than A, 0 where it is the continuation of A.
     """
@@ -43,8 +43,8 @@ class MaskedBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of chosen places, all of which count. Each row has K, so that a micro-batch's share of them is its
-        share of the rows, and one weight serves both means of the loss.
+        """The number of chosen places; all of them count. Each row has K, so a micro-batch has the same share of the
+        places as of the rows, and one weight serves both means of the loss.
         """
         return count_of(self.targets)
 
@@ -77,11 +77,11 @@ class MaskedBatches:
     the length, and most of what there is to learn is near. chosen: the share of the tokens that are to be predicted.
 
     In an epoch every text occurs once (but for fewer than B of them, and but for the epoch in which rows become longer,
-    where the rest is planned anew), in batches of similar length (see
-    `LabelledBatches`). A row is a piece of n tokens of a text, from a place that is drawn anew each time; n is the same
-    for all rows of a batch, at most max_length − 3 and at most the length of the shortest text, so that there is no
-    padding. The piece is cut in two at a random place, A and B. In half of the rows B is exchanged for that of another
-    row: so in both kinds B begins within a text, and has the same length.
+    where the rest is planned again), in batches of similar length (see `LabelledBatches`). A row is a piece of n tokens
+    of a text, from a place that is drawn again each time; n is the same for all rows of a batch, at most max_length − 3
+    and at most the length of the shortest text, so that there is no padding. The piece is cut in two at a random place,
+    A and B. In half of the rows B is exchanged for that of another row: so in both kinds B begins within a text, and
+    has the same length.
 
     Of the n tokens round(chosen · n) are chosen, at least one; the special ones never are. 80% of them are shown as
     [MASK], 10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not

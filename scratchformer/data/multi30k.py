@@ -52,7 +52,7 @@ class Multi30k(NamedTuple):
 def load_multi30k(path: str | os.PathLike[str] | None = None, source: str = "en", target: str = "de") -> Multi30k:
     """The sentences of both languages, "en" and "de", from the folder `path`, or downloaded if it is None.
 
-    The folder holds train, val and test_2016_flickr, each with .en and .de, plain or with .gz behind. Raises DataError,
+    The folder holds train, val and test_2016_flickr, each with .en and .de, plain or with .gz added. Raises DataError,
     naming the file and the line, if one is missing or damaged, if two do not have as many lines, or if a line is empty.
     """
     for name, language in (("source", source), ("target", target)):

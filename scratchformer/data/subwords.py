@@ -33,7 +33,7 @@ BERT_SETTINGS = {
 }
 
 _LINES = 10_000  # that are encoded at once
-_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # no merge makes such a token, of letters and other signs
+_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>: merges do not join letters and other signs
 # The symbols that GPT-2 writes for bytes: those that print stand for themselves, the others are numbered from 256 on.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = sorted({*range(256)} - {*_PRINTING})
@@ -61,7 +61,7 @@ class Subwords:
     def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
         """Byte-pair encoding learned from `texts`: at most `size` tokens, with PAD, UNKNOWN, BEGIN and END as 0 to 3.
 
-        Spaces become part of the word behind them, and punctuation stands alone, so that decoding gives the text back.
+        Spaces become part of the word after them, and punctuation stands alone, so that decoding gives the text back.
         """
         lib = _library()
         tokenizer = lib.Tokenizer(lib.models.BPE(unk_token=UNKNOWN))
@@ -110,8 +110,8 @@ class Subwords:
         Texts become lower case and lose their accents, and each Chinese character is a word, unless
         tokenizer_config.json in the folder says otherwise: do_lower_case, strip_accents (null, or not there: as
         do_lower_case), tokenize_chinese_chars. Raises DataError if a file is missing or damaged, or if a config.json in
-        the folder says another number of tokens: a vocab.txt that is cut at the end of a line is found out only by
-        that.
+        the folder gives another number of tokens. Only that number shows that a vocab.txt was cut off after a whole
+        line.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
         words: dict[str, int] = {}
@@ -132,9 +132,9 @@ class Subwords:
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
         """The byte-pair encoding of a published GPT-2, vocab.json and merges.txt in its folder.
 
-        Raises DataError, naming the file, and the line or a token, if one is missing or damaged, or they do not fit:
-        the tokens are all bytes, special ones such as GPT2_END or <pad>, and what the merges make. So a merges.txt that
-        is cut short is found out, wherever it is cut.
+        Raises DataError, naming the file and the line or a token, if a file is missing or damaged, or if the two do not
+        fit: vocab.json must have all 256 bytes and GPT2_END, and each of its other tokens must be a special one, such
+        as <pad>, or made by a merge. So a merges.txt that was cut short is found out, wherever it was cut.
         """
         lib = _library()
         words = _gpt2_words(Path(folder) / "vocab.json")
@@ -167,8 +167,8 @@ class Subwords:
     def encode_long(self, text: str) -> np.ndarray:
         """`encode` of a whole corpus, on all cores and in little memory, with a byte-pair encoding of bytes.
 
-        It is cut before lines that begin, and behind lines that end, with something else than white space: over such a
-        place no token reaches, and the numbers are the same.
+        The text is cut between two lines where the first does not end, and the second does not begin, with white space.
+        No token reaches over such a place, so the numbers are the same.
         """
         lines = re.split(r"(?<=\S\n)(?=\S)", text)
         parts = (self.encode_all(lines[start : start + _LINES]) for start in range(0, len(lines), _LINES))
@@ -256,7 +256,7 @@ def _gpt2_words(path: Path) -> dict[str, int]:
 
 
 def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs of tokens of a merges.txt, of which each makes one token of `words`."""
+    """The pairs of tokens in a merges.txt; each pair makes one token of `words`."""
     merges: dict[tuple[str, str], int] = {}  # and the lines
     for number, line in enumerate(_lines(path), 1):
         if line.startswith("#version"):

@@ -18,9 +18,9 @@ from .subwords import BEGIN, END, PAD, Subwords
 class TranslationBatch(NamedTuple):
     """Sentence pairs for an encoder-decoder.
 
-    source: (B, S) int32, PAD behind the end. lengths: (B,) int64, of the sources. target: (B, T) int32, what the
+    source: (B, S) int32, PAD after the end. lengths: (B,) int64, of the sources. target: (B, T) int32, what the
     decoder is given: BEGIN and the target's tokens. targets: (B, T) int32, what it is to predict: the target's tokens
-    and END, and behind them IGNORED.
+    and END, and after them IGNORED.
     """
 
     source: np.ndarray
@@ -153,7 +153,7 @@ def translation_batch(pairs: TokenPairs, rows: Sequence[int] | np.ndarray, subwo
 
 
 def padded(sentences: Sequence[np.ndarray], filler: np.ndarray | int) -> np.ndarray:
-    """(B, longest) int32, with `filler` behind the end of each sentence."""
+    """(B, longest) int32, with `filler` after the end of each sentence."""
     lengths = np.array([len(s) for s in sentences])
     rows = np.full((len(sentences), lengths.max()), filler, np.int32)
     rows[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(sentences)

@@ -135,7 +135,8 @@ def translate(
     """The translations of `sentences`, by `beam_search`. On a CPU batches of them are shared out over its cores.
 
     max_length: the most tokens that a sentence may have, with END; None for any number. Raises ValueError for a longer
-    sentence and an empty one, with its number, for a vocabulary of another size than the model's, and as `beam_search`.
+    or an empty sentence, with its number, for a vocabulary of another size than the model's, and as `beam_search`;
+    TypeError for one text in place of a list.
     """
     expect_options(beam, LONGER, length_penalty)
     if isinstance(sentences, str):  # its letters would be translated one by one
@@ -167,10 +168,10 @@ def translate(
 
 
 def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
-    """BLEU of whole translations beside one reference each, from 0 to 100, and sacreBLEU's signature of how it counts.
+    """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature: how it counts.
 
-    Raises ValueError unless there are as many of both, and any. Source: Post, "A call for clarity in reporting BLEU
-    scores", 2018.
+    Raises ValueError unless there are as many references as translations, and at least one. Source: Post, "A call for
+    clarity in reporting BLEU scores", 2018.
     """
     if not 0 < len(found) == len(references):
         raise ValueError(

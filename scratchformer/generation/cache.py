@@ -12,9 +12,10 @@ from ..ops.checks import expect_ids, expect_positive, expect_shape
 
 
 def expect_next(ids: Array, stored: Array, table: Array) -> None:
-    """Raise an error unless ids (B, T) are tokens of the table (V, C) for the B rows of what is stored, and T ≥ 1.
+    """Raise an error unless ids (B, T), T ≥ 1, are tokens of the table (V, C), one row for each of the B rows stored.
 
-    Before anything is changed: after ids that it refused a cache is as it was.
+    ValueError for the shape, TypeError if they are no integers, IndexError for one out of range. A cache calls this
+    before it changes anything, so ids that are refused leave it as it was.
     """
     expect_tokens("ids", ids, B=len(stored))
     array_module(ids, table)
@@ -25,9 +26,9 @@ class KeyValueCache:
     """The keys and values of a language model's past tokens, for each layer, in arrays allocated once.
 
     In a causal model the vectors at past positions do not depend on what comes later, so a new token needs only its
-    own query, and its own key and value stored behind the others. `logits` gives the very numbers of the full forward.
+    own query, and its own key and value stored after the others. `logits` gives the very numbers of the full forward.
 
-    When the context is full it slides: the later half of the tokens is kept and computed anew, at positions from 0,
+    When the context is full it slides: the later half of the tokens is kept and computed again, at positions from 0,
     since positions are absolute. So a token is computed twice on average, the second time in a batch with others, and
     every prediction sees at least half a context.
     """
@@ -48,7 +49,8 @@ class KeyValueCache:
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them.
 
-        Raises ValueError unless there are B rows and T ≥ 1, TypeError or IndexError for other ids than the model's.
+        Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are no integers, IndexError for one out of
+        range.
         """
         expect_next(ids, self.keys[0], self.model.body.tokens.table.data)
         self.ids = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
@@ -66,8 +68,8 @@ class DecoderCache:
     of the target tokens so far.
 
     source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the most target tokens there may
-    be; it does not slide, since a translation is of one text, whole. copies: K hypotheses of each source, in rows b K
-    to b K + K − 1; all K see the same memory.
+    be; this cache does not slide, since a translation is one whole text. copies: K hypotheses of each source, in rows
+    b K to b K + K − 1; all K see the same memory.
     """
 
     def __init__(
@@ -93,8 +95,8 @@ class DecoderCache:
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them.
 
-        Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError or IndexError for other ids than
-        the model's.
+        Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError if ids are no integers,
+        IndexError for one out of range.
         """
         ids = to_device(ids, self.device)
         expect_next(ids, self.keys[0], self.model.tokens.table.data)
@@ -105,9 +107,9 @@ class DecoderCache:
         return to_cpu(logits[:, -1])
 
     def reorder(self, rows: np.ndarray) -> None:
-        """Make row i what row rows[i] has been, for rows (B K,) each of which belongs to the source that it had.
+        """Make row i what row rows[i] was; rows: (B K,).
 
-        Raises ValueError for rows of which one does not.
+        Raises ValueError unless every rows[i] belongs to the same source as i.
         """
         expect_shape("rows", rows, "rows", rows=len(self.keys[0]))
         if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
@@ -120,11 +122,11 @@ class DecoderCache:
 
 
 class SegmentCache(KeyValueCache):
-    """The keys and values of a `TransformerXL`: of its memory, and of the segment behind it. The same interface.
+    """The keys and values of a `TransformerXL`: of its memory, and of the segment after it. The same interface.
 
     `logits` gives the very numbers of the model that reads segment after segment. When a segment is full it becomes
-    memory, of which the last `model.memory` are kept. Nothing is computed anew: keys and values know no places, so what
-    is kept need only be moved to the front.
+    memory, and the last `model.memory` of all are kept. Nothing is computed again: keys and values know no places, so
+    what is kept need only be moved to the front.
     """
 
     def __init__(self, model: TransformerXL, batch_size: int) -> None:

@@ -35,8 +35,8 @@ def generate(
     """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
-    same text. Of a prompt longer than the model sees at once the end is read. On a CPU a large batch is shared out over
-    its cores. Raises ValueError for an empty prompt, and for an option out of range.
+    same text. If a prompt is longer than the model sees at once, only its end is read. On a CPU a large batch is shared
+    out over its cores. Raises ValueError, when the first is asked for, for an empty prompt or an option out of range.
     """
     expect_at_least(0, tokens=tokens)
     prompt = np.asarray(prompt)

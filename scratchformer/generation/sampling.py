@@ -22,8 +22,8 @@ def probabilities(
     temperature: τ > 0; softmax(z/τ), sharper below 1 and flatter above. τ = 0 puts all on the likeliest token (greedy).
     top_k: only the k likeliest tokens; of equal ones, those of the lower number. top_p: only the fewest likeliest
     tokens whose probabilities add up to p (Holtzman et al. 2020). What is left is scaled to sum 1.
-    allowed: booleans (V,), of which tokens there may be at all; None for all of them.
-    Raises ValueError for a value out of range, or logits that are not finite.
+    allowed: booleans (V,), true for the tokens that may be chosen at all; None for all of them.
+    Raises ValueError for a value out of range, or logits that are not finite; TypeError for a top_k that is no integer.
     """
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
@@ -72,7 +72,7 @@ def _likeliest(
 def sample(p: np.ndarray, key: Key) -> np.ndarray:
     """One token (B,) from each distribution of p (B, V): where a uniform number falls among the cumulated sums.
 
-    Raises ValueError for a row that has no positive, finite sum.
+    Raises ValueError if the sum of a row is not positive and finite.
     """
     expect_shape("p", p, "B V")
     u = key.generator().random((p.shape[0], 1))

@@ -26,8 +26,9 @@ The subtractions ride on products as one more column: [q/√D, −m]·[k, 1] = z
 and [dy, −δ]·[v, 1] = dp − δ.
 
 NaN or infinity in a key may reach the queries that see it, but not the others in their tiles. The bound on the scores
-says that it is there. Then z is set to −∞ where it is forbidden, rather than −∞ added, which leaves NaN; and dq takes
-0 for NaN in k, since 0 · NaN is NaN: a query that sees the key has NaN in dz anyway.
+shows that one is there. Then forbidden scores are set to −∞: adding −∞ would leave NaN as it is. And for dq a NaN in k
+is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key has NaN in its dz
+anyway.
 
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
@@ -63,7 +64,7 @@ class TiledAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
-    finite: bool  # whether q and k are
+    finite: bool  # whether q and k, and the bound on their scores, are
     pattern: Pattern
 
 
@@ -103,11 +104,11 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
 
 
 def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
-    """Take a run's scores (..., rows, columns) to −∞ where the pattern does not allow them."""
+    """Set a run's scores (..., rows, columns) to −∞ where the pattern forbids them. finite: whether there is no NaN."""
     for within, minus_infinity in run.forbidden:
         if finite:
             z[..., within] += minus_infinity
-        else:  # slower, but also for NaN
+        else:  # slower, but replaces NaN too
             np.copyto(z[..., within], minus_infinity, where=minus_infinity < 0)
 
 

@@ -6,8 +6,8 @@ stands here, on arrays (B, C), or (C,) for one sequence, with intermediate resul
 for the caches, as GPT-2's, are read by several cores at once.
 
 With a pattern only the keys that the token may see are read. With relative positions the vectors r_δ = P_δ W of the
-distances are not made for every token anew: of (q + w) · r_δ = ((q + w) Wᵀ) · P_δ the right side takes W to one query
-instead of all distances.
+distances are not made again for every token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one
+query instead of all distances.
 """
 
 from __future__ import annotations

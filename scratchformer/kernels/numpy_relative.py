@@ -2,13 +2,13 @@
 
 A tile has n rows and n' columns, from query t₀ and key s₀ on in steps of k. Its pair (i, i') is that of query t₀ + k i
 and key s₀ + k i', and stands in column T − 1 − t₀ + s₀ + k (i' − i) of an array by distance: it depends on i' − i
-alone. So the tile is a small problem of relative positions, with n + n' − 1 distances, whose vectors are a slice of r
-with step k. Of the scores by distance, b of shape (n, n + n' − 1), row i is looked at from column n − 1 − i on. In
-memory that is the start plus (n + n' − 2) i + n − 1: the shift is a view whose rows are one number shorter, and copies
-nothing. What a causal pattern leaves empty is visited neither by key nor by distance.
+alone. So the tile is a small problem of relative positions. It has n + n' − 1 distances, and their vectors are a slice
+of r with step k. The scores by distance are b, of shape (n, n + n' − 1); row i is read from column n − 1 − i on. In
+memory that is the start plus (n + n' − 2) i + n − 1. So the shift is a view with rows that are one number shorter, and
+copies nothing. What a causal pattern leaves empty is visited neither by key nor by distance.
 
 Forward and backward are otherwise those of `numpy_attention`: two numbers of each row are kept, and probabilities
-are computed again from them. So is what is done where keys, or here vectors of distances, are not finite.
+are computed again from them. Keys that are not finite, and here vectors of distances too, are treated as there.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TiledRelativeAttentionCache(NamedTuple):
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
-    finite: bool  # whether q, k, r and the biases are
+    finite: bool  # whether q, k, r, the biases, and the bound on their scores, are
     pattern: Pattern
 
 

@@ -54,7 +54,7 @@ class BertCache(NamedTuple):
 class Bert(Model):
     """Token, position and segment embeddings, added; layer norm; dropout; blocks.
 
-    ids: (B, T) with T ≤ max_length, "[CLS] text [SEP]" or "[CLS] text [SEP] other text [SEP]". lengths: (B,), behind
+    ids: (B, T) with T ≤ max_length, "[CLS] text [SEP]" or "[CLS] text [SEP] other text [SEP]". lengths: (B,), after
     which a row is padding, or None. segments: (B, T), which of the texts a token is in, or None for all in text 0.
     Returns (B, T, C), a vector for each token.
 
@@ -63,11 +63,11 @@ class Bert(Model):
     positions start as sinusoids of this size, so that near positions are alike before anything is learned of them.
     activation: "gelu", "gelu_tanh" or "relu".
 
-    Beside the `Body` of the classifier and the language model: segments are embedded, since two texts can be read at
-    once; the sum of the embeddings is normalised before it is dropped out; blocks are post-norm, as in the tutorial,
-    with biases in all their maps and the exact GELU. Every position attends to every other of its row but the padding:
-    what is to be predicted is hidden in the input instead (`BertPretraining`), so that both sides of it can be used.
-    The paper drops out attention's probabilities too; the attention here does not.
+    What differs from the `Body` of the classifier and the language model: segments are embedded, since two texts can be
+    read at once; the sum of the embeddings is normalised before dropout; blocks are post-norm, as in the tutorial, with
+    biases in all their maps and by default the exact GELU. Every position attends to every other of its row but the
+    padding: what is to be predicted is hidden in the input instead (`BertPretraining`), so that both sides of it can be
+    used. The paper drops out attention's probabilities too; the attention here does not.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class PoolerCache(NamedTuple):
 class Pooler(Layer):
     """y = tanh(x₀ w + b), of the first of each row's vectors, that of [CLS]. x: (B, T, C). Returns (B, C).
 
-    What is known of the whole row must be gathered there, since nothing else is told to the layers behind it.
+    What is known of the whole row must be gathered there, since nothing else is told to the layers after it.
     """
 
     def __init__(self, d_model: int, key: Key = Key(0)) -> None:
@@ -269,13 +269,13 @@ class BertPretraining(Model):
     """`Bert` with what it learns from text alone: hidden tokens, and whether a text follows another.
 
     15% of the tokens of a row are chosen; most of them are replaced, and all of them are to be predicted
-    (`MaskedPrediction`; `data.MaskedBatches` chooses). The pooled first vector of a row tells by an affine map whether
+    (`MaskedPrediction`; `data.MaskedBatches` chooses). An affine map of the pooled first vector of a row tells whether
     the second text is the continuation of the first (0) or from elsewhere (1). The loss is the sum of the two means.
     next_sentence: False leaves the second task out, for published weights that were made without it.
     The other arguments are those of `Bert`.
 
-    Beside the `LanguageModel`, which predicts every token from those before it: 15% of the tokens are predicted, but
-    from both sides.
+    The `LanguageModel` predicts every token from those before it; here 15% of the tokens are predicted, but from both
+    sides.
     """
 
     body_class = Bert
@@ -329,8 +329,8 @@ class BertPretraining(Model):
         key: Key | None = None,
     ) -> tuple[Array, tuple]:
         """The mean over the chosen places (B, K) of −log p(target), in nats, plus the mean over the rows of
-        −log p(unrelated), (B,), 1 where the second text does not follow the first. Without next_sentence there is no
-        such mean, and unrelated does not matter. Raises IndexError for a place in the padding.
+        −log p(unrelated); unrelated: (B,), 1 where the second text does not follow the first. Without next_sentence
+        there is no second mean, and unrelated is not used. Raises IndexError for a place in the padding.
         """
         if self.pooler is not None:
             expect_shape("unrelated", unrelated, "B")
@@ -383,12 +383,12 @@ class BertClassifierCache(NamedTuple):
 class BertClassifier(Model):
     """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of a class.
 
-    num_classes: of the output. output_dropout: before it, by default that of the rest. The other arguments are those
-    of `Bert`.
+    num_classes: of the output. output_dropout: the dropout before it, by default that of the rest. The other arguments
+    are those of `Bert`.
 
-    Beside the `Classifier`, which takes the mean of all vectors: the first one, that of [CLS], stands for the text. As
-    in the paper one layer is new in fine-tuning, the output; body and pooler come from pre-training (`start_from`), and
-    all of them are trained on. (The paper names only the first vector; its published program has the pooler between.)
+    The `Classifier` takes the mean of all vectors; here the first one, that of [CLS], stands for the text. As in the
+    paper only the output is new in fine-tuning; body and pooler come from pre-training (`start_from`), and all of them
+    are trained further. (The paper names only the first vector; its published program has the pooler between.)
     """
 
     body_class = Bert
@@ -427,7 +427,7 @@ class BertClassifier(Model):
     def logits(
         self, ids: Array, lengths: Array | None, segments: Array | None, key: Key | None
     ) -> tuple[Array, BertLogitsCache]:
-        """The logits, of which `forward` takes the log-softmax, and the loss the cross-entropy."""
+        """The logits (B, num_classes): `forward` takes their log-softmax, `loss` their cross-entropy."""
         x, body = self.body.forward(ids, lengths, segments, key)
         x, pooler = self.pooler.forward(x)
         x, dropout = self.dropout.forward(x, None if key is None else key.fold("pooled"))
@@ -435,6 +435,7 @@ class BertClassifier(Model):
         return z, BertLogitsCache(body, pooler, dropout, output)
 
     def logits_backward(self, dz: Array, cache: BertLogitsCache) -> None:
+        """Add to the gradients of the parameters, from dz, that of the logits."""
         dx = self.output.backward(dz, cache.output)
         dx = self.pooler.backward(self.dropout.backward(dx, cache.dropout), cache.pooler)
         self.body.backward(dx, cache.body)
@@ -477,13 +478,14 @@ class BertClassifier(Model):
     ) -> Self:
         """A published BERT from a Hugging Face folder, of `BertModel` or one with heads.
 
-        num_classes: of the output; None for as many as that in the folder has, which must be of a
-        `BertForSequenceClassification`. An output in the folder is kept, and must have so many classes; new_head: True
-        for a new one in its place. Where the folder has none there is a new one. It is drawn from `key`, and so is a
-        pooler where there is none, as in the folder of a `BertForMaskedLM`.
-        dropout: None for those of the folder, hidden_dropout_prob and, before the output, classifier_dropout. Raises
-        PretrainedError, naming file and tensor or setting, for what is missing, unknown, of another shape, or would be
-        another computation than here; ValueError for a num_classes or dropout that can be none.
+        num_classes: of the output; None for that of the output in the folder. An output in the folder is kept: it must
+        be that of a `BertForSequenceClassification`, and have this number of classes. new_head: True puts a new output
+        in its place. A folder without an output gets a new one too. A new output is drawn from `key`, and so is a
+        pooler where the folder has none, such as that of a `BertForMaskedLM`.
+        dropout: one for the whole model; None for those of the folder, hidden_dropout_prob and, before the output,
+        classifier_dropout. Raises PretrainedError, naming file and tensor or setting, for what is missing, unknown or
+        of another shape, and for a setting that asks for another computation than the one here; ValueError for a
+        num_classes or dropout out of range, or a new_head without num_classes.
         """
         if num_classes is None and new_head:
             raise ValueError("num_classes: expected that of the new head, got None")
@@ -538,7 +540,7 @@ COMPUTED = {  # settings with which the computation is the one here
     "tie_word_embeddings": (True,),
 }
 HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # of the output for classes in a file
-# Models of the library with this body. Of an output for classes only the first one's has the meaning that it has here.
+# The library's models with this body. Only in the first does an output for classes mean what it means here.
 ARCHITECTURES = (
     "BertForSequenceClassification", "BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel",
     "BertForNextSentencePrediction", "BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
@@ -577,7 +579,7 @@ TIED = {
 
 def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
     """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else, ValueError for
-    a dropout that can be none.
+    a dropout out of range.
     """
     if dropout is not None:
         Dropout(dropout)  # raises what is wrong with it
@@ -592,7 +594,7 @@ def _config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
 
 
 def _classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
-    """The number of classes of a folder whose model tells the class of a text; PretrainedError for another."""
+    """The number of classes in a folder with a classifier of texts; raises PretrainedError for another model."""
     config = read_config(folder, "bert", computed=HEAD_COMPUTED)
     kinds = config.get("architectures") or [ARCHITECTURES[0]]
     if kinds != [ARCHITECTURES[0]] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():

@@ -130,7 +130,7 @@ class Body(Model):
     def extend(
         self, ids: Array, keys: list[Array], values: list[Array], past: int, pattern: ops.Pattern | None = None
     ) -> Array:
-        """The vectors of new tokens ids (B, T) behind `past` stored ones: see `SelfAttention.extend`."""
+        """The vectors of new tokens ids (B, T) after `past` stored ones: see `SelfAttention.extend`."""
         self.check(ids, past)
         x = self.tokens(ids)
         if self.positions is not None:

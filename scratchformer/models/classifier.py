@@ -42,9 +42,8 @@ class Classifier(Model):
     was batched with.
 
     A text is one kind of a set of units with a structure. With vocab_size None and units=I the units are vectors
-    (B, T, I), such as the patches of images; and with a pattern in `forward` the structure is what the pattern says,
-    such as the edges of a graph (`ops.Edges`), then with positions="none". Backward gives the gradient of units, and
-    None for ids.
+    (B, T, I), such as the patches of images. A pattern in `forward` gives the structure, such as the edges of a graph
+    (`ops.Edges`, in a model with positions="none"). Backward gives the gradient of units, and None for ids.
     """
 
     body_class = Body
@@ -99,7 +98,7 @@ class Classifier(Model):
     def logits(
         self, ids: Array, lengths: Array | None, key: Key | None, pattern: ops.Pattern | None
     ) -> tuple[Array, LogitsCache]:
-        """The logits, of which `forward` takes the log-softmax, and the loss the cross-entropy."""
+        """The logits, of the shape that `forward` returns: it takes their log-softmax, `loss` their cross-entropy."""
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])
@@ -132,7 +131,7 @@ class Classifier(Model):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,).
 
-        With pool "none" labels are (B, T), and one of `ops.IGNORED` does not count: padding, units of unknown class.
+        With pool "none" labels are (B, T), and one of `ops.IGNORED` does not count: padding, or units of unknown class.
         """
         z, logits = self.logits(ids, lengths, key, pattern)
         loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)

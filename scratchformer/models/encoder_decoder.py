@@ -39,11 +39,11 @@ class EncoderDecoderCache(NamedTuple):
 class EncoderDecoder(Model):
     """Source ids -> encoder -> memory; target ids so far -> decoder, which looks at the memory -> the next target id.
 
-    What is new beside the language model: there are two texts. The encoder reads the source whole, every place seeing
-    every other, as the classifier does. The decoder writes the target as the language model does, each place seeing
-    those before it, and in every block it also attends to what the encoder made of the source. While training the
-    decoder is given the true target (teacher forcing), so that all places are predicted in one forward; when it
-    translates it is given what it has written.
+    Unlike the language model it has two texts. The encoder reads the source whole, every place seeing every other, as
+    the classifier does. The decoder writes the target as the language model does, each place seeing those before it,
+    and in every block it also attends to what the encoder made of the source. In training the decoder is given the true
+    target (teacher forcing), so that all places are predicted in one forward; when it translates it is given what it
+    has written.
 
     vocab_size: V, of one vocabulary for both languages. d_model, heads, d_ff: C, H and F. depth: blocks of the encoder,
     and of the decoder. dropout: on what every part of a block returns, and on the sum of embedding and position, as in
@@ -89,10 +89,10 @@ class EncoderDecoder(Model):
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
     ) -> tuple[Array, EncoderDecoderCache]:
-        """Logits (B, T, V): those at [b, t] predict the target behind target[b, t].
+        """Logits (B, T, V): those at [b, t] predict the target after target[b, t].
 
         source: (B, S), whose text b ends after lengths[b] tokens, from 1 to S. target: (B, T), beginning with a token
-        that stands for the beginning. What stands behind a target's end changes nothing before it.
+        that stands for the beginning. What stands after a target's end changes nothing before it.
         """
         expect_tokens("source", source)
         expect_tokens("target", target, B=source.shape[0])
@@ -155,7 +155,7 @@ class EncoderDecoder(Model):
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind target (B, T).
+        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of target (B, T).
 
         A target of `ops.IGNORED` does not count. With a key, while training, labels are smoothed.
         """
@@ -178,7 +178,7 @@ class EncoderDecoder(Model):
         memory: list[tuple[Array, Array]],
         pattern: ops.Pattern,
     ) -> Array:
-        """Logits (B, T, V) of new target tokens ids (B, T) behind `past` stored ones: see `generation.DecoderCache`.
+        """Logits (B, T, V) of new target tokens ids (B, T) after `past` stored ones: see `generation.DecoderCache`.
 
         memory: for each block of the decoder what its `cross.project` made of the encoder's output.
         """

@@ -34,8 +34,8 @@ class GPT2(LanguageModel):
     - The norms stand before attention and feed-forward, and one at the end: the residual path from the embedding to
       the output is a plain sum, through which a gradient passes unchanged to any depth.
     - The output has the tokens' embeddings as its weights, without a bias (`nn.TiedOutput`): one table of V C numbers
-      less, and each token learns from being read and from being predicted. (tied: False for weights of its own.)
-    - Query, key and value have biases; GELU stands for ReLU, by its formula with tanh.
+      less, and each token learns from being read and from being predicted. (tied: False gives it weights of its own.)
+    - Query, key and value have biases; GELU, by its formula with tanh, takes the place of ReLU.
     - Weights start normal with a standard deviation of 0.02, biases at 0. The two maps of a block that end on the
       residual path (`unify`, `down`) start smaller by 1/√(2 depth): 2 depth terms are added up there, and the sum's
       variance is then that of one.
@@ -78,12 +78,12 @@ class GPT2(LanguageModel):
     def from_pretrained(
         cls, folder: os.PathLike[str] | str, dropout: float | None = None, recompute: bool = False
     ) -> GPT2:
-        """The model in a Hugging Face folder: sizes from its config.json, weights from its model.safetensors.
+        """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
         Any of the four sizes. dropout: None for that of the folder, which must be the same after the embedding
         (embd_pdrop) and in the blocks (resid_pdrop); 0.1 is meant where one is not there. recompute: as for the class.
         Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics,
-        tensors that are missing, unknown or of another shape; ValueError for a dropout that can be none.
+        tensors that are missing, unknown or of another shape; ValueError for a dropout out of range.
         """
         if dropout is not None:
             Dropout(dropout)  # raises what is wrong with it
@@ -128,7 +128,7 @@ PLACES = {
     "tokens": "wte",
     "positions": "wpe",
     "final_norm": "ln_f",
-    "output": "lm_head",  # where it is not tied: (out, in)
+    "output": "lm_head",  # if it is not tied; stored as (out, in)
 }
 COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
 

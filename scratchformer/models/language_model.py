@@ -51,7 +51,7 @@ class LanguageModel(Model):
         self.output = Linear(d_model, vocab_size, key=key.fold("output"))
 
     def forward(self, ids: Array, key: Key | None = None) -> tuple[Array, LanguageModelCache]:
-        """Logits (B, T, V) of ids (B, T): logits[:, t] predict the token behind ids[:, t]."""
+        """Logits (B, T, V) of ids (B, T): logits[:, t] predict the token after ids[:, t]."""
         x, body = self.body.forward(ids, self.pattern, key)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output)
@@ -60,7 +60,7 @@ class LanguageModel(Model):
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind ids (B, T).
+        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of ids (B, T).
 
         A target of `ops.IGNORED` does not count.
         """
@@ -74,7 +74,7 @@ class LanguageModel(Model):
         self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def extend(self, ids: Array, keys: list[Array], values: list[Array], past: int) -> Array:
-        """Logits (B, 1, V) behind the last of new tokens ids (B, T), which follow `past` stored ones: see
+        """Logits (B, 1, V) after the last of new tokens ids (B, T), which follow `past` stored ones: see
         `generation.KeyValueCache`.
         """
         return extend_output(self.body.extend(ids, keys, values, past, self.pattern)[:, -1:], self.output)

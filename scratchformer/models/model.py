@@ -1,4 +1,4 @@
-"""What all models have in common: they are made from sizes and options, and say which."""
+"""What all models have in common: they are made from sizes and options, and refuse others by name."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ..nn import Layer
 
 
 class Model(Layer):
-    """A layer that is made from sizes and options, those of its `body_class` among them where it takes `**body`.
+    """A layer that is made from sizes and options. If it takes `**body`, they include those of its `body_class`.
 
-    A keyword that it does not take raises TypeError with those that it does. `fixed` are options of the body that the
-    model sets itself, with a word on what it is; one of them raises ValueError.
+    A keyword that it does not take raises TypeError, which lists those that it takes. `fixed`: options of the body that
+    the model sets itself, each with words for the message; giving one raises ValueError.
     """
 
     body_class: ClassVar[type[Layer] | None] = None

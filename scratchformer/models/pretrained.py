@@ -48,10 +48,11 @@ def read_config(
 ) -> dict[str, Any]:
     """config.json of a Hugging Face folder, of a model of `model_type` ("gpt2", "bert").
 
-    names: of the settings that must be in it, whole numbers but for the `fractions`. computed: for settings, the values
-    with which the computation is the one here; the first of them is meant where the setting is not there. optional: of
-    settings that may be missing or null, and are otherwise as the others. Raises PretrainedError if the file is missing
-    or damaged, of another model, or of one that computes something else.
+    names: the settings that must be in it. They are whole numbers of at least 1, but for the `fractions`: numbers of at
+    least 0, which are checked if they are there. optional: settings that may be missing or null; if given, they are
+    checked in the same way. computed: settings, and the values of each for which the model computes what is computed
+    here; a setting that is missing has the first. Raises PretrainedError if the file is missing or damaged, of another
+    model, or of one that computes something else.
     """
     path = Path(folder) / "config.json"
     try:
@@ -102,7 +103,7 @@ def load_weights(
     tensors that the model has no use for. prefix: of the names in the file, taken off where it is ("transformer.").
     tied: names of tensors that may be there as copies of others.
     Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of another shape, or of a type
-    that is not read. Names and shapes are checked before anything is copied. Half precision becomes the model's own.
+    that is not read. Names and shapes are checked before anything is copied. Tensors are cast to the model's type.
     """
     params = model.named_parameters()
     with _opened(folder) as (path, found):
@@ -150,7 +151,7 @@ class Stored(NamedTuple):
         return self.file.get_tensor(self.name) if self.kind != "BF16" else self.read_bfloat16()
 
     def read_bfloat16(self) -> np.ndarray:
-        """As float32, of which a bfloat16 is the upper half; NumPy has no such type.
+        """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32.
 
         The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor lies.
         """
@@ -164,7 +165,7 @@ class Stored(NamedTuple):
 
 @contextmanager
 def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
-    """The path of the weights in `folder`, or of the index of several files, and their tensors; the files are open."""
+    """The path of the weights in `folder`, or of their index, and the tensors by name; inside, the files are open."""
     path = Path(folder) / WEIGHTS
     index = None if path.exists() else _index(folder)
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]

@@ -44,7 +44,7 @@ class SparseTransformer(LanguageModel):
     `Body`. `body` takes its remaining options but causal: dropout, wide, d_ff, bias, eps, recompute. Relative positions
     with kind "fixed" have no tiles: attention is then the reference's, whose memory grows with n².
 
-    While generating, when the context slides, blocks and the grid are counted anew from the first token that is kept.
+    While generating, when the context slides, blocks and the grid are counted again from the first token that is kept.
     Source: Child et al., "Generating long sequences with sparse transformers", 2019, sections 4.3 to 6.
     """
 

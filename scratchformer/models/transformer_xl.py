@@ -68,10 +68,10 @@ class TransformerXL(LanguageModel):
     def forward(
         self, ids: Array, memory: Array | None = None, key: Key | None = None
     ) -> tuple[Array, LanguageModelCache]:
-        """Logits (B, T, V) of a segment ids (B, T) behind a memory (B, depth, M, C), of any length M; None for none.
+        """Logits (B, T, V) of a segment ids (B, T) after a memory (B, depth, M, C), of any length M; None for none.
 
-        The memory of the next segment is `remember(cache)`. Raises TypeError for one of another type than the model's,
-        unless it is of no length.
+        The memory of the next segment is `remember(cache)`. Raises TypeError for a memory of another type than the
+        model's, unless it is empty.
         """
         if memory is None:
             memory = self.nothing(ids)
@@ -90,10 +90,10 @@ class TransformerXL(LanguageModel):
         return array_module(ids, table).zeros((ids.shape[0], len(self.body.blocks), 0, table.shape[1]), table.dtype)
 
     def remember(self, cache: LanguageModelCache, length: int | None = None) -> Array:
-        """The memory (B, depth, M, C) for the segment behind the one that a forward left this cache of.
+        """The memory (B, depth, M, C) for the next segment, from the cache of a forward.
 
-        In each layer the last M vectors of the old memory and the segment, where M is `length`, by default that of
-        training, or as many as there are. They share no memory with the cache.
+        For each layer it has the last M vectors of the old memory and the segment together. M is `length`, by default
+        that of training, or less if there are fewer vectors. They share no memory with the cache.
         """
         length = self.memory if length is None else length
         expect_at_least(0, length=length)
@@ -109,9 +109,9 @@ class TransformerXL(LanguageModel):
     def loss(
         self, ids: Array, targets: Array, memory: Array | None = None, key: Key | None = None
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the tokens behind a segment ids (B, T).
+        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of a segment ids (B, T).
 
-        A target of `ops.IGNORED` does not count. memory: see `forward`, whose cache is the first part of this one's.
+        A target of `ops.IGNORED` does not count. memory: see `forward`. The cache begins with that of `forward`.
         """
         logits, forward = self.forward(ids, memory, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)

@@ -41,8 +41,8 @@ class CrossAttention(Layer):
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
         dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
 
-    With both sides padded: of sequence b let n_b places of x be text, and m_b of the memory, whose M places are the S
-    keys. By the pattern `Padding(m)` the sums over the memory end at m_b. With z_bhts = Σ_d q_bhtd k_bhsd/√D,
+    With both sides padded: of sequence b let n_b places of x be text, and m_b of the M places of the memory, which are
+    the S keys. By the pattern `Padding(m)` the sums over the memory end at m_b. With z_bhts = Σ_d q_bhtd k_bhsd/√D,
 
         p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')      y_bhtd = Σ_s p_bhts v_bhsd
 
@@ -54,7 +54,7 @@ class CrossAttention(Layer):
     A place s ≥ m_b of the memory has p_bhts = 0, and so da_bhts = 0, for every t. One of the two is a factor of each
     term of dk_bhsd and dv_bhsd, so both gradients are 0 there. No pattern is needed for a place t ≥ n_b of x. Its y is
     a number that nobody uses: a loss that does not count it has dy_bhtd = 0, hence dp_bhts = da_bhts = 0, and it adds
-    nothing to any dk, dv or dq. Each place of the memory collects from all heads and queries:
+    nothing to any dk, dv or dq. Each place of the memory collects the gradients of all heads and queries:
 
         dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d [t < n_b] (p_bhts dy_bhtd wv_chd + da_bhts q_bhtd wk_chd)
 
@@ -147,8 +147,8 @@ class SelfAttention(CrossAttention):
     def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
 
-        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written behind. Causal, on top
-        of any pattern that is given; what it counts, it counts from the first key that is stored.
+        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written next. Causal, on top of
+        any pattern that is given; a pattern counts from the first key that is stored.
         """
         total = past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))

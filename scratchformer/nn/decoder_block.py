@@ -37,8 +37,8 @@ class DecoderBlock(Layer):
     which places of the memory (its `Padding`). The options are those of `TransformerBlock`.
 
     Backward. The memory enters once, through the keys and values of the cross-attention. With both sequences padded:
-    a place behind the end of the memory has probability 0 for every query, and by `attention` neither its key nor its
-    value gets a gradient; a place behind the end of x has a loss that does not count, so its dy is 0, its query passes
+    a place after the end of the memory has probability 0 for every query, and by `attention` neither its key nor its
+    value gets a gradient; a place after the end of x has a loss that does not count, so its dy is 0, its query passes
     nothing to the memory, and because self-attention is causal no place before the end has looked at it. Backward
     gives (dx, dmemory); the encoder's output goes to every block, so the model adds up their dmemory.
 

@@ -9,12 +9,12 @@ from .layer import Layer, Param
 
 
 class Frozen(Layer):
-    """Runs `layer`, whose parameters stay as they are: forward keeps no cache, and backward does nothing.
+    """Runs `layer` and leaves its parameters as they are: forward keeps no cache, and backward does nothing.
 
-    For the layers nearest to the input, such as the body of a classifier whose head alone is trained:
-    `model.body = Frozen(model.body)`. Backward gives None, since no gradient passes through, so what lies below is not
-    trained either. The parameters become `frozen`, and optimizers leave them out; they keep the names they have without
-    it, so weights are saved and loaded as before. What else is asked of it is asked of the layer (`body.max_length`).
+    For the layers nearest to the input, such as the body of a classifier, if only its head is trained:
+    `model.body = Frozen(model.body)`. Backward gives None: no gradient passes through, so what lies below is not
+    trained either. The parameters become `frozen`, and optimizers leave them out. They keep their names, so weights are
+    saved and loaded as before. All other attributes are those of the layer (`body.max_length`).
     """
 
     def __init__(self, layer: Layer) -> None:

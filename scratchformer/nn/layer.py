@@ -16,12 +16,12 @@ class Param:
     """A trainable array and its gradient, of one shape. Sharing a Param between two layers ties their weights.
 
     `name` is the leaf name ("w", "gamma"); the full name comes from where the Param stands in a model. `flat` is the
-    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own. `frozen`: an
-    optimizer leaves it as it is.
+    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own. `frozen`: True if
+    optimizers are to leave it as it is.
 
     Assigning to `data` or `grad` copies the values into the array that is there, so that the flat arrays keep them:
-    `w.grad = w.grad + dw` does what `w.grad += dw` does. Raises ValueError for another shape, TypeError for what is no
-    floating-point array, DeviceError for an array of another device.
+    `w.grad = w.grad + dw` does what `w.grad += dw` does. Raises ValueError for another shape, TypeError for anything
+    but a floating-point array, DeviceError for an array of another device.
     """
 
     def __init__(self, data: Array, name: str) -> None:
@@ -67,7 +67,7 @@ class Param:
         return self.twin(self.data.copy(), self.grad.copy())
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"flat": None}  # a pickled Param has arrays of its own
+        return vars(self) | {"flat": None}  # a pickled Param has its own arrays
 
     def twin(self, data: Array, grad: Array | None = None) -> Param:
         """A Param like this one with other arrays, in no flat array; without `grad` its gradient is zero."""
@@ -120,8 +120,8 @@ class FlatParameters:
 
     @staticmethod
     def of(params: Iterable[Param]) -> FlatParameters:
-        """The flat arrays of exactly these parameters. Where there are none they are made; those of parts of a model
-        become parts of the new ones.
+        """The flat arrays of exactly these parameters. If there are none they are made; parameters that lay in the flat
+        arrays of a part of a model are moved to the new ones.
 
         Raises ValueError for no parameters, and if some of them belong to the flat arrays of a larger model.
         """
@@ -140,7 +140,7 @@ class FlatParameters:
 
 
 class Parameters(list):
-    """The parameters of `layer`, each once: a list that knows its layer, so that an optimizer knows their names."""
+    """The parameters of `layer`, each once: a list that knows its layer, from which an optimizer has their names."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer.named_parameters().values())
@@ -218,7 +218,7 @@ class Layer:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
         device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays: make optimizers and replicas
-        afterwards. (Those that were made before notice a move or a cast at their next step, and raise ValueError.)
+        afterwards. (After a move or a cast the next step of an older one raises ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
         for p in self.parameters():
@@ -237,10 +237,10 @@ class Layer:
         return {name: to_cpu(p.data).copy() for name, p in self.named_parameters().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Copy the arrays of `state`, floating-point numbers of whatever width, into the parameters.
+        """Copy the arrays of `state`, floating-point numbers of any precision, into the parameters.
 
         Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer; the message
-        names the tensors that are missing, left over, of another shape, or no floating-point arrays.
+        names the tensors that are missing, left over, of another shape, or not floating-point.
         """
         params = self.named_parameters()
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]

@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a trained model is tuned by a few numbers beside its matrices."""
+"""Low-rank adaptation: a trained model is tuned with a few numbers beside its matrices."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ class LoRACache(NamedTuple):
 
 
 class LoRA(Layer):
-    """y = x w + c + s (x a) b: an affine layer whose w and bias c stay as they are, while a low-rank change is learned.
+    """y = x w + c + s (x a) b: the w and the bias c of an affine layer stay as they are; a low-rank change is learned.
 
     linear: the layer that is adapted; its Params become `frozen`. rank: K, of the change; a, the Param `lora_a`, is
-    (I, K), and b, `lora_b`, (K, O). alpha: s = alpha/K, so that a learning rate that suits one rank suits another; K if
-    not given, then s = 1. x: (..., I). Returns (..., O). a starts uniform in ±1/√I, as a Linear's w, and b at zero: the
-    layer begins as what it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an alpha that
-    is not positive.
+    (I, K), and b, `lora_b`, (K, O). alpha: s = alpha/K, so that a learning rate that suits one rank suits another; by
+    default K, so that s = 1. x: (..., I). Returns (..., O). a starts uniform in ±1/√I, as a Linear's w, and b at zero:
+    the layer begins as the one that it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an
+    alpha that is not positive.
 
     Backward. With h_nk = Σ_i x_ni a_ik, in indices y_no = Σ_i x_ni w_io + c_o + s Σ_k h_nk b_ko, so that
 
         db_ko = s Σ_n h_nk dy_no         dh_nk = s Σ_o dy_no b_ko
         da_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk a_ik
 
-    These are two affine maps, one after the other (see `ops.linear`), that are given s dy. Beside them stands the first
-    of the three gradients of x w + c. The other two are not computed, since w and c are constants here:
+    These are the gradients of two affine maps, one after the other (see `ops.linear`); the second is
+    given s dy. dx also has a part from x w + c. The gradients of w and c are not computed: here they are constants.
 
         dh, db = ops.linear_backward(self.scale * dy, cache.b)
         dx, da = ops.linear_backward(dh, cache.a)
         dx = dx + dy @ self.w.data.T
 
-    The cache keeps x and h for the two maps. K (I + O) numbers are trained instead of I O + O: for I = O = 768 and
-    K = 8, 2% as many.
+    The cache keeps x and h for the two maps. K (I + O) numbers are trained instead of I O + O: 2% as many for
+    I = O = 768 and K = 8.
     Source: Hu et al., "LoRA: low-rank adaptation of large language models", 2022, section 4.1, equation 3.
     """
 
@@ -93,7 +93,7 @@ class LoRA(Layer):
         return dx
 
     def merge(self) -> Linear:
-        """Add the change to w, and return the Linear, which now computes the same; its parameters are trained again."""
+        """Add the change to w, and return the Linear: it now computes the same, and its parameters are not `frozen`."""
         self.w.data += self.scale * (self.lora_a.data @ self.lora_b.data)
         for p in self.linear.parameters():
             p.frozen = False
@@ -105,11 +105,10 @@ def add_lora(
 ) -> None:
     """Put a `LoRA` in the place of each Linear of `model` whose full name matches one of the patterns `layers`.
 
-    Beside w and b of these layers nothing is frozen: which of the others are trained is for an optimizer's groups to
-    say, such as `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
-    says what was done, so that `training.load_model` does it again. Make optimizers and replicas afterwards. Raises
-    ValueError if a pattern matches no Linear without an activation, or if there are such layers already; the model is
-    as it was then.
+    Only w and b of these layers are frozen. An optimizer's groups say which of the other parameters are trained,
+    such as `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]` keeps what was
+    done, so that `training.load_model` does it again. Make optimizers and replicas afterwards. Raises ValueError, and
+    changes nothing, if a pattern matches no Linear without an activation, or if the model has LoRA layers already.
     """
     found = [place for place in _attributes(model, Linear) if getattr(*place[1:]).activation is None]
     chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
@@ -139,7 +138,7 @@ def merge_lora(model: Layer) -> None:
 
 
 def _attributes(model: Layer, kind: type) -> Iterator[tuple[str, Layer, str]]:
-    """Every attribute of a layer within `model` that is a `kind`: its full name, the layer, the attribute's name."""
+    """Every attribute of a layer in `model` that is a `kind` itself: its full name, the layer, its name there."""
     for prefix, layer in model.named_layers():
         for name, value in vars(layer).items():
             if type(value) is kind and not isinstance(layer, LoRA):

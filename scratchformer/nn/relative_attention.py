@@ -30,7 +30,8 @@ class RelativeSelfAttention(CrossAttention):
     d_model, heads, wide, bias: see `CrossAttention`. causal: place t sees only places up to t, on top of any pattern
     that is given. Besides the maps to queries, keys and values there is one from distances, `position`: each head's
     vector of distance δ is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
-    (H, D), zero at the start, stand for the query's own place: `content_bias` and `position_bias`. For any length.
+    (H, D), zero at the start, stand for the query's own place: `content_bias` and `position_bias`. x may have any
+    length.
 
     x: (B, S, C). queries: T, how many of the last places ask; all by default. The M = S − T places before them are a
     memory: they give keys and values, and no output. y: (B, T, C). pattern: of T queries and S keys. Raises ValueError
@@ -107,7 +108,7 @@ class RelativeSelfAttention(CrossAttention):
         return ops.relative_attention(q, k, v, r, self.content_bias.data, self.position_bias.data, pattern)
 
     def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output for new places x (B, T, C) behind `past` stored ones: see `SelfAttention.extend`."""
+        """The output for new places x (B, T, C) after `past` stored ones: see `SelfAttention.extend`."""
         total = past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))

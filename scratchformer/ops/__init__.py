@@ -6,8 +6,8 @@
 The backward is the exact vector-Jacobian product: for a scalar loss L and dy = ∂L/∂y it gives dx = ∂L/∂x, one gradient
 for each differentiable argument, in their order. Nothing here holds state, and nothing writes to its arguments.
 
-Arrays are floating-point; ids, targets, places and lengths are integers. Anything else raises TypeError: of integers a
-softmax, or a mean, would be rounded to integers too.
+Arrays are floating-point; ids, targets, places and lengths are integers. Anything else raises TypeError: a softmax or
+a mean of integers would be rounded to integers too.
 
 Letters, the same in every module:
 

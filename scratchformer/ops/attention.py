@@ -21,7 +21,7 @@ class AttentionCache(NamedTuple):
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
     """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D), and the pattern is one
-    for B sequences and H heads; TypeError for what is no floating-point array, and for a pattern that is none.
+    for B sequences and H heads; TypeError for anything but floating-point arrays, and for a pattern that is no Pattern.
     """
     expect_floating(q=q, k=k, v=v)
     expect_pattern(pattern)
@@ -40,9 +40,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
 
     q: (B, H, T, D). k, v: (B, H, S, D). pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
-    cache. A query that may see no key gets y = 0, and passes no gradient on. What no query may see (padding) must be
-    finite. NaN in a key reaches the y and dq of those queries that may see it, and of no others. Raises ValueError if
-    shapes do not fit, TypeError for another pattern.
+    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
+    queries that may see it, and of no others. Values must be finite, also where no query may see them (padding): they
+    are multiplied by 0. Raises ValueError if shapes do not fit, TypeError for a pattern that is no `Pattern`.
 
     Backward, for one sequence and one head. The forward is four steps,
 
@@ -53,7 +53,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dv_sd = Σ_t p_ts dy_td              dp_ts = Σ_d dy_td v_sd
 
     then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0 so is
-    dz_ts: the pattern needs no second look. The scaling hands on its factor, da_ts = dz_ts/√D, and last comes the
+    dz_ts: the pattern needs no second look. The scaling gives the factor 1/√D: da_ts = dz_ts/√D. Last comes the
     product of q and k:
 
         dq_td = Σ_s da_ts k_sd              dk_sd = Σ_t da_ts q_td

@@ -81,7 +81,7 @@ def expect_positive(**sizes: int) -> None:
 def expect_at_least(least: int, **sizes: int) -> None:
     """Raise TypeError naming the first of `sizes` that is no integer, ValueError for one below `least`.
 
-    An integer is one of Python or of NumPy; 8.0 and True are none.
+    An integer is one of Python or of NumPy; 8.0 and True are not integers here.
     """
     for name, size in sizes.items():
         if not isinstance(size, Integral) or isinstance(size, bool):
@@ -91,7 +91,7 @@ def expect_at_least(least: int, **sizes: int) -> None:
 
 
 def expect_boolean(**flags: bool) -> None:
-    """Raise TypeError naming the first of `flags` that is neither True nor False: "no" would be true."""
+    """Raise TypeError naming the first of `flags` that is neither True nor False: a string "no" would count as true."""
     for name, flag in flags.items():
         if not isinstance(flag, bool | np.bool_):
             raise TypeError(f"{name}: expected True or False, got {flag!r}")
@@ -105,7 +105,7 @@ def expect_number(name: str, x: float, zero: bool = True) -> None:
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1; `letter` stands for it in the message."""
+    """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1; the message calls it `letter`, if given."""
     _expect_real(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {x}")

@@ -29,8 +29,8 @@ def cross_entropy(
 ) -> tuple[Array, CrossEntropyCache]:
     """loss = −1/n Σ_i Σ_v t_iv log softmax(z_i)_v: the mean over the n rows i whose target counts, in nats.
 
-    logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count; that
-    of the models here is IGNORED, −1, and that of PyTorch −100. label_smoothing: ε; the target distribution is
+    logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count (the
+    models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε; the target distribution is
     t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (an array of no axes on a GPU; float32 for float16
     logits), and the cache. If no target counts the loss is 0. Raises ValueError for shapes or ε that do not fit,
     TypeError for targets that are not integers, and IndexError for one out of range.
@@ -46,8 +46,8 @@ def cross_entropy(
 
         dlogits_iv = dloss [i counts] (p_iv − t_iv)/n
 
-    In the code all of it is done to one array: it begins as p = exp(z − log Z); then t is subtracted, ε/V everywhere
-    and 1 − ε at the target; then every row is given its share of dloss.
+    In the code one array holds all of it. It begins as p = exp(z − log Z). Then t is subtracted, ε/V everywhere and
+    1 − ε at the target, and every row is multiplied by its share of dloss.
 
         dlogits = xp.exp(widen(z) - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]

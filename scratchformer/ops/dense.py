@@ -54,7 +54,7 @@ def dense(x: Array, w: Array, b: Array, activation: str = "relu") -> tuple[Array
     Source: the feed-forward layer of Vaswani et al., "Attention is all you need", 2017, equation 2.
     """
     check_activation(activation)
-    expect_floating(b=b)  # which `linear` could do without
+    expect_floating(b=b)  # `linear` would take None
     h, linear_cache = linear(x, w, b)
     y, activated = activate(h, activation)
     return y, DenseCache(linear_cache, activated, activation)

@@ -42,7 +42,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 
 
 def check_gradient(dy: Array, cache: EmbeddingCache, out: Array | None) -> None:
-    """Raise TypeError or ValueError unless dy, and the `out` to add to, fit the embedding that left this cache."""
+    """Raise TypeError or ValueError unless dy, and the `out` to add to, fit this cache of `embedding`."""
     expect_like("dy", dy, (*cache.ids.shape, cache.shape[1]))
     if out is not None:
         expect_like("out", out, cache.shape)

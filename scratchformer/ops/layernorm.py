@@ -52,7 +52,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
 
 def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:
-    """Raise TypeError or ValueError unless these are arguments of `layernorm`."""
+    """Raise TypeError or ValueError unless these fit together as arguments of `layernorm`."""
     expect_floating(x=x, gamma=gamma, beta=beta)
     expect_number("eps", eps)
     array_module(x, gamma, beta)

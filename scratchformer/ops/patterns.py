@@ -88,7 +88,7 @@ class Pattern:
         return Tile.MIXED
 
     def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
-        """The first column that these rows may see, and the one behind the last; all columns is never wrong."""
+        """The first column that these rows may see, and the one after the last; all columns is never wrong."""
         return 0, S
 
     def visits(self, T: int, S: int) -> int:
@@ -251,7 +251,7 @@ class Strided(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Padding(Pattern):
-    """No query may attend to the padding behind a sequence's end: of sequence b, keys 0 ... lengths[b] − 1 count.
+    """No query may attend to the padding after a sequence's end: of sequence b, keys 0 ... lengths[b] − 1 count.
 
     lengths: (B,), integers, on the device of the arrays that attend. The padding must be finite: its weight in the sum
     over keys is 0, but 0 · NaN is NaN.

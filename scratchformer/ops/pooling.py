@@ -15,7 +15,7 @@ class MeanPoolCache(NamedTuple):
 
 
 def _within(x: Array, lengths: Array | None) -> Array:
-    """(B, T), true where t < length; a sequence of length None is all true."""
+    """(B, T), true where t < length; all true if lengths is None."""
     expect_floating(x=x)
     xp = array_module(x, lengths)
     expect_shape("x", x, "B T C")

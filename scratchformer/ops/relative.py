@@ -1,7 +1,7 @@
 """Attention by relative positions: what a query makes of a key depends on how far back it lies, not on where both are.
 
 A query t at place t + S − T among S keys (see `patterns`) is at distance δ = t + S − T − s from key s: 0 for its own
-place, positive for keys before it, negative for keys behind it. There are R = S + T − 1 distances, from S − 1, of the
+place, positive for keys before it, negative for keys after it. There are R = S + T − 1 distances, from S − 1, of the
 last query to the first key, down to −(T − 1), of the first query to the last key. An array "by distance" has them in
 this order, so that its column j belongs to distance S − 1 − j.
 """
@@ -103,8 +103,8 @@ class RelativeAttentionCache(NamedTuple):
 def check_relative_attention(
     q: Array, k: Array, v: Array, r: Array, content_bias: Array, position_bias: Array, pattern: Pattern | None = None
 ) -> None:
-    """Raise ValueError unless the shapes fit; TypeError for what is no floating-point array, and for a pattern that is
-    none: see `relative_attention`.
+    """Raise ValueError unless the shapes fit; TypeError for anything but floating-point arrays, and for a pattern that
+    is no Pattern: see `relative_attention`.
     """
     check_attention(q, k, v, pattern)
     expect_floating(r=r, content_bias=content_bias, position_bias=position_bias)
@@ -139,9 +139,9 @@ def relative_attention(
         (x_i + e_i) W_q · (x_j + e_j) W_k
             = x_i W_q · x_j W_k  +  x_i W_q · e_j W_k  +  e_i W_q · x_j W_k  +  e_i W_q · e_j W_k
 
-    In the second and the fourth, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance through a map of its
-    own. The query's own place is then left in the last two terms alone; as only distances are to matter, e_i W_q
-    becomes a vector that is learned and the same everywhere, u where it meets the content of a key, w where it meets a
+    In the second and the fourth term, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance through a map of
+    its own. The query's own place is then left only in the last two terms. Since only distances are to matter, e_i W_q
+    becomes a learned vector that is the same everywhere: u where it meets the content of a key, w where it meets a
     distance:
 
         q_i · k_j  +  q_i · r_δ  +  u · k_j  +  w · r_δ  =  (q_i + u) · k_j  +  (q_i + w) · r_δ

@@ -1,4 +1,4 @@
-"""Optimizers over flat arrays, in groups of parameters, learning-rate schedules, and clipping."""
+"""Optimizers over flat arrays, with groups of parameters; learning-rate schedules; clipping."""
 
 from .adam import Adam, AdamW
 from .clip import clip_by_global_norm

@@ -41,8 +41,8 @@ class Adam(Optimizer):
         w ← w − lr · m̂/(√v̂ + eps),   m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
 
     m and v start at zero, so after t steps their weights add up to 1 − βᵗ: the division makes them means.
-    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision: the squares
-    in v, and eps, would be 0 there. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
+    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, in which
+    the squares in v, and eps, would be 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
     """
 
     buffers = ("m", "v")
@@ -75,10 +75,10 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w ← w − lr · weight_decay · w, beside the step and not through its means.
+    """Adam with decoupled weight decay: before the step w ← w − lr · weight_decay · w. The decay is not in m and v.
 
-    Only parameters of two or more axes decay, the matrices: a bias, or the gamma of a norm, that is pulled to zero
-    changes what the layer computes and guards against nothing. A group's own weight_decay holds for all that is in it.
+    Only parameters of two or more axes decay, the matrices: to pull a bias, or the gamma of a norm, to zero changes
+    what the layer computes and guards against nothing. A group's own weight_decay holds for all its parameters.
     Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
     """
 

@@ -12,8 +12,8 @@ from .optimizer import pieces
 
 
 def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
-    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together, in double
-    precision: the squares of a large, finite gradient overflow in its own. map: as for `Optimizer.step`.
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. In double
+    precision: in single precision the squares of a large, finite gradient overflow. map: as for `Optimizer.step`.
     """
 
     def squares(piece: Array) -> Array:
@@ -26,9 +26,9 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
 def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Callable = map) -> float:
     """Scale gradients in place so that their norm is at most `max_norm`; returns the norm that they had.
 
-    grad: a flat gradient (P,), such as `model.flat.grad`, or several, taken together, such as `optimizer.gradients()`,
-    those of the parameters that it steps. The direction is kept: all are scaled by the same number. A norm that is not
-    finite is returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+    grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
+    `optimizer.gradients()`. The direction is kept: all are scaled by the same number. If the norm is not finite, it is
+    returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     if not max_norm > 0:

@@ -27,8 +27,8 @@ class Group:
     """A rule: how an optimizer treats the parameters that match.
 
     match: a pattern of full names, such as "output.*" or "*.gamma" (`*` stands for anything), or a function of the name
-    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: instead of the optimizer's. When the
-    optimizer's `lr` is changed, by a schedule, the group's changes in proportion. frozen: the parameters stay as they
+    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: instead of the optimizer's. When a
+    schedule changes the optimizer's `lr`, that of the group changes in proportion. frozen: the parameters stay as they
     are, and the optimizer keeps no state for them.
     """
 
@@ -41,7 +41,7 @@ class Group:
         return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
 
     def check(self) -> None:
-        """Raise TypeError or ValueError, with the name of what is wrong."""
+        """Raise TypeError or ValueError, naming what is wrong."""
         if not (isinstance(self.match, str) or callable(self.match)):
             raise TypeError(f"groups: expected a pattern of names or a function, got {self.match!r}")
         for name in ("lr", "weight_decay"):
@@ -52,7 +52,7 @@ class Group:
 class Treatment(NamedTuple):
     """How a parameter is stepped."""
 
-    lr: float  # times the optimizer's
+    lr: float  # as a multiple of the optimizer's
     weight_decay: float
     frozen: bool
 
@@ -72,12 +72,12 @@ class Optimizer:
     params: what `layer.parameters()` gives, of a model or of a part of it; or a list of Params, each of which is
     stepped once however often it is listed (tied weights). What lies side by side in the flat arrays is stepped
     together. lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each
-    optimizer. groups: rules for some of the parameters; of those that match one the first holds, and the optimizer's
-    own settings hold for the rest. Parameters that are `frozen` are left out too. `buffers` are the names of the state
-    arrays, each as long as all parameters that are stepped.
+    optimizer. groups: rules for some of the parameters. The first group that matches a parameter holds for it; a
+    parameter that none matches has the optimizer's own settings. Parameters that are `frozen` are not stepped.
+    `buffers` are the names of the state arrays, each as long as all parameters that are stepped.
 
-    The parameters of a layer must stay those they were: one that was added, taken out or frozen since, or a layer that
-    was moved or cast, is a ValueError at the next step, which then changes nothing.
+    A layer's parameters must stay the same. If one was added, taken out or frozen since, or if the layer was moved or
+    cast, the next step raises ValueError and changes nothing.
     """
 
     buffers: tuple[str, ...] = ()
@@ -127,13 +127,13 @@ class Optimizer:
         return found
 
     def decay_of(self, p: Param) -> float:
-        """The weight decay of a parameter that no group says anything of."""
+        """The weight decay of a parameter for which no group sets one."""
         return self.weight_decay
 
     def settings(self) -> dict[str, Any]:
         """What it is and how it treats each parameter, as JSON values: a snapshot keeps them.
 
-        "groups" lists the treatments that occur, each with the names of its parameters; "lr" is a multiple of the
+        "groups" lists the different treatments, each with the names of its parameters; its "lr" is a multiple of the
         optimizer's.
         """
         by_treatment: dict[Treatment, list[str]] = {}
@@ -143,12 +143,12 @@ class Optimizer:
         return {"class": type(self).__name__, "groups": groups}
 
     def zero_grad(self) -> None:
-        """Set the gradients of what it steps to zero. Its state is untouched."""
+        """Set the gradients of the parameters that it steps to zero. Its state is untouched."""
         for grad in self.gradients():
             grad[...] = 0
 
     def gradients(self) -> list[Array]:
-        """The gradients of what it steps: views of the flat arrays, as few as can be. For clipping."""
+        """The gradients of the parameters that it steps, as few views of the flat arrays as possible. For clipping."""
         return [run.flat.grad[run.where] for run in self._runs(lambda _how: None)]
 
     def step(self, map: Callable = map) -> None:
@@ -175,7 +175,7 @@ class Optimizer:
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
-        """What is stepped, cut only where parameters are not neighbours, or `kind` of how they are treated changes."""
+        """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
         slices = {flat: flat.slices() for flat in {p.flat for p in self.stepped}}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
@@ -190,7 +190,7 @@ class Optimizer:
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_unchanged(self) -> None:
-        """Raise ValueError if parameters were added, taken out, frozen, moved or cast. Give all of them flat arrays."""
+        """Raise ValueError if parameters were added, taken out, frozen, moved or cast. Loose ones get flat arrays."""
         if self.layer is not None:
             now = self.layer.named_parameters()
             own, present = set(map(id, self.params)), set(map(id, now.values()))

@@ -382,10 +382,10 @@ def check_cases(
     """Check the cases of `names` (all if none), print a table, and return what is wrong: ["attention (reference)"].
 
     A name is that of a case ("attention, causal"), or what stands before its comma, for all cases that begin so
-    ("attention"). Each case is checked with the references, inside `reference_only`, and with the twins; `only` leaves
-    one of the two. A twin's column has "-" where none ran: an operation has no twin of its own for the arrays of this
-    device, a layer has no operation with a twin. Raises ValueError for another name or another `only`, before anything
-    is checked, and if there was nothing to check.
+    ("attention"). Each case is checked with the references, inside `reference_only`, and with the twins; `only` names
+    one of the two to check alone. The column of the twins has "-" where none ran: the operation has no twin of its own
+    for the arrays of this device, or the layer has no operation with a twin. Raises ValueError for another name or
+    another `only`, before anything is checked, and if there was nothing to check.
     """
     cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
     known = {name.partition(",")[0] for name in cases}
@@ -412,20 +412,20 @@ def check_cases(
 
 
 def _check_some_elements(name: str, draw: Draw) -> Report:
-    """A layer's case: about 100 elements in all, and of every tensor a random direction, which has a part in each."""
+    """Check a layer's case: about 100 elements in all, and for every tensor one random direction."""
     parameters = len(LAYERS[name](Draw(draw.seed)).layer.parameters())
     return check_layer_case(name, draw, max_elements=max(1, 100 // (parameters + 1)), directions=1)
 
 
 def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> Report | str | None:
-    """The report of a case, what is wrong with it, or None if the twins are to be checked and none of them ran."""
+    """The report of a case; or what is wrong with it; or None if the twins are to be checked and none of them ran."""
     ran = set()
     with reference_only() if implementation == "reference" else _twins_noted(ran):
         try:
             result = check(name, draw)
         except AssertionError as error:
             result = str(error)
-        except Exception:  # of a line that somebody is working on: the other cases are checked all the same
+        except Exception:  # in code that is being changed: the other cases are still checked
             result = traceback.format_exc(limit=-2)
     twins = ran & {OPERATIONS[name](Draw()).op.__name__} if name in OPERATIONS else ran
     return result if twins or implementation == "reference" else None
@@ -433,9 +433,7 @@ def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> 
 
 @contextmanager
 def _twins_noted(ran: set[str]) -> Iterator[None]:
-    """Inside this block the name of every operation whose twin runs, and does not leave it to the reference, is put
-    into `ran`.
-    """
+    """Inside this block `ran` gets the names of operations with a twin that runs and does not call the reference."""
 
     def noted(name: str, twin: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

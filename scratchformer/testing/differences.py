@@ -75,7 +75,7 @@ class Estimate(NamedTuple):
 
     value: float
     uncertainty: float
-    doubt: float = 0.0  # what truncation and kinks have of the uncertainty
+    doubt: float = 0.0  # the part of the uncertainty that is due to truncation and kinks
 
 
 class Comparison(NamedTuple):
@@ -86,7 +86,7 @@ class Comparison(NamedTuple):
     numeric: float
     rtol: float
     tolerance: float  # absolute: rtol of the larger, and what round-off and kinks leave open
-    doubt: float = 0.0  # what truncation and kinks have of the tolerance
+    doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
 
     @property
     def error(self) -> float:
@@ -107,7 +107,7 @@ class Comparison(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether a kink, and not round-off, leaves so much open that a gradient of zero would do as well."""
+        """Whether a kink, and not round-off, makes the tolerance so large that a gradient of zero would pass too."""
         return self.size > 0 and self.doubt >= max(self.size, 0.999 * self.tolerance)
 
     @property

@@ -107,9 +107,9 @@ def check_gradients(
     cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
-    Raises ValueError where a wrong gradient would pass too: without a floating-point array among `args`; for one that
-    is empty, not finite, or all at kinks (as zeros before a ReLU); for y without elements; for an `rtol` of 1 or more;
-    for no elements and no directions.
+    Raises ValueError where a wrong gradient would pass too: if no array among `args` is floating-point, or one is
+    empty, not finite, or only at kinks (as zeros before a ReLU); if y has no elements; if `rtol` is not from 0 to below
+    1; if `max_elements` and `directions` are both 0, or one is negative.
     """
     names = _argument_names(op, args)
     _expect_comparisons(rtol, max_elements, directions)
@@ -158,12 +158,12 @@ def check_layer(
     Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
     backward writes to nothing but gradients; it adds to them; two forwards before their two backwards give the sum of
     both, so nothing is remembered outside the cache; no array returned shares memory with a parameter or its gradient;
-    float32 gives float32; neither pass exchanges a parameter, its data or its gradient for another object; `layer`
+    float32 gives float32; neither pass replaces the data or the gradient of a parameter by another array; `layer`
     itself stays as it is. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its
     input as y, or dy as dx (as dropout without a key does): a caller writes to neither.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
-    `check_gradients` does, where there is neither a floating-point input nor a parameter.
+    `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
     """
     _expect_comparisons(rtol, max_elements, directions)
     name = type(layer).__name__
@@ -328,7 +328,7 @@ class _LayerRun:
         return once | sums
 
     def _expect_same_parameters(self, state: dict[str, Array]) -> None:
-        """That neither pass has put a parameter, or an array of one, in another's place: an optimizer has the first."""
+        """That neither pass has replaced an array of a parameter: an optimizer would still have the old one."""
         for name, x in _layer_arrays(self.layer).items():
             if x is not state.get(name):
                 raise GradientError(f"{name} is another array than before: write into it, or an optimizer loses it")
@@ -410,7 +410,7 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
-    """Raise ValueError for a tensor of which no comparison can tell a right gradient from a wrong one."""
+    """Raise ValueError if, for some tensor, no comparison can tell a right gradient from a wrong one."""
     for name, (by_element, by_direction) in found.items():
         if all(c.open for c in by_element + by_direction):
             raise ValueError(
@@ -419,7 +419,7 @@ def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]])
 
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:
-    """Raise ValueError for numbers with which any gradient would pass."""
+    """Raise ValueError for numbers with which any gradient would pass, or that make no sense."""
     if not 0 <= rtol < 1:  # NaN too
         raise ValueError(f"rtol: expected a number from 0 to below 1, got {rtol}")
     for name, count in {"max_elements": max_elements, "directions": directions}.items():
@@ -430,7 +430,7 @@ def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None
 
 
 def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
-    """Raise ValueError unless there are arrays to differentiate, none of them empty and all their elements finite."""
+    """Raise ValueError unless there are arrays to differentiate by, none of them empty, and all elements are finite."""
     if not tensors:
         found = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
         raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(found) or 'none'}")

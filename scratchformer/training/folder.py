@@ -8,11 +8,11 @@ from pathlib import Path
 from .metrics import METRICS, read_metrics
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
-UNSAVED = "no-snapshot-yet"  # a file that is there from the start of training to the first last.safetensors
+UNSAVED = "no-snapshot-yet"  # a file that is there from the start of training until the first last.safetensors is saved
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether training has begun in `folder`; one that failed before, for want of its data, may be used again."""
+    """Whether training has begun in `folder`; if a program failed before that, the folder may be used again."""
     metrics = folder / METRICS
     logged = os.path.lexists(metrics) and not (metrics.is_file() and metrics.stat().st_size == 0)
     saved = any(os.path.lexists(folder / name) for name in (LAST, BEST, UNSAVED))
@@ -20,10 +20,10 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Snapshot | None:
-    """The snapshot from which the run in `folder` goes on; None if it begins, since none was saved yet.
+    """The snapshot from which the run in `folder` goes on; None if none was saved yet, so that it starts from step 0.
 
-    Nothing is changed. Raises SnapshotError if last.safetensors is missing though one was saved, if it or the best
-    model is damaged, or made by something else than `train`; ValueError if metrics.jsonl is damaged.
+    Nothing is changed. Raises SnapshotError if last.safetensors is missing though it was saved once, or was not made by
+    `train`, or if it or the best model is damaged; ValueError if metrics.jsonl is damaged.
     """
     last, best = folder / LAST, folder / BEST
     if os.path.lexists(folder / METRICS):

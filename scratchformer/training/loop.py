@@ -71,20 +71,21 @@ def train(
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors; and with
     `keep` the model alone as step-N.safetensors at each of the last `keep` of these steps, for `average_snapshots`.
-    Until the first of them is saved a file says that none is; the folder is locked to this process until the end.
+    Until the first last.safetensors is saved, the file no-snapshot-yet says that there is none. The folder is locked to
+    this process until the end.
     The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
     Batches that keep something from step to step have `remember(step, memories)`, called after each with what
     `Replicas.gradients` remembered, and `state_dict`, `load_state_dict`: it is saved, and restored, with the run.
     identity: JSON values that a snapshot must have been made with (fingerprints of the data) to be resumed.
     resume: continue from last.safetensors; on a CPU the run then ends with the very parameters that it would have had
-    without a stop. A run that was stopped before its first snapshot begins anew. One that is refused, since its
-    snapshot is missing, damaged or of another run, leaves the folder as it was.
-    on_start: called when training is about to begin, with a folder that is this run's: here a program may write to it.
+    without a stop. A run that was stopped before its first snapshot starts again from step 0. If a run is refused,
+    because its snapshot is missing, damaged or of another run, the folder stays as it was.
+    on_start: called when training is about to begin and the folder belongs to this run: now a program may write to it.
     Returns the state at the end: "step", "best" (metrics of the best model).
 
     Raises Diverged if loss, gradient or parameters are not finite, naming the first layer or tensor; SnapshotError if a
-    snapshot cannot be saved, or is not of this run, or the model's `config` is no JSON; ValueError for arguments out of
-    range, or a run in `out` that is not to be resumed; InUse if another process trains in `out`.
+    snapshot cannot be saved, or is not of this run, or if the model's `config` cannot be JSON; ValueError for arguments
+    out of range, or if `out` holds a run and resume is False; InUse if another process trains in `out`.
     Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
@@ -114,7 +115,7 @@ def train(
     tokens, started = 0, time.perf_counter()
 
     def begin() -> Metrics:
-        """Nothing is written to the folder before everything that can be refused has been read."""
+        """Read everything for which a run can be refused; only then write to the folder."""
         nonlocal saved
         if resume:
             saved = _load_run(out, model, optimizer, remember and batches, state, ("seed", *(identity or {})))
@@ -195,7 +196,7 @@ def train(
                     save(out / f"step-{done:08d}.safetensors")
                     for old in kept_snapshots(out)[:-keep]:
                         old.unlink()
-                save(last, optimizer, remember and batches)  # after them, so that a run that goes on has them all
+                save(last, optimizer, remember and batches)  # last, so that a resumed run has all of them
             if interrupted and done < steps:
                 raise KeyboardInterrupt(f"step {done} is saved in {last}")
     return state
@@ -205,8 +206,8 @@ def _load_run(
     out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
 ) -> int | None:
     """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
-    Returns its step; None if none was saved yet. Raises SnapshotError if any of `state` that is `fixed` is another
-    there, or if model or optimizer are others.
+    Returns its step; None if none was saved yet. Raises SnapshotError if one of the entries of `state` that are `fixed`
+    has another value there, or if it is of another model or optimizer.
     """
 
     def expect_same(names: Iterable[str]) -> None:
@@ -237,7 +238,7 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 
 def _progress(start: int, steps: int) -> Any:
     """A progress bar; where standard error is no terminal, a line about every ten seconds."""
-    from tqdm import tqdm  # a tenth of the time that importing everything takes
+    from tqdm import tqdm  # here, since it is a tenth of the time that importing the package takes
 
     return tqdm(
         initial=start,

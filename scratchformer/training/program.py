@@ -46,8 +46,8 @@ class Run(argparse.Namespace):
     def save(self) -> None:
         """Write the settings to the run's folder: for `train` to call when it is about to begin (`on_start`).
 
-        What else the run needs to be resumed, such as its vocabulary, is to be written before: a folder without
-        settings may be used again.
+        Whatever else the run needs to be resumed, such as its vocabulary, must be written before: a folder without
+        settings may be used by another run.
         """
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         self.out.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
 
 
 def _check_folder(run: Path, lock: bool) -> None:
-    """Refuse at once a folder that another process uses; `train` refuses it too, when all data has been read."""
+    """Refuse at once a folder that another process uses; `train` does so too, but only after all data was read."""
     if lock and run.is_dir():
         with locked(run):
             pass
@@ -237,7 +237,7 @@ def run_program(program: Callable[[], None]) -> None:
 
 
 def take_any_text() -> None:
-    """Let no character that a terminal cannot show, or sends, end the program: under LC_ALL=C, or cp1252."""
+    """Let no character end the program that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot read."""
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)

@@ -22,7 +22,7 @@ from ..rng import Key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
-AHEAD = 4  # items of a replica that may be under way
+AHEAD = 4  # items that may be under way for each replica
 
 
 class Replicas:
@@ -32,7 +32,7 @@ class Replicas:
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
     A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, how many things its mean loss is
-    a mean over (of targets those that are not `ops.IGNORED`), `tokens`, how many it has, and `split(size)`, its rows in
+    a mean over (targets that are `ops.IGNORED` do not count), `tokens`, how many it has, and `split(size)`, its rows in
     order as batches of at most `size`.
     count: by default one for each core of a CPU, one on a GPU. micro_batch: rows of a micro-batch; by default as many
     as keep tokens × width near 131,072 on a CPU (one micro-batch a replica where `model.config` has no "d_model"), and
@@ -75,9 +75,9 @@ class Replicas:
     def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
-        Items are read as they are needed: at most AHEAD a replica are under way, so that a generator of many takes
-        little memory. An exception, of `function` or of `items`, is raised once no replica is at work any more. A
-        generator is closed in the end.
+        Items are read as they are needed: at most AHEAD for each replica are under way, so a long generator takes
+        little memory. An exception of `function` or of `items` is raised after all replicas have stopped. A generator
+        is closed at the end.
         """
         results: list = []
         running: deque[Future] = deque()
@@ -132,7 +132,7 @@ class Replicas:
         A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the
         batch counts, loss and gradient are 0.
         remember: for a model with a memory, called with what `model.remember` makes of each micro-batch, in order, as
-        NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or has other parameters, since its
+        NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or got other parameters, after the
         replicas were made.
         """
         if self.model.flat is not self.flat:

@@ -2,13 +2,13 @@
 
 Tensors are named "model.…", "optimizer.…" and, for batches that keep a memory, "batches.…". The header holds JSON: the
 model's class and sizes, and the state of the run (step, seed, best score so far, the vocabulary's fingerprint). Random
-numbers and the data position are functions of seed and step, so these two are all that is to be saved of them. It also
-holds a checksum of everything, which is verified at loading: it finds damage, not forgery.
+numbers and the data position are functions of seed and step, so nothing else is saved of them. The header also holds a
+checksum of everything, which is verified at loading: it finds damage, not forgery.
 
 A model of this project is saved under the name of its class. Any other is saved as "module:Class", and `load_model`
-imports that module: no code comes from the snapshot, but importing a module runs the module's own code. So load
-snapshots of strangers only where you would let them choose which of your installed modules is imported. A class that
-is defined in a program itself is "__main__:Class", and found again in a program that defines or imports it.
+imports that module: no code comes from the snapshot, but importing a module runs the module's own code. So load a
+stranger's snapshot only if the stranger may choose which of your installed modules is imported. A class that is defined
+in a program itself is saved as "__main__:Class", and found again only in a program that defines or imports it.
 
 A file is written beside its place and then renamed over the old one (`replacing`). Whenever the program is killed, or
 the disk is full, the last good snapshot is still there.
@@ -50,7 +50,7 @@ class SnapshotError(ValueError):
 
 
 class NotFinite(SnapshotError):
-    """A snapshot that is not written, since a tensor has NaN or infinity."""
+    """A snapshot was not written, since a tensor has NaN or infinity."""
 
 
 class Snapshot(NamedTuple):
@@ -63,8 +63,8 @@ class Snapshot(NamedTuple):
 
 
 def describe(model: Layer, state: Mapping[str, Any]) -> dict[str, str]:
-    """The header of a snapshot, but for the checksum. Raises SnapshotError if it cannot be made: what a model is made
-    with, its `config`, and `state` have to be JSON values.
+    """The header of a snapshot, but for the checksum. Raises SnapshotError unless the model has a `config`, the
+    arguments with which it can be made again, and both `config` and `state` can be written as JSON.
     """
     name = type(model).__name__
     if not isinstance(getattr(model, "config", None), Mapping):
@@ -88,9 +88,9 @@ def save_snapshot(
     """Write a snapshot of the model, of the optimizer and the batches' memory if given, and of `state` (JSON values),
     all or nothing.
 
-    Raises SnapshotError if it cannot be written, NotFinite (one of them) if a tensor has NaN or infinity; then a
-    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class, which is
-    saved all the same: with `restore` its weights can be loaded into a model that was made some other way.
+    Raises SnapshotError if it cannot be written, and NotFinite, which is one, if a tensor has NaN or infinity; then a
+    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class. The snapshot
+    is saved all the same: `restore` can load its weights into a model that was made in some other way.
     """
     path = Path(path)
     header = describe(model, state)
@@ -121,7 +121,7 @@ def checksum(header: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> st
 
 
 def class_name(model: Layer) -> str:
-    """The name under which a model is saved: of this project's "LanguageModel", of others "module:Class"."""
+    """The name under which a model's class is saved: "LanguageModel" of this project, "module:Class" of others."""
     kind = type(model)
     return kind.__name__ if MODELS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
@@ -167,7 +167,7 @@ def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
 def best_snapshot(path: Path | str) -> Path:
     """The best snapshot of a run's folder, else its last; or the file that is named."""
     best = Path(path) / BEST
-    return best if os.path.lexists(best) else Path(path)  # a link to nothing too, so that loading names it
+    return best if os.path.lexists(best) else Path(path)  # a broken link too, so that the error at loading names it
 
 
 def kept_snapshots(run: Path | str) -> list[Path]:
@@ -245,7 +245,7 @@ def _check_types(tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
-    """The model of a snapshot, built anew with its weights in their own precision, and the state of its run.
+    """The model of a snapshot, made again with its weights in their own precision, and the state of its run.
 
     The class of a model that is not this project's is imported from its module: see the beginning of this module.
     Raises SnapshotError if the snapshot is damaged, or of a model that cannot be made here.
@@ -260,7 +260,7 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
 
 
 def _make(snapshot: Snapshot) -> Layer:
-    """A model as that of the snapshot, with weights that are to be replaced."""
+    """A model like that of the snapshot, whose weights are still to be loaded."""
     kind = find_class(snapshot.model_class)
     try:
         key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
@@ -280,7 +280,7 @@ def expect_model(snapshot: Snapshot, model: Layer) -> None:
     precision.
     """
     config = json.loads(json.dumps(model.config))  # as it is in a snapshot: tuples are lists
-    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # that has since got a module of its own
+    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class that has moved to a module since
     if snapshot.model_class not in names or snapshot.config != config:
         differing = {
             name: f"{snapshot.config.get(name)} in the snapshot, {config.get(name)} here"

@@ -1,4 +1,4 @@
-"""What every model says of the options that it is made from."""
+"""How every model names the options that it does not take."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""What layers and models are made with: sizes, flags and numbers that can be none, by name, before anything is made."""
+"""Layers and models refuse sizes, flags and numbers that cannot be, by name, before anything is made."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Training in groups: a resumed run is the same bits, snapshots hold the groups, and adapted models are loaded."""
+"""Training in groups: a resumed run gives the same bits, snapshots hold the groups, and adapted models are loaded."""
 
 import numpy as np
 import pytest
