@@ -40,7 +40,7 @@ PRESETS = {
         batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # and this
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
-        head_lr=1e-3, lora_lr=1e-3, lora_rank=8, lora_alpha=16,
+        head_lr=3e-3, lora_lr=3e-3, lora_rank=8, lora_alpha=16,
     ),
     "base": dict(
         d_model=768, heads=12, depth=12, max_length=512, embedding_std=0.02, vocabulary=30_000, weight_decay=0.01,

@@ -57,6 +57,7 @@ class LoRA(Layer):
             raise ValueError(f"linear: expected a Linear without an activation, got one with {linear.activation!r}")
         d_in, d_out = linear.w.data.shape
         self.linear = linear
+        self.frozen_before = [p.frozen for p in linear.parameters()]
         for p in linear.parameters():
             p.frozen = True
         self.scale = 1.0 if alpha is None else alpha / rank
@@ -93,10 +94,10 @@ class LoRA(Layer):
         return dx
 
     def merge(self) -> Linear:
-        """Add the change to w, and return the Linear: it now computes the same, and its parameters are not `frozen`."""
+        """Add the change to w, and return the Linear: it now computes the same, and is `frozen` as it was before."""
         self.w.data += self.scale * (self.lora_a.data @ self.lora_b.data)
-        for p in self.linear.parameters():
-            p.frozen = False
+        for p, frozen in zip(self.linear.parameters(), self.frozen_before, strict=True):
+            p.frozen = frozen
         return self.linear
 
 

@@ -156,10 +156,10 @@ class Optimizer:
 
         map: applies a function to independent pieces of the arrays; a thread pool's `map` shares them out.
         """
-        self._expect_unchanged()
+        self._expect_same_parameters()
+        runs, work = list(self._runs(lambda how: how)), []
         self.steps += 1
-        work = []
-        for run in self._runs(lambda how: how):
+        for run in runs:
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             arrays += [getattr(self, name)[run.state] for name in self.buffers]
             work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
@@ -176,6 +176,7 @@ class Optimizer:
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
         """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
+        self._expect_in_place()
         slices = {flat: flat.slices() for flat in {p.flat for p in self.stepped}}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
@@ -189,19 +190,21 @@ class Optimizer:
             where, state = (slice(a.start, b.stop) for a, b in ((first.where, last.where), (first.state, last.state)))
             yield Run(first.flat, where, state, first.treatment)
 
-    def _expect_unchanged(self) -> None:
-        """Raise ValueError if parameters were added, taken out, frozen, moved or cast. Loose ones get flat arrays."""
-        if self.layer is not None:
-            now = self.layer.named_parameters()
-            own, present = set(map(id, self.params)), set(map(id, now.values()))
-            added = [name for name, p in now.items() if id(p) not in own]
-            gone = [name for name, p in zip(self.names, self.params, strict=True) if id(p) not in present]
-            treated = zip(self.names, self.params, self.treatments, strict=True)
-            froze = [name for name, p, how in treated if p.frozen and not how.frozen]
-            for names, what in ((added, "added"), (gone, "taken out"), (froze, "frozen")):
-                if names:
-                    listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-                    raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
+    def _expect_same_parameters(self) -> None:
+        """Raise ValueError if parameters were added to the layer, taken out or frozen."""
+        own = {id(p) for p in self.params}
+        now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
+        added = [name for key, name in now.items() if key not in own]
+        gone = [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now]
+        treated = zip(self.names, self.params, self.treatments, strict=True)
+        froze = [name for name, p, how in treated if p.frozen and not how.frozen]
+        for names, what in ((added, "added"), (gone, "taken out"), (froze, "frozen")):
+            if names:
+                listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+                raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
+
+    def _expect_in_place(self) -> None:
+        """Raise ValueError if parameters were moved or cast. Those that got arrays of their own get flat arrays."""
         if (place := _place(self.stepped)) != self.place:
             raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
         if loose := [p for p in self.stepped if p.flat is None]:

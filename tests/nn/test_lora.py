@@ -58,6 +58,13 @@ def test_it_is_the_layer_whose_matrix_is_the_sum(device, alpha):
     np.testing.assert_allclose(to_cpu(merged(to_device(x, device))), y, rtol=1e-12)
 
 
+def test_merging_leaves_frozen_what_was():
+    linear = Linear(4, 6)
+    linear.b.frozen = True
+    merged = LoRA(linear, 2).merge()
+    assert (merged.w.frozen, merged.b.frozen) == (False, True)
+
+
 def test_names_stay_and_two_are_added():
     model, before = language_model(), list(language_model().named_parameters())
     add_lora(model, 2)

@@ -261,9 +261,21 @@ def test_a_model_that_was_moved_to_where_it_was_is_trained():
     adam = Adam(model.parameters(), 1e-2)
     model.to("cpu")
     before = model.state_dict()
+    adam.zero_grad()
     fill(model)
+    assert clip_by_global_norm(adam.gradients(), 1.0) > 1
     adam.step()
     assert moved(model, before) == set(before)
+
+
+@pytest.mark.parametrize("call", ["zero_grad", "gradients", "step"])
+def test_a_cast_model_is_noticed_by_whatever_comes_first(call):
+    model = language_model()
+    adam = Adam(model.parameters(), 1e-2)
+    model.to(dtype=np.float64)
+    with pytest.raises(ValueError, match="params: now float64 on cpu, float32 on cpu when"):
+        getattr(adam, call)()
+    assert adam.steps == 0
 
 
 def test_a_block_that_came_later_is_noticed():
