@@ -205,6 +205,8 @@ def load_pretrained(run):
 def main(argv=None):
     run = start_run("bert", __doc__, PRESETS, argv, OPTIONS, passing=("stage", "tune"))
     stages = STAGES if run.stage in (None, "all") else (run.stage,)
+    if "tune" in run.given and "finetune" not in stages:
+        raise ValueError(f"--tune: it says what fine-tuning trains, and --stage {run.stage} does none")
     published = vocabulary = None
     if run.pretrained:
         if run.stage not in (None, "all", "finetune"):

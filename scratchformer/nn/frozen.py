@@ -18,6 +18,8 @@ class Frozen(Layer):
     """
 
     def __init__(self, layer: Layer) -> None:
+        if not isinstance(layer, Layer):
+            raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
         self.layer = layer
         for p in layer.parameters():
             p.frozen = True

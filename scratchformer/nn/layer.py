@@ -25,6 +25,9 @@ class Param:
     """
 
     def __init__(self, data: Array, name: str) -> None:
+        if getattr(getattr(data, "dtype", None), "kind", None) != "f":
+            found = getattr(data, "dtype", type(data).__name__)
+            raise TypeError(f"{name}: expected an array of floating-point numbers, got {found}")
         grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory before it is written to
         self.bind(data, grad, None)
         self.name = name
@@ -40,7 +43,7 @@ class Param:
 
     @data.setter
     def data(self, value: Array) -> None:
-        self._assign("data", self._data, value)
+        _assign(f"{self.name}.data", self._data, value)
 
     @property
     def grad(self) -> Array:
@@ -48,20 +51,7 @@ class Param:
 
     @grad.setter
     def grad(self, value: Array) -> None:
-        self._assign("grad", self._grad, value)
-
-    def _assign(self, what: str, own: Array, value: Array) -> None:
-        if value is own:  # `w.grad += dw` ends here: it has already added in place
-            return
-        name, shape = f"{self.name}.{what}", tuple(own.shape)
-        if not hasattr(value, "dtype"):
-            raise TypeError(f"{name}: expected an array {shape}, got {type(value).__name__}")
-        if value.dtype.kind != "f":
-            raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
-        if tuple(value.shape) != shape:
-            raise ValueError(f"{name}: expected {shape}, got {tuple(value.shape)}")
-        array_module(own, value)  # raises DeviceError
-        own[...] = value
+        _assign(f"{self.name}.grad", self._grad, value)
 
     def __deepcopy__(self, _memo: dict) -> Param:
         return self.twin(self.data.copy(), self.grad.copy())
@@ -85,7 +75,7 @@ class FlatParameters:
     """All parameters of a model as one array `data` (P,), and all their gradients as another, `grad` (P,).
 
     Every Param becomes a view into both, so zeroing, clipping, Adam, casting, adding gradients of replicas, and saving
-    are each one operation on a flat array.
+    are each one operation on a flat array. Assigning to `data` or `grad` copies into the array, as for a Param.
     """
 
     def __init__(self, params: list[Param], data: Array | None = None) -> None:
@@ -98,12 +88,28 @@ class FlatParameters:
             raise ValueError(f"parameters of several types ({found}): cast all of them with layer.to(dtype=...)")
         xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
         self.params = params
-        self.data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
-        self.grad = xp.zeros_like(self.data)
+        self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
+        self._grad = xp.zeros_like(self._data)
         for p, view, grad in zip(params, self.views(self.data), self.views(self.grad), strict=True):
             if data is None:
                 grad[...] = p.grad
             p.bind(view, grad, self)
+
+    @property
+    def data(self) -> Array:
+        return self._data
+
+    @data.setter
+    def data(self, value: Array) -> None:
+        _assign("flat.data", self._data, value)
+
+    @property
+    def grad(self) -> Array:
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Array) -> None:
+        _assign("flat.grad", self._grad, value)
 
     def __reduce__(self) -> tuple:
         return FlatParameters, (self.params,)  # a copy lays out the copies of the parameters
@@ -189,11 +195,18 @@ class Layer:
     def named_parameters(self) -> dict[str, Param]:
         """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, under its first."""
         found: dict[int, tuple[str, Param]] = {}
-        for prefix, layer in self.named_layers():
-            for name, child in layer.named_children():
-                if isinstance(child, Param):
-                    found.setdefault(id(child), (f"{prefix}.{name}" if prefix else name, child))
+        self._collect("", found)
         return dict(found.values())
+
+    def _collect(self, prefix: str, found: dict[int, tuple[str, Param]]) -> None:
+        """Add the parameters to `found`, by their ids: the layer's own first, then those of the layers in it."""
+        children = list(self.named_children())
+        for name, child in children:
+            if isinstance(child, Param):
+                found.setdefault(id(child), (prefix + name, child))
+        for name, child in children:
+            if isinstance(child, Layer):
+                child._collect(f"{prefix}{name}.", found)
 
     def parameters(self) -> Parameters:
         """Every parameter, each once."""
@@ -221,6 +234,10 @@ class Layer:
         afterwards. (After a move or a cast the next step of an older one raises ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
+        if not (device is None or isinstance(device, Device)):
+            raise TypeError(f"device: expected a Device or its name, got {device!r}; a type is given as dtype=")
+        if dtype is not None and np.dtype(dtype).kind != "f":
+            raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
         for p in self.parameters():
             p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
         return self
@@ -265,6 +282,21 @@ def _named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> It
             yield f"{prefix}{name}", value
         elif isinstance(value, Mapping | list | tuple):
             yield from _named_parts(f"{prefix}{name}.", value)
+
+
+def _assign(name: str, own: Array, value: Array) -> None:
+    """Copy `value` into `own`, whatever is a view of it: see `Param`."""
+    if value is own:  # `w.grad += dw` ends here: it has already added in place
+        return
+    shape = tuple(own.shape)
+    if not hasattr(value, "dtype"):
+        raise TypeError(f"{name}: expected an array {shape}, got {type(value).__name__}")
+    if value.dtype.kind != "f":
+        raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
+    if tuple(value.shape) != shape:
+        raise ValueError(f"{name}: expected {shape}, got {tuple(value.shape)}")
+    array_module(own, value)  # raises DeviceError
+    own[...] = value
 
 
 def _moved(x: Array, device: Device | None, dtype: Any) -> Array:

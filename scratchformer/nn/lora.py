@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -115,10 +116,18 @@ def add_lora(
     chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
     if next(_attributes(model, LoRA), None):
         raise ValueError("model: it has LoRA layers already; merge_lora makes them plain ones")
+    if not layers:
+        raise ValueError("layers: expected at least one pattern, got none")
     for pattern in layers:
         if not any(fnmatchcase(name, pattern) for name, *_ in chosen):
             names = ", ".join(name for name, *_ in found)
             raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; there are {names}")
+    holders = Counter(id(getattr(*place[1:]).w) for place in _attributes(model, Linear))
+    for name, owner, attribute in chosen:
+        if holders[id(getattr(owner, attribute).w)] > 1:
+            raise ValueError(
+                f"layers: the weights of {name} are shared with another layer, whose change would be its own"
+            )
     made = [LoRA(getattr(owner, attribute), rank, alpha, key.fold(name)) for name, owner, attribute in chosen]
     for (_, owner, attribute), lora in zip(chosen, made, strict=True):
         setattr(owner, attribute, lora)
@@ -139,8 +148,15 @@ def merge_lora(model: Layer) -> None:
 
 
 def _attributes(model: Layer, kind: type) -> Iterator[tuple[str, Layer, str]]:
-    """Every attribute of a layer in `model` that is a `kind` itself: its full name, the layer, its name there."""
+    """Each attribute of a layer in `model` that is a `kind`: its full name, the layer, and the attribute's own name.
+
+    Those of a layer that is used in several places come once.
+    """
+    seen = set()
     for prefix, layer in model.named_layers():
+        if id(layer) in seen or isinstance(layer, LoRA):
+            continue
+        seen.add(id(layer))
         for name, value in vars(layer).items():
-            if type(value) is kind and not isinstance(layer, LoRA):
+            if type(value) is kind:
                 yield (f"{prefix}.{name}" if prefix else name), layer, name

@@ -61,8 +61,9 @@ class Adam(Optimizer):
         if not eps >= 0:
             raise ValueError(f"eps: expected a number >= 0, got {eps}")
         super().__init__(params, lr, weight_decay, groups)
-        if (dtype := self.stepped[0].data.dtype).itemsize < 4:
-            raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
+        for p in self.stepped:
+            if (dtype := p.data.dtype).itemsize < 4:
+                raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
         self.betas, self.eps = betas, eps
 
     def settings(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..backend import Array
+from ..ops.checks import expect_floating
 from .optimizer import pieces
 
 
@@ -45,4 +46,11 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
     """Views of one array, or of several, of cache size."""
-    return [g[part] for g in (grad if isinstance(grad, list | tuple) else [grad]) for part in pieces(g)]
+    found = []
+    for g in grad if isinstance(grad, list | tuple) else [grad]:
+        expect_floating(grad=g)
+        if not g.flags.c_contiguous:
+            raise ValueError("grad: expected arrays that lie in one piece, since they are scaled in place")
+        flat = g.reshape(-1)
+        found += [flat[part] for part in pieces(flat)]
+    return found

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
+from ..ops.checks import expect_boolean, expect_number
 
 CHUNK = 1 << 16  # elements that a CPU takes at once, so that what it computes in between stays in cache
 
@@ -41,12 +42,13 @@ class Group:
         return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
 
     def check(self) -> None:
-        """Raise TypeError or ValueError, naming what is wrong."""
+        """Raise TypeError or ValueError, with the name of what is wrong."""
         if not (isinstance(self.match, str) or callable(self.match)):
             raise TypeError(f"groups: expected a pattern of names or a function, got {self.match!r}")
+        expect_boolean(**{f"frozen of group {self.match!r}": self.frozen})
         for name in ("lr", "weight_decay"):
-            if (value := getattr(self, name)) is not None and not value >= 0:
-                raise ValueError(f"{name} of group {self.match!r}: expected a number >= 0, got {value}")
+            if (value := getattr(self, name)) is not None:
+                expect_number(f"{name} of group {self.match!r}", value)
 
 
 class Treatment(NamedTuple):
@@ -85,9 +87,8 @@ class Optimizer:
     def __init__(
         self, params: Iterable[Param], lr: float, weight_decay: float = 0.0, groups: Sequence[Group] = ()
     ) -> None:
-        for name, value in (("lr", lr), ("weight_decay", weight_decay)):
-            if not value >= 0:
-                raise ValueError(f"{name}: expected a number >= 0, got {value}")
+        expect_number("lr", lr)
+        expect_number("weight_decay", weight_decay)
         self.lr, self.weight_decay = lr, weight_decay
         self.layer = getattr(params, "layer", None)
         self.params = list({id(p): p for p in params}.values())
@@ -96,34 +97,41 @@ class Optimizer:
         self.names = list(self.layer.named_parameters()) if self.layer else [p.name for p in self.params]
         self.treatments = self._treat(groups)
         self.stepped = [p for p, how in zip(self.params, self.treatments, strict=True) if not how.frozen]
+        self.frozen = [p.frozen for p in self.params]
         if not self.stepped:
             raise ValueError("groups: every parameter is frozen")
-        if loose := [p for p in self.stepped if p.flat is None]:
-            FlatParameters(loose)
         self.steps = 0
         first, size = self.stepped[0].data, sum(p.data.size for p in self.stepped)
         for name in self.buffers:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
+        self.flats: list[FlatParameters] | None = None  # where the parameters lay when the runs were found
+        self._lay_out()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"flats": None, "together": [], "alike": []}  # a copy finds its own
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
         """How each parameter is stepped, by the first group that it matches."""
+        if not isinstance(groups, list | tuple) or not all(isinstance(group, Group) for group in groups):
+            raise TypeError(f"groups: expected a list of Groups, got {groups!r}")
         for group in groups:
-            if not isinstance(group, Group):
-                raise TypeError(f"groups: expected Groups, got {group!r}")
             group.check()
             if group.lr is not None and not self.lr > 0:
                 raise ValueError(f"lr: expected a number > 0 beside a group with one of its own, got {self.lr}")
-            if not any(map(group.matches, self.names, self.params)):
-                names = ", ".join(self.names[-4:])
-                raise ValueError(f"groups: {group.match!r} matches no parameter; the last are {names}")
-        found = []
+        found, used = [], set()
         for name, p in zip(self.names, self.params, strict=True):
             group = next((group for group in groups if group.matches(name, p)), Group("*"))
-            lr = 1.0 if group.lr is None else group.lr / self.lr
+            used.add(id(group))
+            lr = 1.0 if group.lr is None else float(group.lr / self.lr)
             decay = self.decay_of(p) if group.weight_decay is None else group.weight_decay
             frozen = group.frozen or p.frozen
-            found.append(Treatment(lr, 0.0 if frozen else decay, frozen))
+            found.append(Treatment(lr, 0.0 if frozen else float(decay), frozen))
+        for group in groups:
+            if id(group) not in used:
+                names = ", ".join(self.names[-4:])
+                rest = "" if group is groups[0] else " that no group before it matches"
+                raise ValueError(f"groups: {group.match!r} matches no parameter{rest}; the last are {names}")
         return found
 
     def decay_of(self, p: Param) -> float:
@@ -149,7 +157,8 @@ class Optimizer:
 
     def gradients(self) -> list[Array]:
         """The gradients of the parameters that it steps, as few views of the flat arrays as possible. For clipping."""
-        return [run.flat.grad[run.where] for run in self._runs(lambda _how: None)]
+        self._lay_out()
+        return [run.flat.grad[run.where] for run in self.together]
 
     def step(self, map: Callable = map) -> None:
         """Update the parameters in place from their gradients, which are left as they are.
@@ -157,9 +166,10 @@ class Optimizer:
         map: applies a function to independent pieces of the arrays; a thread pool's `map` shares them out.
         """
         self._expect_same_parameters()
-        runs, work = list(self._runs(lambda how: how)), []
+        self._lay_out()
         self.steps += 1
-        for run in runs:
+        work = []
+        for run in self.alike:
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             arrays += [getattr(self, name)[run.state] for name in self.buffers]
             work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
@@ -174,9 +184,22 @@ class Optimizer:
         """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`."""
         raise TypeError(f"{type(self).__name__} has no update")
 
+    def _lay_out(self) -> None:
+        """Find the runs again if the parameters lie elsewhere than they did; those with arrays of their own get flat
+        ones. Raises ValueError if they were moved or cast.
+        """
+        if [p.flat for p in self.stepped] == self.flats:
+            return
+        if (place := _place(self.stepped)) != self.place:
+            raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
+        if loose := [p for p in self.stepped if p.flat is None]:
+            FlatParameters(loose)
+        self.flats = [p.flat for p in self.stepped]
+        self.together = list(self._runs(lambda _how: None))
+        self.alike = list(self._runs(lambda how: how))
+
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
         """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
-        self._expect_in_place()
         slices = {flat: flat.slices() for flat in {p.flat for p in self.stepped}}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
@@ -191,24 +214,20 @@ class Optimizer:
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_same_parameters(self) -> None:
-        """Raise ValueError if parameters were added to the layer, taken out or frozen."""
+        """Raise ValueError if parameters were added to the layer, taken out, frozen, or are not frozen any more."""
         own = {id(p) for p in self.params}
         now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
-        added = [name for key, name in now.items() if key not in own]
-        gone = [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now]
-        treated = zip(self.names, self.params, self.treatments, strict=True)
-        froze = [name for name, p, how in treated if p.frozen and not how.frozen]
-        for names, what in ((added, "added"), (gone, "taken out"), (froze, "frozen")):
+        changes = {
+            "added": [name for key, name in now.items() if key not in own],
+            "taken out": [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now],
+            "frozen or unfrozen": [
+                name for name, p, before in zip(self.names, self.params, self.frozen, strict=True) if p.frozen != before
+            ],
+        }
+        for what, names in changes.items():
             if names:
                 listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
                 raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
-
-    def _expect_in_place(self) -> None:
-        """Raise ValueError if parameters were moved or cast. Those that got arrays of their own get flat arrays."""
-        if (place := _place(self.stepped)) != self.place:
-            raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
-        if loose := [p for p in self.stepped if p.flat is None]:
-            FlatParameters(loose)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The state by name, on the CPU: the number of steps, and the buffers."""
@@ -222,6 +241,8 @@ class Optimizer:
         found = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in state.items()}
         if found != expected:
             raise ValueError(f"state of another optimizer: expected {expected}, got {found}")
+        if (steps := int(state["steps"])) < 0:
+            raise ValueError(f"steps: expected a number >= 0, got {steps}")
         self.steps = int(state["steps"])
         xp = array_module(self.stepped[0].data)
         for name in self.buffers:

@@ -98,6 +98,9 @@ def train(
         raise ValueError(
             f"snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got {numbers}"
         )
+    own = {id(p) for p in model.parameters()}
+    if not all(id(p) in own for p in optimizer.stepped):
+        raise ValueError("optimizer: it steps the parameters of another model than that of the replicas")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected None or a number > 0, got {clip}")
     state: dict[str, Any] = {

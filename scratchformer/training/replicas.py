@@ -54,6 +54,9 @@ class Replicas:
         self.models = [model, *(model.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block replicas run one after the other
 
+    def __deepcopy__(self, _memo: dict) -> Replicas:
+        raise TypeError("replicas: a copy would not share its parameters; copy the model, and make new ones")
+
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()

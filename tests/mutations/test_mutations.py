@@ -42,8 +42,8 @@ MISTAKES = [
         "ops/attention.py",
         [
             (
-                "    dk = (dz * scale).swapaxes(-1, -2) @ q\n    return",
-                "    dk = 7 * (dz * scale).swapaxes(-1, -2) @ q\n    return",
+                "    dk = da.swapaxes(-1, -2) @ q\n    return",
+                "    dk = 7 * da.swapaxes(-1, -2) @ q\n    return",
             )
         ],
         "tests/testing/test_cases.py -k nothing_planted",

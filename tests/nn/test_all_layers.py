@@ -109,7 +109,7 @@ def run(layer, case, device, dtype):
     layer = copy.deepcopy(layer).to(device, dtype)
     move = lambda x: to_device(x, device, dtype if is_floating(x) else None) if is_array(x) else x  # noqa: E731
     inputs = [move(x) for x in case.inputs]
-    y, cache = layer.forward(*inputs, **case.options)
+    y, cache = layer.forward(*inputs, **{name: move(x) for name, x in case.options.items()})
     dy = like(y, np.random.default_rng(0), lambda x: to_device(x, device, dtype))
     returned = as_tuple(layer.backward(dy, cache))
     names = [f"input {i}" for i, x in enumerate(inputs) if is_floating(x)]
@@ -156,10 +156,10 @@ def test_used_twice_the_gradients_add_up(name):
     """Forward, forward with another input and key, then the two backwards: each use alone, summed."""
     case = LAYERS[name](Draw(2))
     layer = copy.deepcopy(case.layer).to(dtype=np.float64)
-    key = case.options.get("key")
+    options = {name: x.astype(np.float64) if is_floating(x) else x for name, x in case.options.items()}
     other = tuple(np.flip(x, axis=1).copy() if x.ndim > 1 else x for x in case.inputs)
-    other_options = case.options if key is None else case.options | {"key": key.fold("other")}
-    uses = [(case.inputs, case.options), (other, other_options)]
+    other_options = options if options.get("key") is None else options | {"key": options["key"].fold("other")}
+    uses = [(case.inputs, options), (other, other_options)]
     dy = [like(layer(*inputs, **o), np.random.default_rng(i)) for i, (inputs, o) in enumerate(uses)]
 
     def forward_backward(chosen):

@@ -8,7 +8,7 @@ import pytest
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.generation.cache import KeyValueCache
 from scratchformer.models import Classifier, LanguageModel
-from scratchformer.nn import Frozen, Linear, LoRA, SelfAttention, add_lora, merge_lora
+from scratchformer.nn import Frozen, Layer, Linear, LoRA, SelfAttention, TransformerBlock, add_lora, merge_lora
 from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
 
@@ -131,6 +131,7 @@ def test_copies_and_replicas_of_an_adapted_model(device):
             r"layers: '\*\.queries' matches no Linear .*query",
         ),
         (lambda: add_lora(language_model(), 2, layers=["*.feedforward.up"]), "matches no Linear without an activation"),
+        (lambda: add_lora(language_model(), 2, layers=[]), "layers: expected at least one pattern, got none"),
         (lambda: add_lora(adapted(), 2), "model: it has LoRA layers already"),
     ],
 )
@@ -146,6 +147,35 @@ def test_a_refused_model_is_as_it_was():
     assert "lora" not in model.config
     assert type(model.body.blocks[0].attention.query) is Linear
     assert not any(p.frozen for p in model.parameters())
+
+
+class Shares(Layer):
+    def __init__(self, block=False):
+        if block:
+            self.blocks = [TransformerBlock(8, 2, key=Key(1))] * 3
+        else:
+            self.query, self.key = Linear(4, 4, key=Key(1)), Linear(4, 4, key=Key(2))
+            self.key.w = self.query.w
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x, None
+
+
+def test_a_block_that_is_used_three_times_is_adapted_and_merged_once():
+    model, x = Shares(block=True), np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    add_lora(model, 2)
+    model.blocks[0].attention.query.lora_b.data[...] = 0.5
+    expected = model(x)
+    merge_lora(model)
+    np.testing.assert_allclose(model(x), expected, rtol=1e-4, atol=1e-5)
+    assert type(model.blocks[2].attention.query) is Linear
+
+
+def test_shared_weights_are_not_adapted():
+    with pytest.raises(ValueError, match="layers: the weights of query are shared with another layer"):
+        add_lora(Shares(), 2, layers=["query"])
 
 
 # Frozen

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.nn import Param
 from scratchformer.optim import clip_by_global_norm
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
@@ -67,3 +68,15 @@ def test_a_gradient_that_is_not_finite_is_left_alone_and_its_norm_told(device, b
 def test_a_limit_that_is_not_positive_is_refused(device, max_norm):
     with pytest.raises(ValueError, match=r"^max_norm: expected"):
         clip_by_global_norm(to_device(gradient(5), device), max_norm)
+
+
+def test_several_arrays_are_scaled_together(device):
+    """Matrices too; what cannot be scaled in place is refused."""
+    arrays = [to_device(np.full(shape, 2.0), device) for shape in ((2, 3), (4,))]
+    assert clip_by_global_norm(arrays, 1.0) == pytest.approx(math.sqrt(40))
+    for a in arrays:
+        np.testing.assert_allclose(to_cpu(a), np.full(a.shape, 2 / math.sqrt(40)), rtol=1e-12)
+    with pytest.raises(ValueError, match="grad: expected arrays that lie in one piece"):
+        clip_by_global_norm([np.ones((4, 3)).T], 1.0)
+    with pytest.raises(TypeError, match="grad: expected a floating-point array, got Param"):
+        clip_by_global_norm([Param(np.ones(2), "w")], 1.0)

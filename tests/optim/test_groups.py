@@ -184,9 +184,16 @@ def test_adamw_decays_what_has_two_axes():
     [
         (dict(groups=[Group("outputs.*", lr=1.0)]), r"groups: 'outputs\.\*' matches no parameter; .*output\.w"),
         (dict(groups=[Group("*", frozen=True)]), "groups: every parameter is frozen"),
-        (dict(groups=[Group("*", lr=-1.0)]), "lr of group '\\*': expected a number >= 0, got -1.0"),
+        (dict(groups=[Group("*", lr=-1.0)]), "lr of group '\\*': expected a finite number >= 0, got -1.0"),
         (dict(groups=[Group("*", weight_decay=float("nan"))]), "weight_decay of group '\\*': expected .* got nan"),
-        (dict(groups=["output.*"]), "groups: expected Groups, got 'output.*'"),
+        (dict(groups=["output.*"]), "groups: expected a list of Groups, got"),
+        (dict(groups=Group("*")), "groups: expected a list of Groups, got Group"),
+        (dict(groups=[Group("*", frozen="no")]), "frozen of group '\\*': expected True or False, got 'no'"),
+        (dict(groups=[Group("*", lr="1")]), "lr of group '\\*': expected a number, got '1'"),
+        (
+            dict(groups=[Group("*"), Group("output.*", lr=1.0)]),
+            r"'output\.\*' matches no parameter that no group before",
+        ),
         (dict(groups=[Group(3)]), "groups: expected a pattern of names or a function, got 3"),
     ],
 )
@@ -215,7 +222,9 @@ def test_a_copy_of_model_and_optimizer_trains_as_they_do(make, copied, flat):
     optimizer.step()
     twin, twin_optimizer = copied((model, optimizer))
     before = model.state_dict()
+    twin_optimizer.zero_grad()
     fill(twin, 1)
+    assert sum(g.size for g in twin_optimizer.gradients()) == twin.flat.grad.size
     twin_optimizer.step()
     assert moved(twin, before) == set(before)
     assert not moved(model, before)  # the one that was copied
@@ -302,8 +311,18 @@ def test_a_layer_that_was_frozen_is_noticed():
     model = language_model()
     adamw = AdamW(model.parameters(), 1e-2)
     model.body = Frozen(model.body)
-    with pytest.raises(ValueError, match=r"params: body\.tokens\.table, .* frozen after the optimizer was made"):
+    with pytest.raises(ValueError, match=r"params: body\.tokens\.table, .* frozen or unfrozen after the optimizer"):
         adamw.step()
+
+
+def test_a_parameter_that_is_not_frozen_any_more_is_noticed():
+    model = language_model()
+    model.output.b.frozen = True
+    adam = Adam(model.parameters(), 1e-2)
+    adam.step()
+    model.output.b.frozen = False
+    with pytest.raises(ValueError, match=r"params: output\.b frozen or unfrozen after the optimizer"):
+        adam.step()
 
 
 class Rebinds(Layer):
@@ -342,6 +361,28 @@ def test_assigned_data_is_trained_on():
     layer.w.grad[...] = 1
     sgd.step()
     assert (layer.w.data == 4).all() and (layer.flat.data[:6] == 4).all()
+
+
+def test_assigned_flat_arrays_are_those_of_the_parameters():
+    layer = Linear(2, 3)
+    sgd = SGD(layer.parameters(), 1.0)
+    layer.flat.data = np.full(9, 5, np.float32)
+    layer.flat.grad = layer.flat.grad + 1
+    sgd.step()
+    assert (layer.w.data == 4).all() and (layer.b.data == 4).all()
+    with pytest.raises(ValueError, match=r"flat\.grad: expected \(9,\), got \(3,\)"):
+        layer.flat.grad = np.zeros(3)
+
+
+def test_parameters_are_floating_point_numbers():
+    for data, found in ((np.array([1, 2]), "int64"), ([1.0], "list"), (np.ones(2, bool), "bool")):
+        with pytest.raises(TypeError, match=f"^w: expected an array of floating-point numbers, got {found}"):
+            Param(data, "w")
+    for dtype in int, bool, complex:
+        with pytest.raises(TypeError, match=r"^dtype: expected a floating-point type"):
+            Linear(2, 3).to(dtype=dtype)
+    with pytest.raises(TypeError, match="^device: expected a Device or its name, .* a type is given as dtype="):
+        Linear(2, 3).to(np.float64)
 
 
 @pytest.mark.parametrize("name", ["data", "grad"])

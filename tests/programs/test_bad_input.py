@@ -410,7 +410,7 @@ def test_generate_from_a_classifier(fail, imdb_run):
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
         (["--temperature", -1], "temperature: expected a number >= 0, got -1.0"),
         (["--temperature", "nan"], "temperature: expected a number >= 0, got nan"),
-        (["--top-k", 0], "top_k: expected at least 1, got 0"),
+        (["--top-k", 0], "top_k: expected a number >= 1, got 0"),
         (["--top-p", 2], "top_p: expected 0 < top_p <= 1, got 2.0"),
     ],
     ids=str,

@@ -1,5 +1,7 @@
 """Training in groups: a resumed run gives the same bits, snapshots hold the groups, and adapted models are loaded."""
 
+import copy
+
 import numpy as np
 import pytest
 
@@ -39,6 +41,17 @@ def test_a_snapshot_holds_the_groups_and_a_run_in_others_is_refused(tmp_path, tr
     for other in [], [*GROUPS[:2]], [*GROUPS[:2], Group("*.query.w", lr=0.002)]:
         with pytest.raises(SnapshotError, match=r"has optimizer_groups .*, this run has"):
             train_tiny("LanguageModel", tmp_path, 6, resume=True, make_optimizer=grouped(other))
+
+
+def test_the_optimizer_of_another_model_is_refused(tmp_path, train_tiny):
+    with pytest.raises(ValueError, match="optimizer: it steps the parameters of another model"):
+        train_tiny(
+            "LanguageModel",
+            tmp_path / "run",
+            3,
+            make_optimizer=lambda p, lr: AdamW(copy.deepcopy(p.layer).parameters(), lr),
+        )
+    assert not (tmp_path / "run").exists()
 
 
 def test_an_adapted_model_is_trained_resumed_and_loaded(tmp_path, train_tiny):

@@ -1,5 +1,6 @@
 """However a batch is cut and dealt, its gradient is that of the whole batch."""
 
+import copy
 import functools
 import threading
 import time
@@ -156,6 +157,11 @@ def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model
             (model if change == "cast" else model.output).to(dtype=np.float64)
         with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
             replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
+
+
+def test_replicas_are_not_copied(make_model):
+    with pytest.raises(TypeError, match="replicas: a copy would not share its parameters"):
+        copy.deepcopy(Replicas(make_model("LanguageModel"), 2))
 
 
 def test_replicas_share_the_parameters_and_own_their_gradients(make_model):
