@@ -3,7 +3,6 @@
 The cases are those of `scratchformer.testing.cases`; without `scratchformer/kernels` there is nothing to test here.
 """
 
-import importlib
 import tracemalloc
 from contextlib import contextmanager
 
@@ -30,7 +29,7 @@ def pieces(small):
     with pytest.MonkeyPatch.context() as patch:
         if small:
             attention, numpy_arrays = (
-                importlib.import_module(f"scratchformer.kernels.{m}") for m in ("numpy_attention", "numpy_arrays")
+                pytest.importorskip(f"scratchformer.kernels.{m}") for m in ("numpy_attention", "numpy_arrays")
             )
             for module in (patterns, attention):
                 patch.setattr(module, "SIDE", 2)
