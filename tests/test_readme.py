@@ -8,7 +8,7 @@ README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8"
 
 def test_the_code_of_the_readme_runs_and_learns(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     session: dict = {}
     for block in blocks:
         exec(compile(block, "<README>", "exec"), session)
