@@ -112,6 +112,12 @@ def _attention_of_halves(d: Draw) -> OperationCase:
     return _attention(d, lambda d: ops.Causal() & halves & ops.Padding(d.lengths()), keys="T")
 
 
+def _of_large_scores(case: OperationCase) -> OperationCase:
+    """Queries 40 times as large: a kernel must subtract each row's maximum, so that no exponential overflows."""
+    q, *rest = case.args
+    return case._replace(args=(40 * q, *rest))
+
+
 def _edges(d: Draw) -> ops.Edges:
     """A table of pairs, a few of whose queries may see no key."""
     return ops.Edges(d.integers("T T", 3) == 0)
@@ -159,6 +165,7 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "max_pool": lambda d: OperationCase(ops.max_pool, ops.max_pool_backward, (d("B T C"),)),
     "max_pool, padding": lambda d: OperationCase(ops.max_pool, ops.max_pool_backward, (d("B T C"), d.lengths())),
     "attention": lambda d: _attention(d, lambda d: None),
+    "attention, large scores": lambda d: _of_large_scores(_attention(d, lambda d: ops.Causal(), keys="T")),
     "attention, full": lambda d: _attention(d, lambda d: ops.Full()),
     "attention, causal": lambda d: _attention(d, lambda d: ops.Causal(), keys="T"),
     "attention, causal, more keys or queries": lambda d: _attention(d, lambda d: ops.Causal()),
@@ -183,6 +190,9 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
     "relative_shift": _relative_shift,
     "relative_attention": lambda d: _relative_attention(d, lambda d: None),
+    "relative_attention, large scores": lambda d: _of_large_scores(
+        _relative_attention(d, lambda d: ops.Causal(), keys="T")
+    ),
     "relative_attention, causal": lambda d: _relative_attention(d, lambda d: ops.Causal(), keys="T"),
     "relative_attention, causal, more keys or queries": lambda d: _relative_attention(d, lambda d: ops.Causal()),
     "relative_attention, padding": lambda d: _relative_attention(d, lambda d: ops.Padding(d.lengths()), keys="T"),
