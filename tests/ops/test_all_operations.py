@@ -69,7 +69,7 @@ def test_float32_stays_float32(name, device):
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if "large scores" not in name])
 def test_float16_stays_float16_and_is_near_the_float32_result(name, device):
-    """Scores of 100 and more are left out: in float16 they are wrong by some hundredths before the softmax sees them."""
+    """Scores of 100 and more are left out: in float16 they are off by hundredths before the softmax sees them."""
     half = run(name, device, np.float16)
     assert half.y.dtype == (np.float32 if name.startswith("cross_entropy") else np.float16)  # a loss is a sum
     assert all(a.dtype == np.float16 for a in half.gradients)
