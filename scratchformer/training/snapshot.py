@@ -196,8 +196,11 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
     model.load_state_dict({name: array / len(paths) for name, array in total.items()})
 
 
-def load_snapshot(path: Path | str) -> Snapshot:
-    """Read a snapshot; a run's folder means its last one. Raises SnapshotError if there is none, or it is damaged."""
+def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
+    """Read a snapshot; a run's folder means its last one. Raises SnapshotError if there is none, or it is damaged.
+
+    earlier: also read one of an earlier version, which has no checksum, with a warning.
+    """
     path = Path(path)
     if path.is_dir():
         path = path / LAST
@@ -209,6 +212,8 @@ def load_snapshot(path: Path | str) -> Snapshot:
             _check_format(path, header)
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header["format"] in EARLIER:
+            if not earlier:
+                raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to be verified by")
             warnings.warn(
                 f"{path} was made by an earlier version, without a checksum: it is not verified", stacklevel=2
             )
@@ -250,9 +255,10 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
     """The model of a snapshot, made again with its weights in their own precision, and the state of its run.
 
     The class of a model that is not this project's is imported from its module: see the beginning of this module.
-    Raises SnapshotError if the snapshot is damaged, or of a model that cannot be made here.
+    One of an earlier version, which had no checksum, is read with a warning. Raises SnapshotError if the snapshot is
+    damaged, or of a model that cannot be made here.
     """
-    snapshot = load_snapshot(path)
+    snapshot = load_snapshot(path, earlier=True)
     try:
         model = _make(snapshot)
     except SnapshotError as error:

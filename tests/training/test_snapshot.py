@@ -222,13 +222,15 @@ def test_a_header_with_other_text_is_refused(saved):
 
 
 def test_a_snapshot_of_an_earlier_version_is_loaded_with_a_warning(saved):
-    """It had no checksum; a run of it does not go on, since it does not say how its optimizer treats what."""
+    """For evaluation and generation; a run of it does not go on."""
     model, path = saved[0], saved[2]
     tensors, header = read(path)
     save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
     with pytest.warns(UserWarning, match=r"last\.safetensors was made by an earlier version, without a checksum"):
         loaded, _ = load_model(path)
     np.testing.assert_array_equal(loaded.flat.data, model.flat.data)
+    with pytest.raises(SnapshotError, match="was made by an earlier version: it has no checksum"):
+        load_snapshot(path)
     save_file(tensors, path, header | {"format": "scratchformer snapshot 2"})
     with pytest.raises(SnapshotError, match="is damaged or no snapshot"):
         load_model(path)
