@@ -283,7 +283,7 @@ def _model_size(path: Path) -> int | None:
     """The number of tokens in a model's config.json; None if it does not say."""
     try:
         size = json.loads(path.read_bytes()).get("vocab_size")
-    except (OSError, ValueError, AttributeError):  # whoever loads the model says what is wrong with it
+    except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
         return None
     return size if isinstance(size, int) else None
 

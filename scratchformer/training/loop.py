@@ -222,7 +222,7 @@ def _load_run(
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
-            print(f"{out}: no snapshot was saved yet, so training begins anew", file=sys.stderr)
+            print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
         return None
     expect_same(fixed)
     expect_model(snapshot, model)

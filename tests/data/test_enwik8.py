@@ -65,7 +65,7 @@ def test_a_folder_gives_the_whole_rather_than_a_part(tmp_path):
 
 
 def test_an_archive_is_read_rather_than_what_was_unpacked_of_it(tmp_path):
-    """It has a checksum, and the file beside it may be cut short."""
+    """The archive has a checksum; the plain file may be cut short."""
     (tmp_path / "enwik8").write_bytes(TEXT[:100])
     for name, content in ("enwik8.gz", gzip.compress(TEXT, mtime=0)), ("enwik8.zip", make_zip()):
         (tmp_path / name).write_bytes(content)

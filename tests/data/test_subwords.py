@@ -349,7 +349,7 @@ def test_other_special_tokens_of_gpt2_need_no_merge(learned, tmp_path):
 
 
 def test_a_vocabulary_of_bert_that_is_cut_short_or_says_a_token_twice(learned, tmp_path):
-    """Where the lines end is seen by the configuration beside it."""
+    """A cut at the end of a line shows by the size in config.json."""
     write_bert(tmp_path, learned)
     path = tmp_path / "vocab.txt"
     whole = path.read_text()

@@ -173,7 +173,7 @@ def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(patt
 
 @pytest.mark.parametrize("small", [False, True])
 def test_a_distance_that_is_not_finite_reaches_the_queries_that_are_so_far_alone(small):
-    """Of distances 8, 7, ..., -8 the fourth is 5: no query before place 5 has a key so far behind."""
+    """Of distances 8, 7, ..., -8 the fourth is 5: no query before place 5 has a key so far back."""
     n, draw = 9, np.random.default_rng(0)
     arrays = [*draw.standard_normal((3, 2, 2, n, 4)), draw.standard_normal((2, 2 * n - 1, 4))]
     arrays[3][:, 3] = np.nan

@@ -165,7 +165,7 @@ def test_files_that_do_not_go_together(tmp_path, tensors):
 
 
 def test_a_pickle_is_not_read(tmp_path):
-    """The message says how to write the weights anew; nothing is read of the file."""
+    """The message says how to convert the weights; the file is not read."""
     write(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")

@@ -208,7 +208,7 @@ def test_a_run_that_was_stopped_before_its_first_snapshot_begins_anew(finished, 
     assert not (run / "last.safetensors").exists()
     capsys.readouterr()
     main(["--resume", str(run)])
-    assert f"{run}: no snapshot was saved yet, so training begins anew" in capsys.readouterr().err
+    assert f"{run}: no snapshot was saved yet, so training starts from the beginning" in capsys.readouterr().err
     first, second = load_snapshot(run), load_snapshot(finished("enwik8"))
     for name in first.model:
         np.testing.assert_array_equal(first.model[name], second.model[name])

@@ -485,7 +485,10 @@ def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny,
             train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(step), snapshot_every=6, resume=True)
         assert (tmp_path / "no-snapshot-yet").is_file()
     assert (tmp_path / "best.safetensors").is_file()
-    assert capsys.readouterr().err.count(f"{tmp_path}: no snapshot was saved yet, so training begins anew") == 2
+    assert (
+        capsys.readouterr().err.count(f"{tmp_path}: no snapshot was saved yet, so training starts from the beginning")
+        == 2
+    )
     with pytest.raises(Stop):
         train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(7), snapshot_every=6, resume=True)
     assert not (tmp_path / "no-snapshot-yet").exists()
