@@ -14,7 +14,8 @@ from .data.subwords import BEGIN, END
 from .dispatch import reference_only
 from .generation import beam_search
 from .models import Classifier, EncoderDecoder, LanguageModel
-from .nn import Layer, Recompute
+from .nn import Layer
+from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
 from .training.program import load_subwords, read_settings
@@ -110,13 +111,22 @@ def attention_maps(model: Layer, ids: np.ndarray, target: np.ndarray | None = No
     with reference_only():
         if target is not None:
             _, cache = model.forward(ids, np.array([ids.shape[1]]), target)
-            return np.stack([to_cpu(c.cross.attention.probabilities[0]) for c in cache.decoder.blocks])
-        _, cache = model.body.forward(ids, getattr(model, "pattern", None))
-        blocks = [
-            block.layer.forward(*c.inputs, **c.options)[1] if isinstance(block, Recompute) else c
-            for block, c in zip(model.body.blocks, cache.blocks, strict=True)
-        ]
-    return np.stack([to_cpu(c.attention.attention.probabilities[0]) for c in blocks])
+            caches = [block.cross for block in cache.decoder.stack.blocks]
+        else:
+            _, cache = model.body.forward(ids, getattr(model, "pattern", None))
+            caches = [
+                block.forward(*c.inputs, **c.options)[1] if isinstance(c, RecomputeCache) else c
+                for block, c in zip(model.body.blocks, cache.stack.blocks, strict=True)
+            ]
+    return np.stack([to_cpu(probabilities(cache)[0]) for cache in caches])
+
+
+def probabilities(cache: Any) -> np.ndarray | None:
+    """The attention probabilities (B, H, T, S) in the cache of a block, which is a tree of tuples; None without any."""
+    if hasattr(cache, "probabilities"):
+        return cache.probabilities
+    parts = cache if isinstance(cache, tuple) else ()
+    return next((found for part in parts if (found := probabilities(part)) is not None), None)
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:

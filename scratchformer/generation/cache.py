@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 
 from .. import ops
@@ -11,22 +13,25 @@ from ..models.encoder_decoder import expect_tokens
 from ..ops.checks import expect_ids, expect_positive, expect_shape
 
 
-def expect_next(ids: Array, stored: Array, table: Array) -> None:
-    """Raise an error unless ids (B, T), T ≥ 1, are tokens of the table (V, C), one row for each of the B rows stored.
+def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
+    """Raise an error unless ids (B, T), T ≥ 1, are tokens, one row for each of the B rows stored.
 
-    ValueError for the shape, TypeError if they are no integers, IndexError for one out of range. A cache calls this
-    before it changes anything, so ids that are refused leave it as it was.
+    ValueError for the shape, TypeError if they are no integers, IndexError for one out of range, DeviceError if they
+    are on another device than `like`. A cache calls this before it changes anything, so ids that are refused leave it
+    as it was.
     """
-    expect_tokens("ids", ids, B=len(stored))
-    array_module(ids, table)
-    expect_ids("ids", ids, len(table))
+    expect_tokens("ids", ids, B=batch_size)
+    array_module(ids, like)
+    expect_ids("ids", ids, vocab_size)
 
 
 class KeyValueCache:
-    """The keys and values of a language model's past tokens, for each layer, in arrays allocated once.
+    """What a language model stores of the past tokens, such as keys and values, in arrays allocated once.
 
-    In a causal model the vectors at past positions do not depend on what comes later, so a new token needs only its
-    own query, and its own key and value stored after the others. `logits` gives the very numbers of the full forward.
+    In a causal model the vectors at past positions do not depend on what comes later. So a new token needs only its
+    own query, and its own key and value are stored after the others. `logits` gives the very numbers of the full
+    forward. The model says what is stored: `allocate(batch_size)` makes the arrays, one tuple for each block, and
+    `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full it slides: the later half of the tokens is kept and computed again, at positions from 0,
     since positions are absolute. So a token is computed twice on average, the second time in a batch with others, and
@@ -36,15 +41,14 @@ class KeyValueCache:
     def __init__(self, model: LanguageModel, batch_size: int) -> None:
         """Room for `batch_size` sequences of what the model sees at once; batch_size: B."""
         expect_positive(batch_size=batch_size)
-        self.model, self.ids, self.length = model, None, 0
+        self.model, self.batch_size, self.ids, self.length = model, batch_size, None, 0
         self.room = model.body.max_length
-        table, attention = model.body.tokens.table.data, model.body.blocks[0]
-        attention = getattr(attention, "layer", attention).attention
-        head_width = attention.query.w.data.shape[1] // attention.heads
-        shape = (batch_size, attention.heads, self.room, head_width)  # (B, H, S, D)
-        xp = array_module(table)
-        self.keys = [xp.empty(shape, table.dtype) for _ in model.body.blocks]
-        self.values = [xp.empty(shape, table.dtype) for _ in model.body.blocks]
+        self.weights = model.parameters()[0].data
+        self.stored = model.allocate(batch_size)
+
+    def check(self, ids: Array) -> None:
+        """Raise an error unless ids can be appended."""
+        expect_next(ids, self.batch_size, self.model.config["vocab_size"], self.weights)
 
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them.
@@ -52,13 +56,13 @@ class KeyValueCache:
         Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are no integers, IndexError for one out of
         range.
         """
-        expect_next(ids, self.keys[0], self.model.body.tokens.table.data)
+        self.check(ids)
         self.ids = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
         if self.ids.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
             self.ids, self.length = self.ids[:, -max(kept, min(ids.shape[1], self.model.context)) :], 0
         new = self.ids[:, self.length :]
-        logits = self.model.extend(new, self.keys, self.values, self.length)
+        logits = self.model.extend(new, self.stored, self.length)
         self.length = self.ids.shape[1]
         return logits[:, -1]
 
@@ -77,7 +81,7 @@ class DecoderCache:
     ) -> None:
         expect_positive(length=length, copies=copies)
         self.model, self.device, self.length = model, model.device, 0
-        self.room, self.copies = length, copies
+        self.room, self.copies, self.rows = length, copies, len(source) * copies
         lengths = to_device(lengths, self.device)
         memory, _ = model.encode(to_device(source, self.device), lengths)
         xp = array_module(memory)
@@ -87,10 +91,7 @@ class DecoderCache:
 
         self.memory = [tuple(each(x) for x in block.cross.project(memory)) for block in model.decoder]
         self.pattern = ops.Padding(each(lengths))
-        _, heads, _, head_width = self.memory[0][0].shape
-        shape = (len(source) * copies, heads, length, head_width)  # (B K, H, length, D)
-        self.keys = [xp.empty(shape, memory.dtype) for _ in model.decoder]
-        self.values = [xp.empty(shape, memory.dtype) for _ in model.decoder]
+        self.stored = model.decoder_stack.allocate(xp.empty((self.rows, 0, memory.shape[2]), memory.dtype), length)
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them.
@@ -99,10 +100,10 @@ class DecoderCache:
         IndexError for one out of range.
         """
         ids = to_device(ids, self.device)
-        expect_next(ids, self.keys[0], self.model.tokens.table.data)
+        expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, as the cache is made for, got {total}")
-        logits = self.model.extend(ids, self.keys, self.values, self.length, self.memory, self.pattern)
+        logits = self.model.extend(ids, self.stored, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
         return to_cpu(logits[:, -1])
 
@@ -111,22 +112,22 @@ class DecoderCache:
 
         Raises ValueError unless every rows[i] belongs to the same source as i.
         """
-        expect_shape("rows", rows, "rows", rows=len(self.keys[0]))
+        expect_shape("rows", rows, "rows", rows=self.rows)
         if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
             raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
         if (rows == np.arange(len(rows))).all():  # always so with one hypothesis
             return
         rows = to_device(rows, self.device)
-        for stored in (*self.keys, *self.values):
-            stored[:, :, : self.length] = stored[rows, :, : self.length]
+        for array in chain(*self.stored):
+            array[:, :, : self.length] = array[rows, :, : self.length]
 
 
 class SegmentCache(KeyValueCache):
     """The keys and values of a `TransformerXL`: of its memory, and of the segment after it. The same interface.
 
     `logits` gives the very numbers of the model that reads segment after segment. When a segment is full it becomes
-    memory, and the last `model.memory` of all are kept. Nothing is computed again: keys and values know no places, so
-    what is kept need only be moved to the front.
+    memory, and the last `model.memory` of all are kept. Nothing is computed again: keys and values do not depend on
+    positions, so what is kept need only be moved to the front.
     """
 
     def __init__(self, model: TransformerXL, batch_size: int) -> None:
@@ -134,21 +135,21 @@ class SegmentCache(KeyValueCache):
         self.begun = 0  # where in the arrays the segment begins: the length of the memory
 
     def logits(self, ids: Array) -> Array:
-        expect_next(ids, self.keys[0], self.model.body.tokens.table.data)
+        self.check(ids)
         context, logits = self.model.context, None
         while ids.shape[1]:
             if self.length == self.begun + context:
                 self.begin_segment()
             new, ids = ids[:, : self.begun + context - self.length], ids[:, self.begun + context - self.length :]
-            logits = self.model.extend(new, self.keys, self.values, self.length)
+            logits = self.model.extend(new, self.stored, self.length)
             self.length += new.shape[1]
         return logits[:, -1]
 
     def begin_segment(self) -> None:
         """Let what is stored be the memory, as far as the model keeps one."""
         kept = min(self.model.memory, self.length)
-        for stored in (*self.keys, *self.values):
-            stored[:, :, :kept] = stored[:, :, self.length - kept : self.length].copy()
+        for array in chain(*self.stored):
+            array[:, :, :kept] = array[:, :, self.length - kept : self.length].copy()
         self.begun = self.length = kept
 
 

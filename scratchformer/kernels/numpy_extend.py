@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ..backend import cores
-from ..nn import FeedForward, LayerNorm, Linear, RelativeSelfAttention, SelfAttention, TiedOutput, TransformerBlock
+from ..nn import Block, FeedForward, LayerNorm, Linear, RelativeSelfAttention, Residual, SelfAttention, TiedOutput
 from ..nn.block import extend_block, extend_output
+from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
 from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
@@ -32,34 +34,30 @@ plain = extend_block.reference
 
 
 @extend_block.twin(np.ndarray)
-def extend(
-    x: np.ndarray,
-    block: TransformerBlock,
-    keys: np.ndarray,
-    values: np.ndarray,
-    past: int,
-    pattern: Pattern | None = None,
-) -> np.ndarray:
-    """As `nn.block.extend_block`, to which a pattern that differs between sequences is left."""
-    parts = (block.norm1, block.norm2, block.feedforward)
-    known = tuple(type(part) for part in parts) == (LayerNorm, LayerNorm, FeedForward)
-    known = known and type(block.attention) in (SelfAttention, RelativeSelfAttention) and x.shape[1] == 1
-    seen = visible(pattern, keys.shape[1], past + 1) if known else None
-    if seen is None or not one_real_dtype(x, keys, values, block.norm1.gamma.data):
-        return plain(x, block, keys, values, past, pattern)
+def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
+    """As `nn.block.extend_block`, to which other layers than those known here are left, several new tokens, and a
+    pattern that differs between sequences.
+    """
+    first, second = block.branches()
+    known = type(first.branch) in ATTENTION and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
+    seen = visible(pattern, stored[0].shape[1], past + 1) if known and x.shape[1] == 1 else None
+    if seen is None or not one_real_dtype(x, *stored, first.norm.gamma.data):
+        return plain(x, block, stored, past, pattern)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
-    if block.norm == "post":
-        a = attend(rows, block, keys, values, past, seen)
-        a += rows
-        h = normalise(a, block.norm1)
-        y = feed_forward(h, block)
-        y += h
-        return normalise(y, block.norm2).reshape(x.shape)
-    h = attend(normalise(rows, block.norm1), block, keys, values, past, seen)
-    h += rows
-    y = feed_forward(normalise(h, block.norm2), block)
-    y += h
-    return y.reshape(x.shape)
+    h = around(first, rows, lambda n: ATTENTION[type(first.branch)](n, first.branch, stored, past, seen))
+    return around(second, h, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
+
+
+def around(residual: Residual, x: np.ndarray, branch: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+    """As `Residual.around`; what the branch returns is changed in place."""
+    norm = ROW[type(residual.norm)]
+    if residual.order == "post":
+        s = branch(x)
+        s += x
+        return norm(s, residual.norm)
+    y = branch(norm(x, residual.norm))
+    y += x
+    return y
 
 
 @extend_output.twin(np.ndarray)
@@ -130,14 +128,14 @@ def visible(pattern: Pattern | None, H: int, S: int) -> list[tuple[slice, slice 
 
 def attend(
     x: np.ndarray,
-    block: TransformerBlock,
-    keys: np.ndarray,
-    values: np.ndarray,
+    layer: SelfAttention | RelativeSelfAttention,
+    stored: Stored,
     past: int,
     seen: list[tuple[slice, slice | np.ndarray]],
 ) -> np.ndarray:
     """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`."""
-    layer, (B, H, _, D) = block.attention, keys.shape
+    keys, values = stored
+    B, H, _, D = keys.shape
     keys[:, :, past] = affine(x, layer.key).reshape(B, H, D)
     values[:, :, past] = affine(x, layer.value).reshape(B, H, D)
     q = affine(x, layer.query)
@@ -174,6 +172,10 @@ def clock_faces(length: int, C: int, dtype: np.dtype) -> np.ndarray:
     return sinusoidal_positions(length, C, np, dtype)
 
 
-def feed_forward(x: np.ndarray, block: TransformerBlock) -> np.ndarray:
-    h = affine(x, block.feedforward.up)
-    return affine(activate(h, block.feedforward.up.activation, out=h), block.feedforward.down)
+def feed_forward(x: np.ndarray, layer: FeedForward) -> np.ndarray:
+    h = affine(x, layer.up)
+    return affine(activate(h, layer.up.activation, out=h), layer.down)
+
+
+ATTENTION = {SelfAttention: attend, RelativeSelfAttention: attend}
+ROW = {LayerNorm: normalise, FeedForward: feed_forward}  # layers that treat every position by itself

@@ -18,14 +18,18 @@ from .. import ops
 from ..backend import Array, array_module
 from ..nn import (
     Dropout,
+    EmbeddingSum,
     Layer,
     LayerNorm,
     Linear,
     PositionEmbedding,
+    Stack,
     TiedOutput,
     TokenEmbedding,
     TransformerBlock,
 )
+from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.stack import StackCache
 from ..ops.checks import (
     expect_boolean,
     expect_ids,
@@ -43,12 +47,8 @@ GELU = "gelu"  # the activation of the paper
 
 
 class BertCache(NamedTuple):
-    tokens: Any
-    positions: Any
-    segments: Any
-    norm: Any
-    dropout: Any
-    blocks: list
+    embedding: EmbeddingSumCache
+    stack: StackCache
 
 
 class Bert(Model):
@@ -89,9 +89,7 @@ class Bert(Model):
         expect_positive(segments=segments)
         expect_number("embedding_std", embedding_std)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length)
-        options = dict(d_ff=d_ff, segments=segments, dropout=dropout, eps=eps, embedding_std=embedding_std)
-        self.config = dict(**sizes, **options, activation=activation)
+        self.config["d_ff"] = d_ff
         self.max_length = max_length
         self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
@@ -100,19 +98,16 @@ class Bert(Model):
         self.segments = TokenEmbedding(segments, d_model, embedding_std, key.fold("segments"))
         self.norm = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
-        self.blocks = [
-            TransformerBlock(
-                d_model,
-                heads,
-                d_ff=d_ff,
-                activation=activation,
-                dropout=dropout,
-                bias=True,
-                eps=eps,
-                key=key.fold("block", i),
-            )
-            for i in range(depth)
-        ]
+        options = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
+        self.blocks = [TransformerBlock(d_model, heads, key=key.fold("block", i), **options) for i in range(depth)]
+
+    @property
+    def embedding(self) -> EmbeddingSum:
+        return EmbeddingSum([self.tokens, self.segments], self.positions, self.norm, self.dropout)
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.blocks)
 
     def forward(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
@@ -120,25 +115,13 @@ class Bert(Model):
         self.check(ids, lengths, segments)
         if segments is None:
             segments = array_module(ids).zeros_like(ids)
-        x, tokens = self.tokens.forward(ids)
-        s, segments = self.segments.forward(segments)
-        x, positions = self.positions.forward(x + s)
-        x, norm = self.norm.forward(x)
-        x, dropout = self.dropout.forward(x, None if key is None else key.fold("embedding"))
-        pattern = None if lengths is None else ops.Padding(lengths)
-        caches = []
-        for i, block in enumerate(self.blocks):
-            x, cache = block.forward(x, pattern=pattern, key=None if key is None else key.fold("block", i))
-            caches.append(cache)
-        return x, BertCache(tokens, positions, segments, norm, dropout, caches)
+        key1, key2 = (None, None) if key is None else (key.fold("embedding"), key.fold("block"))
+        x, embedding = self.embedding.forward(ids, segments, key=key1)
+        x, stack = self.stack.forward(x, key=key2, pattern=None if lengths is None else ops.Padding(lengths))
+        return x, BertCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BertCache) -> None:
-        for block, block_cache in zip(reversed(self.blocks), reversed(cache.blocks), strict=True):
-            dx = block.backward(dx, block_cache)
-        dx = self.norm.backward(self.dropout.backward(dx, cache.dropout), cache.norm)
-        dx = self.positions.backward(dx, cache.positions)
-        self.segments.backward(dx, cache.segments)
-        self.tokens.backward(dx, cache.tokens)
+        self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
         """Raise ValueError, TypeError or IndexError unless these fit each other and the model."""
@@ -291,10 +274,8 @@ class BertPretraining(Model):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
-        self.config = dict(**sizes, next_sentence=next_sentence)
         expect_boolean(next_sentence=next_sentence)
-        self.body = Bert(**sizes, key=key.fold("body"))
+        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
         activation = body.get("activation", GELU)
         self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, key.fold("masked"))
         self.pooler = Pooler(d_model, key.fold("pooler")) if next_sentence else None
@@ -405,10 +386,8 @@ class BertClassifier(Model):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, max_length=max_length, **body)
-        self.config = dict(**sizes, num_classes=num_classes, output_dropout=output_dropout)
         expect_positive(num_classes=num_classes)
-        self.body = Bert(**sizes, key=key.fold("body"))
+        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
         self.pooler = Pooler(d_model, key.fold("pooler"))
         self.dropout = Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
         self.output = Linear(d_model, num_classes, key=key.fold("output"))

@@ -2,45 +2,56 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
-from ..backend import Array
+from ..backend import Array, array_module
 from ..nn import (
     Dropout,
+    EmbeddingSum,
     Layer,
     LayerNorm,
     Linear,
     PositionEmbedding,
-    Recompute,
     SinusoidalPositions,
+    Stack,
     TokenEmbedding,
     TransformerBlock,
 )
+from ..nn.attention import causal as and_causal
+from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
 from ..rng import Key
 from .model import Model
 
 
 class BodyCache(NamedTuple):
-    tokens: Any
-    positions: Any
-    dropout: Any
-    blocks: list
-    final_norm: Any
-    block_inputs: list  # with a memory, what each block was given, (B, T, C)
+    embedding: EmbeddingSumCache
+    stack: StackCache
 
 
 class Body(Model):
-    """Token embedding + positions, dropout, blocks, and for pre-norm blocks a last layer norm.
+    """Token embedding + positions, dropout, blocks, and a last norm: an `EmbeddingSum` and a `Stack`.
 
     ids: (B, T) with T ≤ max_length. Returns (B, T, C). With units=I and no vocab_size, the units of a sequence are not
     tokens but vectors (B, T, I), and a linear layer takes the place of the token embedding; then backward gives their
     gradient, for ids None.
+
     positions: "learned", "sinusoidal", "relative" (in every block's attention), "none", or a layer that adds some.
+    dropout: after the embedding, and an option of the blocks if it is not 0. causal: no position sees a later one.
     recompute: gradient checkpointing of every block. embedding_std: of the tokens' and positions' vectors at the start
-    (1 as in the tutorial). The other arguments are those of `TransformerBlock`.
+    (1 as in the tutorial).
+
+    block: a class of layers, or a function that makes one, called as `block(d_model, heads, key=key, **options)` for
+    every block: see `Stack` for what a block must have. options: all arguments that the body does not take itself. They
+    are those of `TransformerBlock` by default: norm, wide, d_ff, activation, bias, eps.
+    final_norm: what makes the norm after the last block, called as `final_norm(d_model)`. By default it is a
+    `LayerNorm` with norm="pre", and there is none otherwise.
     """
+
+    fixed: ClassVar[Mapping[str, str]] = {"relative": 'has it from positions="relative"'}
 
     def __init__(
         self,
@@ -49,19 +60,16 @@ class Body(Model):
         heads: int,
         depth: int,
         max_length: int,
-        norm: str = "post",
         positions: str | Layer = "learned",
         dropout: float = 0.0,
         causal: bool = False,
-        wide: bool = False,
-        d_ff: int | None = None,
-        activation: str = "relu",
-        bias: bool = False,
-        eps: float = 1e-5,
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
+        block: Callable[..., Layer] = TransformerBlock,
+        final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
+        **options: Any,
     ) -> None:
         kinds = {
             "learned": lambda: PositionEmbedding(max_length, d_model, embedding_std, key.fold("positions")),
@@ -74,20 +82,35 @@ class Body(Model):
         if (vocab_size is None) == (units is None):
             raise ValueError(f"vocab_size, units: expected one of the two, got {vocab_size} and {units}")
         expect_positive(d_model=d_model, heads=heads, depth=depth, max_length=max_length)
-        expect_boolean(recompute=recompute)
+        expect_boolean(recompute=recompute, causal=causal)
         expect_number("embedding_std", embedding_std)
         self.max_length, self.units, self.d_model = max_length, units, d_model
+        self.causal, self.recompute, self.relative = causal, recompute, positions == "relative"
         if units is None:
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
         else:
             self.tokens = Linear(units, d_model, key=key.fold("tokens"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         self.dropout = Dropout(dropout)
-        self.relative = positions == "relative"
-        options = (norm, causal, wide, d_ff, activation, dropout, bias, eps)
-        blocks = [TransformerBlock(d_model, heads, *options, key.fold("block", i), self.relative) for i in range(depth)]
-        self.blocks = [Recompute(block) for block in blocks] if recompute else blocks
-        self.final_norm = LayerNorm(d_model, eps) if norm == "pre" else None
+        own = options | ({"dropout": dropout} if dropout else {}) | ({"relative": True} if self.relative else {})
+        self.blocks = [block(d_model, heads, key=key.fold("block", i), **own) for i in range(depth)]
+        if final_norm is None:
+            pre_norm = options.get("norm") == "pre"
+            self.final_norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
+        else:
+            self.final_norm = final_norm(d_model)
+
+    @classmethod
+    def passes_to(cls, options: Mapping[str, Any]) -> Callable:
+        return options.get("block", TransformerBlock)
+
+    @property
+    def embedding(self) -> EmbeddingSum:
+        return EmbeddingSum([self.tokens], self.positions, dropout=self.dropout)
+
+    @property
+    def stack(self) -> Stack:
+        return Stack(self.blocks, self.final_norm, self.recompute)
 
     def forward(
         self,
@@ -96,48 +119,31 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), for each block what stood before its input; see `TransformerBlock`."""
+        """memory: (B, depth, M, C), for each block what preceded its input; see `TransformerBlock`."""
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
-        positions = final_norm = None
-        x, tokens = self.tokens.forward(ids)
-        if self.positions is not None:
-            x, positions = self.positions.forward(x)
-        x, dropout = self.dropout.forward(x, None if key is None else key.fold("embedding"))
-        caches, inputs = [], []
-        for i, block in enumerate(self.blocks):
-            options = {"pattern": pattern, "key": None if key is None else key.fold("block", i)}
-            if memory is not None:
-                options["memory"] = memory[:, i]
-                inputs.append(x)
-            x, cache = block.forward(x, **options)
-            caches.append(cache)
-        if self.final_norm is not None:
-            x, final_norm = self.final_norm.forward(x)
-        return x, BodyCache(tokens, positions, dropout, caches, final_norm, inputs)
+        key1, key2 = (None, None) if key is None else (key.fold("embedding"), key.fold("block"))
+        x, embedding = self.embedding.forward(ids, key=key1)
+        pattern = and_causal(pattern) if self.causal else pattern
+        x, stack = self.stack.forward(x, key=key2, memories=memory, pattern=pattern)
+        return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
-        if self.final_norm is not None:
-            dx = self.final_norm.backward(dx, cache.final_norm)
-        for block, block_cache in zip(reversed(self.blocks), reversed(cache.blocks), strict=True):
-            dx = block.backward(dx, block_cache)
-        dx = self.dropout.backward(dx, cache.dropout)
-        if self.positions is not None:
-            dx = self.positions.backward(dx, cache.positions)
-        return self.tokens.backward(dx, cache.tokens)
+        return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
-    def extend(
-        self, ids: Array, keys: list[Array], values: list[Array], past: int, pattern: ops.Pattern | None = None
-    ) -> Array:
-        """The vectors of new tokens ids (B, T) after `past` stored ones: see `SelfAttention.extend`."""
+    def allocate(self, batch_size: int) -> list[Stored]:
+        """What each block stores of `batch_size` sequences of the longest length, for `extend`."""
+        weights = self.parameters()[0].data
+        return self.stack.allocate(
+            array_module(weights).empty((batch_size, 0, self.d_model), weights.dtype), self.max_length
+        )
+
+    def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
+        """The vectors of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
         self.check(ids, past)
-        x = self.tokens(ids)
-        if self.positions is not None:
-            x = self.positions(x, start=past)
-        for block, k, v in zip(self.blocks, keys, values, strict=True):
-            x = block.extend(x, k, v, past, pattern)
-        return x if self.final_norm is None else self.final_norm(x)
+        x, _ = self.embedding.forward(ids, start=past)
+        return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:
         """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and room for `past` + T of them."""

@@ -35,8 +35,8 @@ class Classifier(Model):
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
     longest text. pool: "mean", "max", or "none" to classify every unit of a sequence by itself. `body` takes the
-    remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias, eps, recompute,
-    embedding_std, units.
+    remaining options of `Body`: positions, dropout, causal, recompute, embedding_std, units, block, final_norm, and
+    those of the block: norm, wide, d_ff, activation, bias, eps.
 
     Every position attends to every other of its text, but not to padding: a text's class does not depend on what it
     was batched with.
@@ -62,16 +62,6 @@ class Classifier(Model):
     ) -> None:
         if pool not in (*POOLS, "none"):
             raise ValueError(f"pool: expected 'mean', 'max' or 'none', got {pool!r}")
-        self.config = dict(
-            vocab_size=vocab_size,
-            num_classes=num_classes,
-            d_model=d_model,
-            heads=heads,
-            depth=depth,
-            max_length=max_length,
-            pool=pool,
-            **body,
-        )
         expect_positive(num_classes=num_classes)
         self.pool = pool
         self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)

@@ -10,12 +10,16 @@ from ..backend import Array
 from ..nn import (
     DecoderBlock,
     Dropout,
+    EmbeddingSum,
     LayerNorm,
     SinusoidalPositions,
+    Stack,
     TiedOutput,
     TokenEmbedding,
     TransformerBlock,
 )
+from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
@@ -23,11 +27,8 @@ from .model import Model
 
 
 class SideCache(NamedTuple):
-    tokens: Any
-    positions: Any
-    dropout: Any
-    blocks: list
-    final_norm: Any
+    embedding: EmbeddingSumCache
+    stack: StackCache
 
 
 class EncoderDecoderCache(NamedTuple):
@@ -71,9 +72,6 @@ class EncoderDecoder(Model):
         key: Key = Key(0),
     ) -> None:
         block = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
-        self.config = dict(
-            vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, label_smoothing=label_smoothing, **block
-        )
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)
@@ -97,60 +95,40 @@ class EncoderDecoder(Model):
         expect_tokens("source", source)
         expect_tokens("target", target, B=source.shape[0])
         memory, encoder = self.encode(source, lengths, key)
-        pattern = ops.Padding(lengths)
-        x, tokens, positions, dropout = self.embed(target, None if key is None else key.fold("target"))
-        caches = []
-        for i, block in enumerate(self.decoder):
-            x, cache = block.forward(x, memory, pattern, None if key is None else key.fold("decoder", i))
-            caches.append(cache)
-        x, final_norm = (x, None) if self.decoder_norm is None else self.decoder_norm.forward(x)
+        key1, key2 = (None, None) if key is None else (key.fold("target"), key.fold("decoder"))
+        x, embedding = self.embedding.forward(target, key=key1)
+        x, stack = self.decoder_stack.forward(x, memory, key=key2, pattern=ops.Padding(lengths))
         logits, output = self.output.forward(x)
-        decoder = SideCache(tokens, positions, dropout, caches, final_norm)
-        return logits, EncoderDecoderCache(encoder, decoder, output)
+        return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
 
     def backward(self, dlogits: Array, cache: EncoderDecoderCache) -> None:
-        """The memory went to every block of the decoder: its gradient is the sum of what they return."""
+        """The memory went to every block of the decoder, and `Stack` returns the sum of its gradients."""
         encoder, decoder, output = cache
-        dx = self.output.backward(dlogits, output)
-        if self.decoder_norm is not None:
-            dx = self.decoder_norm.backward(dx, decoder.final_norm)
-        dmemory = 0
-        for block, block_cache in zip(reversed(self.decoder), reversed(decoder.blocks), strict=True):
-            dx, d = block.backward(dx, block_cache)
-            dmemory = dmemory + d
-        self.embed_backward(dx, decoder)
-        dx = dmemory
-        if self.encoder_norm is not None:
-            dx = self.encoder_norm.backward(dx, encoder.final_norm)
-        for block, block_cache in zip(reversed(self.encoder), reversed(encoder.blocks), strict=True):
-            dx = block.backward(dx, block_cache)
-        self.embed_backward(dx, encoder)
+        dx, dmemory = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
+        self.embedding.backward(dx, decoder.embedding)
+        self.embedding.backward(self.encoder_stack.backward(dmemory, encoder.stack), encoder.embedding)
 
     def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, SideCache]:
         """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError as `forward` does."""
         expect_tokens("source", source)
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])
-        pattern = ops.Padding(lengths)
-        x, tokens, positions, dropout = self.embed(source, None if key is None else key.fold("source"))
-        caches = []
-        for i, block in enumerate(self.encoder):
-            x, cache = block.forward(x, pattern, None if key is None else key.fold("encoder", i))
-            caches.append(cache)
-        x, final_norm = (x, None) if self.encoder_norm is None else self.encoder_norm.forward(x)
-        return x, SideCache(tokens, positions, dropout, caches, final_norm)
+        key1, key2 = (None, None) if key is None else (key.fold("source"), key.fold("encoder"))
+        x, embedding = self.embedding.forward(source, key=key1)
+        x, stack = self.encoder_stack.forward(x, key=key2, pattern=ops.Padding(lengths))
+        return x, SideCache(embedding, stack)
 
-    def embed(self, ids: Array, key: Key | None = None, start: int = 0) -> tuple[Array, Any, Any, Any]:
-        """√C table[ids] + positions, with dropout, and the three caches."""
-        x, tokens = self.tokens.forward(ids)
-        x, positions = self.positions.forward(self.scale * x, start)
-        x, dropout = self.dropout.forward(x, key)
-        return x, tokens, positions, dropout
+    @property
+    def embedding(self) -> EmbeddingSum:
+        return EmbeddingSum([self.tokens], self.positions, dropout=self.dropout, scale=self.scale)
 
-    def embed_backward(self, dx: Array, cache: SideCache) -> None:
-        """Add the gradient of the table from one of its uses as an input, of dx (B, T, C)."""
-        dx = self.positions.backward(self.dropout.backward(dx, cache.dropout), cache.positions)
-        self.tokens.backward(self.scale * dx, cache.tokens)
+    @property
+    def encoder_stack(self) -> Stack:
+        return Stack(self.encoder, self.encoder_norm)
+
+    @property
+    def decoder_stack(self) -> Stack:
+        return Stack(self.decoder, self.decoder_norm)
 
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None
@@ -172,8 +150,7 @@ class EncoderDecoder(Model):
     def extend(
         self,
         ids: Array,
-        keys: list[Array],
-        values: list[Array],
+        stored: list[Stored],
         past: int,
         memory: list[tuple[Array, Array]],
         pattern: ops.Pattern,
@@ -182,10 +159,8 @@ class EncoderDecoder(Model):
 
         memory: for each block of the decoder what its `cross.project` made of the encoder's output.
         """
-        x, *_ = self.embed(ids, start=past)
-        for block, k, v, m in zip(self.decoder, keys, values, memory, strict=True):
-            x = block.extend(x, k, v, past, m, pattern)
-        return self.output(x if self.decoder_norm is None else self.decoder_norm(x))
+        x, _ = self.embedding.forward(ids, start=past)
+        return self.output(self.decoder_stack.extend(x, stored, past, memory, pattern=pattern))
 
 
 def expect_tokens(name: str, ids: Array, **sizes: int) -> None:

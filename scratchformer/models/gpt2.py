@@ -63,8 +63,6 @@ class GPT2(LanguageModel):
         key: Key = Key(0),
     ) -> None:
         options = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
-        sizes = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context)
-        self.config = dict(**sizes, **options, tied=tied)
         self.context = context
         kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)

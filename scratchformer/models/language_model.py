@@ -9,6 +9,7 @@ from .. import ops
 from ..backend import Array
 from ..nn import Linear
 from ..nn.block import extend_output
+from ..nn.stack import Stored
 from ..ops.checks import expect_positive
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
@@ -26,8 +27,8 @@ class LanguageModel(Model):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
-    sequence. `body` takes the remaining options of `Body`: norm, positions, dropout, wide, d_ff, activation, bias, eps,
-    recompute, embedding_std.
+    sequence. `body` takes the remaining options of `Body`: positions, dropout, recompute, embedding_std, block,
+    final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
     """
 
     body_class = Body
@@ -44,7 +45,6 @@ class LanguageModel(Model):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        self.config = dict(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, **body)
         expect_positive(context=context)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
@@ -73,8 +73,10 @@ class LanguageModel(Model):
         forward, cross_entropy = cache
         self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
-    def extend(self, ids: Array, keys: list[Array], values: list[Array], past: int) -> Array:
-        """Logits (B, 1, V) after the last of new tokens ids (B, T), which follow `past` stored ones: see
-        `generation.KeyValueCache`.
-        """
-        return extend_output(self.body.extend(ids, keys, values, past, self.pattern)[:, -1:], self.output)
+    def allocate(self, batch_size: int) -> list[Stored]:
+        """What `extend` needs of the past of `batch_size` sequences; `generation.KeyValueCache` keeps it."""
+        return self.body.allocate(batch_size)
+
+    def extend(self, ids: Array, stored: list[Stored], past: int) -> Array:
+        """Logits (B, 1, V) after the last of new tokens ids (B, T), which follow `past` stored ones."""
+        return extend_output(self.body.extend(ids, stored, past, self.pattern)[:, -1:], self.output)

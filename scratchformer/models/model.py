@@ -1,46 +1,80 @@
-"""What all models have in common: they are made from sizes and options, and refuse others by name."""
+"""What all models have in common: they are made from sizes and options, keep them, and refuse others by name."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
-from ..nn import Layer
+from ..nn import Layer, Param
+from ..nn.layer import named_parts
+
+NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Model(Layer):
-    """A layer that is made from sizes and options. If it takes `**body`, they include those of its `body_class`.
+    """A layer that is made from sizes and options, and can be made again from them: `type(model)(**model.config)`.
 
-    A keyword that it does not take raises TypeError, which lists those that it takes. `fixed`: options of the body that
-    the model sets itself, each with words for the message; giving one raises ValueError.
+    config: the arguments by name, defaults included, without the key.
+
+    What a model takes as `**options` it passes on, to its `body_class`. A keyword that neither of them takes raises
+    TypeError, which lists those that are taken. `fixed`: options that the model sets itself, each with words for the
+    message; giving one raises ValueError.
     """
 
-    body_class: ClassVar[type[Layer] | None] = None
+    body_class: ClassVar[Callable | None] = None
     fixed: ClassVar[Mapping[str, str]] = {}
+    config: dict[str, Any]
 
-    def __new__(cls, *_sizes: Any, **options: Any) -> Self:
-        known = cls.option_names()
-        for name in options if known else ():
+    def __new__(cls, *sizes: Any, **options: Any) -> Self:
+        known, anything = cls.options(options)
+        for name in options if not anything else ():
             if name not in known and name in cls.fixed:
                 raise ValueError(f"{name}: a {cls.__name__} {cls.fixed[name]}, and takes no such option")
             if name not in known:
                 raise TypeError(f"{cls.__name__}: no option {name!r}; expected one of {', '.join(known)}")
-        return super().__new__(cls)
+        model = super().__new__(cls)
+        places = [name for name, p in known.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        defaults = {name: p.default for name, p in named(cls.__init__).items() if p.default is not Parameter.empty}
+        model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # what is wrong, __init__ will say
+        model.config.pop("key", None)
+        return model
+
+    def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
+        """As for every layer; a layer among the arguments, in `config`, is not meant."""
+        yield from named_parts("", {name: value for name, value in vars(self).items() if name != "config"})
 
     @classmethod
-    def option_names(cls) -> list[str]:
-        """The arguments that may be given by name, sizes included; none if they cannot be known."""
-        names: list[str] = []
+    def passes_to(cls, options: Mapping[str, Any]) -> Callable | None:
+        """What takes the options that the model does not take itself."""
+        return cls.body_class
+
+    @classmethod
+    def options(cls, given: Mapping[str, Any] = {}) -> tuple[dict[str, Parameter], bool]:
+        """The arguments that may be given by name, sizes included, in their order; and whether any others may be too.
+
+        given: options on which the answer may depend.
+        """
+        found: dict[str, Parameter] = {}
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
             if "__init__" in vars(part):
-                own = list(signature(part.__init__).parameters.values())[1:]  # without self
-                names += [p.name for p in own if p.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
-                if all(p.kind is not Parameter.VAR_KEYWORD for p in own):
-                    break  # what it does not take, nothing does
-        else:
-            if cls.body_class is None:
-                return []
-            body = signature(cls.body_class.__init__).parameters.values()
-            names += [p.name for p in body if p.default is not Parameter.empty and p.name not in cls.fixed]
-        return list(dict.fromkeys(names))
+                found |= {name: p for name, p in named(part.__init__).items() if name not in found}
+                if not passes_on(part.__init__):
+                    return found, False
+        taker = cls.passes_to(given)
+        if taker is None:
+            return found, True
+        is_model = isinstance(taker, type) and issubclass(taker, Model)
+        more, anything = taker.options(given) if is_model else (named(taker), passes_on(taker))
+        optional = (name for name, p in more.items() if p.default is not Parameter.empty)
+        return found | {name: more[name] for name in optional if name not in {*found, *cls.fixed}}, anything
+
+
+def named(function: Callable) -> dict[str, Parameter]:
+    """The parameters of a function, or of a class, that can be given by name, without `self`."""
+    return {name: p for name, p in signature(function).parameters.items() if p.kind in NAMED and name != "self"}
+
+
+def passes_on(function: Callable) -> bool:
+    """Whether a function takes keywords that it does not name."""
+    return any(p.kind is Parameter.VAR_KEYWORD for p in signature(function).parameters.values())

@@ -20,7 +20,7 @@ class TransformerXL(LanguageModel):
 
     vocab_size, d_model, heads, depth: as in `LanguageModel`. context: T, the tokens of a segment. memory: how many
     vectors of the past each layer keeps from one segment to the next; 0 for none. `body` takes the remaining options
-    of `Body` but positions: norm, dropout, wide, d_ff, activation, bias, eps, recompute, embedding_std.
+    of `LanguageModel` but positions.
 
     What changed from the language model, and why.
 
@@ -52,9 +52,6 @@ class TransformerXL(LanguageModel):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        self.config = dict(
-            vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth, context=context, memory=memory, **body
-        )
         expect_positive(context=context)
         expect_at_least(0, memory=memory)
         self.context, self.memory = context, memory
@@ -97,12 +94,12 @@ class TransformerXL(LanguageModel):
         """
         length = self.memory if length is None else length
         expect_at_least(0, length=length)
-        (B, depth, M, C), T = cache.memory.shape, cache.body.block_inputs[0].shape[1]
+        (B, depth, M, C), T = cache.memory.shape, cache.body.stack.block_inputs[0].shape[1]
         kept = min(length, M + T)
         new = min(kept, T)
-        memory = array_module(cache.memory).empty((B, depth, kept, C), cache.body.block_inputs[0].dtype)
+        memory = array_module(cache.memory).empty((B, depth, kept, C), cache.body.stack.block_inputs[0].dtype)
         memory[:, :, : kept - new] = cache.memory[:, :, M - (kept - new) :]
-        for layer, x in enumerate(cache.body.block_inputs):
+        for layer, x in enumerate(cache.body.stack.block_inputs):
             memory[:, layer, kept - new :] = x[:, T - new :]
         return memory
 

@@ -1,10 +1,11 @@
 """Layers that own parameters. See `layer.Layer` for what they have in common."""
 
 from .attention import CrossAttention, SelfAttention
-from .block import TransformerBlock
+from .block import Block, TransformerBlock
 from .decoder_block import DecoderBlock
 from .dropout import Dropout
 from .embedding import GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
+from .embedding_sum import EmbeddingSum
 from .feedforward import FeedForward
 from .frozen import Frozen
 from .layer import FlatParameters, Layer, Param
@@ -13,13 +14,17 @@ from .linear import Linear
 from .lora import LoRA, add_lora, merge_lora
 from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
+from .residual import Residual
 from .self_attention_steps import BasicSelfAttention, MultiHeadLoop, SingleHeadAttention
+from .stack import Stack
 
 __all__ = [
     "BasicSelfAttention",
+    "Block",
     "CrossAttention",
     "DecoderBlock",
     "Dropout",
+    "EmbeddingSum",
     "FeedForward",
     "FlatParameters",
     "Frozen",
@@ -33,9 +38,11 @@ __all__ = [
     "PositionEmbedding",
     "Recompute",
     "RelativeSelfAttention",
+    "Residual",
     "SelfAttention",
     "SingleHeadAttention",
     "SinusoidalPositions",
+    "Stack",
     "TiedOutput",
     "TokenEmbedding",
     "TransformerBlock",

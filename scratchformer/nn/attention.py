@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from .. import ops
-from ..backend import Array
+from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key
 from .layer import Layer
@@ -102,6 +102,13 @@ class CrossAttention(Layer):
         y, _ = ops.attention(self.split_heads(self.query(x)), k, v, pattern)
         return self.unify(self.join_heads(y))
 
+    def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
+        """Room for the keys and values (B, H, length, D) of sequences like x (B, any T, C): see `Stack`."""
+        width = self.query.w.data.shape[1]
+        shape = (x.shape[0], self.heads, length, width // self.heads)
+        xp = array_module(x)
+        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
+
     def split_heads(self, x: Array) -> Array:
         """(B, T, H D) -> (B, H, T, D), a view."""
         B, T, width = x.shape
@@ -137,24 +144,29 @@ class SelfAttention(CrossAttention):
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
         if self.causal:
-            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
+            pattern = causal(pattern)
         return super().forward(x, x, pattern)
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
         dx, dmemory = super().backward(dy, cache)
         return dx + dmemory
 
-    def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
+    def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
+        """The output at new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
 
-        keys, values: (B, H, at least past + T, D), filled up to `past`; those of x are written next. Causal, on top of
+        stored: as `allocate` made it, filled up to `past`; the keys and values of x are written next. Causal, on top of
         any pattern that is given; a pattern counts from the first key that is stored.
         """
-        total = past + x.shape[1]
+        (keys, values), total = stored, past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q = self.split_heads(self.query(x))
         if x.shape[1] > 1:  # a last position has no later one
-            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
+            pattern = causal(pattern)
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))
+
+
+def causal(pattern: ops.Pattern | None) -> ops.Pattern:
+    """The pattern that also forbids every position to see a later one; None stands for all pairs."""
+    return ops.Causal() if pattern is None else ops.Causal() & pattern

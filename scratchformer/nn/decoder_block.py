@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
@@ -12,18 +12,14 @@ from .dropout import Dropout
 from .feedforward import FeedForward
 from .layer import Layer
 from .layernorm import LayerNorm
+from .residual import Residual, ResidualCache
+from .stack import Stored
 
 
 class DecoderBlockCache(NamedTuple):
-    attention: Any
-    dropout1: Any
-    norm1: Any
-    cross: Any
-    dropout2: Any
-    norm2: Any
-    feedforward: Any
-    dropout3: Any
-    norm3: Any
+    attention: ResidualCache
+    cross: ResidualCache
+    feedforward: ResidualCache
 
 
 class DecoderBlock(Layer):
@@ -39,8 +35,9 @@ class DecoderBlock(Layer):
     Backward. The memory enters once, through the keys and values of the cross-attention. With both sequences padded:
     a place after the end of the memory has probability 0 for every query, and by `attention` neither its key nor its
     value gets a gradient; a place after the end of x has a loss that does not count, so its dy is 0, its query passes
-    nothing to the memory, and because self-attention is causal no place before the end has looked at it. Backward
-    gives (dx, dmemory); the encoder's output goes to every block, so the model adds up their dmemory.
+    nothing to the memory, and because self-attention is causal no place before the end has looked at it. Each branch
+    is a `Residual`. Backward gives (dx, dmemory); the encoder's output goes to every block, so a `Stack` of them adds
+    up their dmemory.
 
     Source: Vaswani et al., "Attention is all you need", 2017, sections 3.1 and 3.2.3, figure 1.
     """
@@ -57,8 +54,6 @@ class DecoderBlock(Layer):
         eps: float = 1e-5,
         key: Key = Key(0),
     ) -> None:
-        if norm not in ("post", "pre"):
-            raise ValueError(f"norm: expected 'post' or 'pre', got {norm!r}")
         self.norm = norm
         self.attention = SelfAttention(d_model, heads, causal=True, bias=bias, key=key.fold("attention"))
         self.norm1 = LayerNorm(d_model, eps)
@@ -67,68 +62,44 @@ class DecoderBlock(Layer):
         self.feedforward = FeedForward(d_model, d_ff, activation, key.fold("feedforward"))
         self.norm3 = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
+        self.branches()  # raises what is wrong with the order
+
+    def branches(self) -> tuple[Residual, Residual, Residual]:
+        """The three branches, made of the layers that the block has now."""
+        return (
+            Residual(self.attention, self.norm1, self.norm, self.dropout),
+            Residual(self.cross, self.norm2, self.norm, self.dropout),
+            Residual(self.feedforward, self.norm3, self.norm, self.dropout),
+        )
 
     def forward(
         self, x: Array, memory: Array, pattern: ops.Pattern | None = None, key: Key | None = None
     ) -> tuple[Array, DecoderBlockCache]:
         key1, key2, key3 = (None if key is None else key.fold(i) for i in (1, 2, 3))
-        if self.norm == "post":
-            a, attention = self.attention.forward(x)
-            a, dropout1 = self.dropout.forward(a, key1)
-            g, norm1 = self.norm1.forward(x + a)
-            c, cross = self.cross.forward(g, memory, pattern)
-            c, dropout2 = self.dropout.forward(c, key2)
-            h, norm2 = self.norm2.forward(g + c)
-            f, feedforward = self.feedforward.forward(h)
-            f, dropout3 = self.dropout.forward(f, key3)
-            y, norm3 = self.norm3.forward(h + f)
-        else:
-            n, norm1 = self.norm1.forward(x)
-            a, attention = self.attention.forward(n)
-            a, dropout1 = self.dropout.forward(a, key1)
-            g = x + a
-            n, norm2 = self.norm2.forward(g)
-            c, cross = self.cross.forward(n, memory, pattern)
-            c, dropout2 = self.dropout.forward(c, key2)
-            h = g + c
-            n, norm3 = self.norm3.forward(h)
-            f, feedforward = self.feedforward.forward(n)
-            f, dropout3 = self.dropout.forward(f, key3)
-            y = h + f
-        return y, DecoderBlockCache(attention, dropout1, norm1, cross, dropout2, norm2, feedforward, dropout3, norm3)
+        first, second, third = self.branches()
+        g, attention = first.forward(x, key=key1)
+        h, cross = second.forward(g, memory, pattern, key=key2)
+        y, feedforward = third.forward(h, key=key3)
+        return y, DecoderBlockCache(attention, cross, feedforward)
 
     def backward(self, dy: Array, cache: DecoderBlockCache) -> tuple[Array, Array]:
-        if self.norm == "post":
-            dsum = self.norm3.backward(dy, cache.norm3)
-            df = self.dropout.backward(dsum, cache.dropout3)
-            dh = dsum + self.feedforward.backward(df, cache.feedforward)
-            dsum = self.norm2.backward(dh, cache.norm2)
-            dc = self.dropout.backward(dsum, cache.dropout2)
-            dg, dmemory = self.cross.backward(dc, cache.cross)
-            dsum = self.norm1.backward(dsum + dg, cache.norm1)
-            da = self.dropout.backward(dsum, cache.dropout1)
-            return dsum + self.attention.backward(da, cache.attention), dmemory
-        df = self.dropout.backward(dy, cache.dropout3)
-        dn = self.feedforward.backward(df, cache.feedforward)
-        dh = dy + self.norm3.backward(dn, cache.norm3)
-        dc = self.dropout.backward(dh, cache.dropout2)
-        dn, dmemory = self.cross.backward(dc, cache.cross)
-        dg = dh + self.norm2.backward(dn, cache.norm2)
-        da = self.dropout.backward(dg, cache.dropout1)
-        dn = self.attention.backward(da, cache.attention)
-        return dg + self.norm1.backward(dn, cache.norm1), dmemory
+        first, second, third = self.branches()
+        dh = third.backward(dy, cache.feedforward)
+        dg, dmemory = second.backward(dh, cache.cross)
+        return first.backward(dg, cache.attention), dmemory
+
+    def allocate(self, x: Array, length: int) -> Stored:
+        """Room for the keys and values of `length` target positions: see `Stack`."""
+        return self.attention.allocate(x, length)
 
     def extend(
-        self, x: Array, keys: Array, values: Array, past: int, memory: tuple[Array, Array], pattern: ops.Pattern
+        self, x: Array, stored: Stored, past: int, memory: tuple[Array, Array], pattern: ops.Pattern | None = None
     ) -> Array:
-        """The output for new positions x (B, T, C), without dropout or cache.
+        """The output at new positions x (B, T, C) after `past` stored ones, without dropout: see `Stack`.
 
-        keys, values, past: of self-attention, see `SelfAttention.extend`. memory: what `cross.project` made of it.
+        memory: what `cross.project` made of the encoder's output. pattern: of the memory.
         """
-        if self.norm == "post":
-            g = self.norm1(x + self.attention.extend(x, keys, values, past))
-            h = self.norm2(g + self.cross.attend(g, *memory, pattern))
-            return self.norm3(h + self.feedforward(h))
-        g = x + self.attention.extend(self.norm1(x), keys, values, past)
-        h = g + self.cross.attend(self.norm2(g), *memory, pattern)
-        return h + self.feedforward(self.norm3(h))
+        first, second, third = self.branches()
+        g = first.around(lambda n: self.attention.extend(n, stored, past), x)
+        h = second.around(lambda n: self.cross.attend(n, *memory, pattern), g)
+        return third.around(self.feedforward, h)

@@ -183,7 +183,7 @@ class Layer:
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
         """Every layer and parameter among the attributes, with its name ("norm1", "blocks.0")."""
-        return _named_parts("", vars(self))
+        return named_parts("", vars(self))
 
     def named_layers(self, prefix: str = "") -> Iterator[tuple[str, Layer]]:
         """This layer and all below it, outermost first, with their full names ("" for this one)."""
@@ -275,13 +275,13 @@ class Layer:
             p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
 
 
-def _named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:
+def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:
     """The layers and parameters in a container, and in those within it: "0", "heads.query"."""
     for name, value in container.items() if isinstance(container, Mapping) else enumerate(container):
         if isinstance(value, Layer | Param):
             yield f"{prefix}{name}", value
         elif isinstance(value, Mapping | list | tuple):
-            yield from _named_parts(f"{prefix}{name}.", value)
+            yield from named_parts(f"{prefix}{name}.", value)
 
 
 def _assign(name: str, own: Array, value: Array) -> None:

@@ -34,7 +34,3 @@ class Recompute(Layer):
     def backward(self, dy: Any, cache: RecomputeCache) -> Any:
         _, inner = self.layer.forward(*cache.inputs, **cache.options)
         return self.layer.backward(dy, inner)
-
-    def extend(self, *inputs: Any, **options: Any) -> Any:
-        """The layer's own `extend`: in generation there is nothing to recompute."""
-        return self.layer.extend(*inputs, **options)

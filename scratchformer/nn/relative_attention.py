@@ -10,7 +10,7 @@ from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_floating, expect_shape
 from ..rng import Key
-from .attention import CrossAttention
+from .attention import CrossAttention, causal
 from .layer import Param
 from .linear import Linear
 
@@ -76,7 +76,7 @@ class RelativeSelfAttention(CrossAttention):
         if not 1 <= T <= S:
             raise ValueError(f"queries: expected a number from 1 to {S}, the places of x, got {T}")
         if self.causal:
-            pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
+            pattern = causal(pattern)
         q, query = self.query.forward(x[:, S - T :])
         k, key = self.key.forward(x)
         v, value = self.value.forward(x)
@@ -107,12 +107,11 @@ class RelativeSelfAttention(CrossAttention):
         r = self.split_heads(r[None])[0]  # (H, R, D)
         return ops.relative_attention(q, k, v, r, self.content_bias.data, self.position_bias.data, pattern)
 
-    def extend(self, x: Array, keys: Array, values: Array, past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output for new places x (B, T, C) after `past` stored ones: see `SelfAttention.extend`."""
-        total = past + x.shape[1]
+    def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
+        """The output at new positions x (B, T, C) after `past` stored ones: see `SelfAttention.extend`."""
+        (keys, values), total = stored, past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))
-        pattern = ops.Causal() if pattern is None else ops.Causal() & pattern
-        y, _ = self.attend(q, keys[:, :, :total], values[:, :, :total], r, pattern)
+        y, _ = self.attend(q, keys[:, :, :total], values[:, :, :total], r, causal(pattern))
         return self.unify(self.join_heads(y))

@@ -69,7 +69,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
-    config, itemsize = model.config, model.flat.data.itemsize
+    config = model.config
     if model.device is not CPU:
         raise ValueError("estimate: what is estimated is the memory of a run on a CPU")
     whole = _longest(batch, config, len(batch[0]))
@@ -85,10 +85,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     for name in filter(most.get, most):
         layers = config["depth"] if "block" in name else 1
         activations[name] = layers * _extrapolate(half[name], most[name], counts, rows)
-    cache = 0
-    if hasattr(model, "context"):  # it generates, with a key and a value of every token in every block
-        attention = getattr(model.body.blocks[0], "layer", model.body.blocks[0]).attention
-        cache = 2 * config["depth"] * model.body.max_length * attention.query.w.data.shape[1] * itemsize
+    stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
+    cache = config["depth"] * sum(array.nbytes for block in stored for array in block)
     return Estimate(
         parameters=model.flat.data.size,
         replicas=replicas.count,
@@ -163,7 +161,7 @@ def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
             yield f"{name}: {field}".removesuffix(": "), part
     elif _has_blocks(cache):
         for field, part in cache._asdict().items():
-            yield from _parts(f"{name} {field}".removeprefix("body").strip(), part)
+            yield from _parts(name if field in ("body", "stack") else f"{name} {field}".strip(), part)
     else:
         yield name, cache
 

@@ -36,9 +36,9 @@ def test_twin_gives_what_the_reference_gives(
     x = draw.standard_normal((B, T, C)).astype(dtype)
     stored = draw.standard_normal((2, B, H, 8, C if wide else D)).astype(dtype)
     fast, plain = stored.copy(), stored.copy()
-    y = extend_block(x, block, *fast, past, pattern)
+    y = extend_block(x, block, tuple(fast), past, pattern)
     with reference_only():
-        expected = extend_block(x, block, *plain, past, pattern)
+        expected = extend_block(x, block, tuple(plain), past, pattern)
     assert y.dtype == dtype and y.shape == x.shape
     tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == np.float32 else dict(rtol=1e-10, atol=1e-12)
     np.testing.assert_allclose(y, expected, **tolerance)
@@ -52,19 +52,19 @@ def test_keys_that_may_not_be_seen_are_not_read(relative):
     block = TransformerBlock(6, 2, "pre", causal=True, relative=relative, key=Key(0))
     draw = Key(2).generator()
     x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((1, 1, 6), (1, 2, 8, 3), (1, 2, 8, 3)))
-    y = extend_block(x, block, keys, values, 7, Strided(3))
+    y = extend_block(x, block, (keys, values), 7, Strided(3))
     keys[:, :, [0, 2, 3, 5, 6]] = values[:, :, [0, 2, 3, 5, 6]] = np.nan
-    assert np.array_equal(extend_block(x, block, keys, values, 7, Strided(3)), y)
-    assert np.isnan(extend_block(x, block, keys, values, 7)).all()
+    assert np.array_equal(extend_block(x, block, (keys, values), 7, Strided(3)), y)
+    assert np.isnan(extend_block(x, block, (keys, values), 7)).all()
 
 
 def test_a_pattern_that_differs_between_sequences_is_left_to_the_reference():
     block = TransformerBlock(6, 2, "pre", causal=True, key=Key(0))
     draw = Key(2).generator()
     x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((2, 1, 6), (2, 2, 4, 3), (2, 2, 4, 3)))
-    y = extend_block(x, block, keys, values, 3, Padding(np.array([4, 2])))
-    assert np.array_equal(y, extend_block.reference(x, block, keys, values, 3, Padding(np.array([4, 2]))))
-    assert not np.allclose(y[1], extend_block(x, block, keys, values, 3)[1], rtol=1e-3)
+    y = extend_block(x, block, (keys, values), 3, Padding(np.array([4, 2])))
+    assert np.array_equal(y, extend_block.reference(x, block, (keys, values), 3, Padding(np.array([4, 2]))))
+    assert not np.allclose(y[1], extend_block(x, block, (keys, values), 3)[1], rtol=1e-3)
 
 
 def test_a_block_of_other_parts_is_left_to_the_reference():
@@ -76,8 +76,8 @@ def test_a_block_of_other_parts_is_left_to_the_reference():
     block = TransformerBlock(6, 2, "pre", causal=True, key=Key(0))
     block.feedforward = Half(6, key=Key(1))
     x, keys = Key(2).generator().standard_normal((1, 1, 6)).astype(np.float32), np.zeros((1, 2, 4, 3), np.float32)
-    y = extend_block(x, block, keys, keys.copy(), 0)
-    assert np.array_equal(y, extend_block.reference(x, block, keys, keys.copy(), 0))
+    y = extend_block(x, block, (keys, keys.copy()), 0)
+    assert np.array_equal(y, extend_block.reference(x, block, (keys, keys.copy()), 0))
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
@@ -101,8 +101,8 @@ def test_a_large_matrix_is_shared_out_over_the_cores(monkeypatch, output, cores,
         np.testing.assert_allclose(y, layer(rows), **tolerance)
     block = TransformerBlock(8, 2, "pre", causal=True, bias=True, key=Key(1)).to(dtype=dtype)
     keys, values = np.zeros((2, 1, 2, 3, 4), dtype)
-    y = extend_block(x, block, keys, values, 0)
-    np.testing.assert_allclose(y, extend_block.reference(x, block, keys, values, 0), **tolerance)
+    y = extend_block(x, block, (keys, values), 0)
+    np.testing.assert_allclose(y, extend_block.reference(x, block, (keys, values), 0), **tolerance)
 
 
 def test_an_output_of_another_kind_is_left_to_the_reference():

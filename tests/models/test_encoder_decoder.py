@@ -103,7 +103,7 @@ def test_one_table_embeds_both_sides_and_is_the_output(device):
     """It is one parameter, scaled by √C at the inputs; its gradient has all three shares."""
     model = make(device, dropout=0.0)
     assert [name for name in model.named_parameters() if "table" in name] == ["tokens.table"]
-    x, *_ = model.embed(to_device(SOURCE, device))
+    x = model.embedding(to_device(SOURCE, device))
     table = to_cpu(model.tokens.table.data)
     expected = math.sqrt(C) * table[SOURCE] + ops.sinusoidal_positions(S, C, dtype=np.float64)
     np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)

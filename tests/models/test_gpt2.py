@@ -51,7 +51,7 @@ def test_equation(device):
     body, ids = model.body, to_device(IDS, device)
     x = body.positions(body.tokens(ids))
     for block in body.blocks:
-        x = x + block.attention(block.norm1(x))
+        x = x + block.attention(block.norm1(x), ops.Causal())
         x = x + block.feedforward(block.norm2(x))
     logits = body.final_norm(x) @ body.tokens.table.data.T
     np.testing.assert_allclose(to_cpu(model(ids)), to_cpu(logits), rtol=1e-9, atol=1e-12)

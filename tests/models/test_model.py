@@ -25,7 +25,8 @@ MADE_OF = {
     "SparseTransformer": SIZES | dict(context=4, stride=2),
     "TransformerXL": SIZES | dict(context=4, memory=2),
 }
-BODY = "norm, positions, dropout, causal, wide, d_ff, activation, bias, eps, recompute, embedding_std, units"
+BODY = "positions, dropout, causal, recompute, embedding_std, units, block, final_norm"
+BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 
 
@@ -41,7 +42,7 @@ def test_a_wrong_keyword_is_named_with_those_that_there_are(name):
         with pytest.raises(TypeError, match=rf"^{name}: no option 'droput'; expected one of \w+(, \w+)*$") as raised:
             model(**options)
     listed = str(raised.value).partition("expected one of ")[2].split(", ")
-    assert listed == model.option_names() and len(set(listed)) == len(listed)
+    assert listed == list(model.options()[0]) and len(set(listed)) == len(listed)
     made = model(**MADE_OF[name])
     assert {*MADE_OF[name], "key", *getattr(made, "config", {})} <= set(listed)
     assert next(iter(inspect.signature(model).parameters)) == "vocab_size"  # as help() shows it
@@ -51,19 +52,16 @@ def test_the_list_of_the_classifier():
     beginning = r"^Classifier: no option 'n_heads'; expected one of vocab_size, num_classes, "
     with pytest.raises(TypeError, match=beginning) as e:
         Classifier(5, 2, 4, n_heads=2, depth=1, max_length=4)
-    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}")
+    assert str(e.value).endswith(f"d_model, heads, depth, max_length, pool, key, {BODY}, {BLOCK}")
 
 
 @every_model
 def test_every_option_that_is_listed_is_taken(name):
     """With the value that it has by default; those of the sizes are given already."""
     model = getattr(models, name)
-    defaults = {}
-    for part in (model.body_class, *reversed(model.__mro__)):
-        if part is not None and "__init__" in vars(part):
-            defaults |= {p.name: p.default for p in inspect.signature(part.__init__).parameters.values()}
-    for option in model.option_names():
-        model(**{option: defaults[option]} | MADE_OF[name])
+    known, _ = model.options()
+    for option, parameter in known.items():
+        model(**{option: parameter.default} | MADE_OF[name])
 
 
 @pytest.mark.parametrize(
@@ -108,12 +106,14 @@ def test_models_of_ones_own():
         def __init__(self, **anything):
             self.body = Body(**anything)
 
-    Named("a", 5, 4, 2, 1, 4, loud=True, norm="pre", key=Key(1))
+    model = Named("a", 5, 4, 2, 1, 4, loud=True, norm="pre", key=Key(1))
+    sizes = dict(vocab_size=5, d_model=4, heads=2, depth=1, context=4)
+    assert model.config == dict(title="a", loud=True, norm="pre", **sizes)
     with pytest.raises(TypeError, match=r"^Named: no option 'lound'; expected one of title, loud, vocab_size, "):
         Named("a", 5, 4, 2, 1, 4, lound=True)
     Fixed(causal=True)
     assert len(Small(**MADE_OF["GPT2"]).body.blocks) == 1
-    assert Small.option_names() == ["depth", *(name for name in GPT2.option_names() if name != "depth")]
+    assert list(Small.options()[0]) == ["depth", *(name for name in GPT2.options()[0] if name != "depth")]
     Free(**MADE_OF["Body"])
     with pytest.raises(TypeError, match=r"^Body: no option 'droput'; expected one of "):
         Free(**MADE_OF["Body"], droput=1)

@@ -145,7 +145,7 @@ def test_what_is_remembered(device):
     _, cache = model.forward(to_device(SEGMENTS[0], device), key=Key(3))
     memory = model.remember(cache)
     assert memory.shape == (2, L, T, C)
-    for layer, entered in enumerate(cache.body.block_inputs):
+    for layer, entered in enumerate(cache.body.stack.block_inputs):
         assert np.array_equal(to_cpu(memory[:, layer]), to_cpu(entered))
     tokens = to_cpu(model.body.tokens(to_device(SEGMENTS[0], device)))
     assert np.array_equal(to_cpu(memory[:, 0]), tokens)
@@ -153,7 +153,7 @@ def test_what_is_remembered(device):
     longer = to_cpu(model.remember(cache))
     assert longer.shape == (2, L, 6, C)
     assert np.array_equal(longer[:, :, :2], to_cpu(memory)[:, :, 2:])
-    assert np.array_equal(longer[:, 1, 2:], to_cpu(cache.body.block_inputs[1]))
+    assert np.array_equal(longer[:, 1, 2:], to_cpu(cache.body.stack.block_inputs[1]))
     assert to_cpu(model.remember(cache, 0)).shape == (2, L, 0, C)
     assert to_cpu(model.remember(cache, 100)).shape == (2, L, 2 * T, C)
     with pytest.raises(ValueError, match="length: expected a number >= 0, got -1"):
@@ -165,7 +165,7 @@ def test_a_memory_shares_nothing_with_the_segment():
     model = make(CPU)
     _, cache = model.forward(SEGMENTS[0])
     memory = model.remember(cache)
-    assert not any(np.shares_memory(memory, x) for x in cache.body.block_inputs)
+    assert not any(np.shares_memory(memory, x) for x in cache.body.stack.block_inputs)
 
 
 @NORMS

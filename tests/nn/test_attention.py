@@ -213,9 +213,9 @@ def test_extend_gives_what_the_whole_sequence_gives(device):
     x = to_device(normal(B, T, C), device)
     whole = to_cpu(layer(x))
     for cuts in ([0, 1, 2, 3, 4], [0, 3, 4], [0, 1, 4], [0, 4]):
-        keys, values = (device.xp.zeros((B, H, T + 2, C // H)) for _ in range(2))
+        stored = layer.allocate(x, T + 2)
         for start, stop in itertools.pairwise(cuts):
-            assert_close(layer.extend(x[:, start:stop], keys, values, start), whole[:, start:stop])
+            assert_close(layer.extend(x[:, start:stop], stored, start), whole[:, start:stop])
 
 
 @pytest.mark.parametrize(
@@ -228,9 +228,9 @@ def test_extend_with_a_pattern_gives_what_the_whole_sequence_gives(pattern, devi
     x = to_device(normal(B, T + 3, C), device)
     whole = to_cpu(layer(x, pattern))
     for cuts in (list(range(T + 4)), [0, 3, 5, 7], [0, 1, 4, 6, 7]):
-        keys, values = (device.xp.zeros((B, H, T + 5, C // H)) for _ in range(2))
+        stored = layer.allocate(x, T + 5)
         for start, stop in itertools.pairwise(cuts):
-            assert_close(layer.extend(x[:, start:stop], keys, values, start, pattern), whole[:, start:stop])
+            assert_close(layer.extend(x[:, start:stop], stored, start, pattern), whole[:, start:stop])
 
 
 # Errors

@@ -109,10 +109,10 @@ def test_the_future_has_no_part(device):
 @pytest.mark.parametrize("pieces", [[1] * S, [2, 3, 2], [S]], ids=str)
 def test_extend_gives_what_forward_gives(device, pieces):
     layer, x = make(device, causal=True), to_device(normal(B, S, C), device)
-    keys, values = (to_device(np.full((B, H, S + 2, D), np.nan), device) for _ in "kv")
+    stored = tuple(to_device(np.full((B, H, S + 2, D), np.nan), device) for _ in "kv")
     expected, past = to_cpu(layer(x)), 0
     for n in pieces:
-        y = to_cpu(layer.extend(x[:, past : past + n], keys, values, past))
+        y = to_cpu(layer.extend(x[:, past : past + n], stored, past))
         np.testing.assert_allclose(y, expected[:, past : past + n], rtol=1e-10, atol=1e-12)
         past += n
 

@@ -95,9 +95,17 @@ def test_every_part_of_an_encoder_decoder_is_told():
     found = estimate(Replicas(model, 1, 2), TranslationBatch(ids, np.full(6, 5), ids, ids))
     assert found.length == 5 and found.cache == 0
     names = found.activations.keys()
-    assert {"encoder dropout", "encoder blocks: attention", "decoder blocks: cross", "output", "cross-entropy"} <= names
+    assert {
+        "encoder embedding",
+        "encoder blocks: attention",
+        "decoder blocks: cross",
+        "output",
+        "cross-entropy",
+    } <= names
     _, cache = model.loss(ids[:2], np.full(2, 5), ids[:2], ids[:2], key=Key(0))
-    attention = cache[0].decoder.blocks[0].cross.query.x  # 3 blocks, the input of the query map among what they keep
+    attention = (
+        cache[0].decoder.stack.blocks[0].cross.branch.query.x
+    )  # 3 blocks, the input of the query map among what they keep
     assert found.activations["decoder blocks: cross"] > 3 * attention.nbytes
 
 

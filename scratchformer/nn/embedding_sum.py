@@ -1,0 +1,74 @@
+"""The sum of embeddings: the input of every model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ..backend import Array
+from ..rng import Key
+from .dropout import Dropout
+from .layer import Layer
+
+
+class EmbeddingSumCache(NamedTuple):
+    embeddings: tuple
+    positions: Any
+    norm: Any
+    dropout: Any
+
+
+class EmbeddingSum(Layer):
+    """y = dropout(norm(positions(scale · Σ_i embedding_i(input_i)))): what the first block of a model reads.
+
+    embeddings: layers that give vectors (B, T, C), one for each input of `forward`, such as a `TokenEmbedding` for ids
+    (B, T), or a `Linear` for vectors (B, T, I). positions: a layer that adds what tells positions apart; it takes
+    `start=`, the position of the first, if that is not 0. norm: a layer. dropout: a `Dropout`. Each of the three may be
+    None, and is left out then. scale: a number.
+
+    Backward. With e = Σ_i embedding_i(input_i), every term has the same gradient, the one of the scaled sum times the
+    scale:
+
+        de = self.scale * dx
+
+    Backward returns what the first embedding sends back: the gradient of its input, or None for ids.
+    """
+
+    def __init__(
+        self,
+        embeddings: Sequence[Layer],
+        positions: Layer | None = None,
+        norm: Layer | None = None,
+        dropout: Dropout | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        self.embeddings, self.positions, self.norm, self.dropout = list(embeddings), positions, norm, dropout
+        self.scale = scale
+
+    def forward(self, *inputs: Array, key: Key | None = None, start: int = 0) -> tuple[Array, EmbeddingSumCache]:
+        first, *rest = (e.forward(i) for e, i in zip(self.embeddings, inputs, strict=True))
+        x, caches, positions, norm, dropout = first[0], [first[1]], None, None, None
+        for y, cache in rest:
+            x = x + y
+            caches.append(cache)
+        if self.scale != 1:
+            x = self.scale * x
+        if self.positions is not None:
+            x, positions = self.positions.forward(x, **({"start": start} if start else {}))
+        if self.norm is not None:
+            x, norm = self.norm.forward(x)
+        if self.dropout is not None:
+            x, dropout = self.dropout.forward(x, key)
+        return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
+
+    def backward(self, dy: Array, cache: EmbeddingSumCache) -> Array | None:
+        dx = dy if self.dropout is None else self.dropout.backward(dy, cache.dropout)
+        if self.norm is not None:
+            dx = self.norm.backward(dx, cache.norm)
+        if self.positions is not None:
+            dx = self.positions.backward(dx, cache.positions)
+        de = dx
+        if self.scale != 1:
+            de = self.scale * dx
+        first, *_ = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
+        return first

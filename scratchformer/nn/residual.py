@@ -1,0 +1,88 @@
+"""The residual branch: what every block is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..backend import Array
+from ..rng import Key
+from .dropout import Dropout
+from .layer import Layer
+
+
+class ResidualCache(NamedTuple):
+    norm: Any
+    branch: Any
+    dropout: Any
+
+
+class Residual(Layer):
+    """A branch whose output is added to its input, with a norm after the sum or before the branch.
+
+        order "post", as in the tutorial:    y = norm(x + dropout(branch(x)))
+        order "pre", as in GPT-2:            y = x + dropout(branch(norm(x)))
+
+    branch: a layer whose output is as wide as its input, such as attention or a feed-forward layer. norm: a layer such
+    as `LayerNorm`. dropout: a `Dropout`, or None.
+
+    x: (B, S, C). Further inputs and options of `forward` go to the branch, except `key`, which is for dropout.
+    The branch may return fewer positions than it was given, (B, T, C) with T < S. They are then the last T, and the
+    S − T before them are a memory: the branch reads them, but they are constants without a residual or a gradient.
+    y: (B, T, C). Raises ValueError for any other order.
+
+    A residual only connects layers, so a block can own the layers under names of its own and connect them when it runs:
+    see `Block`.
+
+    Backward. The sum s = x + f(x) uses x twice, so its gradient has two terms: ds itself, and ds sent back through f.
+    In "post" order ds is what the norm sends back, and it is the same for both terms:
+
+        ds = self.norm.backward(dy, cache.norm)
+        dx = ds + df
+
+    In "pre" order ds is dy. It passes down the sum unchanged, whatever the branch does, and the norm lies on the
+    branch's side only:
+
+        dx = dy + self.norm.backward(df, cache.norm)
+
+    Here df is what the branch sends back. Gradients of its further inputs are returned after dx.
+
+    Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
+    al., "On layer normalization in the transformer architecture", 2020, table 1.
+    """
+
+    def __init__(self, branch: Layer, norm: Layer, order: str = "post", dropout: Dropout | None = None) -> None:
+        if order not in ("post", "pre"):
+            raise ValueError(f"norm: expected 'post' or 'pre', got {order!r}")
+        self.branch, self.norm, self.order = branch, norm, order
+        self.dropout = Dropout(0.0) if dropout is None else dropout
+
+    def forward(self, x: Array, *inputs: Any, key: Key | None = None, **options: Any) -> tuple[Array, ResidualCache]:
+        if self.order == "post":
+            f, branch = self.branch.forward(x, *inputs, **options)
+            f, dropout = self.dropout.forward(f, key)
+            y, norm = self.norm.forward(x[:, -f.shape[1] :] + f)
+        else:
+            n, norm = self.norm.forward(x)
+            f, branch = self.branch.forward(n, *inputs, **options)
+            f, dropout = self.dropout.forward(f, key)
+            y = x[:, -f.shape[1] :] + f
+        return y, ResidualCache(norm, branch, dropout)
+
+    def backward(self, dy: Array, cache: ResidualCache) -> Any:
+        """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
+        T = dy.shape[1]
+        ds = dy
+        if self.order == "post":
+            ds = self.norm.backward(dy, cache.norm)
+        df = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
+        df, *others = df if isinstance(df, tuple) else (df,)
+        if self.order == "post":
+            dx = ds + df[:, -T:]
+        else:
+            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]
+        return (dx, *others) if others else dx
+
+    def around(self, branch: Callable[[Array], Array], x: Array) -> Array:
+        """y with another function in place of the branch, such as its `extend`, without dropout or a cache."""
+        return self.norm(x + branch(x)) if self.order == "post" else x + branch(self.norm(x))

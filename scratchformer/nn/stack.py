@@ -1,0 +1,105 @@
+"""The stack: blocks one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array, array_module
+from ..rng import Key
+from .attention import causal
+from .layer import Layer
+from .recompute import Recompute
+
+Stored = tuple[Array, ...]  # what one block keeps of past positions while generating
+
+
+class StackCache(NamedTuple):
+    blocks: list  # the cache of each block
+    norm: Any
+    block_inputs: list  # with memories, what each block was given, (B, T, C)
+
+
+class Stack(Layer):
+    """y = norm(block_n(... block_1(x))): blocks one after another, and a last norm if there is one.
+
+    blocks: layers with `y, cache = forward(x, *shared, pattern=..., key=...)`, from (B, T, C) to (B, T, C). That is all
+    that training asks of a block. `shared` are further inputs that every block gets, such as an encoder's output.
+    pattern says which positions may interact (None: all), and key is for dropout (None: evaluation).
+
+    For generation a block may also have these two methods:
+
+        allocate(x, length) -> stored      room for `length` positions of sequences like x (B, any T, C)
+        extend(x, stored, past, *shared, pattern=...) -> y
+
+    `stored` is a tuple of arrays whose axis 0 counts sequences and axis 2 positions, such as keys and values
+    (B, H, length, D). `extend` gives what `forward` gives at new positions x (B, T, C), after `past` positions that are
+    in `stored` already, and adds x to them; a position never sees a later one. A block without these methods keeps its
+    inputs, and runs forward over all of them for every new position: the same numbers, slowly.
+
+    norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`.
+
+    Backward. The blocks run in reverse order. A shared input was copied to every block, so its gradient is the sum of
+    theirs, and is returned after dx.
+    """
+
+    def __init__(self, blocks: Sequence[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
+        self.blocks, self.norm, self.recompute = blocks, norm, recompute
+
+    def trained(self) -> list[Layer]:
+        """The blocks as forward and backward run them."""
+        return [Recompute(block) for block in self.blocks] if self.recompute else list(self.blocks)
+
+    def forward(
+        self, x: Array, *shared: Any, key: Key | None = None, memories: Array | None = None, **options: Any
+    ) -> tuple[Array, StackCache]:
+        """memories: (B, depth, M, C), for each block what preceded its input: see `TransformerBlock`."""
+        caches, inputs, norm = [], [], None
+        for i, block in enumerate(self.trained()):
+            own = {"key": None if key is None else key.fold(i)}
+            if memories is not None:
+                own["memory"] = memories[:, i]
+                inputs.append(x)
+            x, cache = block.forward(x, *shared, **options, **own)
+            caches.append(cache)
+        if self.norm is not None:
+            x, norm = self.norm.forward(x)
+        return x, StackCache(caches, norm, inputs)
+
+    def backward(self, dy: Array, cache: StackCache) -> Any:
+        """dx, or a tuple of dx and the gradient of each shared input."""
+        dx = dy if self.norm is None else self.norm.backward(dy, cache.norm)
+        totals: list[Array] = []
+        for block, block_cache in zip(reversed(self.trained()), reversed(cache.blocks), strict=True):
+            dx = block.backward(dx, block_cache)
+            dx, *dshared = dx if isinstance(dx, tuple) else (dx,)
+            totals = [total + d for total, d in zip(totals, dshared, strict=True)] if totals else dshared
+        return (dx, *totals) if totals else dx
+
+    def allocate(self, x: Array, length: int) -> list[Stored]:
+        """For each block, room for `length` positions of sequences like x (B, any T, C)."""
+        return [getattr(block, "allocate", allocate_inputs)(x, length) for block in self.blocks]
+
+    def extend(self, x: Array, stored: list[Stored], past: int, *shared: Sequence[Any], **options: Any) -> Array:
+        """The output at new positions x (B, T, C) after `past` stored ones; shared: values for each block."""
+        for i, (block, own) in enumerate(zip(self.blocks, stored, strict=True)):
+            extend = getattr(block, "extend", None) or partial(extend_inputs, block)
+            x = extend(x, own, past, *(values[i] for values in shared), **options)
+        return x if self.norm is None else self.norm(x)
+
+
+def allocate_inputs(x: Array, length: int) -> Stored:
+    """Room for the inputs of a block that has no `allocate` of its own."""
+    B, _, C = x.shape
+    return (array_module(x).empty((B, 1, length, C), x.dtype),)
+
+
+def extend_inputs(
+    block: Layer, x: Array, stored: Stored, past: int, *shared: Any, pattern: ops.Pattern | None = None
+) -> Array:
+    """What `extend` gives, for a block that has none: forward over all inputs so far, of which the last T are new."""
+    (inputs,), T = stored, x.shape[1]
+    inputs[:, 0, past : past + T] = x
+    return block(inputs[:, 0, : past + T], *shared, pattern=causal(pattern))[:, -T:]
