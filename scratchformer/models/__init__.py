@@ -1,6 +1,7 @@
 """The models, each readable in one sitting."""
 
-from .bert import Bert, BertClassifier, BertPretraining, MaskedPrediction
+from .bert import Bert, BertClassifier, BertPretraining
+from .bert_heads import MaskedPrediction
 from .body import Body
 from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder

@@ -11,7 +11,7 @@ from ..ops.checks import expect_lengths, expect_positive, expect_range
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
-from .model import Model
+from .predictor import ClassPredictor
 
 POOLS = {
     "mean": (ops.mean_pool, ops.mean_pool_backward),
@@ -25,12 +25,7 @@ class LogitsCache(NamedTuple):
     output: Any
 
 
-class ClassifierCache(NamedTuple):
-    logits: LogitsCache
-    log_softmax: Any
-
-
-class Classifier(Model):
+class Classifier(ClassPredictor):
     """Token ids -> body -> pooling over each text's true length -> linear -> log-probabilities.
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
@@ -67,28 +62,18 @@ class Classifier(Model):
         self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
         self.output = Linear(d_model, num_classes, key=key.fold("output"))
 
-    def forward(
+    def logits(
         self,
         ids: Array,
         lengths: Array | None = None,
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
-    ) -> tuple[Array, ClassifierCache]:
-        """Log-probabilities (B, num_classes), with pool "none" (B, T, num_classes), of ids (B, T) or units (B, T, I).
-
-        Sequence b ends after lengths[b] of them, from 1 to T. pattern: which may attend to which; None for all.
-        """
-        z, logits = self.logits(ids, lengths, key, pattern)
-        y, log_softmax = ops.log_softmax(z)
-        return y, ClassifierCache(logits, log_softmax)
-
-    def backward(self, dy: Array, cache: ClassifierCache) -> Array | None:
-        return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
-
-    def logits(
-        self, ids: Array, lengths: Array | None, key: Key | None, pattern: ops.Pattern | None
     ) -> tuple[Array, LogitsCache]:
-        """The logits, of the shape that `forward` returns: it takes their log-softmax, `loss` their cross-entropy."""
+        """Logits (B, num_classes), with pool "none" (B, T, num_classes), of ids (B, T) or units (B, T, I).
+
+        `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
+        from 1 to T. pattern: which may attend to which; None for all.
+        """
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])
@@ -126,8 +111,3 @@ class Classifier(Model):
         z, logits = self.logits(ids, lengths, key, pattern)
         loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)
         return loss, (logits, cross_entropy)
-
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        logits, cross_entropy = cache
-        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), logits)

@@ -23,7 +23,7 @@ from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
-from .model import Model
+from .predictor import Predictor
 
 
 class SideCache(NamedTuple):
@@ -37,7 +37,7 @@ class EncoderDecoderCache(NamedTuple):
     output: Any
 
 
-class EncoderDecoder(Model):
+class EncoderDecoder(Predictor):
     """Source ids -> encoder -> memory; target ids so far -> decoder, which looks at the memory -> the next target id.
 
     Unlike the language model it has two texts. The encoder reads the source whole, every place seeing every other, as
@@ -141,11 +141,6 @@ class EncoderDecoder(Model):
         smoothing = 0.0 if key is None else self.label_smoothing
         loss, cross_entropy = ops.cross_entropy(logits, targets, IGNORED, smoothing)
         return loss, (forward, cross_entropy)
-
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        forward, cross_entropy = cache
-        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def extend(
         self,

@@ -14,7 +14,7 @@ from ..ops.checks import expect_positive
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key
 from .body import Body
-from .model import Model
+from .predictor import Predictor
 
 
 class LanguageModelCache(NamedTuple):
@@ -23,7 +23,7 @@ class LanguageModelCache(NamedTuple):
     memory: Any = None  # that of a TransformerXL: (B, depth, M, C)
 
 
-class LanguageModel(Model):
+class LanguageModel(Predictor):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
@@ -67,11 +67,6 @@ class LanguageModel(Model):
         logits, forward = self.forward(ids, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
-
-    def loss_backward(self, dloss: float, cache: tuple) -> None:
-        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
-        forward, cross_entropy = cache
-        self.backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
 
     def allocate(self, batch_size: int) -> list[Stored]:
         """What `extend` needs of the past of `batch_size` sequences; `generation.KeyValueCache` keeps it."""

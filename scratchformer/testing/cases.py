@@ -230,6 +230,24 @@ def _block_with_memory(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(block, (d("B T C"),), {"memory": _memory(d, "B M C"), "key": key})
 
 
+def _residual(d: Draw, order: str) -> LayerCase:
+    branch = nn.FeedForward(d.C, d.F, "gelu", Key(d.seed))
+    return LayerCase(nn.Residual(branch, nn.LayerNorm(d.C), order, nn.Dropout(0.3)), (d("B T C"),), {"key": d.key})
+
+
+def _stack(d: Draw, order: str) -> LayerCase:
+    """Two blocks that look at another sequence, and a norm."""
+    block = nn.DecoderBlock(d.C, d.H, order, dropout=0.3, key=Key(d.seed))
+    stack = nn.Stack([block, nn.DecoderBlock(d.C, d.H, order, key=Key(d.seed, 1))], nn.LayerNorm(d.C))
+    return LayerCase(stack, (d("B T C"), d("B M C")), {"key": d.key})
+
+
+def _embedding_sum(d: Draw, **options: Any) -> LayerCase:
+    embeddings = [nn.Linear(d.I, d.C, key=Key(d.seed)), nn.TokenEmbedding(d.V, d.C)]
+    embedding = nn.EmbeddingSum(embeddings, dropout=nn.Dropout(0.3), **options)
+    return LayerCase(embedding, (d("B T I"), d.integers("B T", d.V)), {"key": d.key})
+
+
 def _transformer_xl(d: Draw, **options: Any) -> LayerCase:
     d.sizes["L"] = 2
     model = models.TransformerXL(d.V, d.C, d.H, d.L, d.T + 1, d.M, key=Key(d.seed), **options)
@@ -331,6 +349,14 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "TransformerBlock, post, relative, dropout": partial(_block, norm="post", relative=True, dropout=0.3),
     "TransformerBlock, post, relative, causal, memory": partial(_block_with_memory, norm="post"),
     "TransformerBlock, pre, relative, causal, memory, dropout": partial(_block_with_memory, norm="pre", dropout=0.3),
+    "Residual, post": partial(_residual, order="post"),
+    "Residual, pre": partial(_residual, order="pre"),
+    "Stack, shared input, post": partial(_stack, order="post"),
+    "Stack, shared input, pre": partial(_stack, order="pre"),
+    "EmbeddingSum": _embedding_sum,
+    "EmbeddingSum, positions, norm, scale": lambda d: _embedding_sum(
+        d, positions=nn.PositionEmbedding(d.T + 1, d.C), norm=nn.LayerNorm(d.C), scale=3.0
+    ),
     "Recompute": lambda d: LayerCase(
         nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), (d("B T C"),), {"key": d.key}
     ),

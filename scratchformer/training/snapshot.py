@@ -72,7 +72,7 @@ def describe(model: Layer, state: Mapping[str, Any]) -> dict[str, str]:
             f"cannot save a {name}: it has no `config`, a dict of the arguments with which it can be made again"
         )
     try:
-        described = json.dumps({"class": class_name(model), "config": model.config})
+        described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a layer of one's own as `positions`
         raise SnapshotError(f"cannot save a {name} made with this: {error}") from error
     _warn_of_a_lost_class(type(model), class_name(model))
@@ -128,8 +128,14 @@ def class_name(model: Layer) -> str:
 
 def find_class(name: str) -> type[Layer]:
     """The class that `class_name` names. Raises SnapshotError if it is not there, or no Layer."""
-    if name in MODELS:
-        return MODELS[name]
+    found = MODELS.get(name) or find(name)
+    if not (isinstance(found, type) and issubclass(found, Layer)):
+        raise SnapshotError(f"unknown model {name!r}: it is no Layer")
+    return found
+
+
+def find(name: str) -> Any:
+    """What "module:name" names, by importing the module. Raises SnapshotError if it is not there."""
     module, _, qualified = name.partition(":")
     parts = qualified.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))):
@@ -145,9 +151,34 @@ def find_class(name: str) -> type[Layer]:
         else:
             reason = f"is a class of the module {module}, which cannot be imported or has none: {error}"
         raise SnapshotError(f"its model {qualified} {reason}") from error
-    if not (isinstance(found, type) and issubclass(found, Layer)):
-        raise SnapshotError(f"unknown model {name!r}: it is no Layer")
     return found
+
+
+def importable(value: Any) -> dict[str, str]:
+    """How a class of layers, or an operation, is written in JSON: by its name. Raises TypeError for anything else."""
+    name = f"{value.__module__}:{value.__qualname__}" if is_part(value) else ""
+    if is_part(value) and find(name) is value:
+        return {"import": name}
+    what = f"{name}, which is not at the top of a module" if name else f"a {type(value).__name__}"
+    raise TypeError(f"an argument is {what}: expected JSON values, classes of layers, or operations")
+
+
+def imported(value: Any) -> Any:
+    """The inverse of `importable`, also within a list. Raises SnapshotError for what is neither a class of layers nor
+    an operation.
+    """
+    if isinstance(value, list):
+        return [imported(part) for part in value]
+    if not (isinstance(value, dict) and value.keys() == {"import"}):
+        return value
+    if not is_part(found := find(value["import"])):
+        raise SnapshotError(f"{value['import']} is neither a class of layers nor an operation")
+    return found
+
+
+def is_part(value: Any) -> bool:
+    """Whether it is a class of layers, or an operation or its backward (`dispatch`), of which models are made."""
+    return (isinstance(value, type) and issubclass(value, Layer)) or (callable(value) and hasattr(value, "reference"))
 
 
 def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
@@ -275,7 +306,7 @@ def _make(snapshot: Snapshot) -> Layer:
     kind = find_class(snapshot.model_class)
     try:
         key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
-        config = dict(snapshot.config)
+        config = {name: imported(value) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
         model = kind(**config, **key)
         if lora is not None:
@@ -290,7 +321,7 @@ def expect_model(snapshot: Snapshot, model: Layer) -> None:
     """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class, these sizes and this
     precision.
     """
-    config = json.loads(json.dumps(model.config))  # as it is in a snapshot: tuples are lists
+    config = json.loads(json.dumps(model.config, default=importable))  # as in a snapshot: tuples are lists
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class that has moved to a module since
     if snapshot.model_class not in names or snapshot.config != config:
         differing = {

@@ -149,14 +149,20 @@ MISTAKES = [
     ),
     Mistake(
         "encoder-decoder: the memory's gradient from one block only",
-        "models/encoder_decoder.py",
-        [("            dmemory = dmemory + d\n", "            dmemory = d\n")],
+        "nn/stack.py",
+        [("[total + d for total, d in zip(totals, dshared, strict=True)]", "totals")],
         "tests/models/test_encoder_decoder.py -k gradient",
     ),
     Mistake(
+        "a residual: the gradient passes through the branch only",
+        "nn/residual.py",
+        [("            dx = ds + df[:, -T:]", "            dx = df[:, -T:]")],
+        "tests/nn/test_all_layers.py -k Residual",
+    ),
+    Mistake(
         "encoder-decoder: the table is scaled at the input, its gradient is not",
-        "models/encoder_decoder.py",
-        [("self.tokens.backward(self.scale * dx, cache.tokens)", "self.tokens.backward(dx, cache.tokens)")],
+        "nn/embedding_sum.py",
+        [("            de = self.scale * dx\n", "            de = dx\n")],
         "tests/models/test_encoder_decoder.py -k gradient",
     ),
     Mistake(
@@ -304,7 +310,7 @@ MISTAKES = [
     Mistake(
         "a pattern lets the tokens of a prompt see those behind them",
         "nn/attention.py",
-        [("ops.Causal() & pattern\n        y, _ =", "pattern\n        y, _ =")],
+        [("            pattern = causal(pattern)\n        y, _ =", "            pass\n        y, _ =")],
         "tests/nn/test_attention.py -k extend",
     ),
     Mistake(
@@ -363,9 +369,9 @@ MISTAKES = [
     ),
     Mistake(
         "a memory: gamma gets no gradient from it",
-        "nn/block.py",
+        "nn/residual.py",
         [
-            ("        return dh + self.norm1.backward(dn, cache.norm1)[:, -T:]", "        dn[:, : dn.shape[1] - T] = 0\n        return dh + self.norm1.backward(dn, cache.norm1)[:, -T:]"),
+            ("            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]", "            df[:, : df.shape[1] - T] = 0\n            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]"),
         ],
         "tests/nn/test_all_layers.py -k memory",
     ),
@@ -395,14 +401,14 @@ MISTAKES = [
     ),
     Mistake(
         "BERT: the gradient of the first vector goes to all of them",
-        "models/bert.py",
+        "models/bert_heads.py",
         [("        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)", "        dx[...] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)[:, None]")],
         "tests/models/test_bert.py",
     ),
     Mistake(
         "BERT: no padding mask",
         "models/bert.py",
-        [("        pattern = None if lengths is None else ops.Padding(lengths)", "        pattern = None")],
+        [("pattern=None if lengths is None else ops.Padding(lengths)", "pattern=None")],
         "tests/models/test_bert.py",
     ),
     Mistake(

@@ -602,6 +602,6 @@ def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_mo
 
 def test_a_model_with_a_layer_of_ones_own_among_its_options_cannot_be_saved(tmp_path):
     model = LanguageModel(16, 8, 2, 1, 8, positions=GridPositions(8, 8, 4, 0.1))
-    with pytest.raises(SnapshotError, match="a LanguageModel made with this: Object of type GridPositions"):
+    with pytest.raises(SnapshotError, match="a LanguageModel made with this: an argument is a GridPositions"):
         save_snapshot(tmp_path / "model.safetensors", model)
     assert not list(tmp_path.iterdir())

@@ -1,0 +1,122 @@
+"""Where the parameters of a BERT stand in a Hugging Face folder, and what its config.json must say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..nn import Dropout, Layer
+from .pretrained import PretrainedError, Tensor, load_weights, read_config, tensor_names
+
+PREFIX = "bert."  # of the names in a file of a model with a head
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "heads",
+    "num_hidden_layers": "depth",
+    "max_position_embeddings": "max_length",
+    "intermediate_size": "d_ff",
+    "type_vocab_size": "segments",
+    "hidden_dropout_prob": "dropout",
+    "layer_norm_eps": "eps",
+}
+FRACTIONS = ("hidden_dropout_prob", "layer_norm_eps")  # of these; the others are whole numbers
+ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
+COMPUTED = {  # settings with which the computation is the one here
+    "hidden_act": tuple(ACTIVATIONS),
+    "position_embedding_type": ("absolute",),
+    "is_decoder": (False,),
+    "add_cross_attention": (False,),
+    "tie_word_embeddings": (True,),
+}
+HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # of the output for classes in a file
+# The library's models with this body. Only in the first does an output for classes mean what it means here.
+ARCHITECTURES = (
+    "BertForSequenceClassification", "BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel",
+    "BertForNextSentencePrediction", "BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
+)  # fmt: skip
+# The path of each layer of ours in a file.
+LAYERS = {
+    "tokens": "embeddings.word_embeddings",
+    "positions": "embeddings.position_embeddings",
+    "segments": "embeddings.token_type_embeddings",
+    "norm": "embeddings.LayerNorm",
+    "pooler.dense": "pooler.dense",
+    "masked.dense": "cls.predictions.transform.dense",
+    "masked.norm": "cls.predictions.transform.LayerNorm",
+    "masked.output": "cls.predictions",
+    "following": "cls.seq_relationship",
+    "output": "classifier",
+}
+BLOCK_LAYERS = {
+    "attention.query": "attention.self.query",
+    "attention.key": "attention.self.key",
+    "attention.value": "attention.self.value",
+    "attention.unify": "attention.output.dense",
+    "norm1": "attention.output.LayerNorm",
+    "feedforward.up": "intermediate.dense",
+    "feedforward.down": "output.dense",
+    "norm2": "output.LayerNorm",
+}
+LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
+# Tensors that a model without the head, or with tied weights, has no use for.
+UNUSED = r"(cls\.predictions|cls\.seq_relationship|pooler|classifier)\..*|embeddings\.position_ids"
+TIED = {
+    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+    "cls.predictions.decoder.bias": "cls.predictions.bias",
+}
+
+
+def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
+    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else, ValueError for
+    a dropout out of range.
+    """
+    if dropout is not None:
+        Dropout(dropout)  # raises what is wrong with it
+    config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
+    kinds = config.get("architectures") or []
+    if not (isinstance(kinds, list) and all(kind in ARCHITECTURES for kind in kinds)):
+        path, expected = Path(folder) / "config.json", ", ".join(ARCHITECTURES)
+        raise PretrainedError(f"{path}: architectures: expected one of {expected}, got {kinds!r}")
+    options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
+    options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
+    return options if dropout is None else options | {"dropout": dropout}
+
+
+def stored_classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
+    """The number of classes in a folder with a classifier of texts; raises PretrainedError for another model."""
+    config = read_config(folder, "bert", computed=HEAD_COMPUTED)
+    kinds = config.get("architectures") or [ARCHITECTURES[0]]
+    if kinds != [ARCHITECTURES[0]] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
+        raise PretrainedError(
+            f"{folder} has no output for classes of texts ({', '.join(kinds)}): say how many classes there "
+            "are (num_classes), and new_head=True if it has another output"
+        )
+    classes = names["classifier.weight"][:1]
+    if classes in ((), (0,), (1,)):
+        raise PretrainedError(
+            f"{folder}: classifier.weight: expected a row for each of two or more classes, got the shape "
+            f"{names['classifier.weight']}, as for regression or multiple choice"
+        )
+    return classes[0]
+
+
+def load_bert(model: Layer, folder: Path | str, new: Collection[str] = ()) -> None:
+    """Copy the weights of a folder into `model`, but for those of its layers called `new`."""
+    stored = tensor_names(folder, PREFIX)
+    tensors = {
+        name: stored_as(name, old="embeddings.LayerNorm.gamma" in stored)
+        for name in model.named_parameters()
+        if name.partition(".")[0] not in new
+    }
+    load_weights(model, folder, tensors, UNUSED, PREFIX, TIED)
+
+
+def stored_as(name: str, old: bool) -> Tensor:
+    """Where a parameter of ours is in a file; old: one whose norms have gamma and beta."""
+    path, leaf = name.removeprefix("body.").rsplit(".", 1)
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
+    path = f"encoder.layer.{block[1]}.{BLOCK_LAYERS[block[2]]}" if block else LAYERS[path]
+    return Tensor(f"{path}.{leaf if old and leaf in ('gamma', 'beta') else LEAVES[leaf]}", transposed=leaf == "w")

@@ -1,0 +1,45 @@
+"""What models with logits have in common: the cross-entropy of the logits is their loss."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array
+from .model import Model
+
+
+class Predictor(Model):
+    """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
+
+    A subclass has `backward(dlogits, cache)`, from the gradient of the logits.
+    """
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        forward, cross_entropy = cache
+        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+
+    def logits_backward(self, dlogits: Array, cache: Any) -> Array | None:
+        return self.backward(dlogits, cache)
+
+
+class LogProbabilitiesCache(NamedTuple):
+    logits: Any
+    log_softmax: Any
+
+
+class ClassPredictor(Predictor):
+    """A model whose forward returns log-probabilities of classes.
+
+    A subclass has `logits(...)`, which returns logits (..., K) and a cache, and `logits_backward(dlogits, cache)`.
+    `forward` takes the log-softmax of the logits, and `loss` their cross-entropy, which needs no second softmax.
+    """
+
+    def forward(self, *inputs: Any, **options: Any) -> tuple[Array, LogProbabilitiesCache]:
+        z, logits = self.logits(*inputs, **options)
+        y, log_softmax = ops.log_softmax(z)
+        return y, LogProbabilitiesCache(logits, log_softmax)
+
+    def backward(self, dy: Array, cache: LogProbabilitiesCache) -> Array | None:
+        return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)

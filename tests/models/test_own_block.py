@@ -1,0 +1,177 @@
+"""A block of a user's own stands where a block is expected: in training, generation, estimates and snapshots."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.data import TextBatches
+from scratchformer.generation import generate
+from scratchformer.generation.cache import KeyValueCache
+from scratchformer.models import Classifier, LanguageModel
+from scratchformer.nn import Block, FeedForward, Layer, LayerNorm, Linear, SelfAttention, Stack, TransformerBlock
+from scratchformer.optim import Adam
+from scratchformer.rng import Key
+from scratchformer.testing import check_layer
+from scratchformer.training import Replicas, SnapshotError, estimate, load_model, save_snapshot
+
+V, C, H, T = 11, 8, 2, 6
+IDS = Key(5).generator().integers(0, V, (2, T))
+
+
+class Mean(Layer):
+    """y_t = x_t + (mean of the x_s that the pattern shows to t) w: a block with nothing but forward and backward."""
+
+    def __init__(self, d_model, heads, gain=1.0, key=Key(0)):
+        self.map, self.gain = Linear(d_model, d_model, key=key), gain
+
+    def forward(self, x, pattern=None, key=None):
+        one_head = (x[:, None], x[:, None], x[:, None])
+        mean, cache = ops.attention(0 * one_head[0], *one_head[1:], pattern)
+        y, mapped = self.map.forward(mean[:, 0])
+        return x + self.gain * y, (cache, mapped)
+
+    def backward(self, dy, cache):
+        attention, mapped = cache
+        _, _, dv = ops.attention_backward(self.map.backward(self.gain * dy, mapped)[:, None], attention)
+        return dy + dv[:, 0]
+
+
+class Halved(FeedForward):
+    """A part of one's own in a block of the project."""
+
+    def forward(self, x):
+        y, cache = super().forward(x)
+        return y / 2, cache
+
+    def backward(self, dy, cache):
+        return super().backward(dy / 2, cache)
+
+
+class HalvedBlock(Block):
+    def __init__(self, d_model, heads, key=Key(0)):
+        norms = LayerNorm(d_model), LayerNorm(d_model)
+        super().__init__(SelfAttention(d_model, heads, key=key), Halved(d_model, key=key), *norms, norm="pre")
+
+
+class NoExtend(Layer):
+    """Attention of one's own without the methods for generation."""
+
+    def __init__(self, d_model, heads, key=Key(0)):
+        self.inner = SelfAttention(d_model, heads, key=key)
+
+    def forward(self, x, pattern=None):
+        return self.inner.forward(x, pattern)
+
+    def backward(self, dy, cache):
+        return self.inner.backward(dy, cache)
+
+
+class NoExtendBlock(Block):
+    def __init__(self, d_model, heads, key=Key(0)):
+        norms = LayerNorm(d_model), LayerNorm(d_model)
+        super().__init__(NoExtend(d_model, heads, key), FeedForward(d_model, key=key), *norms, norm="post")
+
+
+every_block = pytest.mark.parametrize("block", [Mean, HalvedBlock, NoExtendBlock])
+
+
+def make(block, device=None, **options):
+    model = LanguageModel(V, C, H, 2, T, block=block, final_norm=LayerNorm, key=Key(1), **options)
+    return model if device is None else model.to(device, np.float64)
+
+
+@every_block
+def test_gradients_and_causality(block, device):
+    model = make(block, device)
+    check_layer(model, to_device(IDS, device), device=device)
+    y = to_cpu(model(to_device(IDS, device)))
+    for t in range(1, T):
+        changed = IDS.copy()
+        changed[:, t] = (changed[:, t] + 1) % V
+        moved = np.abs(to_cpu(model(to_device(changed, device))) - y).max(axis=(0, 2)) > 1e-12
+        assert not moved[:t].any() and moved[t:].any()
+
+
+@every_block
+def test_the_cache_gives_what_forward_gives(block, device):
+    """Token after token and in pieces, and after the context slid."""
+    model = make(block, device)
+    for cuts in ([0, 1, 2, 3, 4, 5, 6], [0, 3, 4, 6]):
+        cache = KeyValueCache(model, 2)
+        for start, stop in itertools.pairwise(cuts):
+            z = to_cpu(cache.logits(to_device(IDS[:, start:stop], device)))
+            expected = to_cpu(model(to_device(IDS[:, :stop], device)))[:, -1]
+            np.testing.assert_allclose(z, expected, rtol=1e-9, atol=1e-12)
+    kept = np.concatenate([IDS[:, T - T // 2 + 1 :], IDS[:, :1]], axis=1)
+    z = to_cpu(cache.logits(to_device(IDS[:, :1], device)))
+    np.testing.assert_allclose(z, to_cpu(model(to_device(kept, device)))[:, -1], rtol=1e-9, atol=1e-12)
+
+
+def test_one_new_token_uses_the_parts_that_are_there():
+    """The kernel for one token must leave a part that it does not know to the part itself."""
+    model = make(HalvedBlock)
+    cache = KeyValueCache(model, 1)
+    for t in range(T):
+        z = cache.logits(IDS[:1, t : t + 1])
+    np.testing.assert_allclose(z, model(IDS[:1])[:, -1], rtol=1e-4, atol=1e-5)
+
+
+@every_block
+def test_it_trains_writes_is_estimated_and_saved(block, tmp_path):
+    model, data = make(block), np.arange(300) % V
+    batches = TextBatches(data, 4, T, Key(2))
+    adam = Adam(model.parameters(), 0.02)
+    with Replicas(model, 2, 1) as replicas:
+        losses = []
+        for step in range(40):
+            losses.append(replicas.gradients(batches.batch(step), Key(step)))
+            adam.step()
+        assert losses[-1] < 0.5 * losses[0]
+        found = estimate(replicas, batches.batch(0))
+    assert found.cache == sum(array.nbytes for block in model.allocate(1) for array in block) > 0
+    assert len([*generate(model, IDS[:1], 2 * T, key=Key(3))]) == 2 * T
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.config == model.config and type(loaded.body.blocks[0]) is block
+    assert np.array_equal(loaded(IDS), model(IDS))
+
+
+def test_options_go_to_the_block():
+    model = make(Mean, gain=0.5)
+    assert model.config["gain"] == 0.5 and [block.gain for block in model.body.blocks] == [0.5, 0.5]
+    with pytest.raises(TypeError, match=r"^LanguageModel: no option 'gian'; expected one of .*final_norm, gain$"):
+        make(Mean, gian=0.5)
+    with pytest.raises(TypeError, match=r"^LanguageModel: no option 'd_ff'"):
+        make(Mean, d_ff=3)
+
+
+def test_a_function_that_makes_blocks():
+    def block(d_model, heads, key):
+        return TransformerBlock(d_model, heads, norm="pre", key=key)
+
+    model = Classifier(V, 3, C, H, 2, T, block=block, key=Key(4))
+    plain = Classifier(V, 3, C, H, 2, T, norm="pre", final_norm=lambda d_model: None, key=Key(4))
+    assert np.array_equal(model(IDS), plain(IDS))
+    with pytest.raises(SnapshotError, match=r"cannot save a Classifier made with this: .*function"):
+        save_snapshot("nowhere", model)
+
+
+def test_no_code_comes_from_a_snapshot(tmp_path):
+    model = make(HalvedBlock)
+    model.config["block"] = print
+    with pytest.raises(SnapshotError, match="expected JSON values, classes of layers, or operations"):
+        save_snapshot(tmp_path / "last.safetensors", model)
+    model.config["block"] = {"import": "os:system"}
+    save_snapshot(tmp_path / "last.safetensors", model)
+    with pytest.raises(SnapshotError, match="os:system is neither a class of layers nor an operation"):
+        load_model(tmp_path)
+
+
+def test_a_stack_stands_alone():
+    """With parameters of its own, under the names of its parts."""
+    stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
+    assert {"blocks.1.attention.query.w", "norm.gamma"} <= stack.named_parameters().keys()
+    check_layer(stack, Key(1).generator().standard_normal((2, 3, C)))
