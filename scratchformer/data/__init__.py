@@ -1,4 +1,4 @@
-"""Data: reading corpora, building vocabularies, and cutting both into batches."""
+"""Data: reading corpora, building vocabularies and making batches."""
 
 from .batching import (
     LabelledBatch,

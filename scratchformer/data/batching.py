@@ -1,8 +1,8 @@
 """Cutting texts into batches, each a pure function of a key and a step number.
 
-Nothing here has a position that moves on. A run that resumes at step n asks for batch n and gets what it
-would have got, and replicas and threads may ask in any order. The one exception is the memory of `SegmentBatches`,
-which a model makes: it belongs to one step, and is saved with a run.
+Nothing here keeps a current position. A run that resumes at step n asks for batch n and gets the same batch as before,
+and replicas and threads may ask in any order. The one exception is the memory in `SegmentBatches`, which the model
+computes: it belongs to one step and is saved with the run.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from .download import DataError
 from .imdb import Labelled
 from .vocabulary import PAD, UNKNOWN
 
-_CHUNK = 64  # batches that are sorted by length together
+_CHUNK = 64  # batches whose texts are sorted by length together
 _KEEP = ("head", "tail", "both")
 
 
 def count_of(targets: np.ndarray) -> int:
-    """How many targets count, all that are not IGNORED. A batch's loss is a mean over these, so this is its weight."""
+    """The number of targets that are not IGNORED. A batch's loss is the mean over them, so this is its weight."""
     return int(np.count_nonzero(targets != IGNORED))
 
 
 def width_of(targets: np.ndarray) -> int:
-    """The number of columns of targets (B, T) up to the last one with a target that counts; at least 1."""
+    """The number of columns of `targets` (B, T) up to the last with a target that counts; at least 1."""
     return 1 + max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0)
 
 
 class TextBatch(NamedTuple):
-    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id after each, or IGNORED."""
+    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED."""
 
     ids: np.ndarray
     targets: np.ndarray
@@ -51,17 +51,17 @@ class TextBatch(NamedTuple):
         return self.ids.size
 
     def stretched(self, rows: int, length: int) -> TextBatch:
-        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
         return TextBatch(*(np.resize(x[:rows], (rows, length)) for x in self))
 
     def split(self, size: int) -> list[TextBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows."""
+        """The same rows, in order, as micro-batches of at most `size` rows."""
         return [TextBatch(self.ids[rows], self.targets[rows]) for rows in slices(len(self.ids), size)]
 
 
 class SegmentBatch(NamedTuple):
     """Segments for a model with a memory: `ids` and `targets` as in `TextBatch`, and `memory` (B, depth, M, C), what
-    each of the model's blocks kept of the segments before; M is 0 where there are none.
+    each block of the model kept from earlier segments; M is 0 if there are none.
     """
 
     ids: np.ndarray
@@ -79,17 +79,17 @@ class SegmentBatch(NamedTuple):
         return self.ids.size
 
     def stretched(self, rows: int, length: int) -> SegmentBatch:
-        """A batch of `rows` rows of `length` tokens, these ones repeated, with the memories that they have."""
+        """A batch of `rows` rows of `length` tokens, filled by repeating this one, with the memories of its rows."""
         ids, targets = (np.resize(x[:rows], (rows, length)) for x in (self.ids, self.targets))
         return SegmentBatch(ids, targets, self.memory[:rows])
 
     def split(self, size: int) -> list[SegmentBatch]:
-        """The same rows in order, with their memories, as micro-batches of at most `size` rows."""
+        """The same rows, in order and with their memories, as micro-batches of at most `size` rows."""
         return [SegmentBatch(*(a[rows] for a in self)) for rows in slices(len(self.ids), size)]
 
 
 class LabelledBatch(NamedTuple):
-    """Texts for a classifier: `ids` (B, T) int32, 0 past a text's end, `lengths` and `labels` (B,) int64.
+    """Texts for a classifier: `ids` (B, T) int32, 0 after the end of a text, `lengths` and `labels` (B,) int64.
 
     For a model that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
     """
@@ -100,22 +100,22 @@ class LabelledBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of labels that count: texts, or tokens."""
+        """The number of labels that count, of texts or of tokens."""
         return count_of(self.labels)
 
     @property
     def tokens(self) -> int:
-        """The number of tokens, padding not counted."""
+        """The number of tokens without padding."""
         return int(self.lengths.sum())
 
     def stretched(self, rows: int, length: int) -> LabelledBatch:
-        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
         ids, labels = (np.resize(x[:rows], (rows, length, *x.shape[2:])[: x.ndim]) for x in (self.ids, self.labels))
         return LabelledBatch(ids, np.full(rows, length), labels)
 
     def split(self, size: int) -> list[LabelledBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows. Each is as wide as its longest text, or
-        wider where a label that counts stands further on.
+        """The same rows, in order, as micro-batches of at most `size` rows. Each is as wide as its longest text, or
+        wider if a label that counts comes after that.
         """
         parts = []
         for rows in slices(len(self.ids), size):
@@ -129,9 +129,9 @@ class LabelledBatch(NamedTuple):
 
 
 class TextBatches:
-    """Training batches from one long text: subsequences that start anywhere, drawn again at every step.
+    """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
-    `data` (n,) of integers, `batch_size` B, `context` T. Raises DataError if n < T + 1.
+    `data`: (n,), integers. `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
@@ -139,27 +139,27 @@ class TextBatches:
         if len(data) < context + 1:
             raise DataError(
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
-                "take a longer text or a smaller context"
+                "use a longer text or a smaller context"
             )
         self.data, self.batch_size, self.context, self.key = data, batch_size, context, key
 
     def batch(self, step: int) -> TextBatch:
-        """The batch of training step `step`, the same whenever it is asked for."""
+        """The batch of training step `step`, always the same one."""
         generator = self.key.fold(step).generator()
         starts = generator.integers(0, len(self.data) - self.context, size=self.batch_size)
         return _text_batch(self.data, starts, self.context)
 
 
 class SegmentBatches:
-    """Training batches from one long text in order: B streams of it side by side, a segment of each at every step.
+    """Training batches from one long text in order: B parallel streams, and one segment of each at every step.
 
-    The text is cut into `batch_size` B streams of equal length. Steps i and i + 1 give consecutive segments of T =
-    `context` tokens, with the memory that the model handed back after step i (`remember`). At the end of the streams a
-    new pass begins, with no memory, and at an offset drawn by `key`, so that the borders of segments lie elsewhere.
-    `data` (n,) of integers. depth, d_model: the model's. Raises DataError if a stream has fewer than
+    The text is cut into B = `batch_size` streams of equal length. Steps i and i + 1 give consecutive segments of T =
+    `context` tokens, with the memory that the model returned after step i (see `remember`). At the end of the streams a
+    new pass begins, with an empty memory and an offset drawn from `key`, so that the segment boundaries differ from
+    pass to pass. `data`: (n,), integers. `depth`, `d_model`: the model's. Raises DataError if a stream has fewer than
     T + 1 tokens.
 
-    `len()` is the number of segments a pass.
+    `len()` is the number of segments in a pass.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
@@ -168,40 +168,40 @@ class SegmentBatches:
         if self.stream < context + 1:
             raise DataError(
                 f"corpus: {len(data):,} tokens make {batch_size} streams of {self.stream:,}, fewer than context + 1 = "
-                f"{context + 1:,}; take a longer text, a smaller batch or a smaller context"
+                f"{context + 1:,}; use a longer text, a smaller batch or a smaller context"
             )
         self.data, self.batch_size, self.context, self.key = data, batch_size, context, key
         self.nothing = np.zeros((batch_size, depth, 0, d_model), np.float32)
-        self.step, self.memory = 0, self.nothing  # of which step it is the memory
+        self.step, self.memory = 0, self.nothing  # the step that the memory is for
 
     def __len__(self) -> int:
         return max(1, self.stream // self.context - 1)
 
     def batch(self, step: int) -> SegmentBatch:
-        """The batch of training step `step`. Raises ValueError if the memory is that of another step, unless a pass
-        begins with this one.
+        """The batch of training step `step`. Raises ValueError if the memory is for another step and this step does
+        not begin a pass.
         """
         number, segment = divmod(step, len(self))
         slack = self.stream - 1 - len(self) * self.context
         offset = int(self.key.fold(number).generator().integers(0, min(slack, self.context - 1), endpoint=True))
         if segment and step != self.step:
-            raise ValueError(f"step: the memory is that of step {self.step}, and not of step {step}")
+            raise ValueError(f"step: the memory is for step {self.step}, not for step {step}")
         starts = np.arange(self.batch_size) * self.stream + offset + segment * self.context
         return SegmentBatch(*_text_batch(self.data, starts, self.context), self.memory if segment else self.nothing)
 
     def remember(self, step: int, memories: Sequence[np.ndarray]) -> None:
-        """Keep what the model made of step `step` as the memory of the next: of its micro-batches, in their order."""
+        """Keep the memories that the model returned for the micro-batches of `step`, in order, for the next step."""
         self.step, self.memory = step + 1, np.concatenate(memories)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """What a snapshot must have: the memory, and which step it belongs to."""
+        """What a snapshot must save: the memory and the step that it is for."""
         return {"step": np.array(self.step), "memory": self.memory}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Take back what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
-        Raises ValueError, and changes nothing, if entries are missing or left over, or if the memory has other sizes or
-        is not floating-point.
+        Raises ValueError, and changes nothing, if entries are missing or unexpected, or if the memory has the wrong
+        shape or is not floating-point.
         """
         if state.keys() != {"step", "memory"}:
             raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
@@ -215,25 +215,24 @@ class SegmentBatches:
 
 
 def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:
-    """Batches for evaluation on all of `data` (n,), with `counted`, bool (B, T): the predictions to count.
+    """Batches for evaluation on all of `data` (n,), each with `counted`, bool (B, T): which predictions to count.
 
-    Windows of T = `context` start every `stride` tokens. Each of positions 1 to n − 1 is counted once, in the
-    first window that predicts it, so with stride < context every counted prediction but those of the first
-    window has at least context − stride tokens before it. The last window is moved back to have full length;
-    a text shorter than T + 1 is one shorter window.
+    Windows of T = `context` tokens start every `stride` tokens. Each of the positions 1 to n − 1 is counted once, in
+    the first window that predicts it. So with stride < context every counted prediction outside the first window has
+    at least context − stride tokens before it. The last window is moved back so that it has full length; a text of
+    fewer than T + 1 tokens is a single shorter window.
 
-    Raises ValueError if `stride` is not in 1 to `context`, DataError if n < 2; both at once, before the first
-    batch.
+    Raises ValueError unless 1 <= stride <= context and DataError if n < 2, both before the first batch is asked for.
     """
     expect_positive(context=context, stride=stride, batch_size=batch_size)
     if stride > context:
-        raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be left out")
+        raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be skipped")
     if len(data) < 2:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
     context = min(context, len(data) - 1)
     last = len(data) - 1 - context
     starts = np.append(np.arange(0, last, stride), last)
-    # A window predicts positions start + 1 to start + T; the windows before it predicted those up to `done`.
+    # A window predicts the positions start + 1 to start + T; earlier windows have predicted those up to `done`.
     done = np.append(0, starts[:-1] + context)
     ahead = np.arange(1, context + 1)
     return (
@@ -243,18 +242,18 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
 
 
 class LabelledBatches:
-    """Training batches from labelled texts: every text once an epoch, in random order, with little padding.
+    """Training batches from labelled texts: every text once per epoch, in random order, with little padding.
 
-    Epoch e is a permutation drawn by `key.fold(e)`, cut into chunks of 64 batches. Each chunk is sorted by
-    length and cut into batches of B = `batch_size`, and then all batches of the epoch are shuffled. One batch
-    an epoch may be smaller. Texts longer than `max_length` are cut: `keep` "head" keeps the first words,
-    "tail" the last, "both" the first quarter and the last three quarters of `max_length`.
+    Epoch e is a permutation drawn from `key.fold(e)` and cut into chunks of 64 batches. Each chunk is sorted by length
+    and cut into batches of B = `batch_size`; then all batches of the epoch are shuffled. One batch of an epoch may be
+    smaller. Texts longer than `max_length` are cut: `keep` "head" keeps the first `max_length` words, "tail" the last,
+    "both" a quarter of them from the start and three quarters from the end.
 
-    word_dropout: the probability with which a word is replaced by <unk>, drawn again at each step from `key`. It
-    keeps a model from learning texts by heart; Gal, Ghahramani, "A theoretically grounded application of dropout in
-    recurrent neural networks", 2016, section 4.2, drop whole words likewise.
+    word_dropout: the probability that a word is replaced by <unk>, drawn from `key` at each step. It keeps a model from
+    memorising texts. Gal, Ghahramani, "A theoretically grounded application of dropout in recurrent neural networks",
+    2016, section 4.2, also drop whole words.
 
-    `len()` is the number of batches an epoch. Raises ValueError for an empty text, naming its index.
+    `len()` is the number of batches in an epoch. Raises ValueError for an empty text, naming its index.
     """
 
     def __init__(
@@ -279,11 +278,11 @@ class LabelledBatches:
         return math.ceil(len(self.lengths) / self.batch_size)
 
     def epoch(self, step: int) -> int:
-        """The epoch that training step `step` belongs to, from 0."""
+        """The epoch of training step `step`, from 0."""
         return step // len(self)
 
     def batch(self, step: int) -> LabelledBatch:
-        """The batch of training step `step`, the same whenever it is asked for."""
+        """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
         if plan is None or plan[0] != epoch:
@@ -296,8 +295,8 @@ class LabelledBatches:
 
 
 def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: bool = False) -> list[np.ndarray]:
-    """The indices of the texts in each batch of an epoch, as `LabelledBatches` says; `whole` leaves out, at random, the
-    texts that do not fill a batch.
+    """The indices of the texts in each batch of an epoch (see `LabelledBatches`). With `whole`, every batch is full:
+    the few texts left over, chosen at random, are omitted.
     """
     generator = key.generator()
     order = generator.permutation(len(lengths))
@@ -311,7 +310,7 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
 
 
 def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[LabelledBatch]:
-    """Batches for evaluation: every text once, the shortest first; arguments as for `LabelledBatches`."""
+    """Batches for evaluation: every text once, shortest first; arguments as for `LabelledBatches`."""
     order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
     return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
 
@@ -344,14 +343,14 @@ def slices(count: int, size: int) -> Iterator[slice]:
 
 
 def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: str) -> np.ndarray:
-    """The lengths that the texts have once cut, int64 (number of texts,); raises ValueError, see above."""
+    """The lengths of the texts after cutting, int64 (number of texts,); raises ValueError if something does not fit."""
     expect_positive(batch_size=batch_size, max_length=max_length)
     if keep not in _KEEP:
         raise ValueError(f"keep: expected one of {', '.join(_KEEP)}, got {keep!r}")
     if len(dataset.ids) != len(dataset.labels):
         raise ValueError(f"dataset: {len(dataset.ids)} texts but {len(dataset.labels)} labels")
     if len(dataset.ids) == 0:
-        raise ValueError("dataset: no text in it")
+        raise ValueError("dataset: expected texts, got none")
     lengths = np.array([len(text) for text in dataset.ids])
     if not lengths.all():
         raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")

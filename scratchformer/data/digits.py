@@ -1,7 +1,7 @@
-"""Small real images: the handwritten digits that scikit-learn ships, 1,797 of 8 × 8 pixels in 17 levels of grey.
+"""Small real images: the handwritten digits that scikit-learn ships, 1,797 images of 8 × 8 pixels in 17 grey levels.
 
-They are the test part of Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
-scikit-learn is an extra: pip install 'scratchformer[units]'.
+They are the test set of Alpaydin and Kaynak, "Optical recognition of handwritten digits", UCI repository, 1998.
+scikit-learn is an optional dependency: pip install 'scratchformer[units]'.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ SIDE, GREYS, CLASSES = 8, 17, 10
 
 
 class Images(NamedTuple):
-    """Pixels (n, SIDE, SIDE) uint8, from 0, white, to GREYS − 1, black, and labels (n,) int64, the digits."""
+    """Pixels (n, SIDE, SIDE) uint8, from 0 (white) to GREYS − 1 (black), and labels (n,) int64, the digits."""
 
     pixels: np.ndarray
     labels: np.ndarray
 
 
 class Digits(NamedTuple):
-    """The images in the order in which they are shipped, in three consecutive parts."""
+    """The images in their original order, in three consecutive parts."""
 
     train: Images
     validation: Images
@@ -39,10 +39,10 @@ class Digits(NamedTuple):
 
 
 def load_digits() -> Digits:
-    """70% of the images for training, 10% for validation, 20% for testing, in their order.
+    """The first 70% of the images for training, the next 10% for validation, the last 20% for testing.
 
-    Neighbours are often of one hand: so parts of neighbours, unlike images drawn one by one, keep most hands apart.
-    Raises ImportError with what to install where scikit-learn is missing.
+    Neighbouring images are often by the same writer, so consecutive parts share few writers; parts drawn at random
+    would share most. Raises ImportError, which says what to install, if scikit-learn is missing.
     """
     try:
         from sklearn import datasets

@@ -1,7 +1,7 @@
-"""Fetching a file once, checking its checksum, and saying plainly what failed.
+"""Downloading a file once, verifying its checksum, and saying plainly what failed.
 
-Checksums are written "md5:..." or "sha256:...". The transfer is pooch's: into a temporary file beside its
-destination, which is renamed only when the checksum is right, and deleted otherwise.
+Checksums are written "md5:..." or "sha256:...". pooch downloads to a temporary file beside the destination. The file is
+renamed only if its checksum is right, and is deleted otherwise.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from urllib.parse import urlsplit
 
 
 class DataError(ValueError):
-    """A data file is missing, damaged, or not what it should be, or a download failed."""
+    """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
 class NoConnection(DataError):
-    """A download failed for want of a network: no connection, or no answer in time."""
+    """A download failed because of the network: no connection, or no answer in time."""
 
 
 def cache_dir() -> Path:
-    """The folder that downloads go to: $SCRATCHFORMER_DATA if set, else the user's cache folder."""
-    import pooch  # here and below, since it takes 7 MB that training has no use for
+    """The folder for downloads: $SCRATCHFORMER_DATA if set, otherwise the user's cache folder."""
+    import pooch  # here and below, since it takes 7 MB of memory that training does not need
 
     return Path(os.environ.get("SCRATCHFORMER_DATA") or pooch.os_cache("scratchformer")).expanduser()
 
@@ -30,8 +30,8 @@ def cache_dir() -> Path:
 def fetch(url: str, checksum: str, filename: str) -> Path:
     """The path of `filename` in `cache_dir()`, downloaded from `url` unless a file with that checksum is there.
 
-    Raises NoConnection if the server cannot be reached, and DataError if it refuses, the checksum is wrong or the
-    file cannot be written; each has one line. No part of a failed download is left behind.
+    Raises NoConnection if the server cannot be reached, and DataError if it refuses, the checksum is wrong or the file
+    cannot be written. Each message is one line. A failed download leaves no file behind.
     """
     import pooch
     from requests.exceptions import ConnectionError, Timeout
@@ -43,13 +43,13 @@ def fetch(url: str, checksum: str, filename: str) -> Path:
     except (OSError, ValueError) as error:
         kind = NoConnection if isinstance(error, (ConnectionError, Timeout)) else DataError
         raise kind(
-            f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; --data PATH takes a local copy"
+            f"download of {url} to {folder} failed: {_reason(error, url, checksum)}; to use a local copy: --data PATH"
         ) from error
     return Path(found)
 
 
 def verify(path: str | os.PathLike[str], checksum: str) -> Path:
-    """`path` as a Path, if the file has that `checksum`, "md5:..." or "sha256:..."; else raises DataError."""
+    """`path` as a Path if the file has this `checksum`, "md5:..." or "sha256:..."; otherwise raises DataError."""
     import pooch
 
     algorithm, _, expected = checksum.partition(":")
@@ -58,12 +58,12 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     if found != expected.lower():
-        raise DataError(f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or another one")
+        raise DataError(f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or a different one")
     return Path(path)
 
 
 def _reason(error: Exception, url: str, checksum: str) -> str:
-    """Why a download failed, in one line: the libraries' own messages run over several."""
+    """Why a download failed, in one line, unlike the libraries' own messages."""
     from requests.exceptions import ConnectionError, HTTPError, RequestException, Timeout
 
     host = urlsplit(url).netloc
@@ -76,5 +76,5 @@ def _reason(error: Exception, url: str, checksum: str) -> str:
     if isinstance(error, OSError) and not isinstance(error, RequestException):
         return error.strerror or str(error)
     if isinstance(error, ValueError) and "hash" in str(error):
-        return f"what {host} sent does not have the checksum {checksum}"
+        return f"the file from {host} does not have the checksum {checksum}"
     return " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Corpora of bytes for language models: enwik8, Python's standard library (no download), any text file.
+"""Byte corpora for language models: enwik8, Python's standard library (no download), or any text file.
 
 enwik8 is the first 100,000,000 bytes of the English Wikipedia of 3 March 2006. Source: Hutter and Mahoney,
 http://mattmahoney.net/dc/textdata.html.
@@ -26,8 +26,8 @@ from .download import DataError, fetch
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
 FILENAME = "enwik8.zip"
-VALIDATION_BYTES = 100_000  # of the validation part: as many as a run is scored on while it trains
-STANDARD_LIBRARY = "stdlib"  # a path that stands for `load_standard_library()`
+VALIDATION_BYTES = 100_000  # how much of the validation part a run is scored on during training
+STANDARD_LIBRARY = "stdlib"  # as a path, means `load_standard_library()`
 MEMBER = "enwik8"
 MEMBER_MD5 = "a1fa5ffddb56f4953e226637dabbb36a"
 MEMBER_SIZE = 100_000_000
@@ -48,7 +48,7 @@ _NOT_LIBRARY = {
 
 
 class Corpus(NamedTuple):
-    """A text as bytes, in three consecutive parts, uint8 (n,) each, and a name that says which text it is."""
+    """A text as bytes: its name, and three consecutive parts, uint8 (n,) each."""
 
     name: str
     train: np.ndarray
@@ -57,7 +57,7 @@ class Corpus(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the whole text, in hexadecimal: equal only for equal texts, whatever they are called."""
+        """SHA-256 of the whole text, in hexadecimal: equal only for equal texts, whatever their names."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation, self.test):
             digest.update(np.ascontiguousarray(part))
@@ -65,13 +65,12 @@ class Corpus(NamedTuple):
 
 
 def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
-    """enwik8, or as much of it as there is at `path`: 90% for training, then 5% for validation and 5% for
-    testing.
+    """enwik8, or as much of it as `path` holds: 90% for training, then 5% for validation and 5% for testing.
 
     `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
-    enwik8*.gz (the first in this order is read); with None the official archive is downloaded. Of the zip only the
-    member `enwik8` is read, in memory; nothing is extracted. The corpus is called "enwik8" if it is the whole,
-    "enwik8 (first N bytes)" if it begins as enwik8 does and is shorter, and by its file name if it is another text. The
+    enwik8*.gz (the first one found, in this order, is read). If it is None, the official archive is downloaded. Only
+    the member `enwik8` of the zip is read, in memory; nothing is extracted. The corpus is named "enwik8" if it is
+    complete, "enwik8 (first N bytes)" if it is the beginning of enwik8, and after its file if it is another text. The
     path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
@@ -84,21 +83,21 @@ def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
 
 
 def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:
-    """The bytes of any other text file, split as enwik8 is; `name` is the file's name unless given.
+    """The bytes of any other text file, split like enwik8; `name` defaults to the name of the file.
 
-    The file is plain, a .gz, or a .zip whose member is called as the archive is without ".zip". Raises
-    DataError.
+    The file is plain, a .gz, or a .zip whose member has the archive's name without ".zip". Raises DataError, naming the
+    file, if it is missing, empty, truncated or corrupt.
     """
     path = Path(path)
     return _split(name or path.name, _read(path, path.stem))
 
 
 def load_standard_library() -> Corpus:
-    """The sources of this Python's standard library, up to 8,000,000 bytes: a corpus that needs no download.
+    """The source code of this Python's standard library, up to 8,000,000 bytes: a corpus that needs no download.
 
-    The files are put in a fixed random order, so that the three parts are alike. Left out are tests, IDLE,
-    lib2to3, installed packages, and what is more table than program (encodings, pydoc_data). Raises DataError
-    if the interpreter comes without its sources.
+    The files are put in a fixed random order, so that the three parts are alike. Tests, IDLE, lib2to3, installed
+    packages, and modules that are mostly tables (encodings, pydoc_data) are left out. Raises DataError if the
+    interpreter is installed without the sources.
     """
     folder = Path(sysconfig.get_path("stdlib"))
     files = []
@@ -117,24 +116,24 @@ def load_standard_library() -> Corpus:
             size += len(source)
     data = b"".join(parts)[:_STANDARD_LIBRARY_LIMIT]
     if not data:
-        raise DataError(f"{folder}: this Python comes without the sources of its standard library")
+        raise DataError(f"{folder}: this Python is installed without the sources of its standard library")
     return _split(f"python-{platform.python_version()}-stdlib ({len(data):,} bytes)", data)
 
 
 def as_text(data: np.ndarray, name: str) -> str:
-    """Bytes (n,), UTF-8, as text, without a character that is cut at either end. Raises DataError naming `name`."""
-    raw = data.tobytes()  # the first three bytes may continue a character, the decoder waits for the end of the last
+    """UTF-8 bytes (n,) as text, without characters cut off at either end. Raises DataError naming `name`."""
+    raw = data.tobytes()  # may begin with up to 3 bytes of a cut character; the decoder drops one at the end
     start = next((i for i, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), min(3, len(raw)))
     try:
         return codecs.getincrementaldecoder("utf-8")().decode(raw[start:])
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: no text in UTF-8, at byte {start + error.start:,}") from error
+        raise DataError(f"{name}: not UTF-8 at byte {start + error.start:,}") from error
 
 
 def _find(path: Path) -> Path:
-    """The file to read for `path`: itself, or in a folder the whole enwik8 rather than a part of it.
+    """The file to read for `path`: the path itself, or the best file in a folder, preferring the whole of enwik8.
 
-    An archive comes before the plain file, which has no checksum and may be only partly unpacked.
+    Archives come before the plain file, which has no checksum and may be only partly unpacked.
     """
     if not path.is_dir():
         return path
@@ -146,14 +145,14 @@ def _find(path: Path) -> Path:
 
 
 def _read(path: Path, member: str) -> bytes:
-    """All bytes of the file at `path`, unpacked if it is a gzip, or those of its `member` if a zip."""
+    """The bytes of the file at `path`, unpacked if it is a gzip, or of its `member` if it is a zip."""
     try:
         data = packed = path.read_bytes()
         if packed and (path.suffix == ".zip" or packed.startswith(b"PK\x03\x04")):
             data = _unzip(packed, member)
         elif path.suffix == ".gz" or packed.startswith(b"\x1f\x8b"):
             data = gzip.decompress(packed)
-    except OSError as error:  # gzip's own error is one too, without a system's error message
+    except OSError as error:  # gzip's own error is one too, but without a message from the system
         raise DataError(f"{path}: {error.strerror or f'truncated or corrupt ({error})'}") from error
     except KeyError as error:
         raise DataError(f"{path}: no member {member} in it") from error
@@ -175,7 +174,7 @@ def _name(data: bytes, path: Path) -> str:
     if len(data) < MEMBER_SIZE:
         return f"{MEMBER} (first {len(data):,} bytes)"
     if hashlib.md5(data, usedforsecurity=False).hexdigest() != MEMBER_MD5:
-        raise DataError(f"{path}: as long as enwik8, but its md5 is not {MEMBER_MD5}; it is damaged")
+        raise DataError(f"{path}: damaged: as long as enwik8, but its md5 is not {MEMBER_MD5}")
     return MEMBER
 
 

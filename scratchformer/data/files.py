@@ -1,4 +1,4 @@
-"""Writing files all or nothing, and keeping a folder to one process."""
+"""Writing files atomically, and locking a folder."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ LOCK = "run.lock"
 
 
 class InUse(RuntimeError):
-    """Another process works in this folder."""
+    """Another process is using this folder."""
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; afterwards what was written is forced to disk and renamed over `path`.
+    """A path beside `path` to write to; at the end the new file is flushed to disk and renamed to `path`.
 
-    Whenever the program is killed, or the disk is full, the old file is still there. Permissions are the umask's.
+    If the program is killed or the disk is full, the old file is still there. The umask sets the permissions.
     """
     unfinished = path.with_name(path.name + ".unfinished")
     try:
@@ -31,10 +31,10 @@ def replacing(path: Path) -> Iterator[Path]:
         mode = unfinished.stat().st_mode
         with _naming(path):
             yield unfinished
-            unfinished.chmod(mode)  # safetensors makes a file that only its owner may read
+            unfinished.chmod(mode)  # safetensors makes files that only the owner may read
             _force_to_disk(unfinished, os.O_RDWR)
             os.replace(unfinished, path)
-            if os.name == "posix":  # Windows opens no folders
+            if os.name == "posix":  # Windows cannot open folders
                 _force_to_disk(path.parent, os.O_RDONLY)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -50,12 +50,11 @@ def append(path: Path, line: str) -> None:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other process, and thread, out of `folder` until the end; it is made if it is not there.
+    """Keep every other process and thread out of `folder`, which is created if necessary, while the block runs.
 
-    Raises InUse, which says who works in it. The lock is the operating system's, on the file `LOCK`. It ends with the
-    process, even if that is killed; the file that is then left is used again by the next lock. At the end the file is
-    removed, and so is a folder that was made here and is still empty. Where the file system has no locks, a warning
-    says so.
+    Raises InUse, which names the process that holds the lock. The operating system locks the file `LOCK`, and unlocks
+    it when the process ends, even if it is killed; a file left by a killed process does no harm. At the end the file is
+    removed, as is the folder if it was created here and is still empty. A warning says if the file system has no locks.
     """
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,7 +71,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _lock_file(folder: Path) -> TextIO:
-    """The lock file of `folder`, open, locked, and saying by whom."""
+    """The lock file of `folder`, opened and locked, with the name of this process in it."""
     path = folder / LOCK
     while True:
         file = open(path, "a+", encoding="utf-8")
@@ -87,7 +86,7 @@ def _lock_file(folder: Path) -> TextIO:
             file.close()
             raise InUse(f"{folder} is in use by {holder}: wait until it ends, or choose another folder") from error
         except OSError as error:
-            warnings.warn(f"{folder} is not kept to one process: this file system has no locks ({error})", stacklevel=2)
+            warnings.warn(f"{folder} cannot be locked: this file system has no locks ({error})", stacklevel=2)
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%Y-%m-%d %H:%M:%S')}\n")
@@ -128,7 +127,7 @@ def _give_up(file: TextIO, path: Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Inside this block errors of writing that name no file, such as that of a full disk, get the name of this one."""
+    """Add the name of this file to write errors that name none, such as a full disk."""
     try:
         yield
     except OSError as error:

@@ -1,10 +1,10 @@
-"""The Large Movie Review Dataset: 50,000 labelled reviews from IMDb, and 50,000 without a label.
+"""The Large Movie Review Dataset: 50,000 labelled and 50,000 unlabelled reviews from IMDb.
 
 Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment Analysis", ACL 2011.
 
-Archives are read as a stream of members, in memory. Nothing is extracted to disk, so no member can be written
-outside a folder, whatever its name. Only regular files called `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt`
-or `aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and all other names are passed over.
+Archives are read as a stream, in memory. Nothing is extracted to disk, so no member can be written outside a folder,
+whatever its name. Only regular files named `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or
+`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ FILENAME = "aclImdb_v1.tar.gz"
 LABELS = {"neg": 0, "pos": 1, "unsup": -1}
 FOLDERS = {"train": ("train/neg", "train/pos"), "test": ("test/neg", "test/pos"), "unsup": ("train/unsup",)}
 SPLITS = tuple(FOLDERS)
-# Tables of word counts in the dataset: each has a line for every review.
+# The dataset's tables of word counts: one line for each review.
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 
-BLOCK = 250  # at most so many neighbouring reviews that go to validation together: far more than one film has
+BLOCK = 250  # neighbouring reviews that go to validation together, at most: far more than one film has
 
 
 class Labelled(NamedTuple):
-    """Encoded texts and their classes: `ids`, an int32 array (T,) per text, and `labels`, an int64 array."""
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array."""
 
     ids: list[np.ndarray]
     labels: np.ndarray
@@ -52,7 +52,7 @@ class Labelled(NamedTuple):
 class Imdb(NamedTuple):
     """The dataset, ready for a classifier: three parts and the vocabulary that encoded them.
 
-    `unlabelled`: the texts to pre-train on, an int32 array (T,) each; none from `load_imdb`.
+    `unlabelled`: texts to pre-train on, an int32 array (T,) each; empty from `load_imdb`.
     """
 
     train: Labelled
@@ -63,7 +63,7 @@ class Imdb(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all parts but the test, encoded texts and labels in their order, in hexadecimal."""
+        """SHA-256 of all parts except the test, encoded texts and labels in order, in hexadecimal."""
         digest = hashlib.sha256()
         unlabelled = [Labelled(self.unlabelled, np.empty(0))] if self.unlabelled else []
         for ids, labels in (self.train, self.validation, *unlabelled):
@@ -81,14 +81,14 @@ def load_imdb(
 ) -> Imdb:
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
-    `validation` reviews, as many of each class, are drawn from the training part by `seed` alone and set
-    aside, in blocks of 250 neighbours: the reviews of one film stand next to each other in the archive, and a
-    model that has read some of them knows the others by the names in them. No film of the test reviews is among
-    the training reviews, so validation must not share its films with training either, or it flatters. (At the edges of
-    a block a film may still be cut in two.)
+    `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. They are set
+    aside in blocks of up to 250 neighbours: reviews of one film are next to each other in the archive, and a model that
+    has read some of them recognises the others by the names they mention. The test part shares no films with the
+    training part, so validation must not share films with training either, or its accuracy would be too high. (A film
+    at the edge of a block may still be split.)
 
-    The vocabulary, of at most `vocabulary_size` words, comes from the training reviews that are left; if a
-    `vocabulary` is given, as on resume, it is used as it is. Raises DataError.
+    The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
+    given, as on resume, it is used unchanged. Raises DataError.
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
@@ -111,10 +111,10 @@ def load_imdb_subwords(
 ) -> Imdb:
     """The dataset in BERT's WordPieces, with texts to pre-train on; arguments and validation part as in `load_imdb`.
 
-    `unlabelled` are the training reviews, and the dataset's unlabelled ones if they are at `path`. Of either, those
-    that are in the validation or test part word for word are left out (some of IMDb's are), as are those of one token.
-    The vocabulary, of at most `vocabulary_size` pieces, is learned from the same texts; if a `vocabulary` is given, as
-    on resume, or that of published weights, it is used as it is. Raises DataError.
+    `unlabelled` holds the training reviews, and the dataset's unlabelled reviews if `path` has them. Exact copies of
+    validation or test reviews (IMDb has some) and reviews of a single token are left out. The vocabulary, of at most
+    `vocabulary_size` pieces, is learned from the same texts. If `vocabulary` is given, as on resume or with published
+    weights, it is used unchanged. Raises DataError.
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, optional=("unsup",))
@@ -145,19 +145,18 @@ def read_splits(
     progress: bool = False,
     optional: Collection[str] = (),
 ) -> dict[str, tuple[list[str], np.ndarray]]:
-    """The reviews at `path`, read once: for each of `splits` the texts, and their labels, an int64 array.
+    """The reviews at `path`, read once: for each of `splits` the texts and their labels, an int64 array.
 
-    Labels are 0 (neg), 1 (pos) or -1 (unsup). The order is by label, then by review number, whatever the
-    order in the archive or the file system. `path` is the official archive, a tar.gz laid out like it, the
-    folder `aclImdb`, a folder that holds it, or a folder that holds archives called aclImdb*.tar.gz, which
-    are read together.
+    Labels are 0 (neg), 1 (pos) or -1 (unsup). Reviews are sorted by label, then by review number, whatever their order
+    in the archive or the file system. `path` is the official archive, a tar.gz with the same layout, the folder
+    `aclImdb`, a folder that contains it, or a folder of archives named aclImdb*.tar.gz, which are read together.
 
-    Raises DataError, naming the file or member: if `path` is missing or damaged; if a split is empty and not
-    `optional`; if a split has reviews, but none of one class; if a folder has fewer reviews than the tables of word
-    counts in it have lines; if two reviews of one class, number and rating have different texts (the same text in two
-    archives counts once); and if a review has no word in it or is not UTF-8.
+    Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
+    `optional`; if a split has reviews of only one class; if a folder has fewer reviews than its tables of word counts
+    have lines; if two reviews with the same class, number and rating have different texts (the same text in two
+    archives counts once); or if a review is not UTF-8 or contains no word.
     """
-    from tqdm import tqdm  # here, since it is a tenth of the time that importing the package takes
+    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
 
     for split in splits:
         if split not in SPLITS:
@@ -169,7 +168,7 @@ def read_splits(
             for where, split, place, data in members(source, splits):
                 text = _review(data, where)
                 if found[split].setdefault(place, text) != text:
-                    raise DataError(f"{where}: a second review of this number and rating, with another text")
+                    raise DataError(f"{where}: a second review with this number and rating, but a different text")
                 bar.update()
             if source.is_dir():
                 _check_whole(source, found)
@@ -184,18 +183,18 @@ def read_splits(
 
 
 def _check_whole(folder: Path, found: Mapping[str, Mapping]) -> None:
-    """Raise DataError if the folder aclImdb has fewer reviews than the tables in it have lines."""
+    """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in found.items():
         table = folder / TABLES[split]
         if reviews and table.is_file() and len(reviews) < (lines := table.read_bytes().count(b"\n")):
             raise DataError(
-                f"{folder}: {lines:,} reviews in {_folders(split)} by {table.name}, but {len(reviews):,} files; unpack "
-                f"the archive again, or delete {table.name} if a part is what you want"
+                f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
+                f"unpack the archive again, or delete {table.name} if you want only a part"
             )
 
 
 def _sources(path: Path) -> list[Path]:
-    """What to read for `path`: the folder aclImdb, or one or several archives."""
+    """What to read for `path`: the folder aclImdb, or one or more archives."""
     if path.is_file():
         return [path]
     if not path.exists():
@@ -209,21 +208,21 @@ def _sources(path: Path) -> list[Path]:
     return archives
 
 
-# What both readers yield for a review: where it is (for messages), split, (label, number, rating), content.
+# What both readers yield for each review: its location (for messages), split, (label, number, rating), content.
 _Member = tuple[str, str, tuple[int, ...], bytes]
 
 
 def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
-    """The reviews of `splits` in a tar.gz, in its order; raises DataError if it is truncated or corrupt."""
+    """The reviews of `splits` in a tar.gz, in its own order; raises DataError if it is truncated or corrupt."""
     try:
-        # One block of 512 bytes at a time, so that nothing past the end marker has been read when it is met.
+        # Read one block of 512 bytes at a time, so that nothing after the end marker is read with it.
         with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|", bufsize=512) as tar:
             for member in tar:
                 parsed = _parse(member.name, splits)
                 if parsed and member.isreg():
                     yield f"{archive}: {member.name}", *parsed, tar.extractfile(member).read()
-            # tarfile stops at a damaged header as it does at the end marker, two blocks of zeros or more.
-            # Reading on shows which it was, and has gzip check its sums.
+            # tarfile stops at a damaged header just as at the end marker, which is two or more blocks of zeros.
+            # Reading the rest shows which it was, and makes gzip verify its checksum.
             rest = stream.read()
     except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
         raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive ({error})") from error
@@ -234,7 +233,7 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
 
 
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
-    """The reviews of `splits` in the folder aclImdb, whatever it is called here."""
+    """The reviews of `splits` in the folder aclImdb, which may have another name."""
     for part in (part for split in splits for part in FOLDERS[split]):
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
@@ -246,7 +245,7 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
-    """Split and (label, number, rating) of the member called `name`; None if it is no review of `splits`."""
+    """Split and (label, number, rating) of the member `name`; None if it is not a review of `splits`."""
     match = _MEMBER.fullmatch(name)
     if match is None:
         return None
@@ -279,14 +278,14 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
 def _held_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int
 ) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
-    """The training part without `count` reviews, and these: see `load_imdb`."""
+    """The training part without `count` reviews, and those reviews: see `load_imdb`."""
     chosen = _drawn(labels, count, Key(seed).fold("validation"))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
     return ([texts[i] for i in kept], labels[kept]), ([texts[i] for i in chosen], labels[chosen])
 
 
 def _drawn(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
-    """Indices of `count` of `labels`, as many of each class as can be, in blocks drawn by `key`, in ascending order."""
+    """Ascending indices of `count` of the `labels`, balanced over the classes, in blocks drawn from `key`."""
     classes = np.unique(labels)
     generator = key.generator()
     chosen = []
@@ -295,8 +294,8 @@ def _drawn(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
         share = count // len(classes) + (i < count % len(classes))
         if not 0 <= share < len(members):
             raise DataError(
-                f"validation: {count} reviews asked for, {share} of class {label}, "
-                f"but the training part has only {len(members)} of them"
+                f"validation: {count} reviews need {share} of class {label}, "
+                f"but the training part has only {len(members)}"
             )
         size = max(1, min(BLOCK, share))
         blocks = [members[start : start + size] for start in range(0, len(members), size)]

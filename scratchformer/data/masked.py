@@ -1,4 +1,4 @@
-"""Batches for pre-training on text without labels: hidden tokens, and pairs of texts that belong together or do not."""
+"""Batches for pre-training on unlabelled text: hidden tokens, and pairs of texts that are consecutive or unrelated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .batching import batches_by_length, count_of, slices
 from .imdb import Labelled
 from .subwords import BERT_SPECIALS, Subwords
 
-MASKED, REPLACED = 0.8, 0.1  # of the chosen tokens are shown as [MASK], as a random token, and the others as they are
+MASKED, REPLACED = 0.8, 0.1  # shares of the chosen tokens shown as [MASK] and as a random token; the rest are kept
 
 
 def places_of(n: int, share: float) -> int:
@@ -21,7 +21,7 @@ def places_of(n: int, share: float) -> int:
 
 
 def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
-    """The texts of `dataset` as rows "[CLS] text [SEP]", in which a classifier reads them."""
+    """The texts of `dataset` as rows "[CLS] text [SEP]", as a classifier reads them."""
     first, last = ([vocabulary[token]] for token in ("[CLS]", "[SEP]"))
     return dataset._replace(ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
 
@@ -30,8 +30,8 @@ class MaskedBatch(NamedTuple):
     """Rows "[CLS] A [SEP] B [SEP]" with hidden tokens.
 
     `ids` (B, T) int32; `lengths` (B,) int64, all T; `segments` (B, T) int32, 0 up to the first [SEP] and 1 after it;
-    `places` (B, K) int64, those that were chosen, in ascending order; `targets` (B, K) int32, the tokens that were
-    there; `unrelated` (B,) int64, 1 where B is from another text than A, 0 where it is the continuation of A.
+    `places` (B, K) int64, the chosen positions, in ascending order; `targets` (B, K) int32, the original tokens there;
+    `unrelated` (B,) int64, 1 if text B is from another row, 0 if it continues A.
     """
 
     ids: np.ndarray
@@ -43,8 +43,8 @@ class MaskedBatch(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """The number of chosen places; all of them count. Each row has K, so a micro-batch has the same share of the
-        places as of the rows, and one weight serves both means of the loss.
+        """The number of chosen positions, which all count. Every row has K, so a micro-batch has the same share of the
+        positions as of the rows, and one weight serves both means of the loss.
         """
         return count_of(self.targets)
 
@@ -54,7 +54,7 @@ class MaskedBatch(NamedTuple):
         return int(self.lengths.sum())
 
     def stretched(self, rows: int, length: int) -> MaskedBatch:
-        """A batch of `rows` rows of `length` tokens, these ones repeated: as large as batches may be."""
+        """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
         share = self.places.shape[1] / (self.ids.shape[1] - 3)
         places = places_of(length - 3, share)
         widths = (length, None, length, places, places, None)
@@ -64,35 +64,35 @@ class MaskedBatch(NamedTuple):
         return MaskedBatch(*stretched)._replace(lengths=np.full(rows, length))
 
     def split(self, size: int) -> list[MaskedBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows."""
+        """The same rows, in order, as micro-batches of at most `size` rows."""
         return [MaskedBatch(*(x[rows] for x in self)) for rows in slices(len(self.ids), size)]
 
 
 class MaskedBatches:
     """Pre-training batches from texts, each a pure function of a key and a step number.
 
-    texts: sequences of token ids. vocabulary: theirs, with BERT's special tokens. batch_size: B, 2 at least.
-    max_length: of a row, its three special tokens included. short_length, short_steps: rows of the first `short_steps`
-    training steps have at most `short_length` tokens, by default none: what attention costs grows with the square of
-    the length, and most of what there is to learn is near. chosen: the share of the tokens that are to be predicted.
+    texts: sequences of token ids. vocabulary: the one that encoded them, with BERT's special tokens. batch_size: B, at
+    least 2. max_length: of a row, including its three special tokens. short_length, short_steps: in the first
+    `short_steps` training steps (0 by default) rows have at most `short_length` tokens, since the cost of attention
+    grows with the square of the length and most dependencies are local. chosen: the share of the tokens to predict.
 
-    In an epoch every text occurs once (but for fewer than B of them, and but for the epoch in which rows become longer,
-    where the rest is planned again), in batches of similar length (see `LabelledBatches`). A row is a piece of n tokens
-    of a text, from a place that is drawn again each time; n is the same for all rows of a batch, at most max_length − 3
-    and at most the length of the shortest text, so that there is no padding. The piece is cut in two at a random place,
-    A and B. In half of the rows B is exchanged for that of another row: so in both kinds B begins within a text, and
-    has the same length.
+    Every text occurs once per epoch, in batches of similar length (see `LabelledBatches`). Two exceptions: fewer than B
+    texts are left out, and in the epoch in which rows become longer, the remaining steps are planned anew. A row is a
+    piece of n tokens of a text, from a random start; n is the same for all rows of a batch, at most max_length − 3 and
+    at most the length of the shortest text, so there is no padding. The piece is cut at a random point into A and B. In
+    half of the rows, B is replaced by the B of another row. So in both kinds of row, B begins within a text and has the
+    same length.
 
-    Of the n tokens round(chosen · n) are chosen, at least one; the special ones never are. 80% of them are shown as
-    [MASK], 10% as a token drawn from the whole vocabulary but the special ones, and 10% as they are. A model does not
-    know which of the tokens that it sees are right, and so must have a vector for each that knows its surroundings. The
-    choice is another one at every step.
+    round(chosen · n) of the n tokens are chosen, at least one; special tokens never are. 80% of them are shown as
+    [MASK], 10% as a token drawn from the vocabulary without the special tokens, and 10% unchanged. The model cannot
+    tell which of the tokens it sees are right, so its vector for every token must take the context into account. The
+    choice is new at every step.
 
-    `len()` is the number of batches an epoch. Raises ValueError for fewer than B texts, a text of fewer than two
-    tokens, naming its index, or `chosen` outside of 0 to 1.
+    `len()` is the number of batches in an epoch. Raises ValueError for fewer than B texts, for a text of fewer than two
+    tokens, naming its index, and unless 0 < chosen < 1.
 
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendices A.1 and A.2 (nine tenths of the steps with short
-    rows); a choice that is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1. More than 15% chosen:
+    rows). The choice is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1. For more than 15% chosen, see
     Wettig et al., "Should you mask 15% in masked language modeling?", 2023.
     """
 
@@ -112,32 +112,33 @@ class MaskedBatches:
             raise ValueError(f"batch_size: expected at least 2, since rows exchange texts, got {batch_size}")
         if not 5 <= short_length <= max_length:
             raise ValueError(
-                "short_length, max_length: expected at least 5, for [CLS], [SEP], [SEP] and two texts, and the short "
-                f"one first, got {short_length}, {max_length}"
+                "short_length, max_length: expected 5 <= short_length <= max_length, for [CLS], [SEP], [SEP] and two "
+                f"texts, got {short_length}, {max_length}"
             )
         if not 0 < chosen < 1:
-            raise ValueError(f"chosen: expected a share of the tokens, above 0 and below 1, got {chosen}")
+            raise ValueError(f"chosen: expected 0 < chosen < 1, the share of the tokens to predict, got {chosen}")
         if len(texts) < batch_size:
-            raise ValueError(f"texts: expected at least batch_size = {batch_size} of them, got {len(texts)}")
+            raise ValueError(f"texts: expected at least batch_size = {batch_size}, got {len(texts)}")
         self.lengths = np.array([len(text) for text in texts])
         if self.lengths.min() < 2:
-            raise ValueError(f"texts: number {np.argmin(self.lengths)} has {self.lengths.min()} token(s), fewer than 2")
+            i = np.argmin(self.lengths)
+            raise ValueError(f"texts: expected at least 2 tokens in each, got {self.lengths[i]} in number {i}")
         self.texts, self.batch_size, self.max_length, self.key = texts, batch_size, max_length, key
         self.cls, self.sep, self.mask = (vocabulary[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
         special = [vocabulary[token] for token in BERT_SPECIALS]
         self.ordinary = np.setdiff1d(np.arange(len(vocabulary)), special).astype(np.int32)
         self.short_length, self.short_steps, self.chosen = short_length, short_steps, chosen
-        self._plan: tuple | None = None  # the current epoch, its longest row, and the texts of its batches
+        self._plan: tuple | None = None  # the current epoch, its row length, and the texts of its batches
 
     def __len__(self) -> int:
         return len(self.lengths) // self.batch_size
 
     def epoch(self, step: int) -> int:
-        """The epoch that training step `step` belongs to, from 0."""
+        """The epoch of training step `step`, from 0."""
         return step // len(self)
 
     def batch(self, step: int) -> MaskedBatch:
-        """The batch of training step `step`, the same whenever it is asked for."""
+        """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         longest = (self.short_length if step < self.short_steps else self.max_length) - 3
         plan = self._plan  # read once: another thread may ask for another epoch
@@ -152,8 +153,8 @@ class MaskedBatches:
         return self._masked(*self._paired(words, generator), generator)
 
     def _paired(self, words: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
-        """Pieces (B, n) as A and B: the tokens (B, n), where in a row they go (B, n), the length of A (B, 1), and
-        `unrelated`.
+        """Cut pieces (B, n) into A and B. Returns the tokens (B, n), their positions in the row (B, n), the lengths of
+        A (B, 1), and `unrelated` (B,).
         """
         B, n = words.shape
         cut = generator.integers(1, n, (B, 1))

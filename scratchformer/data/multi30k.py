@@ -1,7 +1,7 @@
 """Multi30k: descriptions of 31,014 photographs in English and German (task 1, 2016).
 
-29,000 pairs for training, 1,014 for validation, and the 1,000 of the 2016 test. Source: Elliott et al., "Multi30K:
-multilingual English-German image descriptions", 2016; https://github.com/multi30k/dataset.
+29,000 pairs for training, 1,014 for validation, and 1,000 for testing (the 2016 test set). Source: Elliott et al.,
+"Multi30K: multilingual English-German image descriptions", 2016; https://github.com/multi30k/dataset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTS = {"train": "train", "validation": "val", "test": "test_2016_flickr"}
 
 
 class Pairs(NamedTuple):
-    """Sentences and their translations: line i of the one is line i of the other."""
+    """Sentences and their translations: source[i] and target[i] are a pair."""
 
     source: list[str]
     target: list[str]
@@ -41,7 +41,7 @@ class Multi30k(NamedTuple):
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of all sentences, in hexadecimal: equal only for equal data in one direction."""
+        """SHA-256 of all sentences, in hexadecimal: equal only for equal data in the same direction."""
         digest = hashlib.sha256()
         for part in self:
             for side in part:
@@ -50,10 +50,11 @@ class Multi30k(NamedTuple):
 
 
 def load_multi30k(path: str | os.PathLike[str] | None = None, source: str = "en", target: str = "de") -> Multi30k:
-    """The sentences of both languages, "en" and "de", from the folder `path`, or downloaded if it is None.
+    """The sentence pairs, `source` and `target` being "en" or "de", from the folder `path`, or downloaded if None.
 
-    The folder holds train, val and test_2016_flickr, each with .en and .de, plain or with .gz added. Raises DataError,
-    naming the file and the line, if one is missing or damaged, if two do not have as many lines, or if a line is empty.
+    The folder holds train, val and test_2016_flickr, each as .en and .de, plain or gzipped (.gz). Raises DataError,
+    naming the file and the line, if a file is missing or damaged, if the two files of a pair differ in their number of
+    lines, or if a line is empty.
     """
     for name, language in (("source", source), ("target", target)):
         if language not in ("en", "de"):
@@ -67,7 +68,7 @@ def _pairs(path: str | os.PathLike[str] | None, stem: str, source: str, target: 
     if len(pairs.source) != len(pairs.target):
         raise DataError(
             f"{files[0]} has {len(pairs.source):,} lines, but {files[1].name} has {len(pairs.target):,}: "
-            "they are no translations of each other"
+            "they are not translations of each other"
         )
     return pairs
 

@@ -1,9 +1,9 @@
-"""Sub-word vocabularies: byte-pair encoding and WordPiece, by the library `tokenizers`.
+"""Sub-word vocabularies: byte-pair encoding and WordPiece, with the library `tokenizers`.
 
-Between words, of which a text never has all, and characters, which make it long: a frequent word is one token, a rare
-one is made of several pieces. Byte-pair encoding joins the most frequent neighbours, again and again (Sennrich et al.,
-"Neural machine translation of rare words with subword units", 2016); WordPiece cuts a word greedily from the left into
-the longest pieces that it has (Schuster, Nakajima, "Japanese and Korean voice search", 2012).
+A vocabulary of words never has every word, and texts split into characters are long. Sub-words lie between: a frequent
+word is one token, a rare one several pieces. Byte-pair encoding repeatedly joins the most frequent pair of neighbours
+(Sennrich et al., "Neural machine translation of rare words with subword units", 2016). WordPiece splits a word greedily
+from the left into the longest pieces in its vocabulary (Schuster, Nakajima, "Japanese and Korean voice search", 2012).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ import numpy as np
 from .download import DataError
 from .files import replacing
 
-PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # of translation
+PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 GPT2_END = "<|endoftext|>"
-# How BERT reads a text: settings of a published folder, as the library has them, and what is meant without them.
+# How BERT reads a text: a setting in a published folder, the library's name for it, and its default.
 BERT_SETTINGS = {
     "do_lower_case": ("lowercase", True),
     "strip_accents": ("strip_accents", None),
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
 
-_LINES = 10_000  # that are encoded at once
-_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>: merges do not join letters and other signs
-# The symbols that GPT-2 writes for bytes: those that print stand for themselves, the others are numbered from 256 on.
+_LINES = 10_000  # encoded at once
+_SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>; merges never join letters and punctuation
+# The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
 _OTHERS = sorted({*range(256)} - {*_PRINTING})
 _BYTES = {chr(b): b for b in _PRINTING} | {chr(256 + i): b for i, b in enumerate(_OTHERS)}
@@ -51,17 +51,18 @@ def _library() -> Any:
 
 
 class Subwords:
-    """A sub-word vocabulary: texts to numbers and back. `tokenizer` is a `tokenizers.Tokenizer`."""
+    """A sub-word vocabulary: texts to token ids and back. `tokenizer` is a `tokenizers.Tokenizer`."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.tokenizer.encode_special_tokens = True  # the library's name for reading them as plain text
+        self.tokenizer.encode_special_tokens = True  # despite its name: read special tokens in a text as plain text
 
     @classmethod
     def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
         """Byte-pair encoding learned from `texts`: at most `size` tokens, with PAD, UNKNOWN, BEGIN and END as 0 to 3.
 
-        Spaces become part of the word after them, and punctuation stands alone, so that decoding gives the text back.
+        A space becomes part of the word after it, and punctuation marks are tokens of their own, so decoding restores
+        the text.
         """
         lib = _library()
         tokenizer = lib.Tokenizer(lib.models.BPE(unk_token=UNKNOWN))
@@ -74,10 +75,10 @@ class Subwords:
 
     @classmethod
     def byte_bpe(cls, texts: Iterable[str], size: int) -> Subwords:
-        """GPT-2's byte-pair encoding learned from `texts`: its symbols are bytes, so that no text is unknown to it.
+        """GPT-2's byte-pair encoding learned from `texts`: its symbols are bytes, so it can encode any text.
 
-        At most `size` tokens, 257 at least: all bytes, and GPT2_END as number 0. Source: Radford et al., "Language
-        models are unsupervised multitask learners", 2019, section 2.2.
+        It has at most `size` tokens, but at least 257: all bytes, and GPT2_END as id 0. Source: Radford et al.,
+        "Language models are unsupervised multitask learners", 2019, section 2.2.
         """
         lib = _library()
         tokenizer = _byte_level(lib, lib.models.BPE())
@@ -107,21 +108,20 @@ class Subwords:
     def from_bert(cls, folder: str | os.PathLike[str]) -> Subwords:
         """The WordPiece vocabulary of a published BERT, from vocab.txt in its folder.
 
-        Texts become lower case and lose their accents, and each Chinese character is a word, unless
-        tokenizer_config.json in the folder says otherwise: do_lower_case, strip_accents (null, or not there: as
-        do_lower_case), tokenize_chinese_chars. Raises DataError if a file is missing or damaged, or if a config.json in
-        the folder gives another number of tokens. Only that number shows that a vocab.txt was cut off after a whole
-        line.
+        Texts are lowercased and stripped of accents, and each Chinese character is a word, unless tokenizer_config.json
+        in the folder says otherwise: do_lower_case, strip_accents (if null or absent, the same as do_lower_case),
+        tokenize_chinese_chars. Raises DataError if a file is missing or damaged, or if a config.json in the folder
+        gives another number of tokens: only this shows that a vocab.txt was truncated at the end of a line.
         """
         lib, path = _library(), Path(folder) / "vocab.txt"
         words: dict[str, int] = {}
         for number, line in enumerate(_lines(path)):
             if words.setdefault(token := line.rstrip(), number) != number:
-                places = f"line {words[token] + 1} and in line {number + 1}"
-                raise DataError(f"vocabulary {path} is damaged: {token!r} stands in {places}")
+                lines = f"line {words[token] + 1} and in line {number + 1}"
+                raise DataError(f"vocabulary {path} is damaged: {token!r} is in {lines}")
         options = _bert_options(Path(folder) / "tokenizer_config.json")
         if missing := [token for token in BERT_SPECIALS if token not in words]:
-            raise DataError(f"vocabulary {path} is none of BERT: {', '.join(missing)} missing")
+            raise DataError(f"vocabulary {path} is not BERT's: {', '.join(missing)} missing")
         if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
             raise DataError(f"vocabulary {path} has {len(words):,} tokens, the model of config.json {size:,}")
         tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
@@ -130,11 +130,11 @@ class Subwords:
 
     @classmethod
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
-        """The byte-pair encoding of a published GPT-2, vocab.json and merges.txt in its folder.
+        """The byte-pair encoding of a published GPT-2, from vocab.json and merges.txt in its folder.
 
-        Raises DataError, naming the file and the line or a token, if a file is missing or damaged, or if the two do not
-        fit: vocab.json must have all 256 bytes and GPT2_END, and each of its other tokens must be a special one, such
-        as <pad>, or made by a merge. So a merges.txt that was cut short is found out, wherever it was cut.
+        Raises DataError, naming the file and the line or a token, if a file is missing or damaged or if the two do not
+        match. vocab.json must have all 256 bytes and GPT2_END, and every other token must be a special one, such as
+        <pad>, or the result of a merge. So a truncated merges.txt is always noticed.
         """
         lib = _library()
         words = _gpt2_words(Path(folder) / "vocab.json")
@@ -147,35 +147,35 @@ class Subwords:
         return self.tokenizer.get_vocab_size()
 
     def __getitem__(self, token: str) -> int:
-        """The number of a token; raises DataError if there is none: it is the vocabulary of something else."""
+        """The id of a token; raises DataError if it is not in the vocabulary, which is then for something else."""
         number = self.tokenizer.token_to_id(token)
         if number is None:
             raise DataError(f"vocabulary: no token {token!r} in it")
         return number
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of the tokens of `text`, int32 (T,), without special ones: the name of one in it, as "[SEP]",
-        "<eos>" or "<|endoftext|>", is plain text. `self["[SEP]"]` is its number.
+        """The token ids of `text`, int32 (T,), without special tokens. The name of one in the text, such as "[SEP]",
+        "<eos>" or "<|endoftext|>", is read as plain text; `self["[SEP]"]` is its id.
         """
         return self.encode_all([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """`encode` of many texts, on all cores."""
+        """`encode` for many texts, on all cores."""
         encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
 
     def encode_long(self, text: str) -> np.ndarray:
-        """`encode` of a whole corpus, on all cores and in little memory, with a byte-pair encoding of bytes.
+        """`encode` for a whole corpus, on all cores and in little memory; for a byte-level encoding (`byte_bpe`).
 
-        The text is cut between two lines where the first does not end, and the second does not begin, with white space.
-        No token reaches over such a place, so the numbers are the same.
+        The text is cut at newlines with no white space on either side. No token crosses such a cut, so the ids are the
+        same.
         """
         lines = re.split(r"(?<=\S\n)(?=\S)", text)
         parts = (self.encode_all(lines[start : start + _LINES]) for start in range(0, len(lines), _LINES))
         return np.concatenate([ids for part in parts for ids in part])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of ids (T,), without special tokens; raises IndexError for an id out of range."""
+        """The text of `ids` (T,), without special tokens; raises IndexError if an id is out of range."""
         ids = np.asarray(ids, np.int64)
         if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
             raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
@@ -183,9 +183,9 @@ class Subwords:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """What each token of a byte-pair encoding of bytes stands for: those of a text, joined, are its UTF-8.
+        """The bytes of each token of a byte-level encoding: joined, the pieces of a text are its UTF-8.
 
-        A special token stands for its name. Raises ValueError for another kind of vocabulary.
+        The bytes of a special token are its name. Raises ValueError for any other kind of vocabulary.
         """
         special = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
         found = [b""] * (1 + max(self.tokenizer.get_vocab().values(), default=-1))
@@ -193,7 +193,7 @@ class Subwords:
             try:
                 found[number] = token.encode() if token in special else bytes(_BYTES[symbol] for symbol in token)
             except KeyError:
-                raise ValueError(f"vocabulary: expected tokens made of bytes, as GPT-2's, got {token!r}") from None
+                raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {token!r}") from None
         return found
 
     @cached_property
@@ -207,7 +207,7 @@ class Subwords:
         return hashlib.sha256(self.tokenizer.to_str().encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the vocabulary to `path`, JSON as the library has it; a failure leaves no half file."""
+        """Write the vocabulary to `path`, in the library's JSON format; a failure leaves no partial file."""
         with replacing(Path(path)) as unfinished:
             unfinished.write_text(self.tokenizer.to_str(), encoding="utf-8")
 
@@ -219,7 +219,7 @@ class Subwords:
             return cls(_library().Tokenizer.from_str(text))
         except ImportError:
             raise
-        except Exception as error:  # the library raises no narrower one
+        except Exception as error:  # the library raises nothing more specific
             raise DataError(f"vocabulary {path} is damaged: {error}") from error
 
 
@@ -237,7 +237,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _gpt2_words(path: Path) -> dict[str, int]:
-    """The tokens of a vocab.json and their numbers."""
+    """The tokens of a vocab.json and their ids."""
     try:
         words = json.loads(_text(path))
     except json.JSONDecodeError as error:
@@ -248,16 +248,16 @@ def _gpt2_words(path: Path) -> dict[str, int]:
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
         raise DataError(f"vocabulary {path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
     if GPT2_END not in words:
-        raise DataError(f"vocabulary {path} is none of GPT-2: {GPT2_END} missing")
+        raise DataError(f"vocabulary {path} is not GPT-2's: {GPT2_END} missing")
     if missing := sorted(_BYTES.keys() - words.keys()):
         found = f"{len(missing)} of the 256 bytes missing, such as {missing[0]!r}"
-        raise DataError(f"vocabulary {path} is none of GPT-2: {found}")
+        raise DataError(f"vocabulary {path} is not GPT-2's: {found}")
     return words
 
 
 def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs of tokens in a merges.txt; each pair makes one token of `words`."""
-    merges: dict[tuple[str, str], int] = {}  # and the lines
+    """The pairs of tokens in a merges.txt; each pair merges into one token of `words`."""
+    merges: dict[tuple[str, str], int] = {}  # and the line of each
     for number, line in enumerate(_lines(path), 1):
         if line.startswith("#version"):
             continue
@@ -269,12 +269,12 @@ def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
             if token not in words:
                 raise DataError(f"{where}: {token!r} is not in vocab.json")
         if merges.setdefault((first, second), number) != number:
-            raise DataError(f"{where}: stands in line {merges[first, second]} already")
+            raise DataError(f"{where}: the same as line {merges[first, second]}")
     made = {first + second for first, second in merges}
     if unmade := [word for word in words if len(word) > 1 and word not in made and not _SPECIAL.fullmatch(word)]:
         raise DataError(
-            f"vocabulary {path} is cut short, or of another vocab.json: no merge makes {len(unmade):,} of the tokens "
-            f"there, such as {unmade[0]!r}"
+            f"vocabulary {path} is truncated or belongs to another vocab.json: no merge makes {len(unmade):,} of the "
+            f"tokens there, such as {unmade[0]!r}"
         )
     return list(merges)
 
@@ -283,13 +283,13 @@ def _model_size(path: Path) -> int | None:
     """The number of tokens in a model's config.json; None if it does not say."""
     try:
         size = json.loads(path.read_bytes()).get("vocab_size")
-    except (OSError, ValueError, AttributeError):  # loading the model says what is wrong with it
+    except (OSError, ValueError, AttributeError):  # loading the model will say what is wrong
         return None
     return size if isinstance(size, int) else None
 
 
 def _bert_options(path: Path) -> dict[str, bool | None]:
-    """What a tokenizer_config.json, if there is one, says of how BERT reads a text; raises DataError."""
+    """The settings of a tokenizer_config.json, or the defaults if there is none; raises DataError."""
     try:
         settings = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (ValueError, TypeError) as error:

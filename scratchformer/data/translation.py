@@ -1,4 +1,4 @@
-"""Batches of sentence pairs, of about as many tokens each."""
+"""Batches of sentence pairs, each with about the same number of tokens."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .subwords import BEGIN, END, PAD, Subwords
 class TranslationBatch(NamedTuple):
     """Sentence pairs for an encoder-decoder.
 
-    source: (B, S) int32, PAD after the end. lengths: (B,) int64, of the sources. target: (B, T) int32, what the
-    decoder is given: BEGIN and the target's tokens. targets: (B, T) int32, what it is to predict: the target's tokens
-    and END, and after them IGNORED.
+    source: (B, S) int32, with PAD after the end. lengths: (B,) int64, of the sources. target: (B, T) int32, the
+    decoder's input: BEGIN, then the tokens of the target. targets: (B, T) int32, what it should predict: the tokens of
+    the target, END, then IGNORED.
     """
 
     source: np.ndarray
@@ -35,18 +35,18 @@ class TranslationBatch(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """The number of tokens on both sides, padding not counted."""
+        """The number of tokens on both sides, without padding."""
         return int(self.lengths.sum()) + self.weight
 
     def stretched(self, rows: int, length: int) -> TranslationBatch:
-        """A batch of `rows` pairs of `length` tokens, these ones repeated: as large as batches may be."""
+        """A batch of the largest size, `rows` pairs of `length` tokens, filled by repeating this one."""
         source, target, targets = (
             np.resize(x[:rows], (rows, length)) for x in (self.source, self.target, self.targets)
         )
         return TranslationBatch(source, np.full(rows, length), target, np.maximum(targets, 0))
 
     def split(self, size: int) -> list[TranslationBatch]:
-        """The same rows in order, as micro-batches of at most `size` rows, each as wide as its longest."""
+        """The same rows, in order, as micro-batches of at most `size` rows, each as wide as its longest row."""
         parts = []
         for rows in slices(len(self.lengths), size):
             source, lengths, target, targets = (a[rows] for a in self)
@@ -63,8 +63,8 @@ class TokenPairs(NamedTuple):
 
 
 def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = "pairs") -> TokenPairs:
-    """The pairs as token ids. Raises DataError for a sentence of more than `max_length` tokens, with END, for no pairs,
-    and unless there are as many targets as sources; part: what the message calls them.
+    """The pairs as token ids. Raises DataError if there are no pairs, if sources and targets differ in number, or if a
+    sentence has more than `max_length` tokens with END; `part` names the pairs in the message.
     """
     if not pairs.source:
         raise DataError(f"{part}: expected sentences, got none")
@@ -82,12 +82,12 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
 
 
 class TranslationBatches:
-    """Training batches: every pair once an epoch, those of like length together, about `tokens` tokens a side.
+    """Training batches of pairs of similar length: every pair once per epoch, up to `tokens` tokens per side.
 
-    Pairs are sorted by the length of the target and then of the source, equal ones in random order, and cut where
-    rows × the longest side would exceed `tokens`; then the batches are shuffled. Both by `key` and the epoch, so that
-    batch n is a function of n. The cuts depend on the lengths alone, so that every epoch has as many batches: `len()`.
-    Raises ValueError if there are no pairs, or one is longer than `tokens`.
+    Pairs are sorted by target length, then source length, ties in random order. They are cut where rows × the longest
+    side would exceed `tokens`, and the batches are shuffled. All randomness comes from `key` and the epoch, so batch n
+    is a function of n. The cuts depend only on the lengths, so every epoch has the same number of batches, `len()`.
+    Raises ValueError if there are no pairs or if one is longer than `tokens`.
     """
 
     def __init__(self, pairs: TokenPairs, tokens: int, subwords: Subwords, key: Key) -> None:
@@ -104,11 +104,11 @@ class TranslationBatches:
         return len(self.cuts)
 
     def epoch(self, step: int) -> int:
-        """The epoch that training step `step` belongs to, from 0."""
+        """The epoch of training step `step`, from 0."""
         return step // len(self)
 
     def batch(self, step: int) -> TranslationBatch:
-        """The batch of training step `step`, the same whenever it is asked for."""
+        """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
         if plan is None or plan[0] != epoch:
@@ -119,7 +119,7 @@ class TranslationBatches:
 
 
 def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterator[TranslationBatch]:
-    """Batches for evaluation: every pair once, the shortest first; `tokens` as for `TranslationBatches`."""
+    """Batches for evaluation: every pair once, shortest first; `tokens` as for `TranslationBatches`."""
     source, target = lengths_of(pairs)
     order = np.lexsort((source, target))
     cuts = cut_by_tokens(np.maximum(source, target)[order], tokens)
@@ -127,12 +127,12 @@ def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterat
 
 
 def lengths_of(pairs: TokenPairs) -> tuple[np.ndarray, np.ndarray]:
-    """How long the sides of each pair are in a batch, with END."""
+    """The lengths of the sources and of the targets in a batch, including END."""
     return np.array([len(s) for s in pairs.source]), np.array([len(t) + 1 for t in pairs.target])
 
 
 def cut_by_tokens(lengths: np.ndarray, tokens: int) -> list[slice]:
-    """Consecutive slices of `lengths` (n,), each of as many as keep number × longest up to `tokens`."""
+    """Consecutive slices of `lengths` (n,), each as long as possible while number × longest is at most `tokens`."""
     cuts, start, longest = [], 0, 0
     for i, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
@@ -143,7 +143,7 @@ def cut_by_tokens(lengths: np.ndarray, tokens: int) -> list[slice]:
 
 
 def translation_batch(pairs: TokenPairs, rows: Sequence[int] | np.ndarray, subwords: Subwords) -> TranslationBatch:
-    """The pairs with the numbers `rows` as a batch."""
+    """The pairs with the indices `rows`, as a batch."""
     begin, end, pad = (np.array([subwords[token]], np.int32) for token in (BEGIN, END, PAD))
     source = [pairs.source[i] for i in rows]
     target = [np.concatenate([begin, pairs.target[i]]) for i in rows]

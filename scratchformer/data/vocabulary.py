@@ -1,7 +1,7 @@
-"""Words to numbers and back.
+"""Words to ids and back.
 
-A vocabulary is a list of words; a word's number is its place in the list. Places 0 and 1 belong to the
-padding and to every word that is not in the list.
+A vocabulary is a list of words, and the id of a word is its index in the list. Id 0 is padding, id 1 any word that is
+not in the list.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _TOKEN = re.compile(rf"{_LETTERS}(?:'{_LETTERS})*|\S")
 def tokenize(text: str) -> list[str]:
     """The words and punctuation marks of `text`, in lower case.
 
-    A word is a run of letters and digits, with apostrophes inside it kept ("don't", curly or straight); every
-    other character that is not white space stands alone. The HTML line break `<br />` counts as white space.
+    A word is a run of letters and digits, which may contain apostrophes ("don't", curly or straight). Every other
+    character that is not white space is a token of its own. The HTML line break `<br />` counts as white space.
     """
     return _TOKEN.findall(_plain(text))
 
 
 def has_word(text: str) -> bool:
-    """Whether `text` holds at least one word, punctuation and `<br />` aside."""
+    """Whether `text` contains a word; punctuation and `<br />` do not count."""
     return _WORD.search(_plain(text)) is not None
 
 
@@ -46,10 +46,10 @@ def _plain(text: str) -> str:
 
 
 class Vocabulary:
-    """A list of words, with `<pad>` as number 0 and `<unk>` as number 1 before those given.
+    """A list of words: `<pad>` with id 0, `<unk>` with id 1, then the given ones.
 
-    `words` is the whole list, the two specials included. Raises ValueError if a word occurs twice, is empty,
-    or has white space in it (`save` writes one word a line).
+    The attribute `words` is the whole list, including these two. Raises ValueError if a word occurs twice, is empty, or
+    contains white space (`save` writes one word per line).
     """
 
     words: tuple[str, ...]
@@ -62,13 +62,13 @@ class Vocabulary:
             raise ValueError(f"words: {word!r} occurs {count} times")
         for i, word in enumerate(self.words):
             if word.split() != [word]:
-                raise ValueError(f"words: number {i}, {word!r}, is empty or has white space in it")
+                raise ValueError(f"words: number {i}, {word!r}, is empty or contains white space")
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> Vocabulary:
-        """The vocabulary of the most frequent words of `texts`: `size` at most, the two specials included.
+        """The vocabulary of the most frequent words of `texts`: at most `size`, including `<pad>` and `<unk>`.
 
-        Words that are equally frequent go by the alphabet, so the order of `texts` does not matter.
+        Equally frequent words are sorted alphabetically, so the order of `texts` does not matter.
         """
         if size < len(SPECIALS):
             raise ValueError(f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}")
@@ -82,12 +82,12 @@ class Vocabulary:
         return len(self.words)
 
     def encode(self, text: str) -> np.ndarray:
-        """The numbers of the words of `text`, int32 (T,); a word that is not in the list is 1."""
+        """The ids of the words of `text`, int32 (T,); a word that is not in the list has id 1."""
         number = self._index.get
         return np.array([number(word, UNKNOWN) for word in tokenize(text)], dtype=np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The words of `ids` (T,), with a space between them; raises IndexError for an id out of range."""
+        """The words of `ids` (T,), separated by spaces; raises IndexError if an id is out of range."""
         ids = np.asarray(ids, dtype=np.int64)
         if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
             raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
@@ -95,11 +95,11 @@ class Vocabulary:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the words in their order, in hexadecimal: equal only for equal vocabularies."""
+        """SHA-256 of the words in order, in hexadecimal: equal only for equal vocabularies."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the words to `path`, UTF-8, one a line, from number 0 on; a failure leaves no half file."""
+        """Write the words to `path` in order, UTF-8, one per line; a failure leaves no partial file."""
         with replacing(Path(path)) as unfinished:
             unfinished.write_bytes("".join(f"{word}\n" for word in self.words).encode())
 
@@ -107,8 +107,8 @@ class Vocabulary:
     def load(cls, path: str | os.PathLike[str], fingerprint: str | None = None) -> Vocabulary:
         """The vocabulary that `save` wrote to `path`.
 
-        Raises DataError if the file is missing or damaged, or if its words do not have the `fingerprint`
-        given: a file cut at the end of a line is found out only by that.
+        Raises DataError if the file is missing or damaged, or if `fingerprint` is given and the words do not have it:
+        only this shows that a file was truncated at the end of a line.
         """
         try:
             lines = Path(path).read_bytes().decode().split("\n")
@@ -127,6 +127,6 @@ class Vocabulary:
         if fingerprint is not None and vocabulary.fingerprint != fingerprint:
             raise DataError(
                 f"vocabulary {path}: expected fingerprint {fingerprint[:12]}, "
-                f"got {vocabulary.fingerprint[:12]} ({len(vocabulary)} words); it is damaged or another one"
+                f"got {vocabulary.fingerprint[:12]} ({len(vocabulary)} words); it is damaged or a different one"
             )
         return vocabulary

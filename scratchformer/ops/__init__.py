@@ -4,10 +4,10 @@
     dx, ... = op_backward(dy, cache)
 
 The backward is the exact vector-Jacobian product: for a scalar loss L and dy = ∂L/∂y it gives dx = ∂L/∂x, one gradient
-for each differentiable argument, in their order. Nothing here holds state, and nothing writes to its arguments.
+for each differentiable argument, in the order of the arguments. No operation holds state or writes to its arguments.
 
-Arrays are floating-point; ids, targets, places and lengths are integers. Anything else raises TypeError: a softmax or
-a mean of integers would be rounded to integers too.
+Arrays are floating-point; ids, targets, places and lengths are integers. Anything else raises TypeError, since the
+softmax or mean of an integer array would be rounded to integers.
 
 Letters, the same in every module:
 
@@ -16,7 +16,7 @@ Letters, the same in every module:
     F feed-forward width                  V vocabulary      N = B T tokens
     I input width      O output width     R distances (R = S + T − 1)
 
-A gradient is d and the name of the thing: dx is ∂L/∂x, of the shape of x.
+The gradient of an array is named d and its name: dx is ∂L/∂x and has the shape of x.
 """
 
 from .activations import gelu, gelu_backward, relu, relu_backward, tanh, tanh_backward

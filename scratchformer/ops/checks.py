@@ -1,4 +1,4 @@
-"""Checks of what a user passes in, with messages that name the argument, what was expected and what was found."""
+"""Checks of arguments, with messages that name the argument, what was expected and what was passed."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..backend import Array, array_module
 
 
 def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
-    """Raise ValueError unless `x` has one axis for each word of `letters`, of the size given for that word; TypeError
-    if it is no array.
+    """Raise ValueError unless `x` has one axis for each word of `letters`, of the size given in `sizes`, if any;
+    TypeError if `x` is not an array.
 
     `expect_shape("x", x, "B T C", C=512)` fails with: x: expected (B, T, 512), got (4, 7, 256).
     """
@@ -40,10 +40,10 @@ def _words(letters: str) -> list[str]:
 
 
 def expect_floating(**arrays: Array) -> None:
-    """Raise TypeError naming the first of `arrays` that is no array of floating-point (or complex) numbers.
+    """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers.
 
     `expect_floating(z=z)` fails with: z: expected a floating-point array, got int64; convert it with
-    z.astype(np.float32). A scalar of NumPy passes: it has a type too.
+    z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
         if _kind(x) not in ("f", "c"):
@@ -51,7 +51,7 @@ def expect_floating(**arrays: Array) -> None:
 
 
 def _kind(x: Any) -> str | None:
-    """The kind of an array's numbers, as NumPy abbreviates it: "f", "i", ...; None for what is no array."""
+    """The kind of an array's dtype, in NumPy's one letter: "f", "i", ...; None if `x` is not an array."""
     return getattr(getattr(x, "dtype", None), "kind", None)
 
 
@@ -60,28 +60,28 @@ def _found(x: Any) -> Any:
 
 
 def _advice(name: str, x: Any) -> str:
-    """How to make floating-point numbers of `x`, where there is a way."""
+    """How to convert `x` to floating point, if there is a way."""
     if _kind(x) is not None:
         return f"; convert it with {name}.astype(np.float32)"
     return "" if x is None or isinstance(x, str) else f"; convert it with np.asarray({name}, np.float32)"
 
 
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raise TypeError unless `x` is a floating-point array, ValueError unless it has exactly this shape."""
+    """Raise TypeError unless `x` is a floating-point array, ValueError unless its shape is exactly `shape`."""
     expect_floating(**{name: x})
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 
 
 def expect_positive(**sizes: int) -> None:
-    """Raise TypeError naming the first of `sizes` that is no integer, ValueError naming the first that is below 1."""
+    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below 1."""
     expect_at_least(1, **sizes)
 
 
 def expect_at_least(least: int, **sizes: int) -> None:
-    """Raise TypeError naming the first of `sizes` that is no integer, ValueError for one below `least`.
+    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below `least`.
 
-    An integer is one of Python or of NumPy; 8.0 and True are not integers here.
+    Python's and NumPy's integers count as integers; 8.0 and True do not.
     """
     for name, size in sizes.items():
         if not isinstance(size, Integral) or isinstance(size, bool):
@@ -91,21 +91,21 @@ def expect_at_least(least: int, **sizes: int) -> None:
 
 
 def expect_boolean(**flags: bool) -> None:
-    """Raise TypeError naming the first of `flags` that is neither True nor False: a string "no" would count as true."""
+    """Raise TypeError naming the first of `flags` that is not a bool: otherwise the string "no" would count as true."""
     for name, flag in flags.items():
         if not isinstance(flag, bool | np.bool_):
             raise TypeError(f"{name}: expected True or False, got {flag!r}")
 
 
 def expect_number(name: str, x: float, zero: bool = True) -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless it is finite and at least 0; above 0 if not `zero`."""
+    """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0, or > 0 if not `zero`."""
     _expect_real(name, x)
     if not (0 <= x < math.inf and (zero or x)):
         raise ValueError(f"{name}: expected a finite number {'>=' if zero else '>'} 0, got {x}")
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1; the message calls it `letter`, if given."""
+    """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
     _expect_real(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {x}")
@@ -117,7 +117,7 @@ def _expect_real(name: str, x: Any) -> None:
 
 
 def expect_lengths(lengths: Array, **sizes: int) -> None:
-    """Raise TypeError unless `lengths` is an array of integers, ValueError unless it is (B,), of the B given."""
+    """Raise TypeError unless `lengths` is an array of integers, ValueError unless it has the shape (B,)."""
     if not hasattr(lengths, "dtype"):
         raise TypeError(f"lengths: expected an array of integers (B,), got {type(lengths).__name__}")
     expect_shape("lengths", lengths, "B", **sizes)
@@ -132,13 +132,13 @@ def expect_integers(name: str, x: Array) -> None:
 
 
 def expect_ids(name: str, ids: Array, size: int) -> None:
-    """Raise TypeError unless `ids` holds integers, IndexError unless all of them are in 0 ... size - 1."""
+    """Raise TypeError unless `ids` are integers, IndexError unless all of them are in 0 ... size − 1."""
     expect_integers(name, ids)
     expect_range(name, ids, 0, size - 1, IndexError)
 
 
 def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
-    """Raise `error` unless all of `x` is in low ... high."""
+    """Raise `error` unless all values of `x` are in low ... high."""
     if x.size:
         least, most = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
         if least < low or most > high:

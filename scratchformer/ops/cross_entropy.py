@@ -9,13 +9,13 @@ from ..dispatch import backward, operation
 from .checks import expect_floating, expect_fraction, expect_ids, expect_integers, expect_like
 from .precision import widen
 
-IGNORED = -1  # the `ignore_index` of the models here: a target that does not count
+IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
 
 
 class CrossEntropyCache(NamedTuple):
     logits: Array  # (N, V)
     z_max: Array  # (N, 1)
-    log_z: Array  # (N, 1), after z_max is subtracted
+    log_z: Array  # (N, 1), of z − z_max
     targets: Array  # (N,), 0 where ignored
     counted: Array  # (N, 1), boolean
     n: int  # how many targets count
@@ -31,23 +31,23 @@ def cross_entropy(
 
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count (the
     models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε; the target distribution is
-    t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (an array of no axes on a GPU; float32 for float16
-    logits), and the cache. If no target counts the loss is 0. Raises ValueError for shapes or ε that do not fit,
-    TypeError for targets that are not integers, and IndexError for one out of range.
+    t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (a zero-dimensional array on a GPU; float32 for float16
+    logits), and the cache. If no target counts, the loss is 0. Raises ValueError if shapes do not fit or ε is not in
+    [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
-    A number subtracted from a whole row changes no softmax. With the row's maximum subtracted no exponential overflows,
-    and logits that are all large keep their digits: from here on z is what is left. With Z = Σ_v exp(z_v), and
-    since Σ_v t_v = 1, the loss of a row needs no softmax:
+    Subtracting a constant from a row does not change its softmax. With the row's maximum subtracted, no exponential
+    overflows, and rows of large logits keep their precision. From here on, z is the row after this subtraction. With
+    Z = Σ_v exp(z_v), and since Σ_v t_v = 1, the loss of a row needs no softmax:
 
         ℓ = −Σ_v t_v (z_v − log Z) = log Z − (1 − ε) z_target − ε mean_v(z_v)
 
-    Backward. ∂ log Z/∂z_v = exp(z_v)/Z =: p_v, so ∂ℓ/∂z_v = p_v − t_v: softmax and logarithm have cancelled, and
-    nothing is divided by a small probability. The mean gives each of the n counted rows 1/n, every other row 0:
+    Backward. ∂ log Z/∂z_v = exp(z_v)/Z =: p_v, so ∂ℓ/∂z_v = p_v − t_v: softmax and logarithm cancel, and nothing is
+    divided by a small probability. In the mean, each of the n counted rows has weight 1/n, every other row 0:
 
         dlogits_iv = dloss [i counts] (p_iv − t_iv)/n
 
-    In the code one array holds all of it. It begins as p = exp(z − log Z). Then t is subtracted, ε/V everywhere and
-    1 − ε at the target, and every row is multiplied by its share of dloss.
+    The code works in one array. It starts as p = exp(z − log Z). Then t is subtracted, ε/V everywhere and 1 − ε at the
+    target, and each row is multiplied by its weight times dloss.
 
         dlogits = xp.exp(widen(z) - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]
@@ -55,7 +55,7 @@ def cross_entropy(
         dlogits *= dloss / max(1, n)
         dlogits *= counted
 
-    The cache keeps the logits, their maxima and log Z, from which p is one exponential, rather than p beside them.
+    The cache keeps the logits, their maxima and log Z. From these p is one exponential away, so p is not kept as well.
     Source of label smoothing: Szegedy et al., "Rethinking the inception architecture", 2016, section 7.
     """
     xp = array_module(logits, targets)
@@ -75,7 +75,9 @@ def cross_entropy(
 def as_rows(
     logits: Array, targets: Array, ignore_index: int | None, label_smoothing: float
 ) -> tuple[Array, Array, Array]:
-    """The arguments of `cross_entropy`, checked: logits (N, V), targets (N,), 0 where ignored, and which count (N,)."""
+    """The arguments of `cross_entropy`, checked and flattened: logits (N, V), targets (N,), which are 0 where ignored,
+    and a mask (N,) of the targets that count.
+    """
     expect_floating(logits=logits)
     xp = array_module(logits, targets)
     expect_integers("targets", targets)
@@ -95,14 +97,14 @@ def as_rows(
 
 
 def check_dloss(dloss: Array | float) -> None:
-    """Raise TypeError unless it is a number or a floating-point array, ValueError for one with axes."""
+    """Raise TypeError unless `dloss` is a number or a floating-point array, ValueError if the array has axes."""
     if type(dloss) not in (int, float):
         expect_like("dloss", dloss, ())
 
 
 @backward
 def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Array:
-    """dlogits: see `cross_entropy`. dloss: a number, or an array of no axes."""
+    """dlogits: see `cross_entropy`. dloss: a number, or a zero-dimensional array."""
     check_dloss(dloss)
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     xp = array_module(z)

@@ -1,4 +1,4 @@
-"""Dropout with a key that replays it."""
+"""Dropout with an explicit random key, so that it can be replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..dispatch import backward, operation
 from ..rng import Key, random_uint16
 from .checks import expect_floating, expect_fraction, expect_like
 
-LEVELS = 2**16  # a uniform 16-bit integer decides, so p is rounded to a multiple of 1/65536
+LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple of 1/65536
 
 
 class DropoutCache(NamedTuple):
@@ -22,15 +22,15 @@ class DropoutCache(NamedTuple):
 def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     """y_i = k_i x_i / (1 − p), where k_i is 0 with probability p and 1 otherwise.
 
-    x: any shape. p: 0 ≤ p < 1. key: decides the k_i, so the same key drops the same elements on every backend.
-    Returns y of the shape of x, and the cache. The division keeps the expectation: E[y_i] = x_i.
-    Raises ValueError for another p.
+    x: any shape. p: 0 ≤ p < 1. key: determines the k_i, so the same key drops the same elements on every backend.
+    Returns y of the shape of x, and the cache. The division preserves the expectation: E[y_i] = x_i.
+    Raises ValueError if p is not in [0, 1).
 
-    Backward. Given the key the k_i are constants, and ∂y_i/∂x_j = δ_ij k_i/(1 − p):
+    Backward. Given the key, the k_i are constants, and ∂y_i/∂x_j = δ_ij k_i/(1 − p):
 
         dx = dy * cache.keep * cache.scale
 
-    The cache keeps k as booleans, one byte an element. (The key alone would do, at the price of drawing again.)
+    The cache keeps k as booleans, one byte per element. (The key alone would do, at the cost of drawing k again.)
     Source: Srivastava et al., "Dropout", JMLR 2014, with the scaling moved from test to training.
     """
     expect_floating(x=x)

@@ -20,19 +20,20 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     """y_n = table[ids_n]: a row of the table for each id.
 
     ids: (...), integers from 0 to V − 1. table: (V, C). Returns y (..., C) and the cache.
-    Raises TypeError for ids that are not integers, IndexError for one out of range, ValueError for another table.
+    Raises TypeError if the ids are not integers, IndexError if one is out of range, ValueError if the table is not
+    (V, C).
 
     Backward. In indices, y_nc = Σ_v [ids_n = v] table_vc, a product with a matrix of ones and zeros, so that
 
         dtable_vc = Σ_n [ids_n = v] dy_nc
 
-    Row v collects dy from every place where token v stands. A token that occurs twice is added twice, so the
-    addition must be unbuffered; `dtable[ids] += dy` would keep only the last of them. The ids have no gradient.
+    Row v collects dy from every occurrence of token v. A token that occurs twice is added twice, so the addition must
+    be unbuffered: `dtable[ids] += dy` would keep only the last occurrence. The ids have no gradient.
 
         scatter_add(dtable, ids, dy)
 
-    The cache keeps the ids and the shape of the table. `embedding_backward(dy, cache, out=grad)` adds into `grad`
-    instead of a new table of zeros, for tables much larger than a batch.
+    The cache keeps the ids and the shape of the table. For tables much larger than a batch,
+    `embedding_backward(dy, cache, out=grad)` adds into `grad` instead of a new table of zeros.
     """
     expect_floating(table=table)
     xp = array_module(ids, table)
@@ -42,7 +43,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 
 
 def check_gradient(dy: Array, cache: EmbeddingCache, out: Array | None) -> None:
-    """Raise TypeError or ValueError unless dy, and the `out` to add to, fit this cache of `embedding`."""
+    """Raise TypeError or ValueError unless dy, and `out` if given, fit this cache of `embedding`."""
     expect_like("dy", dy, (*cache.ids.shape, cache.shape[1]))
     if out is not None:
         expect_like("out", out, cache.shape)
@@ -54,7 +55,7 @@ def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = Non
     check_gradient(dy, cache, out)
     xp = array_module(dy, cache.ids)
     dtype, dy = dy.dtype, widen(dy)
-    in_place = out is not None and dy.dtype == dtype  # float16 is summed in a float32 table of its own
+    in_place = out is not None and dy.dtype == dtype  # float16 is summed in a separate float32 table
     dtable = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)
     ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
     scatter_add(dtable, ids, dy)

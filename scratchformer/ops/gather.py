@@ -17,18 +17,17 @@ class GatherCache(NamedTuple):
 
 @operation
 def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
-    """y_bkc = x_btc with t = places_bk: from each sequence the vectors at some of its places.
+    """y_bkc = x_btc with t = places_bk: the vectors at the given positions of each sequence.
 
-    x: (B, T, C). places: (B, K), integers from 0 to T − 1; one may occur twice. Returns y (B, K, C) and the cache.
-    Raises ValueError for shapes that do not fit, TypeError for places that are not integers, IndexError for one out of
-    range.
+    x: (B, T, C). places: (B, K), integers from 0 to T − 1, which may repeat. Returns y (B, K, C) and the cache.
+    Raises ValueError if shapes do not fit, TypeError if `places` are not integers, IndexError if one is out of range.
 
     Backward. In indices, y_bkc = Σ_t [places_bk = t] x_btc, a product with a matrix of ones and zeros, so that
 
         ∂y_bkc/∂x_btc = [places_bk = t]        dx_btc = Σ_k [places_bk = t] dy_bkc
 
-    A vector gets the gradients of all the k that took it, and one that nobody took gets 0. The B T vectors under each
-    other are a table, in which y looks up the rows T b + places_bk; so it is `embedding` whose gradient this is:
+    Each vector gets the sum of the gradients of all k that took it, or 0 if none did. Stacked, the B T vectors form a
+    table from which y takes the rows T b + places_bk, so this is the gradient of `embedding`:
 
         dx = embedding_backward(dy, cache.rows).reshape(cache.shape)
 

@@ -20,13 +20,13 @@ class LinearCache(NamedTuple):
 def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCache]:
     """y = x w + b, over the last axis of x.
 
-    x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for none.
-    Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit.
+    x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for no bias.
+    Returns y (..., O) and the cache. Raises ValueError if shapes do not fit.
 
     Backward. In indices, y_no = Σ_i x_ni w_io + b_o, so that
 
-        ∂y_no/∂x_mi = δ_nm w_io        dx_ni = Σ_o dy_no w_io        (a row of dy meets every row of w)
-        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (w is used by every row: sum over them)
+        ∂y_no/∂x_mi = δ_nm w_io        dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
+        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)
         ∂y_no/∂b_j  = δ_oj             db_o  = Σ_n dy_no
 
     The sums are matrix products, with all leading axes folded into n:
@@ -35,7 +35,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
         dw = x.T @ dy
         db = widen(dy).sum(axis=0).astype(dy.dtype)
 
-    The cache keeps x for dw and w for dx; b is needed by neither. Without b there is no db.
+    The cache keeps x for dw and w for dx; neither needs b. Without b there is no db.
     """
     expect_floating(x=x, w=w)
     if b is not None:

@@ -1,16 +1,16 @@
-"""Patterns: which pairs (t, s) of a query and a key may interact.
+"""Patterns: which queries t may attend to which keys s.
 
-A pattern is a small immutable value. It can say its whole truth table, for the reference operation; for a tile of the
-table whether it is empty, full or mixed; and the pieces that a kernel must visit, which for a sparse pattern are few.
-Patterns combine: `&` lets a pair interact if both do, `|` if either does.
+A pattern is a small immutable value. It gives the reference operation its whole truth table over the pairs (t, s). It
+tells a kernel whether a tile of that table is empty, full or mixed, and which pieces to visit: for a sparse pattern,
+only a few. Patterns combine: with `&` a pair must be allowed by both, with `|` by at least one.
 
     Causal() & Padding(lengths)
     Causal() & (Local(64) | Strided(64))        # the strided pattern of the sparse transformer
 
-`sparse_patterns` has more of them, among them `Heads`, by which the heads take different patterns.
+`sparse_patterns` has more, among them `Heads`, which gives different heads different patterns.
 
-Queries and keys are aligned at their ends: query t stands at place t + S − T among the keys. So with T = S it stands at
-its own key, and with the keys of the past in a cache (T < S) the last query stands at the last key.
+Queries and keys are aligned at their ends: query t has position t + S − T among the keys. So with T = S each query is
+at its own key, and when past keys come from a cache (T < S) the last query is at the last key.
 """
 
 from __future__ import annotations
@@ -23,59 +23,59 @@ from typing import Any, NamedTuple
 from ..backend import Array
 from .checks import expect_at_least, expect_lengths, expect_positive
 
-SIDE = 64  # of the tiles: rows and columns of a piece
+SIDE = 64  # rows, and columns, of a tile
 
 
 class Tile(enum.Enum):
-    """What a pattern says of a rectangle of its truth table."""
+    """What is known about a rectangle of the truth table."""
 
-    EMPTY = "no pair may interact"
-    FULL = "every pair may interact"
-    MIXED = "some pairs may interact"
+    EMPTY = "no pair is allowed"
+    FULL = "every pair is allowed"
+    MIXED = "some pairs are allowed"
 
 
 class Piece(NamedTuple):
-    """A tile that is not empty. Rows and columns may have a step: each is every k-th of a range."""
+    """A tile that is not empty. Its slices may have a step: every k-th row or column of a range."""
 
     rows: slice
     columns: slice
-    allowed: Array | None  # boolean, broadcasts to (rows, columns); None if all of it is true
+    allowed: Array | None  # boolean, broadcasts to (rows, columns); None if every pair is allowed
 
     def where(self, allowed: Array) -> Piece:
-        """The piece, of which only what is also `allowed` is."""
+        """The same piece, restricted to the pairs that are also in `allowed`."""
         return self._replace(allowed=allowed if self.allowed is None else self.allowed & allowed)
 
 
 class Pattern:
-    """What all patterns can do. T is the number of queries, S the number of keys, b the number of a sequence.
+    """The base class. T is the number of queries, S the number of keys, b the index of a sequence in the batch.
 
-    A pattern of one's own must say `mask`; `tile` and `span` make it fast. One that uses b sets `differs`, and says
-    `dense` too.
+    To write your own pattern, define `mask`; `tile` and `span` make it fast. If the mask depends on b, set `differs`
+    and define `dense` as well.
     """
 
-    differs = False  # whether the sequences of a batch have different tables
-    tall = 1  # tiles on top of each other in a piece: more than one where all rows are alike
+    differs = False  # whether the table depends on the sequence
+    tall = 1  # tiles stacked in one piece: more than 1 if all rows are alike
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
-        """The truth table of a tile, boolean, of a shape that broadcasts to (rows, columns)."""
+        """The truth table of one tile: boolean, broadcasts to (rows, columns)."""
         raise TypeError(f"{type(self).__name__} has no mask")
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
-        """The truth table, boolean, of a shape that broadcasts to (B, H, T, S); None if all of it is true."""
+        """The whole truth table: boolean, broadcasts to (B, H, T, S); None if every pair is allowed."""
         return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
 
     def check(self, B: int) -> None:
-        """Raise ValueError unless the pattern is one for B sequences."""
+        """Raise ValueError unless the pattern fits a batch of B sequences."""
 
     def of_heads(self, H: int) -> list[tuple[slice, Pattern]]:
-        """The heads that share a table, as slices that cover 0 ... H − 1, and their pattern, which is alike for all.
+        """Groups of heads that share a table: slices that cover 0 ... H − 1, each with the pattern of its heads.
 
-        Raises ValueError if the pattern is none for H heads.
+        Raises ValueError if the pattern cannot be used with H heads.
         """
         return [(slice(0, H), self)]
 
     def table(self, H: int, T: int, S: int, xp: Any) -> Array | None:
-        """The truth table of H heads, boolean, broadcasting to (B, H, T, S); None if all of it is true."""
+        """The truth table of all H heads: boolean, broadcasts to (B, H, T, S); None if every pair is allowed."""
         groups = [(heads.stop - heads.start, pattern.dense(T, S, xp)) for heads, pattern in self.of_heads(H)]
         if len(groups) == 1:
             return groups[0][1]
@@ -84,21 +84,21 @@ class Pattern:
         return xp.concatenate([xp.broadcast_to(t, (B, count, T, S)) for count, t in tables], axis=1)
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
-        """Whether a tile is empty, full or mixed; MIXED is never wrong."""
+        """Whether a tile is empty, full or mixed. MIXED is always a safe answer."""
         return Tile.MIXED
 
     def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
-        """The first column that these rows may see, and the one after the last; all columns is never wrong."""
+        """(start, stop) of the columns that these rows may see. All columns is always a safe answer."""
         return 0, S
 
     def visits(self, T: int, S: int) -> int:
-        """About how many pairs lie in `pieces`."""
+        """Roughly how many pairs `pieces` covers."""
         return T * S
 
     def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
-        """The tiles that are not empty: every pair that may interact lies in exactly one.
+        """The tiles that are not empty. Every allowed pair lies in exactly one of them.
 
-        A piece has at most SIDE columns, and SIDE rows, or a few times as many where all rows are alike.
+        A piece has at most SIDE columns and at most SIDE · `tall` rows.
         """
         for rows in cut(0, T, tiles=self.tall):
             for columns in cut(*self.span(b, rows, T, S)):
@@ -117,7 +117,7 @@ class Pattern:
 
 
 def expect_pattern(pattern: Any) -> None:
-    """Raise TypeError unless it is a Pattern or None."""
+    """Raise TypeError unless `pattern` is a Pattern or None."""
     if not isinstance(pattern, Pattern | None):
         raise TypeError(
             f"pattern: expected None or a Pattern, such as ops.Causal() or ops.Padding(lengths), "
@@ -126,24 +126,24 @@ def expect_pattern(pattern: Any) -> None:
 
 
 def cut(start: int, stop: int, step: int = 1, tiles: int = 1) -> list[slice]:
-    """Every `step`-th number from `start` to before `stop`, in slices of `tiles` · SIDE; the last may be shorter."""
+    """range(start, stop, step) cut into slices of `tiles` · SIDE numbers; the last may be shorter."""
     size = tiles * SIDE * step
     return [slice(i, min(i + size, stop), step) for i in range(start, stop, size)]
 
 
 def ends(part: slice) -> tuple[int, int]:
-    """The first and the last number of a slice that is not empty."""
+    """The first and the last index of a non-empty slice."""
     step = part.step or 1
     return part.start, part.start + (part.stop - 1 - part.start) // step * step
 
 
 def places(rows: slice, T: int, S: int, xp: Any) -> Array:
-    """(rows, 1): where the queries stand among the keys."""
+    """(rows, 1): the positions of the queries among the keys."""
     return xp.arange(rows.start, rows.stop, rows.step or 1)[:, None] + (S - T)
 
 
 def numbers(columns: slice, xp: Any) -> Array:
-    """(1, columns): the numbers of the keys."""
+    """(1, columns): the indices of the keys."""
     return xp.arange(columns.start, columns.stop, columns.step or 1)[None, :]
 
 
@@ -165,9 +165,9 @@ class Full(Pattern):
 
 @dataclass(frozen=True)
 class Causal(Pattern):
-    """A query may attend to the keys up to its own place, not to later ones.
+    """A query may attend to the keys up to its own position, not to later ones.
 
-    With T = S it is the lower triangle. With T > S the first T − S queries see nothing.
+    With T = S this is the lower triangle. With T > S the first T − S queries see nothing.
     """
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
@@ -185,10 +185,10 @@ class Causal(Pattern):
 
 @dataclass(frozen=True)
 class Local(Pattern):
-    """A query may attend to the keys at most `radius` away from its own place: restricted self-attention.
+    """A query may attend to the keys at most `radius` away from its own position: restricted self-attention.
 
-    For a sequence of n it costs O(radius · n) where `Full` costs O(n²). Source: Vaswani et al., "Attention is all you
-    need", 2017, section 4 and table 1.
+    For a sequence of length n it costs O(radius · n) where `Full` costs O(n²). Source: Vaswani et al., "Attention is
+    all you need", 2017, section 4 and table 1.
     """
 
     radius: int
@@ -198,8 +198,8 @@ class Local(Pattern):
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         (first, last), (left, right) = ends(rows), ends(columns)
-        before, behind = first + S - T - right, left - last - S + T  # distances between the nearest ends
-        if max(before, behind) > self.radius:
+        before, after = first + S - T - right, left - last - S + T  # distances between the nearest ends
+        if max(before, after) > self.radius:
             return Tile.EMPTY
         farthest = max(last + S - T - left, right - first - S + T)
         return Tile.FULL if farthest <= self.radius else Tile.MIXED
@@ -217,11 +217,12 @@ class Local(Pattern):
 
 @dataclass(frozen=True)
 class Strided(Pattern):
-    """A query may attend to every `stride`-th key, counted from its own place: (place − s) mod stride = 0.
+    """A query may attend to every `stride`-th key, counted from its own position: (position − s) mod stride = 0.
 
-    The queries of one remainder see the keys of the same remainder and no others, so the table is made of `stride`
-    full tables of T/stride queries and S/stride keys: for a sequence of n it costs O(n²/stride), with a stride near √n
-    O(n √n). Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 4.3.
+    Queries whose positions leave one remainder see exactly the keys with the same remainder. So the table falls apart
+    into `stride` full tables of about T/stride queries and S/stride keys. For a sequence of length n it costs
+    O(n²/stride), which is O(n √n) with a stride near √n. Source: Child et al., "Generating long sequences with sparse
+    transformers", 2019, section 4.3.
     """
 
     stride: int
@@ -251,10 +252,10 @@ class Strided(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Padding(Pattern):
-    """No query may attend to the padding after a sequence's end: of sequence b, keys 0 ... lengths[b] − 1 count.
+    """No query may attend to padding: in sequence b, only keys 0 ... lengths[b] − 1 are visible.
 
-    lengths: (B,), integers, on the device of the arrays that attend. The padding must be finite: its weight in the sum
-    over keys is 0, but 0 · NaN is NaN.
+    lengths: (B,), integers, on the same device as the queries and keys. The padding must be finite: its weight in the
+    sum over keys is 0, but 0 · NaN is NaN.
     """
 
     lengths: Array
@@ -285,7 +286,7 @@ class Padding(Pattern):
 
 @dataclass(frozen=True, eq=False)
 class Pair(Pattern):
-    """Two patterns that are combined."""
+    """Two patterns combined."""
 
     first: Pattern
     second: Pattern
@@ -318,7 +319,7 @@ class Pair(Pattern):
 
 
 class Both(Pair):
-    """A pair may interact if both patterns let it."""
+    """A pair is allowed if both patterns allow it."""
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
@@ -340,7 +341,7 @@ class Both(Pair):
         return min(self.first.visits(T, S), self.second.visits(T, S))
 
     def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
-        """Those of the pattern with fewer, as far as the other one lets them."""
+        """The pieces of the cheaper pattern, restricted to what the other allows."""
         few, other = sorted((self.first, self.second), key=lambda p: (p.visits(T, S), p.tall))
         for piece in few.pieces(b, T, S, xp):
             kind = other.tile(b, piece.rows, piece.columns, T, S)
@@ -351,7 +352,7 @@ class Both(Pair):
 
 
 class Either(Pair):
-    """A pair may interact if one of the patterns lets it."""
+    """A pair is allowed if at least one of the patterns allows it."""
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
         a, b = self.first.dense(T, S, xp), self.second.dense(T, S, xp)
@@ -371,7 +372,7 @@ class Either(Pair):
         return self.first.visits(T, S) + self.second.visits(T, S)
 
     def pieces(self, b: int, T: int, S: int, xp: Any) -> Iterator[Piece]:
-        """Those of the first, and those of the second without the pairs that the first lets interact."""
+        """The pieces of the first pattern, then those of the second without the pairs that the first allows."""
         yield from self.first.pieces(b, T, S, xp)
         for piece in self.second.pieces(b, T, S, xp):
             kind = self.first.tile(b, piece.rows, piece.columns, T, S)

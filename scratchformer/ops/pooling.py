@@ -1,4 +1,4 @@
-"""Pooling over time, of sequences whose ends are padding."""
+"""Pooling over time, for padded sequences."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def _within(x: Array, lengths: Array | None) -> Array:
 def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCache]:
     """y_b = 1/n_b Σ_{t < n_b} x_bt: the mean of a sequence over its true length n_b.
 
-    x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
+    x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 has mean 0. The padding must be finite: its weight is 0, but 0 · NaN is NaN.
-    Raises ValueError if the shapes do not fit, TypeError for lengths that are not integers.
+    Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Backward. With weights a_bt = [t < n_b]/n_b the mean is y_bc = Σ_t a_bt x_btc, linear in x, so that
-    ∂y_bc/∂x_btc = a_bt, and each step of the sequence gets its share of dy, the padding none:
+    Backward. With weights a_bt = [t < n_b]/n_b the mean is y_bc = Σ_t a_bt x_btc. It is linear in x, so
+    ∂y_bc/∂x_btc = a_bt: each step of the sequence gets its share of dy, and the padding gets none:
 
         dx = weights[:, :, None] * dy[:, None, :]
 
@@ -59,8 +59,8 @@ def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
 
 
 class MaxPoolCache(NamedTuple):
-    winner: Array  # (B, C), the step that has the maximum
-    live: Array  # (B, 1), false where a sequence has length 0
+    winner: Array  # (B, C), the step of the maximum
+    live: Array  # (B, 1), false for sequences of length 0
     length: int  # T
 
 
@@ -68,12 +68,12 @@ class MaxPoolCache(NamedTuple):
 def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCache]:
     """y_bc = max_{t < n_b} x_btc: the maximum of each column over the true length n_b.
 
-    x: (B, T, C). lengths: (B,), the n_b, or None if nothing is padding. Returns y (B, C) and the cache.
+    x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 gives 0.
-    Raises ValueError if the shapes do not fit, TypeError for lengths that are not integers.
+    Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Backward. Near x, y_bc = x_btc for the step t = t*_bc that wins, so ∂y_bc/∂x_btc = [t = t*_bc]: all of dy goes to
-    the winner. Of equal maxima the first wins, one of the subgradients.
+    Backward. Near x, y_bc = x_btc for the winning step t = t*_bc, so ∂y_bc/∂x_btc = [t = t*_bc]: all of dy goes to
+    the winner. In a tie the first maximum wins, which gives one of the subgradients.
 
         dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
 

@@ -1,4 +1,4 @@
-"""Position encodings that are computed, not learned."""
+"""Fixed position encodings: computed, not learned."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     """P[t, 2i] = sin(t / 10000^(2i/C)), P[t, 2i+1] = cos(t / 10000^(2i/C)): a clock face for each pair of columns.
 
     length: T, positions `start` ... `start` + T − 1. d_model: C; if odd, the last pair has no cosine.
-    Returns (T, C) in library `xp`. It depends on no parameter and no input, so there is nothing to differentiate:
-    added to x, it passes dy on unchanged.
+    Returns (T, C), an array of the library `xp`. It depends on no parameter and no input, so there is nothing to
+    differentiate: where it is added to x, dy passes through unchanged.
 
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
     """

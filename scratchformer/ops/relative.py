@@ -1,9 +1,9 @@
-"""Attention by relative positions: what a query makes of a key depends on how far back it lies, not on where both are.
+"""Attention with relative positions: a score depends on the distance between query and key, not on where they are.
 
-A query t at place t + S − T among S keys (see `patterns`) is at distance δ = t + S − T − s from key s: 0 for its own
-place, positive for keys before it, negative for keys after it. There are R = S + T − 1 distances, from S − 1, of the
-last query to the first key, down to −(T − 1), of the first query to the last key. An array "by distance" has them in
-this order, so that its column j belongs to distance S − 1 − j.
+Query t has position t + S − T among the S keys (see `patterns`), so its distance from key s is δ = t + S − T − s: 0 at
+its own position, positive for earlier keys, negative for later ones. There are R = S + T − 1 distances, from S − 1 (the
+last query to the first key) down to −(T − 1) (the first query to the last key). An array "by distance" lists them in
+this order: its column j belongs to distance S − 1 − j.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class RelativeShiftCache(NamedTuple):
 
 
 def windows(T: int, S: int, xp: Any) -> tuple[Array, Array]:
-    """Rows (T, 1) and columns (T, S): where the number for query t and key s stands in an array (T, R) by distance."""
+    """Rows (T, 1) and columns (T, S) that index the entry for query t and key s in an array (T, R) by distance."""
     rows = xp.arange(T)[:, None]
     return rows, xp.arange(S)[None, :] + (T - 1 - rows)
 
@@ -33,32 +33,32 @@ def windows(T: int, S: int, xp: Any) -> tuple[Array, Array]:
 def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
     """y_ts = x_tj with j = s + T − 1 − t: scores by distance become scores by key.
 
-    x: (..., T, S + T − 1), for each query a number for every distance from S − 1 down to −(T − 1). Returns y
-    (..., T, S) and the cache. Raises ValueError if x has fewer columns than rows, so that no S ≥ 1 is left.
+    x: (..., T, S + T − 1), one score for each query and each distance from S − 1 down to −(T − 1). Returns y
+    (..., T, S) and the cache. Raises ValueError if x has fewer columns than rows, which leaves no S ≥ 1.
 
-    Key s is at distance δ = t + S − T − s from query t, and distance δ stands in column j = S − 1 − δ = s + T − 1 − t.
-    So row t of y is a window of S numbers in row t of x, and each row's window begins one column before that of the row
-    above it. With T = 3 queries and S = 4 keys, of the six columns the rows take
+    Key s is at distance δ = t + S − T − s from query t, and distance δ is in column j = S − 1 − δ = s + T − 1 − t. So
+    row t of y is a window of S numbers from row t of x, and each window begins one column to the left of the window
+    above it. With T = 3 queries and S = 4 keys, the windows among the six columns are
 
         ······  distance 3  2  1  0 −1 −2
         query 0          ·  ·  x  x  x  x
         query 1          ·  x  x  x  x  ·
         query 2          x  x  x  x  ·  ·
 
-    Nothing is computed: numbers are moved, and those outside the windows are left behind.
+    Nothing is computed: the numbers inside the windows are copied, the others are dropped.
 
     Backward. As a sum over all columns, with [·] = 1 where it is true and 0 elsewhere,
 
         y_ts = Σ_j [j = s + T − 1 − t] x_tj           dx_tj = Σ_s [j = s + T − 1 − t] dy_ts
 
-    The matrix of brackets is the same in both: its transpose sums over s. For given t and j there is one s at most,
-    j − (T − 1 − t), if it lies in 0 ... S − 1. So no sum has two terms: what came from a column goes back to it, and
-    the columns that were left behind get 0.
+    Both use the same matrix of brackets: forward sums over j, backward over s. For given t and j at most one s
+    matches, s = j − (T − 1 − t), if it lies in 0 ... S − 1. So no sum has more than one term: each gradient goes back
+    to the column that its score came from, and the dropped columns get 0.
 
         rows, columns = windows(T, S, xp)
         dx[..., rows, columns] = dy
 
-    The cache keeps the shape of x, and none of its numbers: the map is linear.
+    The cache keeps only the shape of x, since the map is linear.
     Source: Dai et al., "Transformer-XL", 2019, appendix B; Shaw et al., "Self-attention with relative position
     representations", 2018, section 3.2.
     """
@@ -103,8 +103,9 @@ class RelativeAttentionCache(NamedTuple):
 def check_relative_attention(
     q: Array, k: Array, v: Array, r: Array, content_bias: Array, position_bias: Array, pattern: Pattern | None = None
 ) -> None:
-    """Raise ValueError unless the shapes fit; TypeError for anything but floating-point arrays, and for a pattern that
-    is no Pattern: see `relative_attention`.
+    """Check the arguments of `relative_attention`.
+
+    Raises ValueError if shapes do not fit, TypeError if an array is not floating-point or `pattern` is not a Pattern.
     """
     check_attention(q, k, v, pattern)
     expect_floating(r=r, content_bias=content_bias, position_bias=position_bias)
@@ -125,37 +126,39 @@ def relative_attention(
     position_bias: Array,
     pattern: Pattern | None = None,
 ) -> tuple[Array, RelativeAttentionCache]:
-    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(((q_t + u) · k_s + (q_t + w) · r_δ)/√D), δ the distance of s from t.
+    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(((q_t + u) · k_s + (q_t + w) · r_δ)/√D), δ the distance from s to t.
 
     q: (B, H, T, D). k, v: (B, H, S, D). r: (H, S + T − 1, D), a vector for each distance from S − 1 down to −(T − 1),
-    the same for all sequences. content_bias, position_bias: (H, D), the u and w of each head. pattern: as in
-    `attention`; a causal one never looks at the vectors of distances below 0. Returns y (B, H, T, D) and the cache. A
-    query that may see no key gets y = 0, and passes no gradient on. Raises ValueError if shapes do not fit, TypeError
-    for another pattern.
+    shared by all sequences. content_bias, position_bias: (H, D), the u and w of each head. pattern: as in `attention`;
+    a causal one never uses the vectors of negative distances. Returns y (B, H, T, D) and the cache. A query that may
+    see no key gets y = 0 and passes no gradient on. Raises ValueError if shapes do not fit, TypeError if `pattern` is
+    not a Pattern.
 
-    Where it comes from. Absolute positions give place i a vector e_i, which is added to the token's x_i before the maps
-    to queries and keys. Multiplied out, the score of query i and key j has four terms:
+    Where it comes from. With absolute positions, a vector e_i for position i is added to the token's vector x_i before
+    the projections to queries and keys. Multiplied out, the score of query i and key j has four terms:
 
         (x_i + e_i) W_q · (x_j + e_j) W_k
             = x_i W_q · x_j W_k  +  x_i W_q · e_j W_k  +  e_i W_q · x_j W_k  +  e_i W_q · e_j W_k
 
-    In the second and the fourth term, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance through a map of
-    its own. The query's own place is then left only in the last two terms. Since only distances are to matter, e_i W_q
-    becomes a learned vector that is the same everywhere: u where it meets the content of a key, w where it meets a
-    distance:
+    In the second and the fourth term, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance with its own
+    projection W_r. The query's absolute position then remains only in the last two terms. Since only distances should
+    matter, its e_i W_q becomes a learned vector, the same at every position: u where it multiplies the content of a
+    key, w where it multiplies a distance:
 
         q_i · k_j  +  q_i · r_δ  +  u · k_j  +  w · r_δ  =  (q_i + u) · k_j  +  (q_i + w) · r_δ
 
-    Forward, for one sequence and one head. r_δ belongs to a pair (t, s), but every query meets all R distances: all
-    products are one matrix product by distance, and `relative_shift` picks those of the pairs.
+    Forward, for one sequence and one head. δ depends on the pair (t, s), but there are only R different distances. So
+    one matrix product gives the scores of every query with all R distances, and `relative_shift` picks the one for
+    each pair.
 
         a_ts = Σ_d (q_td + u_d) k_sd        b_tj = Σ_d (q_td + w_d) r_jd        z_ts = (a_ts + shift(b)_ts)/√D
 
         p_ts = softmax_s(z_ts)              y_td = Σ_s p_ts v_sd
 
-    Backward. The product with v and the softmax are those of `attention`: dv_sd = Σ_t p_ts dy_td, dp_ts = Σ_d dy_td
-    v_sd, dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). The sum in z copies its gradient, da_ts = dz_ts/√D, to both terms,
-    and db is the shift's transpose of the same array. Each term is then a product of two factors:
+    Backward. The product with v and the softmax are as in `attention`: dv_sd = Σ_t p_ts dy_td,
+    dp_ts = Σ_d dy_td v_sd, dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). The sum in z passes its gradient,
+    da_ts = dz_ts/√D, to both terms, and db is the backward of the shift, applied to da. Each term is a product of two
+    factors:
 
         ∂a_ts/∂(q_td + u_d) = k_sd      ∂a_ts/∂k_sd = q_td + u_d
         ∂b_tj/∂(q_td + w_d) = r_jd      ∂b_tj/∂r_jd = q_td + w_d
@@ -163,9 +166,9 @@ def relative_attention(
         dqu_td = Σ_s da_ts k_sd         dk_sd = Σ_t da_ts (q_td + u_d)
         dqw_td = Σ_j db_tj r_jd         dr_jd = Σ_t db_tj (q_td + w_d)
 
-    q stands in both sums, so dq_td = dqu_td + dqw_td. u is added to every query, so it collects from all of them, and
-    w from those of the other term: du_d = Σ_t dqu_td, dw_d = Σ_t dqw_td. And u, w and r serve all sequences b of the
-    batch: their gradients are summed over b too.
+    q occurs in both sums, so dq_td = dqu_td + dqw_td. u and w are added to every query, so their gradients are summed
+    over the queries: du_d = Σ_t dqu_td, dw_d = Σ_t dqw_td. All sequences of the batch share u, w and r, so their
+    gradients are summed over b too.
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = dy @ v.swapaxes(-1, -2)
@@ -178,8 +181,8 @@ def relative_attention(
         dq = dqu + dqw
         du, dw = dqu.sum(axis=(0, 2)), dqw.sum(axis=(0, 2))
 
-    The cache keeps the six arrays and the (T, S) probabilities, each a factor of some product above; the shifted scores
-    are not needed, since the shift is linear.
+    The cache keeps the six arrays and the (T, S) probabilities, since each is a factor of some product above. The
+    shifted scores are not needed, since the shift is linear.
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019, section 3.3.
     """
     check_relative_attention(q, k, v, r, content_bias, position_bias, pattern)

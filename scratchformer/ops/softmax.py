@@ -12,7 +12,7 @@ from .precision import widen
 def softmax(z: Array) -> tuple[Array, Array]:
     """y_i = exp(z_i) / Z with Z = Σ_j exp(z_j), over the last axis.
 
-    z: (..., V). Returns y of that shape, each row positive with sum 1, and as the cache a copy of y.
+    z: (..., V). Returns y of the same shape, whose rows are positive and sum to 1, and the cache, a copy of y.
     The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
 
     Backward. Z depends on every score, ∂Z/∂z_k = exp(z_k), and the quotient rule gives
@@ -20,11 +20,11 @@ def softmax(z: Array) -> tuple[Array, Array]:
         ∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z² = y_i (δ_ik − y_k)
 
     so that dz_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i). The Jacobian has V² entries, but it is a
-    diagonal minus a rank-one matrix, and its product with dy costs one dot product a row:
+    diagonal minus a rank-one matrix, so its product with dy costs only one dot product per row:
 
         dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
 
-    The cache keeps y alone, since the Jacobian is a function of y. It is a copy: the caller may change the y it got.
+    The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
     """
     expect_floating(z=z)
     xp = array_module(z)
@@ -48,8 +48,8 @@ def softmax_backward(dy: Array, y: Array) -> Array:
 def log_softmax(z: Array) -> tuple[Array, Array]:
     """y_i = z_i − log Z with Z = Σ_j exp(z_j), over the last axis.
 
-    z: (..., V). Returns y of that shape, log-probabilities, and as the cache a copy of y.
-    The sum is taken after the row's maximum is subtracted, and so is at least 1: no logarithm of zero.
+    z: (..., V). Returns y, log-probabilities of the same shape, and the cache, a copy of y.
+    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is never that of zero.
 
     Backward. ∂Z/∂z_k = exp(z_k), hence ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
 
@@ -57,7 +57,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
 
         dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
 
-    The cache keeps y alone: exp(y) is the softmax.
+    The cache keeps only y: exp(y) is the softmax.
     """
     expect_floating(z=z)
     xp = array_module(z)

@@ -1,10 +1,10 @@
-"""Patterns of blocks, patterns that differ from head to head, and tables of one's own.
+"""Block patterns, patterns that differ from head to head, and arbitrary tables.
 
     Causal() & (SameBlock(64) | BlockEnds(64, 4))        # the fixed pattern of the sparse transformer
-    Causal() & Heads(SameBlock(64), BlockEnds(64, 4))    # the same, shared out between the heads
+    Causal() & Heads(SameBlock(64), BlockEnds(64, 4))    # the same, divided among the heads
     Edges(adjacency)                                     # a graph: units attend along its edges
 
-What a pattern is, and how queries and keys are aligned, stands in `patterns`.
+See `patterns` for what a pattern is and how queries and keys are aligned.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, num
 
 @dataclass(frozen=True)
 class SameBlock(Pattern):
-    """A query may attend to the keys of its own block: ⌊place/size⌋ = ⌊s/size⌋, counted from the first key.
+    """A query may attend to the keys of its own block: ⌊position/size⌋ = ⌊s/size⌋. Blocks begin at the first key.
 
-    For a sequence of n it costs O(size · n). Source: Child et al., "Generating long sequences with sparse
+    For a sequence of length n it costs O(size · n). Source: Child et al., "Generating long sequences with sparse
     transformers", 2019, section 4.3, the first half of the fixed pattern.
     """
 
@@ -53,9 +53,9 @@ class SameBlock(Pattern):
 class BlockEnds(Pattern):
     """A query may attend to the last `width` keys of every block of `stride`: s mod stride ≥ stride − width.
 
-    They are where a model can write down what a block is about. For a sequence of n it costs O(n² width/stride), with
-    a stride near √n O(n √n width). Source: Child et al., "Generating long sequences with sparse transformers", 2019,
-    section 4.3, the second half of the fixed pattern; width is its c, 8 ... 32 for strides of 128 and 256.
+    A model can use these positions to summarise a block. For a sequence of length n it costs O(n² width/stride), which
+    is O(n √n width) with a stride near √n. Source: Child et al., "Generating long sequences with sparse transformers",
+    2019, section 4.3, the second half of the fixed pattern; width is the paper's c, 8 to 32 for strides of 128 and 256.
     """
 
     stride: int
@@ -68,13 +68,13 @@ class BlockEnds(Pattern):
             raise ValueError(f"width: expected at most the stride, {self.stride}, got {self.width}")
 
     def below(self, s: int) -> int:
-        """How many of the keys 0 ... s − 1 stand at an end."""
+        """How many of the keys 0 ... s − 1 are at the end of a block."""
         blocks, rest = divmod(s, self.stride)
         return blocks * self.width + max(0, rest - (self.stride - self.width))
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         left, right = ends(columns)
-        if (columns.step or 1) % self.stride == 0:  # all have one remainder
+        if (columns.step or 1) % self.stride == 0:  # all have the same remainder
             right = left
         elif (columns.step or 1) != 1:
             return Tile.MIXED
@@ -98,8 +98,9 @@ class BlockEnds(Pattern):
 class Edges(Pattern):
     """Query t may attend to key s if allowed[t, s]: any structure, such as the edges of a graph of n units.
 
-    allowed: (n, n), boolean, on the device of the arrays that attend. It is for n keys, and raises ValueError for
-    another number; fewer queries are the last of them. It is dense: only tiles of it that are empty are not visited.
+    allowed: (n, n), boolean, on the same device as the queries and keys. There must be n keys: another number raises
+    ValueError. With T < n queries, they are the last T. The table is stored whole, and only its empty tiles are
+    skipped.
     """
 
     allowed: Array
@@ -123,13 +124,13 @@ class Edges(Pattern):
 
 
 class Heads(Pattern):
-    """Every head, or every group of neighbouring heads, has a pattern of its own.
+    """Each head, or each group of neighbouring heads, has a pattern of its own.
 
-    patterns: as many as there are groups; H heads are cut into groups of equal size. With two patterns the first half
-    of the heads takes the first. `&` and `|` with another pattern combine it with each. Raises ValueError where the
-    number of patterns does not divide H. A kernel takes the groups one after the other, so each costs what its own
-    pattern costs. Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 5.1, the
-    third of its ways to use several patterns.
+    patterns: one for each group; the H heads are divided into groups of equal size. With two patterns, the first half
+    of the heads uses the first. `&` and `|` combine another pattern with each of them. Raises ValueError if the number
+    of patterns does not divide H. A kernel computes one group after another, so each group costs what its own pattern
+    costs. Source: Child et al., "Generating long sequences with sparse transformers", 2019, section 5.1, the third of
+    the paper's ways to use several patterns.
     """
 
     def __init__(self, *patterns: Pattern) -> None:
@@ -148,7 +149,7 @@ class Heads(Pattern):
 
     def of_heads(self, H: int) -> list[tuple[slice, Pattern]]:
         if H % len(self.patterns):
-            raise ValueError(f"patterns: {len(self.patterns)} patterns of heads do not divide {H} heads")
+            raise ValueError(f"patterns: expected a number that divides {H} heads, got {len(self.patterns)}")
         size = H // len(self.patterns)
         return [
             (slice(i * size + heads.start, i * size + heads.stop), pattern)

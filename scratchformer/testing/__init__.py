@@ -1,8 +1,8 @@
-"""Gradient checks for operations and layers, for those of this package and for your own.
+"""Gradient checks for operations and layers, this package's and your own.
 
 `check_gradients(op, op_backward, *args)` and `check_layer(layer, *inputs)` raise GradientError or return a Report.
-Two modules are imported when needed: `scratchformer.testing.strategies` draws shapes and arrays with Hypothesis, and
-`scratchformer.testing.strict` is a stand-in for a device's arrays that refuses to mix with NumPy's.
+Two more modules are imported separately: `scratchformer.testing.strategies` draws shapes and arrays with Hypothesis,
+and `scratchformer.testing.strict` is a stand-in for device arrays that refuses to mix with NumPy arrays.
 """
 
 from .contracts import GradientError

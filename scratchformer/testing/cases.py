@@ -1,7 +1,7 @@
-"""Every operation, layer and model of the package as a case for the gradient checks, on sizes drawn from a seed.
+"""Every operation, layer and model of the package as a case for the gradient checks, with sizes drawn from a seed.
 
-The tests and `scratchformer check` go through the same tables. A case is a function of a `Draw`, which is called with
-letters, `draw("B T C")`, and gives a normal array of that shape; one letter is one size throughout a case.
+The tests and `scratchformer check` use the same tables. A case is a function of a `Draw`: `draw("B T C")` gives a
+normal array of that shape, and a letter has the same size throughout a case.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from .gradcheck import Report, check_gradients, check_layer
 
 
 class Draw:
-    """Sizes and arrays drawn from `seed`: every letter between 2 and `largest`, but C = H D; arrays are normal, times
-    `scale`.
+    """Sizes and arrays drawn from `seed`: each letter is between 2 and `largest`, except C = H D; arrays are standard
+    normal, times `scale`.
 
-    `parameter_scale` is that of a layer's parameters: all of them are drawn, gamma and beta too.
+    All parameters of a layer, gamma and beta included, are drawn too, with the scale `parameter_scale`.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Draw:
         return tuple(getattr(self, letter) for letter in letters.split())
 
     def __call__(self, letters: str) -> np.ndarray:
-        """A normal float64 array times the scale."""
+        """A standard normal float64 array, times the scale."""
         return self.scale * self.generator.standard_normal(self.shape(letters))
 
     def integers(self, letters: str, high: int, low: int = 0) -> Array:
@@ -64,7 +64,7 @@ class Draw:
         return to_device(self.generator.integers(low, high, self.shape(letters)), self.device)
 
     def lengths(self, letter: str = "T") -> Array:
-        """(B,), from 1 to T, or what the letter stands for; at least one of them just that."""
+        """(B,), integers from 1 to T, or to the size of `letter`; at least one is the maximum."""
         longest = getattr(self, letter)
         lengths = self.generator.integers(1, longest, self.B, endpoint=True)
         lengths[-1] = longest
@@ -113,13 +113,13 @@ def _attention_of_halves(d: Draw) -> OperationCase:
 
 
 def _of_large_scores(case: OperationCase) -> OperationCase:
-    """Queries 40 times as large: a kernel must subtract each row's maximum, so that no exponential overflows."""
+    """Queries 40 times larger: a kernel must subtract each row's maximum, or exponentials overflow."""
     q, *rest = case.args
     return case._replace(args=(40 * q, *rest))
 
 
 def _edges(d: Draw) -> ops.Edges:
-    """A table of pairs, a few of whose queries may see no key."""
+    """A random table, in which a few queries may see no key."""
     return ops.Edges(d.integers("T T", 3) == 0)
 
 
@@ -220,7 +220,7 @@ def _block(d: Draw, **options: Any) -> LayerCase:
 
 
 def _memory(d: Draw, letters: str) -> Array:
-    """A constant on the device: what is not among the inputs gets no gradient."""
+    """A memory, on the device: a constant, so it is no input of the check and gets no gradient."""
     return to_device(d(letters).astype(np.float32), d.device)
 
 
@@ -270,7 +270,7 @@ def _classifier(d: Draw, **options: Any) -> LayerCase:
 
 
 def _bert(d: Draw, model: type[nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
-    """Two texts a row, with padding and dropout; `places` to be predicted."""
+    """Rows of two texts, with padding and dropout; with `places`, positions to predict."""
     bert = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2, key=Key(d.seed))
     inputs = (d.integers("B T", d.V), d.lengths(), d.integers("B T", 2))
     return LayerCase(bert, (*inputs, d.integers("B K", d.T)) if places else inputs, {"key": d.key})
@@ -387,7 +387,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
 
 
 def check_operation(name: str, draw: Draw, **options: Any) -> Report:
-    """check_gradients on the operation case called `name`."""
+    """Run check_gradients on the operation case `name`."""
     case = OPERATIONS[name](draw)
     return check_gradients(
         case.op,
@@ -402,7 +402,7 @@ def check_operation(name: str, draw: Draw, **options: Any) -> Report:
 
 
 def check_layer_case(name: str, draw: Draw, **options: Any) -> Report:
-    """check_layer on the layer case called `name`, with normal parameters times the draw's `parameter_scale`."""
+    """Run check_layer on the layer case `name`, with normal parameters of the draw's `parameter_scale`."""
     case = LAYERS[name](draw)
     for p in case.layer.parameters():
         p.data[...] = draw.parameter_scale * draw.generator.standard_normal(p.data.shape)
@@ -415,13 +415,13 @@ IMPLEMENTATIONS = ("reference", "twin")
 def check_cases(
     names: Sequence[str], device: Device, seed: int = 0, details: bool = False, only: str | None = None
 ) -> list[str]:
-    """Check the cases of `names` (all if none), print a table, and return what is wrong: ["attention (reference)"].
+    """Check the cases `names` (all if empty), print a table, and return what is wrong: ["attention (reference)"].
 
-    A name is that of a case ("attention, causal"), or what stands before its comma, for all cases that begin so
-    ("attention"). Each case is checked with the references, inside `reference_only`, and with the twins; `only` names
-    one of the two to check alone. The column of the twins has "-" where none ran: the operation has no twin of its own
-    for the arrays of this device, or the layer has no operation with a twin. Raises ValueError for another name or
-    another `only`, before anything is checked, and if there was nothing to check.
+    A name is that of a case ("attention, causal") or the part before its comma, for all cases that begin with it
+    ("attention"). Each case is checked twice, with the references (inside `reference_only`) and with the twins; `only`
+    restricts this to "reference" or "twin". The twins' column shows "-" if none ran: the operation has no twin for the
+    arrays of this device, or no operation in the layer has one. Raises ValueError for an unknown name or `only`, before
+    anything is checked, and if there was nothing to check.
     """
     cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
     known = {name.partition(",")[0] for name in cases}
@@ -448,20 +448,20 @@ def check_cases(
 
 
 def _check_some_elements(name: str, draw: Draw) -> Report:
-    """Check a layer's case: about 100 elements in all, and for every tensor one random direction."""
+    """Check a layer case on about 100 elements in all, and one random direction for each tensor."""
     parameters = len(LAYERS[name](Draw(draw.seed)).layer.parameters())
     return check_layer_case(name, draw, max_elements=max(1, 100 // (parameters + 1)), directions=1)
 
 
 def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> Report | str | None:
-    """The report of a case; or what is wrong with it; or None if the twins are to be checked and none of them ran."""
+    """The report of a case, or a message if it is wrong, or None if the twins were to be checked but none ran."""
     ran = set()
     with reference_only() if implementation == "reference" else _twins_noted(ran):
         try:
             result = check(name, draw)
         except AssertionError as error:
             result = str(error)
-        except Exception:  # in code that is being changed: the other cases are still checked
+        except Exception:  # a bug in the code under test: go on with the other cases
             result = traceback.format_exc(limit=-2)
     twins = ran & {OPERATIONS[name](Draw()).op.__name__} if name in OPERATIONS else ran
     return result if twins or implementation == "reference" else None
@@ -469,7 +469,7 @@ def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> 
 
 @contextmanager
 def _twins_noted(ran: set[str]) -> Iterator[None]:
-    """Inside this block `ran` gets the names of operations with a twin that runs and does not call the reference."""
+    """Collect in `ran` the names of the operations whose twin runs without falling back to the reference."""
 
     def noted(name: str, twin: Callable) -> Callable:
         def call(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -496,7 +496,7 @@ def _twins_noted(ran: set[str]) -> Iterator[None]:
 
 
 def _print_results(name: str, results: list[Report | str | None], width: int, details: bool) -> None:
-    """One row of the table for a case, and with `details` one for each tensor."""
+    """Print a case's row of the table, and with `details` a row for each tensor."""
     reports = [result for result in results if isinstance(result, Report)]
     tensors, elements = (len(reports[0]), sum(row.elements for row in reports[0])) if reports else ("", "")
     print(f"{name:<{width}}{tensors:>9}{elements:>10}" + "".join(map(_cell, results)), flush=True)
@@ -506,7 +506,7 @@ def _print_results(name: str, results: list[Report | str | None], width: int, de
 
 
 def _cell(result: Report | str | None) -> str:
-    """The worst relative error of a report, in twelve columns."""
+    """The worst relative error of a report, twelve characters wide."""
     if isinstance(result, Report):
         return f"{max(row.worst_relative_error for row in result):>12.1e}"
     return f"{'-' if result is None else 'WRONG':>12}"

@@ -1,4 +1,4 @@
-"""What a gradient must obey besides its value: who may write to which array, who may share memory with whom."""
+"""What is checked besides the values of gradients: who may write to which array, and which arrays may share memory."""
 
 from __future__ import annotations
 
@@ -9,39 +9,39 @@ import numpy as np
 
 from ..backend import Array, Device, array_module, to_cpu, to_device
 
-_SAME = 1e-9  # relative; two runs on the same numbers may differ this much, where a GPU adds in any order
+_SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
 
 class GradientError(AssertionError):
-    """A gradient that is wrong, or an operation that breaks the contract of its pair."""
+    """A gradient is wrong, or an operation or layer breaks the contract."""
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array of any library (numbers, and NumPy's scalars, are not)."""
+    """Whether `x` is an array of any library. Numbers and NumPy scalars are not."""
     return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
 
 
 def is_floating(x: Any) -> bool:
-    """Whether `x` is a floating-point array: what the convention takes gradients of."""
+    """Whether `x` is a floating-point array, and so gets a gradient."""
     return is_array(x) and x.dtype.kind == "f"
 
 
 def own_copy(x: Any, device: Device, dtype: Any) -> Any:
-    """A copy of an array on `device`, of type `dtype` if it is floating-point; anything else comes back as it is."""
+    """A copy of an array on `device`, cast to `dtype` if it is floating-point; anything else is returned unchanged."""
     if not is_array(x):
         return x
     return to_device(x, device, dtype if is_floating(x) else None).copy()
 
 
 def as_tuple(x: Any) -> tuple:
-    """`x` as a tuple: one array is a tuple of one, None is the empty tuple."""
+    """`x` as a tuple: a single array becomes a tuple of one, None the empty tuple."""
     if x is None:
         return ()
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
 def shares_memory(a: Any, b: Any) -> bool:
-    """Whether two arrays have an element in common, on whichever backend; numbers share with nothing."""
+    """Whether two arrays of any backend share an element; numbers share nothing."""
     if not (is_array(a) and is_array(b)) or not a.size or not b.size:
         return False
     if type(a) is not type(b):
@@ -58,7 +58,7 @@ def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
 
 
 def expect_equal(named: Mapping[str, Any], expected: Mapping[str, Any], complaint: str) -> None:
-    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than the last digits."""
+    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits."""
     for name, x in named.items():
         x, y = to_cpu(x), to_cpu(expected[name])
         size = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
@@ -67,7 +67,7 @@ def expect_equal(named: Mapping[str, Any], expected: Mapping[str, Any], complain
 
 
 def expect_type(named: Mapping[str, Any], dtype: Any) -> None:
-    """Raise GradientError unless all arrays have type `dtype`."""
+    """Raise GradientError unless all arrays have the type `dtype`."""
     dtype = np.dtype(dtype)
     for name, x in named.items():
         if hasattr(x, "dtype") and x.dtype != dtype:
@@ -75,7 +75,7 @@ def expect_type(named: Mapping[str, Any], dtype: Any) -> None:
 
 
 class Untouched:
-    """Remembers arrays, and says later which of them was written to."""
+    """Remembers arrays, to find out later whether one was written to."""
 
     def __init__(self, named: Mapping[str, Any]) -> None:
         self.named = {name: x for name, x in named.items() if is_array(x)}
@@ -90,10 +90,10 @@ class Untouched:
 
 
 def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -> dict[str, Array]:
-    """The gradients that `backward` returned, by the names of the arrays they belong to.
+    """The gradients that `backward` returned, keyed by the names of their arrays.
 
-    A None among them is left out: it stands for an argument that was not given (a bias). Raises GradientError unless
-    there is one gradient for each array, on its device and of its shape.
+    None is skipped: it stands for an argument that was not given (a bias). Raises GradientError unless there is one
+    gradient for each array, on the same device and of the same shape.
     """
     gradients = as_tuple(returned)
     if len(gradients) != len(arrays):
@@ -117,6 +117,6 @@ def named_gradients(returned: Any, arrays: Mapping[str, Array], backward: str) -
 
 
 def labelled(name: str, arrays: Iterable[Any]) -> dict[str, Any]:
-    """Names for the arrays of a tuple: `y` for a single one, else `y[0]`, `y[1]`, ..."""
+    """Names for the arrays of a tuple: `y` for a single one, otherwise `y[0]`, `y[1]`, ..."""
     arrays = tuple(arrays)
     return {name: arrays[0]} if len(arrays) == 1 else {f"{name}[{i}]": x for i, x in enumerate(arrays)}

@@ -1,23 +1,24 @@
-"""Numerical derivatives that know their own error, and the comparison of analytic gradients with them.
+"""Numerical derivatives with an estimate of their own error, and the comparison of analytic gradients with them.
 
-Along one direction (one element, or a random one) y is a function of a number, y(t) = op(x + t u). Its values at ±h
-and ±h/2 give two central differences D(h) and D(h/2), and Richardson's V = (4 D(h/2) − D(h))/3, whose error is of order
-h⁴; Σ V dy is the numeric derivative of F = Σ y dy. How far it can be off is estimated as a sum of
+Along a direction u (one element, or a random direction) y is a function of a number, y(t) = op(x + t u). Its values at
+±h and ±h/2 give two central differences, D(h) and D(h/2), and Richardson's V = (4 D(h/2) − D(h))/3, whose error is of
+order h⁴. Σ V dy is the numeric derivative of F = Σ y dy. Its error is estimated as the sum of
 
-    3 Σ |V − D(h/2)| |dy|         what extrapolating changed: the truncation error of D(h/2), more than that of V
-    3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth, and
-                                  about the jump of y′, whatever h, where there is a kink within h of x
-    4 noise/h                     round-off, with the noise of F as measured (`Differences.measure_noise`)
-    4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that move at all
-                                  (for those that never moved it is one output's, with the largest h tried)
+    3 Σ |V − D(h/2)| |dy|         the change by extrapolation: the truncation error of D(h/2), larger than that of V
+    3 Σ |2 A(h/2) − A(h)| |dy|    with A(h) = (y(h) − 2 y(0) + y(−h))/h: this is h y″ + O(h³) where y is smooth. With a
+                                  kink within h of x, it is about the jump of y′, whatever h
+    4 noise/h                     round-off, from the measured noise of F (`Differences.measure_noise`)
+    4 Σ grain/h |dy|              the last digit of the largest input, for the outputs that change at all
+                                  (for all that never changed together: of one output, at the largest h tried)
 
-For a kink at distance δ the first two make δ/2h + 3 |1 − 3δ/h| of the jump, and V is off by |1/2 − 7δ/6h| of it (both
-for δ < h/2; beyond, V is off by a third of the first part): the estimate is never below the error.
+For a kink at distance δ, the first two terms add up to δ/2h + 3 |1 − 3δ/h| times the jump, and the error of V is
+|1/2 − 7δ/6h| times the jump (both for δ < h/2; beyond that, the error of V is a third of the first term). So the
+estimate is never below the error.
 
-The step with the smallest estimate is the one to believe, found without a look at the analytic value (to a factor of
-about two in the estimate, as long as round-off is what was measured: see `Differences.estimate`). So a kink near
-x makes the check look closer, a kink at x itself makes it give in, and a wrong gradient is not saved by trying many
-steps. Absolute values are taken output by output, so that kinks cannot cancel.
+The step with the smallest estimate is used. It is chosen without looking at the analytic value (and is optimal up to a
+factor of about two in the estimate, provided the measured round-off is right: see `Differences.estimate`). So with a
+kink near x the check takes smaller steps, with a kink at x itself it cannot decide, and trying many steps cannot make a
+wrong gradient pass. Absolute values are taken for each output, so that kinks cannot cancel.
 
 Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off from evaluations at almost the same point
 (Moré, Wild, "Estimating computational noise", 2011).
@@ -34,19 +35,19 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 
 _EPS = float(np.finfo(np.float64).eps)
-STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # of the tensor's scale
-FIRST_STEP = 1e-3  # mostly good enough
-_NUDGES = 4  # evaluations that measure noise
+STEPS = (1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # relative to the tensor's scale
+FIRST_STEP = 1e-3  # usually good enough
+_NUDGES = 4  # evaluations for measuring noise
 
 
 @dataclass
 class Tensor:
-    """One array that is differentiated: its name in messages, the array (perturbed in place), its analytic gradient."""
+    """An array to differentiate by: its name in messages, the array (perturbed in place), its analytic gradient."""
 
     name: str
     array: Array
     gradient: np.ndarray
-    noise: float = 0.0  # how far an element of the gradient is off by round-off
+    noise: float = 0.0  # the round-off error of an element of the gradient
 
     def __post_init__(self) -> None:
         self.base = to_cpu(self.array).copy()
@@ -58,7 +59,7 @@ class Tensor:
         self.array[...] = array_module(self.array).asarray(values)
 
     def along_element(self, index: tuple[int, ...]) -> Callable[[float], None]:
-        """A function of t that sets the array to x + t u, u being 1 at `index` and 0 elsewhere."""
+        """A function of t that sets the array to x + t u, where u is 1 at `index` and 0 elsewhere."""
 
         def move(t: float) -> None:
             self.array[index] = float(self.base[index]) + t
@@ -66,12 +67,12 @@ class Tensor:
         return move
 
     def along(self, direction: np.ndarray) -> Callable[[float], None]:
-        """A function of t that sets the array to x + t u, u being `direction`."""
+        """A function of t that sets the array to x + t u, where u is `direction`."""
         return lambda t: self.write(self.base + t * direction)
 
 
 class Estimate(NamedTuple):
-    """A numerical derivative and how far it may be off."""
+    """A numerical derivative and a bound on its error."""
 
     value: float
     uncertainty: float
@@ -79,13 +80,13 @@ class Estimate(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """An analytic derivative beside a numeric one: where, and how far apart they may be."""
+    """An analytic and a numeric derivative: where they were taken, and how much they may differ."""
 
     where: str  # "gamma[3]", "x along a random direction"
     analytic: float
     numeric: float
     rtol: float
-    tolerance: float  # absolute: rtol of the larger, and what round-off and kinks leave open
+    tolerance: float  # absolute: rtol of the larger one, plus the uncertainty due to round-off and kinks
     doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
 
     @property
@@ -98,7 +99,7 @@ class Comparison(NamedTuple):
 
     @property
     def relative_error(self) -> float:
-        """As a share of the larger of the two."""
+        """The error relative to the larger of the two."""
         return self.error / self.size if self.size else 0.0
 
     @property
@@ -107,12 +108,12 @@ class Comparison(NamedTuple):
 
     @property
     def open(self) -> bool:
-        """Whether a kink, and not round-off, makes the tolerance so large that a gradient of zero would pass too."""
+        """Whether a kink, not round-off, makes the tolerance so large that even a gradient of zero would pass."""
         return self.size > 0 and self.doubt >= max(self.size, 0.999 * self.tolerance)
 
     @property
     def excess(self) -> float:
-        """The error as a multiple of what is tolerated; above 1 the two disagree."""
+        """The error as a multiple of the tolerance; above 1 the two disagree."""
         if self.error == 0:
             return 0.0
         if not (np.isfinite(self.numeric) and np.isfinite(self.tolerance)):
@@ -121,7 +122,7 @@ class Comparison(NamedTuple):
 
 
 class Differences:
-    """Central differences of F = Σ y dy, where `outputs()` gives y, flat, for what the tensors hold at the moment."""
+    """Central differences of F = Σ y dy, where `outputs()` gives the flat y for the tensors' current contents."""
 
     def __init__(self, outputs: Callable[[], np.ndarray], dy: np.ndarray) -> None:
         self.outputs = outputs
@@ -129,7 +130,7 @@ class Differences:
         self.y = outputs()
         self.noise = 0.0  # in F
         self.grain = 0.0  # in each output
-        self.best_step = FIRST_STEP  # of the last estimate that had one: tried first, since it likely is again
+        self.best_step = FIRST_STEP  # of the last estimate; tried first, since it is likely the best again
 
     def measure_noise(
         self,
@@ -137,12 +138,12 @@ class Differences:
         gradients: Callable[[], list[np.ndarray]],
         rng: np.random.Generator,
     ) -> None:
-        """Measure the round-off in F, and in each tensor's gradient, by moving every input in its last digits.
+        """Measure the round-off in F and in each tensor's gradient by changing every input in its last digits.
 
-        An input that moves by a few units in the last place has the effect of rounding somewhere on the way, however
-        badly conditioned the operation is. It does not show that y may be a difference of numbers as large as the
-        inputs: the loss log Σ exp(z) − z_t moves in units of the last digit of z_t, however small it is. So the last
-        digit of the largest input is the grain of y.
+        Changing an input by a few units in the last place has the same effect as rounding inside the operation, however
+        badly conditioned that is. It does not reveal that y may be a difference of numbers as large as the inputs: the
+        loss log Σ exp(z) − z_t changes in units of the last digit of z_t, however small the loss is. So the last digit
+        of the largest input is taken as the grain of y.
         """
         weight = np.abs(self.dy)
         self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
@@ -160,11 +161,11 @@ class Differences:
             tensor.write(tensor.base)
 
     def estimate(self, move: Callable[[float], None], scale: float, rtol: float) -> Estimate:
-        """Σ y′(0) dy along the line that `move` walks, from the step that can be trusted most; see the module's text.
+        """Σ y′(0) dy along the line of `move`, from the step with the smallest estimated error; see the module's text.
 
-        It stops at the first step that is good to `rtol`. Until then, where truncation and kinks weigh more than
-        round-off, steps above are worse still, and where round-off does, steps below: so each step leaves those on one
-        of its sides. The value is NaN if y is finite at no step that was tried.
+        The search stops at the first step that is good to `rtol`. Where truncation and kinks outweigh round-off, all
+        larger steps are worse; where round-off outweighs them, all smaller ones are. So each step rules out those on
+        one side. The value is NaN if y was not finite at any step.
         """
         weight = np.abs(self.dy)
         best = Estimate(np.nan, np.inf)
@@ -187,19 +188,19 @@ class Differences:
                     break
                 if doubt <= round_off:
                     left = left[place + 1 :]
-                    place = 0 if doubt else len(left) - 1  # where nothing moves or bends, the largest step shows most
-                else:  # NaN and infinity among them
+                    place = 0 if doubt else len(left) - 1  # if nothing changes or bends, the largest step shows most
+                else:  # also for NaN and infinity
                     left = left[:place]
                     place = len(left) - 1
         move(0.0)
         return best
 
     def round_off(self, h: float) -> float:
-        """How far rounding can throw off a derivative taken with step h."""
+        """A bound on the round-off error of a derivative with step h."""
         return 4 * self.noise / h
 
     def _slope_and_bend(self, move: Callable[[float], None], h: float) -> tuple[np.ndarray, np.ndarray]:
-        """For every output D(h) = (y(h) − y(−h))/2h and A(h) = (y(h) − 2 y(0) + y(−h))/h."""
+        """For each output, D(h) = (y(h) − y(−h))/2h and A(h) = (y(h) − 2 y(0) + y(−h))/h."""
         move(h)
         after = self.outputs()
         move(-h)
@@ -208,7 +209,7 @@ class Differences:
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """The indices of all elements of a tensor, or of a random `count` of them if there are more."""
+    """The indices of all elements of a tensor, or of `count` random ones if it has more."""
     size = tensor.base.size
     chosen = range(size) if size <= count else np.sort(rng.choice(size, count, replace=False))
     return [tuple(int(i) for i in np.unravel_index(flat, tensor.base.shape)) for flat in chosen]
@@ -222,7 +223,7 @@ def label(name: str, index: tuple[int, ...]) -> str:
 def compare_elements(
     tensor: Tensor, differences: Differences, indices: list[tuple[int, ...]], rtol: float
 ) -> list[Comparison]:
-    """The gradient at `indices` beside central differences."""
+    """Compare the gradient at `indices` with central differences."""
     found = []
     for index in indices:
         estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol)
@@ -234,7 +235,7 @@ def compare_elements(
 def compare_directions(
     tensor: Tensor, differences: Differences, count: int, rng: np.random.Generator, rtol: float
 ) -> list[Comparison]:
-    """The gradient along `count` random directions, which have a part in every element, beside central differences."""
+    """Compare the gradient along `count` random directions, which involve every element, with central differences."""
     found = []
     for _ in range(count if tensor.base.size else 0):
         direction = rng.standard_normal(tensor.base.shape)
@@ -246,7 +247,7 @@ def compare_directions(
 
 
 def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol: float) -> Comparison:
-    """Put two derivatives side by side; they may differ by `rtol` of the larger and by what both may be off."""
+    """Compare two derivatives. They may differ by `rtol` of the larger one plus the uncertainties of both."""
     larger = max(abs(analytic), abs(estimate.value))
     tolerance = rtol * larger + estimate.uncertainty + noise
     return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt)

@@ -1,4 +1,4 @@
-"""Gradient checks for an operation and its backward, and for a layer: by value, and by contract.
+"""Gradient checks for an operation with its backward, and for a layer: of the values, and of the contract.
 
     def cube(x):
         return x**3, x
@@ -8,7 +8,7 @@
 
     print(check_gradients(cube, cube_backward, np.random.default_rng(0).normal(size=(2, 3))))
 
-What is compared and how far it can be trusted is in `differences`; the contract is in `contracts`.
+`differences` explains what is compared and how reliable that is; the contract is in `contracts`.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ _COMPLEX_RTOL = 1e-10
 
 
 class Row(NamedTuple):
-    """What was checked of one tensor: how many elements, and the worst relative error.
+    """What was checked for one tensor: the number of elements and the worst relative error.
 
-    Where round-off or a kink leaves the numeric value itself open, the error is taken relative to that, so that it is
-    at most `rtol` in a check that passes.
+    If round-off or a kink makes the numeric value uncertain, the error is scaled by that uncertainty, so that it is at
+    most `rtol` in a check that passes.
     """
 
     tensor: str
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 class Report(list):
-    """One Row for each tensor that was checked; `print` it for a table."""
+    """One Row for each tensor checked; `print` shows a table."""
 
     def __str__(self) -> str:
         head = ("tensor", "shape", "elements checked", "worst relative error")
@@ -92,24 +92,24 @@ def check_gradients(
 ) -> Report:
     """Check that `op_backward` is the gradient of `op`, where `y, cache = op(*args, **kwargs)`.
 
-    `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in their order: a
-    tuple, or one array if there is one. All else (integer ids, keys, patterns, None, numbers) is passed on as it is.
-    `y` may be a tuple of arrays; `dy` is one then too. Copies of all arrays go to `device`, in float64, whatever their
-    type; `args` stay as they are. dy is standard normal, from `Key(seed)`.
+    `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
+    one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
+    `y` may be a tuple of arrays; then so is `dy`. All arrays are copied to `device`, floating-point ones as float64;
+    `args` are not changed. dy is standard normal, from `Key(seed)`.
 
-    Compared with central differences of Σ y dy: every element of each argument (a random `max_elements` of them if
-    there are more) and `directions` random directions, to within `rtol` of the larger value and what round-off and
-    kinks leave open. `complex_step=True` adds Im F(x + ih)/h with h = 1e-30, good to 1e-10, for an `op` that is
-    analytic and accepts complex arrays.
+    The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
+    `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of
+    the larger value plus the uncertainty due to round-off and kinks. `complex_step=True` also compares with
+    Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts complex arrays.
 
-    The contract: the same inputs give the same y; forward and backward write to nothing they were given; y and the
-    gradients share no memory with args or dy, nor the gradients with each other; backward can be called twice on one
-    cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
+    The contract: the same inputs give the same y; forward and backward do not write to their arguments; y and the
+    gradients share no memory with args or dy, and the gradients none with each other; backward can be called twice on
+    one cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
 
-    Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance, the seed.
-    Raises ValueError where a wrong gradient would pass too: if no array among `args` is floating-point, or one is
-    empty, not finite, or only at kinks (as zeros before a ReLU); if y has no elements; if `rtol` is not from 0 to below
-    1; if `max_elements` and `directions` are both 0, or one is negative.
+    Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance and the
+    seed. Raises ValueError if a wrong gradient could pass: if no array among `args` is floating-point, or one is empty,
+    not finite, or only at kinks (such as zeros before a ReLU); if y has no elements; unless 0 <= rtol < 1; if
+    `max_elements` and `directions` are both 0, or one is negative.
     """
     names = _argument_names(op, args)
     _expect_comparisons(rtol, max_elements, directions)
@@ -120,7 +120,7 @@ def check_gradients(
         run = _Pair(op, op_backward, names, args, kwargs, device, np.float64)
         dy = _normal_like(run.y, seed, device, np.float64)
         gradients = run.check_contract(dy)
-        with np.errstate(all="ignore"):  # only types are looked at: a value may overflow in float32
+        with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
             single = _Pair(op, op_backward, names, args, kwargs, device, np.float32)
             single.check_types(_normal_like(single.y, seed, device, np.float32))
         tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
@@ -148,19 +148,19 @@ def check_layer(
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
-    """Check the gradients of a layer by every floating-point input and every parameter, on a float64 copy of it.
+    """Check the gradients of a layer's floating-point inputs and parameters, on a float64 copy of the layer.
 
-    The layer has `y, cache = layer.forward(*inputs, **kwargs)`; `dx = layer.backward(dy, cache)`, which returns the
-    gradients of the floating-point inputs (a tuple, one array, or None if there are none) and adds into the `.grad` of
-    its parameters; `named_parameters()`, a dict of objects with `.data` and `.grad`; `zero_grad()`;
-    `to(device=, dtype=)`; and it can be deep-copied.
+    The layer must have `y, cache = layer.forward(*inputs, **kwargs)`; `dx = layer.backward(dy, cache)`, which returns
+    the gradients of the floating-point inputs (a tuple, one array, or None if there are none) and adds to the `.grad`
+    of its parameters; `named_parameters()`, a dict of objects with `.data` and `.grad`; `zero_grad()`; and
+    `to(device=, dtype=)`. It must be possible to deep-copy it.
 
     Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
-    backward writes to nothing but gradients; it adds to them; two forwards before their two backwards give the sum of
-    both, so nothing is remembered outside the cache; no array returned shares memory with a parameter or its gradient;
-    float32 gives float32; neither pass replaces the data or the gradient of a parameter by another array; `layer`
-    itself stays as it is. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its
-    input as y, or dy as dx (as dropout without a key does): a caller writes to neither.
+    backward writes only to gradients, and adds to them; two forwards followed by their two backwards give the sum of
+    both, so nothing is remembered outside the cache; no returned array shares memory with a parameter or its gradient;
+    float32 gives float32; neither pass replaces the data or gradient array of a parameter by another; `layer` itself is
+    not changed. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its input as y,
+    or dy as dx (as dropout without a key does), since no caller writes to either.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
@@ -193,7 +193,7 @@ def check_layer(
 
 
 class _Pair:
-    """An operation with its own copies of the arguments, on one device and in one type."""
+    """An operation with its own copies of the arguments, on one device and of one dtype."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Pair:
         untouched.check("forward")
 
     def gradients(self, dy: Any) -> dict[str, np.ndarray]:
-        """The analytic gradients for what the arguments hold at the moment, by name, on the CPU."""
+        """The analytic gradients for the current contents of the arguments, by name, on the CPU."""
         _, cache = self.op(*self.args, **self.kwargs)
         found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
         return {name: to_cpu(g) for name, g in found.items()}
@@ -248,7 +248,7 @@ class _Pair:
         return first
 
     def check_types(self, dy: Any) -> None:
-        """That y and the gradients have the type of the arguments."""
+        """Check that y and the gradients have the dtype of the arguments."""
         self._expect_type(labelled("y", as_tuple(self.y)), self._backward(dy))
 
     def _backward(self, dy: Any) -> dict[str, Array]:
@@ -260,7 +260,7 @@ class _Pair:
 
 
 class _LayerRun:
-    """A deep copy of a layer, and copies of its inputs, on one device and in one type."""
+    """A deep copy of a layer, and copies of its inputs, on one device and of one dtype."""
 
     def __init__(self, layer: Any, inputs: tuple, kwargs: dict[str, Any], device: Device, dtype: Any) -> None:
         self.dtype = dtype
@@ -288,11 +288,11 @@ class _LayerRun:
         return _two(self.layer.forward(*inputs, **self.kwargs), "forward")
 
     def backward(self, dy: Any, cache: Any) -> dict[str, Array]:
-        """The gradients of the inputs, by name; those of the parameters are added up in the layer."""
+        """The gradients of the inputs, by name; those of the parameters are added into the layer."""
         return named_gradients(self.layer.backward(dy, cache), self.floating, "backward")
 
     def gradients(self, dy: Any, inputs: list | None = None) -> dict[str, np.ndarray]:
-        """The gradients of inputs and parameters of one forward and backward, by name, on the CPU."""
+        """The gradients of inputs and parameters from one forward and backward, by name, on the CPU."""
         self.layer.zero_grad()
         _, cache = self.forward(inputs)
         found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
@@ -328,13 +328,13 @@ class _LayerRun:
         return once | sums
 
     def _expect_same_parameters(self, state: dict[str, Array]) -> None:
-        """That neither pass has replaced an array of a parameter: an optimizer would still have the old one."""
+        """Check that neither pass replaced an array of a parameter: an optimizer would still hold the old one."""
         for name, x in _layer_arrays(self.layer).items():
             if x is not state.get(name):
-                raise GradientError(f"{name} is another array than before: write into it, or an optimizer loses it")
+                raise GradientError(f"{name} was replaced by another array: write into it, or an optimizer loses it")
 
     def _check_two_uses(self, dy: Any, key: Key) -> None:
-        """Forward twice, then backward twice: all must be as if each use had been alone."""
+        """Forward twice, then backward twice: the result must be as if each use had been alone."""
         rng = key.fold("second inputs").generator()
         inputs = [_shuffled(x, rng) for x in self.inputs]
         other_dy = tuple(_shuffled(x, rng) for x in as_tuple(dy))
@@ -351,7 +351,7 @@ class _LayerRun:
         expect_equal(self.parameter_gradients(), both, complaint)
 
     def check_types(self, dy: Any) -> None:
-        """That y, the gradients and the parameters have the type the layer was cast to."""
+        """Check that y, the gradients and the parameters have the dtype that the layer was cast to."""
         y, cache = self.forward()
         self._expect_type(labelled("y", as_tuple(y)), self.backward(dy, cache))
 
@@ -371,7 +371,9 @@ def _compare_all(
     directions: int,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
-    """Compare every tensor's gradient with numerical derivatives; a Report, or GradientError with the worst element."""
+    """Compare each tensor's gradient with numerical derivatives. Returns a Report, or raises GradientError with the
+    worst element.
+    """
     rng = key.fold("elements and directions").generator()
     differences = Differences(outputs, dy)
     differences.measure_noise(tensors, gradients, rng)
@@ -390,7 +392,7 @@ def _compare_all(
 
 
 def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
-    """Raise GradientError for the worst element, or if all elements agree for the worst direction."""
+    """Raise GradientError for the worst element or, if all elements agree, for the worst direction."""
     for kind in (0, 1):
         wrong = {name: [c for c in both[kind] if not c.agrees] for name, both in found.items()}
         wrong = {name: cases for name, cases in wrong.items() if cases}
@@ -401,7 +403,7 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
         lines = [
             f"wrong gradient at {worst.where}:",
             f"  analytic {worst.analytic:.12g}",
-            f"  numeric  {worst.numeric:.12g}" + " (y is finite at no step)" * bool(np.isnan(worst.numeric)),
+            f"  numeric  {worst.numeric:.12g}" + " (y is not finite at any step)" * bool(np.isnan(worst.numeric)),
             f"  absolute error {worst.error:.3g}, relative error {worst.relative_error:.3g}, "
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
@@ -410,27 +412,27 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
-    """Raise ValueError if, for some tensor, no comparison can tell a right gradient from a wrong one."""
+    """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one."""
     for name, (by_element, by_direction) in found.items():
         if all(c.open for c in by_element + by_direction):
             raise ValueError(
-                f"{name}: expected numbers at which y has a derivative, got a kink at each that was compared"
+                f"{name}: expected values at which y is differentiable, got a kink at every element that was compared"
             )
 
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:
-    """Raise ValueError for numbers with which any gradient would pass, or that make no sense."""
-    if not 0 <= rtol < 1:  # NaN too
-        raise ValueError(f"rtol: expected a number from 0 to below 1, got {rtol}")
+    """Raise ValueError for settings with which any gradient would pass, or that make no sense."""
+    if not 0 <= rtol < 1:  # also refuses NaN
+        raise ValueError(f"rtol: expected 0 <= rtol < 1, got {rtol}")
     for name, count in {"max_elements": max_elements, "directions": directions}.items():
         if count < 0:
             raise ValueError(f"{name}: expected a number >= 0, got {count}")
     if not (max_elements or directions):
-        raise ValueError("max_elements, directions: expected one of them above 0, got 0 and 0: nothing to compare")
+        raise ValueError("max_elements, directions: expected at least one above 0, got 0 and 0: nothing to compare")
 
 
 def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
-    """Raise ValueError unless there are arrays to differentiate by, none of them empty, and all elements are finite."""
+    """Raise ValueError unless there are arrays to differentiate by, none is empty, and all elements are finite."""
     if not tensors:
         found = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
         raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(found) or 'none'}")
@@ -443,8 +445,8 @@ def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
 def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list, float], list[Comparison]]:
     """A function that compares a tensor's gradient at some elements with the complex step.
 
-    That has no error of its own worth mentioning; its last argument is what the analytic gradient is allowed for
-    rounding, which in the likes of 1 − tanh² can be all there is left.
+    The complex step has practically no error of its own. The last argument of the function allows for the rounding of
+    the analytic gradient, which in expressions such as 1 − tanh² can be all that remains.
     """
     args = [x.astype(np.complex128) if is_floating(x) else x for x in run.args]
     places = dict(zip(run.names, args, strict=True))
@@ -492,7 +494,7 @@ def _two(returned: Any, what: str) -> tuple[Any, Any]:
 
 
 def _layer_arrays(layer: Any) -> dict[str, Array]:
-    """All parameters, and all their gradients as "gradient of NAME"."""
+    """All parameters by name, and their gradients as "gradient of NAME"."""
     params = layer.named_parameters()
     return {n: p.data for n, p in params.items()} | {f"gradient of {n}": p.grad for n, p in params.items()}
 
@@ -513,8 +515,8 @@ def _flat(y: Any) -> np.ndarray:
 
 
 def _shuffled(x: Any, rng: np.random.Generator) -> Any:
-    """An array with the same elements in another order, or with other ones if all are equal floating-point numbers;
-    anything else as it is.
+    """An array with the elements of `x` in random order, or with new ones if all are the same floating-point number;
+    anything else is returned unchanged.
     """
     if not is_array(x):
         return x
@@ -538,7 +540,7 @@ def _expect_finite(named: dict[str, Any], error: type[Exception] = GradientError
 
 @contextmanager
 def _explained(subject: str, call: str) -> Iterator[None]:
-    """Put the name of what is checked before the message of a GradientError, and how to repeat the check after it."""
+    """Put the name of what is checked before the message of a GradientError, and how to repeat it after."""
     try:
         yield
     except GradientError as error:

@@ -1,8 +1,8 @@
-"""Hypothesis strategies that draw shapes, arrays, token ids and lengths which belong together.
+"""Hypothesis strategies that draw matching shapes, arrays, token ids and lengths.
 
-A shape is a string of letters, one for each axis, as in the docstrings of `scratchformer.ops`. A letter stands for the
-same size in all shapes of one call, and a number for itself. The contents come from a drawn seed, so an example shrinks
-in its sizes, scale and seed, and the failing one is printed with them.
+A shape is a string of letters, one for each axis, as in the docstrings of `scratchformer.ops`. A letter has the same
+size in all shapes of one call, and a number stands for itself. The contents come from a drawn seed, so an example
+shrinks in its sizes, scale and seed, which are printed for a failing example.
 
     from hypothesis import given
     from scratchformer.testing import check_gradients
@@ -54,10 +54,10 @@ def tensors(
     dtype: Any = np.float64,
     fixed: Mapping[str, int] | None = None,
 ) -> tuple[np.ndarray, ...]:
-    """One array for each of `shapes`, standard normal times a scale drawn from `scales` for each of them.
+    """One array for each of `shapes`: standard normal, times a scale drawn from `scales` for each array.
 
-    `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the sizes given
-    there, the others are drawn between `min_size` and `max_size`.
+    `tensors("B H T D", "B H S D", "B H S D")` draws query, key and value. Letters in `fixed` have the given sizes, the
+    others are drawn between `min_size` and `max_size`.
     """
     size = _with_fixed(draw, " ".join(shapes), min_size, max_size, fixed)
     factors = [draw(st.sampled_from(tuple(scales))) for _ in shapes]
@@ -71,7 +71,7 @@ def tensors(
 
 
 def arrays(shape: str, **options: Any) -> st.SearchStrategy[np.ndarray]:
-    """One array: `tensors` with a single shape, and the same options."""
+    """One array: `tensors` with a single shape and the same options."""
     return tensors(shape, **options).map(lambda drawn: drawn[0])
 
 
@@ -86,7 +86,7 @@ def ids(
     dtype: Any = np.int64,
     fixed: Mapping[str, int] | None = None,
 ) -> np.ndarray:
-    """An array of integers, uniform in low ... high - 1: token ids, or targets. With a small `high` they repeat."""
+    """An array of integers, uniform in low ... high − 1: token ids, or targets. With a small `high` they repeat."""
     size = _with_fixed(draw, shape, min_size, max_size, fixed)
     seed = draw(_SEEDS)
     note(f"ids({shape!r}): sizes {size}, from {low} to {high - 1}, seed {seed}")
@@ -103,9 +103,9 @@ def lengths(
     max_size: int = 5,
     fixed: Mapping[str, int] | None = None,
 ) -> np.ndarray:
-    """How many positions of each sequence are real: integers (B,), each from `min_length` to the size of `longest`.
+    """The true length of each sequence: integers (B,), each from `min_length` to the size of `longest`.
 
-    Pass the sizes of the sequences in `fixed`; both words may be numbers: `lengths("4", "10")`.
+    Pass the sizes of the sequences in `fixed`. `batch` and `longest` may be numbers: `lengths("4", "10")`.
     """
     size = _with_fixed(draw, f"{batch} {longest}", min_size, max_size, fixed)
     count, maximum = _shape(f"{batch} {longest}", size)
@@ -115,7 +115,7 @@ def lengths(
 def _with_fixed(
     draw: st.DrawFn, letters: str, min_size: int, max_size: int, fixed: Mapping[str, int] | None
 ) -> dict[str, int]:
-    """Sizes for `letters`: those in `fixed`, and drawn ones for the rest."""
+    """Sizes for `letters`: those in `fixed`, and random ones for the rest."""
     fixed = fixed or {}
     free = " ".join(word for word in letters.split() if word not in fixed)
     return {**fixed, **draw(sizes(free, min_size, max_size))}

@@ -1,18 +1,18 @@
-"""A strict stand-in for the array library of a device: mistakes that only a GPU would show, shown without one.
+"""A strict stand-in for a device's array library: it reveals, without a GPU, mistakes that would only show on one.
 
-`DeviceArray` keeps a NumPy array to itself and behaves as cupy.ndarray does, or more strictly. It does not turn into
-a NumPy array unless asked (`x.get()`), it refuses to meet one in an operator, an index, an assignment or a call, and
-its reductions are 0-d arrays, never NumPy scalars. Python numbers and NumPy scalars are welcome, as in CuPy.
+`DeviceArray` wraps a NumPy array and behaves like cupy.ndarray, or more strictly. It becomes a NumPy array only on
+request (`x.get()`), it refuses NumPy arrays in operators, indices, assignments and calls, and its reductions are 0-d
+arrays, never NumPy scalars. Python numbers and NumPy scalars are accepted, as in CuPy.
 
-`library` is the array library to go with it, for code that writes `xp.exp(x)`. It has the functions in the lists below
-and no others; each of them is in CuPy too, with the keywords that are accepted here. The one way in for NumPy arrays
-is `library.asarray` (or `array`, `ascontiguousarray`), which copies. `STRICT` is the device:
+`library` is the matching array library, for code that writes `xp.exp(x)`. It has exactly the functions in the lists
+below; CuPy has each of them too, with the keywords accepted here. NumPy arrays enter only through `library.asarray`
+(or `array`, `ascontiguousarray`), which copies. `STRICT` is the device:
 
     x = to_device(np.ones((2, 3)), STRICT)
     y, cache = my_operation(x)              # TypeError if it calls np.exp(x), or adds a NumPy mask
     y = to_cpu(y)
 
-It stands in for behaviour, not for speed or memory.
+It imitates behaviour, not speed or memory.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..backend import Device
 
 _NAME = __name__
 
-# Every name below was compared with CuPy 14; `tests/testing/test_strict.py` does it again where CuPy is installed.
+# Every name below was compared with CuPy 14; `tests/testing/test_strict.py` repeats this where CuPy is installed.
 
-# Elementwise functions: they take arrays and numbers, and out=.
+# Elementwise functions, of arrays and numbers, with out=.
 _UFUNCS = """
 abs absolute add arccos arccosh arcsin arcsinh arctan arctan2 arctanh bitwise_and bitwise_not bitwise_or bitwise_xor
 cbrt ceil conj conjugate copysign cos cosh divide divmod equal exp exp2 expm1 fabs float_power floor floor_divide fmax
@@ -40,17 +40,17 @@ log1p log2 logaddexp logaddexp2 logical_and logical_not logical_or logical_xor m
 negative nextafter not_equal positive power reciprocal remainder right_shift rint sign signbit sin sinh sqrt square
 subtract tan tanh true_divide trunc
 """
-# What CuPy's ufuncs can do besides being called; NumPy's can do all of this for every ufunc.
+# The methods that CuPy's ufuncs have; in NumPy every ufunc has all of them.
 _UFUNC_METHODS = {
     "at": "add subtract maximum minimum bitwise_and bitwise_or bitwise_xor",
     "reduce": "add multiply",
     "accumulate": "add multiply",
     "reduceat": "add",
 }
-# CuPy's add.at knows no other types: no int64, no int16.
+# The only types for CuPy's add.at: no int64, no int16.
 _SCATTER_TYPES = "float16 float32 float64 complex64 complex128 int32 uint32 uint64"
 
-# Functions whose first argument is an array: numbers and lists, which NumPy would convert, are refused.
+# Functions whose first argument must be an array: numbers and lists, which NumPy would convert, are refused.
 _OF_AN_ARRAY = """
 all allclose amax amin angle any argmax argmin argpartition argsort argwhere around array_equal array_split astype
 atleast_1d atleast_2d atleast_3d average bincount broadcast_arrays broadcast_to clip compress copy copyto count_nonzero
@@ -63,12 +63,12 @@ tril triu unique unravel_index var vdot vsplit where zeros_like
 """
 # Functions of a list of arrays.
 _OF_ARRAYS = "column_stack concat concatenate dstack hstack stack vstack"
-# Functions that make an array out of numbers.
+# Functions that make an array from numbers.
 _MAKERS = """
 arange diag_indices empty eye full identity indices linspace logspace ones tri tril_indices
 triu_indices zeros
 """
-# Functions that answer with something else than an array.
+# Functions that return something other than an array.
 _ANSWERS = """
 broadcast_shapes can_cast finfo iinfo iscomplexobj isdtype isrealobj isscalar issubdtype may_share_memory
 min_scalar_type ndim promote_types result_type shape shares_memory size
@@ -79,13 +79,13 @@ bool bool_ complex64 complex128 complexfloating dtype e euler_gamma float16 floa
 inf int8 int16 int32 int64 int_ integer intp nan newaxis number pi signedinteger uint8 uint16 uint32 uint64
 unsignedinteger
 """
-# Keywords that NumPy takes and CuPy does not, for all functions and for single ones.
+# Keywords that NumPy accepts and CuPy does not, for all functions; and those that CuPy accepts, for single functions.
 _REFUSED_KEYWORDS = {"initial", "like", "subok", "device", "where"}
 _KEYWORDS = {"einsum": {"dtype", "optimize"}, "copyto": {"casting", "where"}, "clip": {"a_min", "a_max", "out"}}
 
 
 class Flags(NamedTuple):
-    """The memory layout of a DeviceArray, as far as CuPy tells it."""
+    """The memory layout of a DeviceArray, as far as CuPy reveals it."""
 
     c_contiguous: bool
     f_contiguous: bool
@@ -97,7 +97,7 @@ class DeviceArray:
 
     __slots__ = ("_host",)
     __hash__ = None  # type: ignore[assignment]
-    __array_ufunc__ = None  # NumPy's functions refuse it, and NumPy's operators leave the answer to the methods here
+    __array_ufunc__ = None  # NumPy's functions refuse it, and NumPy's operators defer to the methods here
 
     def __init__(self, host: np.ndarray) -> None:
         if not isinstance(host, np.ndarray):
@@ -106,7 +106,7 @@ class DeviceArray:
             raise TypeError(f"a device array cannot hold {host.dtype}")
         self._host = host
 
-    # Ways out: only when asked.
+    # Conversions, only on request.
 
     def get(self) -> np.ndarray:
         """A copy as a NumPy array."""
@@ -153,7 +153,7 @@ class DeviceArray:
     def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
         return library
 
-    # What it looks like.
+    # Attributes.
 
     shape = property(lambda self: self._host.shape)
     ndim = property(lambda self: self._host.ndim)
@@ -216,14 +216,14 @@ _OPERANDS = (DeviceArray, *_ARRAYS_AND_NUMBERS)
 
 
 def _is_operand(x: Any) -> bool:
-    """Whether `x` may stand beside a DeviceArray; a NumPy array may not, and `_unwrap` says so."""
+    """Whether an operator handles `x` itself. NumPy arrays are among these only so that `_unwrap` can refuse them."""
     return isinstance(x, _OPERANDS)
 
 
 def _unwrap(call: str, x: Any) -> Any:
-    """`x` with the NumPy array inside in place of each DeviceArray, also in tuples, lists and slices.
+    """`x` with each DeviceArray replaced by the NumPy array inside it, also in tuples, lists and slices.
 
-    Raises TypeError if `x` is, or holds, a NumPy array.
+    Raises TypeError if `x` is, or contains, a NumPy array.
     """
     if isinstance(x, DeviceArray):
         return x._host
@@ -240,7 +240,7 @@ def _unwrap(call: str, x: Any) -> Any:
 
 
 def _wrap(result: Any, like: tuple = ()) -> Any:
-    """`result` as a DeviceArray, numbers as 0-d ones; if it is the array inside one of `like`, then that one itself."""
+    """`result` as a DeviceArray, 0-d for a number. If it is the array inside one of `like`, that one is returned."""
     for x in like:
         if isinstance(x, DeviceArray) and x._host is result:
             return x
@@ -253,7 +253,7 @@ def _wrap(result: Any, like: tuple = ()) -> Any:
 
 
 def _check_keywords(name: str, keywords: dict, allowed: tuple = ()) -> None:
-    """Raise TypeError for a keyword that NumPy takes and CuPy does not."""
+    """Raise TypeError for a keyword that NumPy accepts and CuPy does not."""
     if not keywords:
         return
     wrong = keywords.keys() - _KEYWORDS[name] if name in _KEYWORDS else keywords.keys() & _REFUSED_KEYWORDS
@@ -269,7 +269,7 @@ def _call(name: str, function: Callable, args: tuple, keywords: dict) -> Any:
     return _wrap(result, (*args, *keywords.values()))
 
 
-# The operators and methods of DeviceArray, from lists.
+# The operators and methods of DeviceArray, generated from lists.
 
 
 def _binary(name: str, apply: Callable, reflected: bool = False) -> Callable:
@@ -337,7 +337,7 @@ class _Library(ModuleType):
 
 
 class _Ufunc:
-    """An elementwise function, with those of the methods at, reduce, accumulate and reduceat that CuPy has for it."""
+    """An elementwise function, with those of the methods at, reduce, accumulate and reduceat that CuPy's has."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -369,7 +369,7 @@ class _Ufunc:
 
 def _expect_array(name: str, x: Any) -> None:
     if not isinstance(x, DeviceArray):
-        _unwrap(name, x)  # its message is the better one for a NumPy array
+        _unwrap(name, x)  # has a better message for a NumPy array
         raise TypeError(f"{_NAME}.{name}: expected a DeviceArray, got {type(x).__name__}")
 
 
@@ -437,13 +437,13 @@ def _as_strided(x: DeviceArray, shape: Any = None, strides: Any = None) -> Devic
 
 
 def _erf(x: DeviceArray) -> DeviceArray:
-    """The error function. CuPy keeps it in cupyx.scipy.special; `scratchformer.backend.erf` finds it in both."""
+    """The error function. CuPy's is in cupyx.scipy.special; `scratchformer.backend.erf` finds either."""
     _expect_array("erf", x)
     return _wrap(special.erf(x._host))
 
 
 def _build() -> _Library:
-    """The library, from the lists at the top."""
+    """Build the library from the lists at the top."""
     xp = _Library(_NAME, __doc__)
     names = vars(xp)
     names.update({name: _Ufunc(name) for name in _UFUNCS.split()})

@@ -87,7 +87,7 @@ def test_every_start_is_drawn_the_first_and_the_last_too():
 
 
 def test_a_corpus_shorter_than_the_context():
-    with pytest.raises(DataError, match=r"corpus: 256 tokens .* context \+ 1 = 257; take a .*smaller context"):
+    with pytest.raises(DataError, match=r"corpus: 256 tokens .* context \+ 1 = 257; use a .*smaller context"):
         TextBatches(COUNTING[:256], 4, 256, Key(0))
     TextBatches(COUNTING[:257], 4, 256, Key(0))
 
@@ -148,7 +148,7 @@ def test_the_memory_of_another_step_is_refused():
     batches.remember(0, [memory_of(0, 2), memory_of(0, 1)])
     assert equal(batches.batch(1), batches.batch(1))
     for step in 2, 6, 8:
-        with pytest.raises(ValueError, match=f"step: the memory is that of step 1, and not of step {step}"):
+        with pytest.raises(ValueError, match=f"step: the memory is for step 1, not for step {step}"):
             batches.batch(step)
     assert batches.batch(7).memory.size == 0  # a pass begins: nothing is to be known
 
@@ -185,7 +185,7 @@ def test_segment_batch_split():
 
 
 def test_a_text_too_short_for_its_streams():
-    with pytest.raises(DataError, match=r"14 tokens make 3 streams of 4, fewer than context \+ 1 = 5; take a longer"):
+    with pytest.raises(DataError, match=r"14 tokens make 3 streams of 4, fewer than context \+ 1 = 5; use a longer"):
         make_segments(14)
     make_segments(15)
 
@@ -450,7 +450,7 @@ def make_bad(kind):
     ("kind", "word"),
     [
         ("empty text", "text number 4 is empty"),
-        ("no text", "no text in it"),
+        ("no text", "expected texts, got none"),
         ("labels", "6 texts but 5 labels"),
     ],
 )

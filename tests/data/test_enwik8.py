@@ -87,7 +87,7 @@ def test_names(tmp_path, monkeypatch):
 
     path.write_bytes(TEXT)
     monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_SIZE", len(TEXT))
-    with pytest.raises(DataError, match=r"story\.txt: as long as enwik8, but its md5"):
+    with pytest.raises(DataError, match=r"story\.txt: damaged: as long as enwik8, but its md5"):
         load_enwik8(path)
     monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_MD5", hashlib.md5(TEXT).hexdigest())
     assert load_enwik8(path).name == "enwik8"
@@ -247,5 +247,5 @@ def test_a_text_without_the_characters_that_are_cut_at_its_ends():
 
 def test_bytes_that_are_no_text_are_named():
     for damaged, place in (b"ab\xffcd", 2), (b"\x80ab\xc3(", 3), (b"\x80" * 5, 3):
-        with pytest.raises(DataError, match=f"^story: no text in UTF-8, at byte {place}$"):
+        with pytest.raises(DataError, match=f"^story: not UTF-8 at byte {place}$"):
             as_text(np.frombuffer(damaged, np.uint8), "story")

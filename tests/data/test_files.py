@@ -96,7 +96,7 @@ def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(files, "_lock", fail)
-    with pytest.warns(UserWarning, match=r"is not kept to one process: .*No locks available"), locked(tmp_path / "run"):
+    with pytest.warns(UserWarning, match=r"cannot be locked: .*No locks available"), locked(tmp_path / "run"):
         pass
     assert not list(tmp_path.iterdir())
 

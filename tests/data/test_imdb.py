@@ -271,7 +271,7 @@ def test_a_review_that_stands_twice_with_another_text_is_refused(tmp_path, sourc
             path = write(tmp_path / "all", reviews | {TWICE: text})
         if text != b"another film":
             assert same(read_splits(path), expected)
-    with pytest.raises(DataError, match=r"3_8\.txt: a second review of this number and rating, with another text"):
+    with pytest.raises(DataError, match=r"3_8\.txt: a second review with this number and rating, but a different text"):
         read_splits(path)
 
 
@@ -283,7 +283,8 @@ def test_a_folder_that_is_unpacked_in_part_is_refused(tmp_path, kind, count):
     expected = read_splits(folder)
     part = "train/unsup" if kind == "unsupBow" else "train/{pos,neg}"
     (folder / ("aclImdb/train/unsup/2_0.txt" if kind == "unsupBow" else "aclImdb/train/neg/2_2.txt")).unlink()
-    with pytest.raises(DataError, match=rf"aclImdb: {count} reviews in {part} by {kind}\.feat, but {count - 1} files"):
+    message = rf"aclImdb: expected {count} reviews in {part}, as in {kind}\.feat, got {count - 1};"
+    with pytest.raises(DataError, match=message):
         read_splits(folder)
     (folder / f"aclImdb/train/{kind}.feat").unlink()
     assert len(read_splits(folder)["test"][0]) == len(expected["test"][0])

@@ -131,7 +131,7 @@ def test_the_end_of_a_text_is_a_token_and_decodes_to_nothing(learned):
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_pieces_are_only_of_vocabularies_of_bytes(learned, kind):
-    with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes, as GPT-2's, got "):
+    with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes, like GPT-2's, got "):
         _ = learned[kind].pieces
 
 
@@ -281,7 +281,7 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
     with pytest.raises(DataError, match=r"vocab\.txt: no such file"):
         Subwords.from_bert(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
-    with pytest.raises(DataError, match=r"vocab\.txt is none of BERT: \[CLS\], \[SEP\], \[MASK\] missing"):
+    with pytest.raises(DataError, match=r"vocab\.txt is not BERT's: \[CLS\], \[SEP\], \[MASK\] missing"):
         Subwords.from_bert(tmp_path)
     with pytest.raises(DataError, match=r"vocab\.json: no such file"):
         Subwords.from_gpt2(tmp_path)
@@ -297,7 +297,7 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
         (merges + "t q\n", f"line {after}: 'tq' is not in vocab\\.json"),
         (merges + "t h e\n", f"line {after}: expected two tokens with a space between them, got 't h e'"),
         (merges + "\n", f"line {after}: expected two tokens with a space between them, got ''"),
-        (merges + lines[3] + "\n", f"line {after}: stands in line 4 already"),
+        (merges + lines[3] + "\n", f"line {after}: the same as line 4"),
     ):
         (tmp_path / "merges.txt").write_text(text)
         with pytest.raises(DataError, match=rf"vocabulary .*merges\.txt, {message}$"):
@@ -305,8 +305,8 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
     (tmp_path / "merges.txt").write_text(merges)
     for text, message in (
         (words[:-9], r"is damaged: Unterminated string"),
-        (words.replace("endoftext", "end"), r"is none of GPT-2: <\|endoftext\|> missing"),
-        (words.replace('"q": ', '"qq": '), r"is none of GPT-2: 1 of the 256 bytes missing, such as 'q'"),
+        (words.replace("endoftext", "end"), r"is not GPT-2's: <\|endoftext\|> missing"),
+        (words.replace('"q": ', '"qq": '), r"is not GPT-2's: 1 of the 256 bytes missing, such as 'q'"),
         (words.replace(": 17,", ": 18,"), r"is damaged: expected the numbers 0 to \d+, each of one token"),
         (words.replace(": 17,", ': "17",'), r"is damaged: expected the numbers 0 to \d+, each of one token"),
         ("[]", r"is damaged: expected tokens and their numbers"),
@@ -335,7 +335,7 @@ def test_merges_that_are_cut_short_anywhere(learned, tmp_path):
         with pytest.raises(DataError, match=r"merges\.txt"):
             Subwords.from_gpt2(tmp_path)
     path.write_bytes(b"\n".join(whole.split(b"\n")[:-3]) + b"\n")
-    with pytest.raises(DataError, match=r"merges\.txt is cut short, or .*: no merge makes 2 of .*, such as '"):
+    with pytest.raises(DataError, match=r"merges\.txt is truncated or .*: no merge makes 2 of .*, such as '"):
         Subwords.from_gpt2(tmp_path)
 
 
@@ -360,7 +360,7 @@ def test_a_vocabulary_of_bert_that_is_cut_short_or_says_a_token_twice(learned, t
     with pytest.raises(DataError, match=rf"vocab\.txt has {n - 7} tokens, the model of config\.json {n}$"):
         Subwords.from_bert(tmp_path)
     path.write_text(whole + whole.splitlines()[9] + "\n")
-    with pytest.raises(DataError, match=rf"vocab\.txt is damaged: .* stands in line 10 and in line {n + 1}$"):
+    with pytest.raises(DataError, match=rf"vocab\.txt is damaged: .* is in line 10 and in line {n + 1}$"):
         Subwords.from_bert(tmp_path)
     path.write_bytes(whole.encode() + b"\xff")
     with pytest.raises(DataError, match=r"vocab\.txt is damaged: not UTF-8 at byte"):

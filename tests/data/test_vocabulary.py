@@ -139,7 +139,7 @@ def test_load_says_what_is_wrong(tmp_path, content, word):
 def test_load_of_another_vocabulary_or_of_none(tmp_path):
     path = tmp_path / "vocabulary.txt"
     Vocabulary(["b", "a"]).save(path)
-    with pytest.raises(DataError, match="another one"):
+    with pytest.raises(DataError, match="a different one"):
         Vocabulary.load(path, Vocabulary(["a", "b"]).fingerprint)
     with pytest.raises(DataError, match="No such file"):
         Vocabulary.load(tmp_path / "absent.txt")

@@ -279,7 +279,7 @@ def test_every_head_has_the_table_of_its_own_pattern(device, name, table):
 def test_a_number_of_patterns_that_does_not_divide_the_heads():
     q = np.ones((1, 3, 4, 2))
     for run in (ops.attention, ops.attention.reference):
-        with pytest.raises(ValueError, match="patterns: 2 patterns of heads do not divide 3 heads"):
+        with pytest.raises(ValueError, match="patterns: expected a number that divides 3 heads, got 2"):
             run(q, q, q, Causal() & Heads(Local(1), Strided(2)))
     with pytest.raises(TypeError, match="pattern: expected None or a Pattern"):
         Heads(Local(1), "strided")

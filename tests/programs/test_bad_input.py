@@ -85,7 +85,7 @@ def test_a_corpus_shorter_than_the_context(fail, tmp_path):
     (tmp_path / "short").write_bytes(b"x" * 140)
     line = fail("enwik8", "--data", tmp_path / "short", "--out", tmp_path / "run")
     assert line == (
-        "error: corpus: 126 tokens are fewer than context + 1 = 129; take a longer text or a smaller context"
+        "error: corpus: 126 tokens are fewer than context + 1 = 129; use a longer text or a smaller context"
     )
 
 
@@ -94,7 +94,7 @@ def test_a_corpus_too_short_for_its_streams(fail, tmp_path):
     line = fail("enwik8", "--model", "xl", "--data", tmp_path / "short", "--out", tmp_path / "run")
     assert line == (
         "error: corpus: 3,600 tokens make 32 streams of 112, fewer than context + 1 = 129; "
-        "take a longer text, a smaller batch or a smaller context"
+        "use a longer text, a smaller batch or a smaller context"
     )
 
 
@@ -114,7 +114,7 @@ def test_imdb_without_data_and_network(fail, tmp_path):
     line = fail("imdb", "--out", tmp_path / "run")
     assert line.startswith("error: download of ")
     assert "no connection to ai.stanford.edu" in line
-    assert line.endswith("--data PATH takes a local copy")
+    assert line.endswith("to use a local copy: --data PATH")
 
 
 @pytest.mark.parametrize("answer", ["404 Not Found", "200 OK"])
@@ -187,7 +187,7 @@ def test_too_few_reviews_for_validation(fail, tmp_path):
             folder = tmp_path / "aclImdb" / split / kind
             folder.mkdir(parents=True)
             (folder / f"0_{rating}.txt").write_text("a film")
-    assert "error: validation: 2500 reviews asked for" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
+    assert "error: validation: 2500 reviews need" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
 
 
 # Runs

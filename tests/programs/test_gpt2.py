@@ -105,7 +105,7 @@ def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
     assert fail("gpt2", "--preset", "pretrained", *no_data) == "error: --preset pretrained: needs --pretrained FOLDER"
     (tmp_path / "bytes").write_bytes(b"a text " * 40 + b"\xff" + b"a text " * 40)
     assert fail("gpt2", "--data", tmp_path / "bytes", "--out", tmp_path / "c") == (
-        "error: bytes: no text in UTF-8, at byte 280"
+        "error: bytes: not UTF-8 at byte 280"
     )
     (tmp_path / "short").write_bytes(b"a text " * 40)
     assert "tokens are fewer than context + 1" in fail("gpt2", "--data", tmp_path / "short", "--out", tmp_path / "d")
