@@ -55,7 +55,7 @@ def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = Non
     xp = array_module(dy, cache.ids)
     dtype, dy = dy.dtype, widen(dy)
     in_place = out is not None and dy.dtype == dtype  # float16 is summed in a float32 table of its own
-    dtable = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)
+    dtable: Array = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)
     ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
     scatter_add(dtable, ids, dy)
     if out is None:

@@ -53,8 +53,8 @@ class Pattern:
     `dense` too.
     """
 
-    differs = False  # whether the sequences of a batch have different tables
-    tall = 1  # tiles on top of each other in a piece: more than one where all rows are alike
+    differs: Any = False  # whether the sequences of a batch have different tables
+    tall: Any = 1  # tiles on top of each other in a piece: more than one where all rows are alike
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         """The truth table of a tile, boolean, of a shape that broadcasts to (rows, columns)."""
