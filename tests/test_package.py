@@ -12,7 +12,7 @@ import scratchformer as sf
 from scratchformer.doctor import report
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
 MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "testing")
 
 
@@ -37,9 +37,9 @@ def test_one_import_gives_all_that_is_public():
     in_a_fresh_process(code)
 
 
-def test_what_the_readme_uses_is_public():
-    used = {tuple(name.split(".")) for name in re.findall(r"\bsf\.([a-z]\w*\.\w+)", README)}
-    imported = re.findall(r"^from scratchformer(?:\.(\w+))? import (.+)$", README, re.MULTILINE)
+def test_what_the_pages_use_is_public():
+    used = {tuple(name.split(".")) for name in re.findall(r"\bsf\.([a-z]\w*\.\w+)", PAGES)}
+    imported = re.findall(r"^from scratchformer(?:\.(\w+))? import (.+)$", PAGES, re.MULTILINE)
     used |= {(module, name.strip()) for module, names in imported for name in names.split(",")}
     assert used >= {("models", "LanguageModel"), ("optim", "Adam"), ("testing", "check_layer"), ("", "Key")}
     for module, name in used:
