@@ -24,6 +24,10 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Function = TypeVar("Function", bound=Callable)
 
 _reference_depth = 0  # how many `reference_only()` blocks are open, in the whole process
 
@@ -43,48 +47,55 @@ def reference_only() -> Iterator[None]:
         _reference_depth -= 1
 
 
-def operation(reference: Callable) -> Callable:
+class Operation(Protocol[Arguments]):
+    """A function that dispatches, as a type checker sees it. The cache is Any: a twin has a cache type of its own."""
+
+    __name__: str
+    reference: Callable[Arguments, Any]
+    twins: dict[type, Callable]  # by the type of the array, or of the cache
+
+    def twin(self, kind: type) -> Callable[[Function], Function]:
+        """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`."""
+
+    def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
+
+
+def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
     """Make `reference` an operation: the same function, for which twins can be registered with `.twin`."""
     twins: dict[type, Callable] = {}
     first, *_ = inspect.signature(reference).parameters
 
     @functools.wraps(reference)
-    def forward(*args, **kwargs):
+    def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(first)
         twin = twins.get(type(x)) if twins and not _reference_depth else None
         return (twin or reference)(*args, **kwargs)
 
-    def twin(array_type: type) -> Callable:
-        """Register the decorated function for calls whose first argument is an `array_type`."""
-        return functools.partial(_register, twins, array_type)
-
-    forward.reference = reference
-    forward.twins = twins
-    forward.twin = twin
-    return forward
+    return _with_twins(forward, reference, twins)
 
 
-def backward(reference: Callable) -> Callable:
+def backward(reference: Callable) -> Operation[...]:
     """Make `reference` the backward of an operation: twins registered with `.twin(CacheType)` take their caches."""
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
 
     @functools.wraps(reference)
-    def dispatched(*args, **kwargs):
+    def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
         return twins.get(type(cache), reference)(*args, **kwargs)
 
-    def twin(cache_type: type) -> Callable:
-        """Register the decorated function for caches of `cache_type`."""
-        return functools.partial(_register, twins, cache_type)
+    return _with_twins(dispatched, reference, twins)
 
-    dispatched.reference = reference
-    dispatched.twins = twins
-    dispatched.twin = twin
+
+def _with_twins(dispatched: Callable, reference: Callable, twins: dict[type, Callable]) -> Any:
+    def twin(kind: type) -> Callable[[Function], Function]:
+        return functools.partial(_register, twins, kind)
+
+    vars(dispatched).update(reference=reference, twins=twins, twin=twin)
     return dispatched
 
 
-def _register(twins: dict[type, Callable], kind: type, function: Callable) -> Callable:
+def _register(twins: dict[type, Callable], kind: type, function: Function) -> Function:
     if kind in twins:
         raise ValueError(f"{function.__name__}: there is a twin for {kind.__name__} already")
     twins[kind] = function

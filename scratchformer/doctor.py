@@ -24,10 +24,11 @@ EXTRAS = {
 
 def report() -> Iterator[tuple[str, str]]:
     """(subject, finding) pairs."""
+    from . import __version__
     from .data import cache_dir
     from .training.replicas import cores
 
-    yield "scratchformer", importlib.metadata.version("scratchformer")
+    yield "scratchformer", __version__
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
     yield "NumPy", np.__version__
     for library in threadpool_info():

@@ -46,7 +46,7 @@ class Zeros(Key):
     def fold(self, *parts: int | str) -> Zeros:
         return self
 
-    def generator(self) -> Zeros:
+    def generator(self) -> Any:
         return self
 
     def standard_normal(self, size: Any, dtype: Any = np.float32) -> np.ndarray:

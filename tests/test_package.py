@@ -1,5 +1,6 @@
-"""What is public, and what importing it costs."""
+"""What is public, what importing it costs, and where the version stands."""
 
+import configparser
 import os
 import re
 import subprocess
@@ -8,8 +9,10 @@ from pathlib import Path
 from types import ModuleType
 
 import scratchformer as sf
+from scratchformer.doctor import report
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parent.parent
+PAGES = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
 MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "testing")
 
 
@@ -34,9 +37,9 @@ def test_one_import_gives_all_that_is_public():
     in_a_fresh_process(code)
 
 
-def test_what_the_readme_uses_is_public():
-    used = {tuple(name.split(".")) for name in re.findall(r"\bsf\.([a-z]\w*\.\w+)", README)}
-    imported = re.findall(r"^from scratchformer(?:\.(\w+))? import (.+)$", README, re.MULTILINE)
+def test_what_the_pages_use_is_public():
+    used = {tuple(name.split(".")) for name in re.findall(r"\bsf\.([a-z]\w*\.\w+)", PAGES)}
+    imported = re.findall(r"^from scratchformer(?:\.(\w+))? import (.+)$", PAGES, re.MULTILINE)
     used |= {(module, name.strip()) for module, names in imported for name in names.split(",")}
     assert used >= {("models", "LanguageModel"), ("optim", "Adam"), ("testing", "check_layer"), ("", "Key")}
     for module, name in used:
@@ -54,3 +57,17 @@ def test_importing_imports_nothing_that_is_optional_or_heavy():
     heavy = {"cupy", "matplotlib", "tokenizers", "scipy", "hypothesis", "torch", "tqdm", "pooch", "sacrebleu"}
     code = f"import sys, scratchformer; print({heavy} & {{name.partition('.')[0] for name in sys.modules}})"
     assert in_a_fresh_process(code).strip() == "set()"
+
+
+def test_the_version_stands_in_one_place():
+    """The package has it. What is installed, `scratchformer doctor` and the changelog say the same."""
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg", encoding="utf-8")
+    assert setup["metadata"]["version"] == "attr: scratchformer.__version__"
+    assert dict(report())["scratchformer"] == sf.__version__
+    released = re.findall(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert released[0] == sf.__version__
+
+
+def test_type_checkers_are_told_that_the_package_is_annotated():
+    assert (Path(sf.__file__).parent / "py.typed").is_file()

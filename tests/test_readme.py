@@ -1,18 +1,40 @@
-"""The programs in the README run as they stand, one after the other in one session."""
+"""The Python of the README and the guides runs as it stands, the blocks of a page one after the other."""
 
 import re
 from pathlib import Path
 
-README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
+import pytest
+
+ROOT = Path(__file__).parent.parent
+BLOCKS = {"README.md": 2, "docs/checking.md": 3, "docs/training.md": 3}
 
 
-def test_the_code_of_the_readme_runs_and_learns(capsys):
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 6
+@pytest.mark.parametrize("page", BLOCKS)
+def test_the_code_of_a_page_runs(page, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(blocks) == BLOCKS[page]
     session: dict = {}
     for block in blocks:
-        exec(compile(block, "<README>", "exec"), session)
-    session["test_swish"]()
-    losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \d", line)]
-    assert len(losses) == 20
-    assert losses[-1] < 0.7 * losses[0]
+        exec(compile(block, f"<{page}>", "exec"), session)
+    if page == "README.md":
+        losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \d", line)]
+        assert len(losses) == 20
+        assert losses[-1] < 0.7 * losses[0]
+    if page == "docs/checking.md":
+        session["test_swish"]()
+
+
+def test_no_other_page_has_code_to_run():
+    """But the derivations, which are made from the package's own code."""
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    with_code = {p.relative_to(ROOT).as_posix() for p in pages if "```python" in p.read_text(encoding="utf-8")}
+    assert with_code == BLOCKS.keys() | {"docs/derivations.md"}
+
+
+def test_the_readme_begins_with_what_a_newcomer_needs():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    wanted = ["pip install -e . && python", "pip install -e '.[test]' && pytest", "```python", "check_gradients(",
+              "adam.step()", "## Results", "## Where to go next"]  # fmt: skip
+    places = [text.index(part) for part in wanted]
+    assert places == sorted(places)
+    assert text[: places[2]].count("\n") < 50

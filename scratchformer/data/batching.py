@@ -31,7 +31,7 @@ def count_of(targets: np.ndarray) -> int:
 
 def width_of(targets: np.ndarray) -> int:
     """The number of columns of `targets` (B, T) up to the last with a target that counts; at least 1."""
-    return 1 + max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0)
+    return 1 + int(max(np.flatnonzero((targets != IGNORED).any(axis=0)), default=0))
 
 
 class TextBatch(NamedTuple):

@@ -33,8 +33,8 @@ class Digits(NamedTuple):
         """SHA-256 of all pixels and labels, in hexadecimal."""
         digest = hashlib.sha256()
         for part in self:
-            digest.update(np.ascontiguousarray(part.pixels))
-            digest.update(np.ascontiguousarray(part.labels))
+            digest.update(np.ascontiguousarray(part.pixels).data)
+            digest.update(np.ascontiguousarray(part.labels).data)
         return digest.hexdigest()
 
 

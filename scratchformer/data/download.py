@@ -69,7 +69,7 @@ def _reason(error: Exception, url: str, checksum: str) -> str:
     host = urlsplit(url).netloc
     if isinstance(error, Timeout):
         return f"{host} did not answer in time"
-    if isinstance(error, HTTPError):
+    if isinstance(error, HTTPError) and error.response is not None:
         return f"{host} answered {error.response.status_code} {error.response.reason}"
     if isinstance(error, ConnectionError):
         return f"no connection to {host}"

@@ -60,7 +60,7 @@ class Corpus(NamedTuple):
         """SHA-256 of the whole text, in hexadecimal: equal only for equal texts, whatever their names."""
         digest = hashlib.sha256()
         for part in (self.train, self.validation, self.test):
-            digest.update(np.ascontiguousarray(part))
+            digest.update(np.ascontiguousarray(part).data)
         return digest.hexdigest()
 
 

@@ -104,7 +104,7 @@ def _lock(file: TextIO) -> None:
         import msvcrt
 
         file.seek(1 << 20)
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # there on Windows
     else:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

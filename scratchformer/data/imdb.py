@@ -65,10 +65,10 @@ class Imdb(NamedTuple):
     def fingerprint(self) -> str:
         """SHA-256 of all parts except the test, encoded texts and labels in order, in hexadecimal."""
         digest = hashlib.sha256()
-        unlabelled = [Labelled(self.unlabelled, np.empty(0))] if self.unlabelled else []
+        unlabelled = [Labelled(list(self.unlabelled), np.empty(0))] if self.unlabelled else []
         for ids, labels in (self.train, self.validation, *unlabelled):
             for array in (labels, np.array([len(text) for text in ids]), *ids):
-                digest.update(array.astype("<i8"))
+                digest.update(array.astype("<i8").data)
         return digest.hexdigest()
 
 
@@ -219,8 +219,8 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
         with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|", bufsize=512) as tar:
             for member in tar:
                 parsed = _parse(member.name, splits)
-                if parsed and member.isreg():
-                    yield f"{archive}: {member.name}", *parsed, tar.extractfile(member).read()
+                if parsed and member.isreg() and (file := tar.extractfile(member)):
+                    yield f"{archive}: {member.name}", *parsed, file.read()
             # tarfile stops at a damaged header just as at the end marker, which is two or more blocks of zeros.
             # Reading the rest shows which it was, and makes gzip verify its checksum.
             rest = stream.read()

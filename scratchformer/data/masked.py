@@ -152,13 +152,15 @@ class MaskedBatches:
         words = np.stack([self.texts[row][start : start + n] for row, start in zip(rows, starts, strict=True)])
         return self._masked(*self._paired(words, generator), generator)
 
-    def _paired(self, words: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, ...]:
+    def _paired(
+        self, words: np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Cut pieces (B, n) into A and B. Returns the tokens (B, n), their positions in the row (B, n), the lengths of
         A (B, 1), and `unrelated` (B,).
         """
         B, n = words.shape
         cut = generator.integers(1, n, (B, 1))
-        unrelated = generator.integers(0, 2, B)
+        unrelated = generator.integers(0, 2, (B,))
         second = np.arange(n) >= cut
         words = np.where(second & (unrelated[:, None] == 1), np.roll(words, 1, axis=0), words)
         return words, np.arange(n) + 1 + second, cut, unrelated

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.embedding import check_gradient
+from ..ops.embedding import EmbeddingCache, check_gradient
 from .numpy_arrays import one_real_dtype
 
 plain, plain_backward = ops.embedding.reference, ops.embedding_backward.reference
@@ -29,7 +29,7 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbe
 def embedding_backward(dy: np.ndarray, cache: NumpyEmbeddingCache, out: np.ndarray | None = None) -> np.ndarray:
     """dtable, as `ops.embedding_backward`."""
     ids, (V, C) = cache
-    check_gradient(dy, cache, out)
+    check_gradient(dy, EmbeddingCache(*cache), out)
     dtable = np.zeros((V, C), dy.dtype) if out is None else out
     if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype:
         return plain_backward(dy, cache, out)

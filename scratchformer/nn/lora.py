@@ -65,7 +65,8 @@ class LoRA(Layer):
         self.lora_a = Param(Linear(d_in, rank, bias=False, key=key).w.data, "lora_a")
         self.lora_b = Param(np.zeros((rank, d_out), np.float32), "lora_b")
         for p in self.lora_a, self.lora_b:
-            p.bind(*(to_device(x, linear.device, linear.w.data.dtype) for x in (p.data, p.grad)), None)
+            data, grad = (to_device(x, linear.device, linear.w.data.dtype) for x in (p.data, p.grad))
+            p.bind(data, grad, None)
 
     @property
     def w(self) -> Param:

@@ -22,7 +22,7 @@ class Recompute(Layer):
     """
 
     def __init__(self, layer: Layer) -> None:
-        self.layer = layer
+        self.layer: Any = layer
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
         yield from self.layer.named_children()

@@ -55,12 +55,12 @@ def embedding_backward(dy: Array, cache: EmbeddingCache, out: Array | None = Non
     check_gradient(dy, cache, out)
     xp = array_module(dy, cache.ids)
     dtype, dy = dy.dtype, widen(dy)
-    in_place = out is not None and dy.dtype == dtype  # float16 is summed in a separate float32 table
-    dtable = out if in_place else xp.zeros(cache.shape, dtype=dy.dtype)
+    # float16 is summed in a separate float32 table
+    dtable = xp.zeros(cache.shape, dtype=dy.dtype) if out is None or dy.dtype != dtype else out
     ids, dy = cache.ids.reshape(-1), dy.reshape(-1, dy.shape[-1])
     scatter_add(dtable, ids, dy)
     if out is None:
         return dtable.astype(dtype, copy=False)
-    if not in_place:
+    if dtable is not out:
         out += dtable
     return out

@@ -53,8 +53,8 @@ class Pattern:
     and define `dense` as well.
     """
 
-    differs = False  # whether the table depends on the sequence
-    tall = 1  # tiles stacked in one piece: more than 1 if all rows are alike
+    differs: Any = False  # whether the table depends on the sequence
+    tall: Any = 1  # tiles stacked in one piece: more than 1 if all rows are alike
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         """The truth table of one tile: boolean, broadcasts to (rows, columns)."""

@@ -109,7 +109,8 @@ class Edges(Pattern):
         if not hasattr(self.allowed, "dtype") or self.allowed.dtype != bool:
             found = getattr(self.allowed, "dtype", type(self.allowed).__name__)
             raise TypeError(f"allowed: expected an array of booleans (n, n), got {found}")
-        expect_shape("allowed", self.allowed, "n n", n=self.allowed.shape[0] if self.allowed.ndim else None)
+        expect_shape("allowed", self.allowed, "n n")
+        expect_shape("allowed", self.allowed, "n n", n=len(self.allowed))
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         part = self.mask(b, rows, columns, T, S, None)
@@ -133,7 +134,7 @@ class Heads(Pattern):
     the paper's ways to use several patterns.
     """
 
-    def __init__(self, *patterns: Pattern) -> None:
+    def __init__(self, *patterns: Pattern | None) -> None:
         if not patterns:
             raise ValueError("patterns: expected at least one, got none")
         for pattern in patterns:

@@ -46,8 +46,9 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
     """Views of one array, or of several, of cache size."""
+    arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
     found = []
-    for g in grad if isinstance(grad, list | tuple) else [grad]:
+    for g in arrays:
         expect_floating(grad=g)
         if not g.flags.c_contiguous:
             raise ValueError("grad: expected arrays that lie in one piece, since they are scaled in place")

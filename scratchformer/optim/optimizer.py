@@ -105,11 +105,11 @@ class Optimizer:
         for name in self.buffers:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
-        self.flats: list[FlatParameters] | None = None  # where the parameters lay when the runs were found
+        self.flats: list[FlatParameters] = []  # where the parameters lay when the runs were found
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"flats": None, "together": [], "alike": []}  # a copy finds its own
+        return vars(self) | {"flats": [], "together": [], "alike": []}  # a copy finds its own
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
         """How each parameter is stepped, by the first group that it matches."""
@@ -180,8 +180,8 @@ class Optimizer:
 
         list(map(update, work))
 
-    def update(self, w: Array, g: Array, *buffers: Array, lr: float, weight_decay: float) -> None:
-        """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`."""
+    def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
+        """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`. settings: lr, weight_decay."""
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _lay_out(self) -> None:
@@ -194,18 +194,18 @@ class Optimizer:
             raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
         if loose := [p for p in self.stepped if p.flat is None]:
             FlatParameters(loose)
-        self.flats = [p.flat for p in self.stepped]
+        self.flats = [p.flat for p in self.stepped if p.flat]
         self.together = list(self._runs(lambda _how: None))
         self.alike = list(self._runs(lambda how: how))
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
         """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
-        slices = {flat: flat.slices() for flat in {p.flat for p in self.stepped}}
+        slices = {flat: flat.slices() for flat in set(self.flats)}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
         runs = [
-            Run(p.flat, slices[p.flat][id(p)], slice(stop - p.data.size, stop), how)
-            for p, stop, how in zip(self.stepped, stops, treatments, strict=True)
+            Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how)
+            for p, flat, stop, how in zip(self.stepped, self.flats, stops, treatments, strict=True)
         ]
         # Neighbours are as far apart in the flat array as in the buffers.
         for _, same in groupby(runs, lambda run: (run.flat, run.where.start - run.state.start, kind(run.treatment))):

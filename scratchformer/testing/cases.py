@@ -269,7 +269,7 @@ def _classifier(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d.integers("B T", d.V), d.lengths()), {"key": d.key})
 
 
-def _bert(d: Draw, model: type[nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
+def _bert(d: Draw, model: Callable[..., nn.Layer], *sizes: int, depth: int, places: bool = False) -> LayerCase:
     """Rows of two texts, with padding and dropout; with `places`, positions to predict."""
     bert = model(d.V, *sizes, d.C, d.H, depth, d.T + 1, dropout=0.2, key=Key(d.seed))
     inputs = (d.integers("B T", d.V), d.lengths(), d.integers("B T", 2))
@@ -433,7 +433,7 @@ def check_cases(
     columns = [only] if only else IMPLEMENTATIONS
     width = max(map(len, chosen))
     print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
-    checked, wrong = False, {}
+    checked, wrong = False, dict[str, None]()
     for name in chosen:
         results = [_check_with(column, cases[name], name, Draw(seed, device=device)) for column in columns]
         checked |= any(result is not None for result in results)
@@ -455,7 +455,7 @@ def _check_some_elements(name: str, draw: Draw) -> Report:
 
 def _check_with(implementation: str, check: Callable, name: str, draw: Draw) -> Report | str | None:
     """The report of a case, or a message if it is wrong, or None if the twins were to be checked but none ran."""
-    ran = set()
+    ran: set[str] = set()
     with reference_only() if implementation == "reference" else _twins_noted(ran):
         try:
             result = check(name, draw)

@@ -308,8 +308,8 @@ for _name in "add sub mul truediv floordiv mod pow matmul and or xor lshift rshi
     setattr(DeviceArray, f"__r{_name}__", _binary(_name, _apply, reflected=True))
     if _name != "matmul":  # CuPy has no @=
         setattr(DeviceArray, f"__i{_name}__", _in_place(_name, getattr(operator, f"__i{_name}__")))
-DeviceArray.__divmod__ = _binary("divmod", divmod)
-DeviceArray.__rdivmod__ = _binary("divmod", divmod, reflected=True)
+for _name, _reflected in (("__divmod__", False), ("__rdivmod__", True)):
+    setattr(DeviceArray, _name, _binary("divmod", divmod, reflected=_reflected))
 for _name in "eq ne lt le gt ge".split():
     setattr(DeviceArray, f"__{_name}__", _binary(_name, getattr(operator, _name)))
 for _name in "neg pos abs invert".split():
@@ -407,10 +407,10 @@ def _answer(name: str) -> Callable:
     return call
 
 
-def _array(x: Any, dtype: Any = None, copy: bool = True, order: str = "K", ndmin: int = 0) -> DeviceArray:
+def _array(x: Any, dtype: Any = None, copy: bool = True, order: Any = "K", ndmin: int = 0) -> DeviceArray:
     """A DeviceArray with the contents of `x`: numbers, lists, NumPy arrays (always copied) or a DeviceArray."""
     if isinstance(x, DeviceArray):
-        return _wrap(np.array(x._host, dtype, copy=copy or None, order=order, ndmin=ndmin), (x,))
+        return _wrap(np.array(x._host, dtype, copy=True if copy else None, order=order, ndmin=ndmin), (x,))
     if isinstance(x, tuple | list) and any(isinstance(part, DeviceArray) for part in x):
         x = _unwrap("array", x)
     return DeviceArray(np.array(x, dtype, order=order, ndmin=ndmin))

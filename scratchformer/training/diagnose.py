@@ -26,7 +26,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
     and say which layer's output is the first with NaN or infinity. If all are finite, say which parameter's gradient
     is the first, in the order of backward, which is from the output to the input.
     """
-    model = replicas.model
+    model: Any = replicas.model
     found: list[str] = []
 
     def watch(name: str, layer: Layer) -> None:
@@ -39,7 +39,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
                 found.append(f"the output of {name or 'the whole model'} ({type(layer).__name__})")
             return y, cache
 
-        layer.forward = watched
+        layer.forward = watched  # type: ignore[method-assign]  # taken away again below
 
     layers = dict(model.named_layers())
     try:
@@ -53,5 +53,5 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
             layer.__dict__.pop("forward", None)
     if found:
         return found[0]
-    name = nonfinite_tensor({name: p.grad for name, p in reversed(model.named_parameters().items())})
-    return f"the gradient of {name}" if name else "the loss itself"
+    bad = nonfinite_tensor({name: p.grad for name, p in reversed(model.named_parameters().items())})
+    return f"the gradient of {bad}" if bad else "the loss itself"

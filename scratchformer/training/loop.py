@@ -29,6 +29,7 @@ from .snapshot import (
     BEST,
     LAST,
     NotFinite,
+    Snapshot,
     SnapshotError,
     describe,
     expect_model,
@@ -149,7 +150,7 @@ def train(
             saved = state["step"]
             (out / UNSAVED).unlink(missing_ok=True)
 
-    def evaluate_now(step: int) -> None:
+    def evaluate_now(evaluate: Callable[[], dict[str, float]], step: int) -> None:
         if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         found = evaluate()
@@ -192,7 +193,7 @@ def train(
                 bar.set_postfix_str(f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s", refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
-                evaluate_now(done)
+                evaluate_now(evaluate, done)
                 tokens, started = 0, time.perf_counter()
             if done % snapshot_every == 0 or done == steps or interrupted:
                 if keep and done % snapshot_every == 0:
@@ -213,7 +214,7 @@ def _load_run(
     has another value there, or if it is of another model or optimizer.
     """
 
-    def expect_same(names: Iterable[str]) -> None:
+    def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
         for name in names:
             if (found := snapshot.state.get(name)) != state[name]:
                 found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
@@ -224,9 +225,9 @@ def _load_run(
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
         return None
-    expect_same(fixed)
+    expect_same(snapshot, fixed)
     expect_model(snapshot, model)
-    expect_same(name for name in state if name.startswith("optimizer_"))
+    expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
     restore(snapshot, model, optimizer, memory)
     state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
     if state["best"] and not (out / BEST).exists():

@@ -68,8 +68,10 @@ class Replicas:
         if self.threads:
             for thread in self.threads:
                 thread.shutdown(cancel_futures=True)
-            self.limits.restore_original_limits()
             self.threads = []
+        if self.limits is not None:
+            self.limits.restore_original_limits()
+            self.limits = None
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], shared out over the threads."""
@@ -145,7 +147,7 @@ class Replicas:
         def zero(model: Layer) -> None:
             model.flat.grad[...] = 0
 
-        def run(model: Layer, item: tuple[int, Any]) -> tuple[Array, Any]:
+        def run(model: Any, item: tuple[int, Any]) -> tuple[Array, Any]:
             index, micro = item
             share = micro.weight / total
             loss, cache = model.loss(*self.move(micro), key=key.fold(index))

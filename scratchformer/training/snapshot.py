@@ -62,7 +62,7 @@ class Snapshot(NamedTuple):
     batches: dict[str, np.ndarray]
 
 
-def describe(model: Layer, state: Mapping[str, Any]) -> dict[str, str]:
+def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     """The header of a snapshot, but for the checksum. Raises SnapshotError unless the model has a `config`, the
     arguments with which it can be made again, and both `config` and `state` can be written as JSON.
     """
@@ -94,7 +94,7 @@ def save_snapshot(
     """
     path = Path(path)
     header = describe(model, state)
-    tensors = {}
+    tensors: dict[str, np.ndarray] = {}
     for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):
         if owner is not None:
             tensors |= {f"{part}.{name}": np.asarray(a, order="C") for name, a in owner.state_dict().items()}
@@ -116,7 +116,7 @@ def checksum(header: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> st
     kinds = [(name, tensors[name].dtype.name, tensors[name].shape) for name in sorted(tensors)]
     digest = hashlib.sha256(json.dumps([texts, kinds]).encode())
     for name, *_ in kinds:
-        digest.update(tensors[name])
+        digest.update(tensors[name].data)
     return digest.hexdigest()
 
 
@@ -215,12 +215,13 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
     """
     if not paths:
         raise SnapshotError("average_snapshots: expected at least one snapshot, got none")
-    before, total = model.state_dict(), None
+    before = model.state_dict()
+    total: dict[str, np.ndarray] = {}
     try:
         for path in paths:
             restore(load_snapshot(path), model)
             weights = {name: array.astype(np.float64) for name, array in model.state_dict().items()}
-            total = weights if total is None else {name: total[name] + weights[name] for name in total}
+            total = {name: total[name] + weights[name] for name in total} or weights
     except SnapshotError:
         model.load_state_dict(before)
         raise
@@ -317,7 +318,7 @@ def _make(snapshot: Snapshot) -> Layer:
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
 
 
-def expect_model(snapshot: Snapshot, model: Layer) -> None:
+def expect_model(snapshot: Snapshot, model: Any) -> None:
     """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class, these sizes and this
     precision.
     """
