@@ -13,7 +13,10 @@ from .linear import Linear
 from .lora import LoRA, add_lora, merge_lora
 from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
+from .rmsnorm import RMSNorm
+from .rotary_attention import RotarySelfAttention
 from .self_attention_steps import BasicSelfAttention, MultiHeadLoop, SingleHeadAttention
+from .swiglu import SwiGLU
 
 __all__ = [
     "BasicSelfAttention",
@@ -31,11 +34,14 @@ __all__ = [
     "MultiHeadLoop",
     "Param",
     "PositionEmbedding",
+    "RMSNorm",
     "Recompute",
     "RelativeSelfAttention",
+    "RotarySelfAttention",
     "SelfAttention",
     "SingleHeadAttention",
     "SinusoidalPositions",
+    "SwiGLU",
     "TiedOutput",
     "TokenEmbedding",
     "TransformerBlock",
