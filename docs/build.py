@@ -13,13 +13,13 @@ from scratchformer import models, nn, ops
 TARGET = Path(__file__).parent / "derivations.md"
 
 ORDER = (
-    "linear", "relu", "gelu", "tanh", "dense", "softmax", "log_softmax", "cross_entropy", "layernorm", "embedding",
-    "gather", "sinusoidal_positions", "dropout", "mean_pool", "max_pool", "attention", "relative_shift",
-    "relative_attention",
+    "linear", "relu", "gelu", "silu", "tanh", "dense", "swiglu", "softmax", "log_softmax", "cross_entropy", "layernorm",
+    "rmsnorm", "embedding", "gather", "sinusoidal_positions", "rotary_frequencies", "rotary", "dropout", "mean_pool",
+    "max_pool", "attention", "relative_shift", "relative_attention",
 )  # fmt: skip
 LAYERS = (
     "BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "RelativeSelfAttention",
-    "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction", "GridPositions",
+    "RotarySelfAttention", "SwiGLU", "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction", "GridPositions",
 )  # fmt: skip
 
 

@@ -10,6 +10,8 @@ from . import (
     numpy_extend,
     numpy_layernorm,
     numpy_relative,
+    numpy_rmsnorm,
+    numpy_swiglu,
 )
 
 __all__ = [
@@ -22,4 +24,6 @@ __all__ = [
     "numpy_extend",
     "numpy_layernorm",
     "numpy_relative",
+    "numpy_rmsnorm",
+    "numpy_swiglu",
 ]

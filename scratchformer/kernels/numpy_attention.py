@@ -30,6 +30,10 @@ shows that one is there. Then forbidden scores are set to −∞: adding −∞ 
 is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key has NaN in its dz
 anyway.
 
+Heads that share keys. Where k and v have G heads for H of q, a tile holds whole groups of H/G heads, or a part of one
+where a pattern cuts it. Queries have one more axis then, (B, G, H/G, T, D), over which keys are broadcast in products.
+dv and dk also sum over the group: its rows are stacked, head after head, and one product sums over all of them.
+
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
 """
@@ -59,8 +63,8 @@ class TiledAttentionCache(NamedTuple):
     """What backward needs; y is the array that was returned, so a caller must not change it before."""
 
     q: np.ndarray  # (B, H, T, D)
-    k: np.ndarray  # (B, H, S, D)
-    v: np.ndarray  # (B, H, S, D)
+    k: np.ndarray  # (B, G, S, D)
+    v: np.ndarray  # (B, G, S, D)
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
     log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
@@ -119,11 +123,14 @@ class Group(NamedTuple):
     runs: list[Run]
 
 
-def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
-    """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores."""
+def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
+    """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores.
+
+    shared: how many neighbouring heads have keys in common. What goes together is whole sets of them, or part of one.
+    """
     B, H, T, _ = shape
     if pattern.differs and 0 < T * S <= SHORT:
-        yield from short_groups(pattern, shape, S, dtype)
+        yield from short_groups(pattern, shape, S, dtype, shared)
         return
     for heads, own in pattern.of_heads(H):
         runs = plan(own, 0, T, S, dtype) if B and not own.differs else []
@@ -131,15 +138,50 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) ->
         sequences = 1 if own.differs else max(1, TILE // max(1, H * T * S))
         for b in range(0, B, sequences):
             visited = plan(own, b, T, S, dtype) if own.differs else runs
-            for h in range(heads.start, heads.stop, together):
-                yield Group((slice(b, b + sequences), slice(h, min(h + together, heads.stop))), visited)
+            for part in cut_heads(heads, together, shared):
+                yield Group((slice(b, b + sequences), part), visited)
 
 
-def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype) -> Iterator[Group]:
+def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
+    """Slices of at most `together` heads, each of whole sets of `shared` heads or within one of them."""
+    h = heads.start
+    while h < heads.stop:
+        size = min(together, heads.stop - h)
+        if h % shared or size < shared:
+            size = min(size, shared - h % shared)
+        else:
+            size -= size % shared
+        yield slice(h, h + size)
+        h += size
+
+
+def by_key_head(x: np.ndarray, heads: slice, shared: int) -> np.ndarray:
+    """(B, heads, ...) -> (B, heads of keys, heads that share one, ...), a view; x itself if each has its own."""
+    if shared == 1:
+        return x
+    size = min(shared, heads.stop - heads.start)
+    return x.reshape(x.shape[0], x.shape[1] // size, size, *x.shape[2:])
+
+
+def key_heads(heads: slice, shared: int) -> slice:
+    """The heads of keys that these heads of queries use."""
+    return slice(heads.start // shared, -(-heads.stop // shared))
+
+
+def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """aᵀ b of a (..., rows, I) and b (..., rows, O): (..., I, O); summed over heads that share keys, if there are."""
+    if a.ndim == 5:
+        a, b = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (a, b))
+    return a.swapaxes(-1, -2) @ b
+
+
+def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int) -> Iterator[Group]:
     """Short sequences whose patterns differ: one tile each, many sequences together, as one run of all pairs."""
     B, H, T, _ = shape
     allowed = pattern.table(H, T, S, np)
     table = np.where(np.ones((1, 1, 1, 1), bool) if allowed is None else allowed, 0, -np.inf).astype(dtype)
+    if shared > 1:
+        table = table[:, :, None] if table.shape[1] == 1 else by_key_head(table, slice(0, H), shared)
     sequences = max(1, TILE // (H * T * S))
     for b in range(0, B, sequences):
         own = table[b : b + sequences] if table.shape[0] > 1 else table
@@ -195,17 +237,22 @@ def attention(
         return plain(q, k, v, pattern)
     check_attention(q, k, v, pattern)
     pattern = pattern or Full()
-    (B, H, T, D), S = q.shape, k.shape[2]
+    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+    shared = H // max(1, G)
     y, shift, log_sum = heads_inside(q.shape, q.dtype), *np.zeros((2, B, H, T), q.dtype)
     all_finite = True
-    for part, runs in groups(pattern, q.shape, S, q.dtype):
-        queries, keys, values = q[part] * (1 / math.sqrt(D)), k[part], with_column(v[part], 1)
+    for part, runs in groups(pattern, q.shape, S, q.dtype, shared):
+        sequences, heads = part
+        own = sequences, key_heads(heads, shared)
+        own_y, own_shift, own_log_sum = (by_key_head(x[part], heads, shared) for x in (y, shift, log_sum))
+        queries = by_key_head(q[part], heads, shared) * (1 / math.sqrt(D))
+        keys, values = (x if shared == 1 else x[:, :, None] for x in (k[own], with_column(v[own], 1)))
         bound = largest_norm(queries) * largest_norm(keys)
         finite = math.isfinite(bound)
         all_finite = all_finite and finite
         if not bound <= SAFE:
-            shift[part] = row_maxima(queries, keys, runs, finite)
-            queries, keys = with_column(queries, -shift[part]), with_column(keys, 1)
+            own_shift[...] = row_maxima(queries, keys, runs, finite)
+            queries, keys = with_column(queries, -own_shift), with_column(keys, 1)
         total = np.zeros((*queries.shape[:-1], D + 1), q.dtype)  # [y l, l]
         for run in runs:
             z = queries[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)  # (..., rows, columns)
@@ -214,8 +261,8 @@ def attention(
             add_product(z, values[..., run.columns, :], total[..., run.rows, :], run.first)
         sums = total[..., -1]
         seen = sums != 0
-        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=y[part])
-        log_sum[part] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
+        np.divide(total[..., :-1], np.where(seen, sums, 1)[..., None], out=own_y)
+        own_log_sum[...] = np.where(seen, np.log(sums, out=sums, where=seen), np.finfo(q.dtype).max)
     return y, TiledAttentionCache(q, k, v, y, shift, log_sum, all_finite, pattern)
 
 
@@ -229,17 +276,25 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
     """(dq, dk, dv), as `ops.attention_backward`."""
     q, k, v, y, shift, log_sum, finite, pattern = cache
     ops.checks.expect_like("dy", dy, q.shape)
-    D, S = q.shape[3], k.shape[2]
+    (_, H, _, D), (_, G, S, _) = q.shape, k.shape
+    shared = H // max(1, G)
     dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v))
     scale = 1 / math.sqrt(D)
-    for part, runs in groups(pattern, q.shape, S, q.dtype):
-        keys, output = np.ascontiguousarray(k[part]), np.ascontiguousarray(dy[part])
-        delta = np.vecdot(output, y[part])
-        within, after = subtrahends(shift[part], log_sum[part])
-        queries, keys_one = with_column(q[part] * scale, -within), with_column(keys, 1)
-        output_delta, values_one = with_column(output, -delta), with_column(v[part], 1)
-        keys = keys if finite else np.nan_to_num(keys)
+    for part, runs in groups(pattern, q.shape, S, q.dtype, shared):
+        sequences, heads = part
+        own = sequences, key_heads(heads, shared)
+        own_q, own_y, own_dq, own_shift, own_log_sum = (
+            by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum)
+        )
+        output = by_key_head(np.ascontiguousarray(dy[part]), heads, shared)
+        keys, values_one = np.ascontiguousarray(k[own]), with_column(v[own], 1)
         sum_dq, sum_dk, sum_dv = np.zeros_like(output), np.zeros_like(keys), np.zeros_like(keys)
+        keys, values_one = (x if shared == 1 else x[:, :, None] for x in (keys, values_one))
+        delta = np.vecdot(output, own_y)
+        within, after = subtrahends(own_shift, own_log_sum)
+        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
+        output_delta = with_column(output, -delta)
+        keys = keys if finite else np.nan_to_num(keys)
         for run in runs:
             rows, columns = (..., run.rows, slice(None)), (..., run.columns, slice(None))
             p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
@@ -247,11 +302,15 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
                 p -= after[..., run.rows, None]  # z − m − log l
             forbid(p, run, finite)
             np.exp(p, out=p)
-            sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
+            sum_dv[columns] += product_of_rows(p, output[rows])
             dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
             dz *= p
             add_product(dz, keys[columns], sum_dq[rows], run.first)
-            sum_dk[columns] += dz.swapaxes(-1, -2) @ queries[rows][..., :-1]
-        np.multiply(sum_dq, scale, out=dq[part])
-        dk[part], dv[part] = sum_dk, sum_dv
+            sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
+        np.multiply(sum_dq, scale, out=own_dq)
+        if heads.start % shared == 0:
+            dk[own], dv[own] = sum_dk, sum_dv
+        else:  # more heads of a group that a part before this one began
+            dk[own] += sum_dk
+            dv[own] += sum_dv
     return dq, dk, dv

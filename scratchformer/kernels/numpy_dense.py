@@ -1,7 +1,8 @@
 """Affine map, bias and activation on NumPy: what follows the product is done to pieces of it that stay in cache.
 
 For ReLU, bias and maximum change x w in place: y > 0 where h > 0, so y alone says all that backward needs, and neither
-h nor a comparison is kept. For GELU h is kept, as in the reference, but y and dy/dh are made piece by piece.
+h nor a comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are made piece by piece:
+both are y = h Φ(h) with a distribution function Φ. A pair of the user's own is left to the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .. import ops
-from ..ops.activations import CUBIC
+from ..ops.activations import ACTIVATIONS, CUBIC, Activation, activation_pair
 from ..ops.checks import expect_like, expect_shape
 from ..ops.linear import LinearCache, linear_backward
 from .numpy_arrays import one_real_dtype, row_pieces
@@ -24,14 +25,16 @@ class NumpyDenseCache(NamedTuple):
     """What backward needs; for ReLU it holds the y that was returned, so a caller must not change it before."""
 
     linear: LinearCache
-    kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for GELU
+    kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for the others
     activation: str
 
 
 @ops.dense.twin(np.ndarray)
-def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: str = "relu") -> tuple[np.ndarray, NumpyDenseCache]:
+def dense(
+    x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu"
+) -> tuple[np.ndarray, NumpyDenseCache]:
     """As `ops.dense`."""
-    if activation not in ops.ACTIVATIONS or not one_real_dtype(x, w, b):
+    if not (isinstance(activation, str) and activation in ACTIVATIONS and one_real_dtype(x, w, b)):
         return plain(x, w, b, activation)
     h, cache = ops.linear(x, w)
     expect_shape("b", b, "O", O=w.shape[1])
@@ -54,13 +57,17 @@ def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, 
         if activation == "relu":
             np.multiply(flat[part], kept[part] > 0, out=dh[part])
         else:
-            gelu_slope(kept[part], activation, out=dh[part])
+            slope_at(kept[part], activation, out=dh[part])
             dh[part] *= flat[part]
     return linear_backward(dh.reshape(dy.shape), linear)
 
 
-def activate(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
+def activate(h: np.ndarray, activation: Activation, out: np.ndarray) -> np.ndarray:
     """f(h), into `out`, which may be h."""
+    if not isinstance(activation, str):
+        op, _ = activation_pair(activation)
+        out[...], _ = op(h)
+        return out
     if activation == "relu":
         return np.maximum(h, 0, out=out)
     return np.multiply(h, cdf(h, activation, out=np.empty_like(h) if out is h else out), out=out)
@@ -73,7 +80,13 @@ ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829
 
 
 def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h) of the exact GELU, or the tanh that stands for it, into `out`: see `ops.gelu`."""
+    """Φ(h), into `out`: that of the exact GELU, the tanh that stands for it, or the sigmoid of SiLU."""
+    if activation == "silu":
+        np.negative(h, out=out)
+        with np.errstate(over="ignore"):  # 1/∞ is the 0 that it should be
+            np.exp(out, out=out)
+        out += 1
+        return np.reciprocal(out, out=out)
     if activation == "gelu" and h.dtype == np.float32:
         t = np.abs(h)
         t *= ERF_P * math.sqrt(0.5)
@@ -114,12 +127,15 @@ def bell(h: np.ndarray) -> np.ndarray:
     return np.exp(e, out=e)
 
 
-def gelu_slope(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h) + h Φ'(h), into `out`: see `ops.gelu`."""
+def slope_at(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
+    """Φ(h) + h Φ'(h), into `out`: see `ops.gelu` and `ops.silu`."""
     cdf(h, activation, out)
     if activation == "gelu":  # Φ' = exp(−h²/2)/√(2π)
         slope = bell(h)
         slope *= 1 / math.sqrt(2 * math.pi)
+    elif activation == "silu":  # Φ' = Φ (1 − Φ)
+        slope = 1 - out
+        slope *= out
     else:  # Φ' = ½ (1 − t²) u' = 2 Φ (1 − Φ) u', since t = 2 Φ − 1
         slope = h * h
         slope *= 3 * CUBIC

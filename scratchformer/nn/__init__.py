@@ -15,8 +15,11 @@ from .lora import LoRA, add_lora, merge_lora
 from .recompute import Recompute
 from .relative_attention import RelativeSelfAttention
 from .residual import Residual
+from .rmsnorm import RMSNorm
+from .rotary_attention import RotarySelfAttention
 from .self_attention_steps import BasicSelfAttention, MultiHeadLoop, SingleHeadAttention
 from .stack import Stack
+from .swiglu import SwiGLU
 
 __all__ = [
     "BasicSelfAttention",
@@ -36,13 +39,16 @@ __all__ = [
     "MultiHeadLoop",
     "Param",
     "PositionEmbedding",
+    "RMSNorm",
     "Recompute",
     "RelativeSelfAttention",
     "Residual",
+    "RotarySelfAttention",
     "SelfAttention",
     "SingleHeadAttention",
     "SinusoidalPositions",
     "Stack",
+    "SwiGLU",
     "TiedOutput",
     "TokenEmbedding",
     "TransformerBlock",

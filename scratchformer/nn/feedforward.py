@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ..backend import Array
+from ..ops import Activation
 from ..ops.checks import expect_positive
 from ..rng import Key
 from .layer import Layer
@@ -19,10 +20,12 @@ class FeedForwardCache(NamedTuple):
 class FeedForward(Layer):
     """y = activation(x w₁ + b₁) w₂ + b₂, with widths C → F → C.
 
-    d_ff: F, by default 4 C. activation: "relu", "gelu" or "gelu_tanh". x: (..., C).
+    d_ff: F, by default 4 C. activation: see `Linear`; a name, or a pair of one's own. x: (..., C).
     """
 
-    def __init__(self, d_model: int, d_ff: int | None = None, activation: str = "relu", key: Key = Key(0)) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int | None = None, activation: Activation = "relu", key: Key = Key(0)
+    ) -> None:
         d_ff = 4 * d_model if d_ff is None else d_ff
         expect_positive(d_model=d_model, d_ff=d_ff)
         self.up = Linear(d_model, d_ff, key=key.fold("up"), activation=activation)

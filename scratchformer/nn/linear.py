@@ -18,16 +18,17 @@ class Linear(Layer):
 
     d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in, drawn from `key`:
     two layers of one size made with the same key, or both without one, start with the same weights.
-    activation: None, "relu", "gelu" or "gelu_tanh"; such a layer has a bias.
+    activation: None, "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward) of one's own, see
+    `ops.activation_pair`. A layer with an activation has a bias.
     """
 
     def __init__(
-        self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: str | None = None
+        self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: ops.Activation | None = None
     ) -> None:
         expect_positive(d_in=d_in, d_out=d_out)
         expect_boolean(bias=bias)
         if activation is not None:
-            ops.check_activation(activation)
+            ops.activation_pair(activation)
             if not bias:
                 raise ValueError("bias: a layer with an activation has one")
         draw, bound = key.generator(), 1 / math.sqrt(d_in)

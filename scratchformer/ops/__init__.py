@@ -13,16 +13,29 @@ Letters, the same in every module:
 
     B batch            T query length     S key length      M memory length
     C model width      H heads            D head width (C = H D)
+    G heads of keys and values (G divides H)
     F feed-forward width                  V vocabulary      N = B T tokens
     I input width      O output width     R distances (R = S + T − 1)
 
 The gradient of an array is named d and its name: dx is ∂L/∂x and has the shape of x.
 """
 
-from .activations import gelu, gelu_backward, relu, relu_backward, tanh, tanh_backward
+from .activations import (
+    ACTIVATIONS,
+    Activation,
+    activation_pair,
+    gelu,
+    gelu_backward,
+    relu,
+    relu_backward,
+    silu,
+    silu_backward,
+    tanh,
+    tanh_backward,
+)
 from .attention import attention, attention_backward
 from .cross_entropy import IGNORED, cross_entropy, cross_entropy_backward
-from .dense import ACTIVATIONS, check_activation, dense, dense_backward
+from .dense import dense, dense_backward
 from .dropout import dropout, dropout_backward
 from .embedding import embedding, embedding_backward
 from .gather import gather, gather_backward
@@ -32,12 +45,16 @@ from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
 from .relative import relative_attention, relative_attention_backward, relative_shift, relative_shift_backward
+from .rmsnorm import rmsnorm, rmsnorm_backward
+from .rotary import rotary, rotary_backward, rotary_frequencies
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
+from .swiglu import swiglu, swiglu_backward
 
 __all__ = [
     "ACTIVATIONS",
     "IGNORED",
+    "Activation",
     "BlockEnds",
     "Causal",
     "Edges",
@@ -48,9 +65,9 @@ __all__ = [
     "Pattern",
     "SameBlock",
     "Strided",
+    "activation_pair",
     "attention",
     "attention_backward",
-    "check_activation",
     "cross_entropy",
     "cross_entropy_backward",
     "dense",
@@ -79,9 +96,18 @@ __all__ = [
     "relative_shift_backward",
     "relu",
     "relu_backward",
+    "rmsnorm",
+    "rmsnorm_backward",
+    "rotary",
+    "rotary_backward",
+    "rotary_frequencies",
+    "silu",
+    "silu_backward",
     "sinusoidal_positions",
     "softmax",
     "softmax_backward",
+    "swiglu",
+    "swiglu_backward",
     "tanh",
     "tanh_backward",
 ]

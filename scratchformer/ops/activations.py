@@ -1,9 +1,11 @@
-"""Activations: ReLU, GELU and tanh, elementwise."""
+"""Activations: ReLU, GELU, SiLU and tanh, elementwise; and the pairs that layers take as their activation."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 from ..backend import Array, array_module, erf
 from ..dispatch import backward, operation
@@ -120,3 +122,66 @@ def tanh_backward(dy: Array, y: Array) -> Array:
     expect_like("dy", dy, y.shape)
     dx = dy * (1 - y * y)
     return dx
+
+
+def sigmoid(x: Array) -> Array:
+    """1/(1 + exp(−x)), elementwise: as e/(1 + e) with e = exp(x) for x < 0, so that nothing overflows."""
+    xp = array_module(x)
+    e = xp.exp(-xp.abs(x))
+    return xp.where(x < 0, e, 1) / (1 + e)
+
+
+@operation
+def silu(x: Array) -> tuple[Array, Array]:
+    """y = x σ(x) with σ(x) = 1/(1 + exp(−x)), elementwise: also called swish.
+
+    x: any shape. Returns y of that shape, and x as the cache.
+
+    Backward. The slope of the sigmoid is σ'(x) = exp(−x)/(1 + exp(−x))² = σ(x) (1 − σ(x)). By the product rule
+    dy/dx = σ(x) + x σ'(x) = σ(x) (1 + x (1 − σ(x))), and elementwise dx = dy · dy/dx. With s = σ(x):
+
+        dx = dy * (s * (1 + x * (1 - s)))
+
+    The cache keeps x alone: σ costs one more evaluation, and half the memory.
+    Source: Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units for neural network function approximation in
+    reinforcement learning", 2018, equations 1 and 2.
+    """
+    expect_floating(x=x)
+    wide = widen(x)
+    return (wide * sigmoid(wide)).astype(x.dtype, copy=False), x
+
+
+@backward
+def silu_backward(dy: Array, x: Array) -> Array:
+    """dx: see `silu`."""
+    expect_like("dy", dy, x.shape)
+    x = widen(x)
+    s = sigmoid(x)
+    dx = dy * (s * (1 + x * (1 - s)))
+    return dx.astype(dy.dtype, copy=False)
+
+
+Activation = str | tuple[Callable[[Array], tuple[Array, Any]], Callable[[Array, Any], Array]]
+
+ACTIVATIONS = {
+    "relu": (relu, relu_backward),
+    "gelu": (gelu, gelu_backward),
+    "gelu_tanh": (partial(gelu, approximate="tanh"), gelu_backward),
+    "silu": (silu, silu_backward),
+}
+
+
+def activation_pair(activation: Activation) -> tuple[Callable, Callable]:
+    """(op, op_backward) of an activation: the name of one of ACTIVATIONS, or a pair of one's own.
+
+    For a pair, `y, cache = op(x)` gives y of the shape of x, and `dx = op_backward(dy, cache)`. It sees x with any
+    number of leading axes, so it must treat every row alike. Raises ValueError for another name, TypeError for
+    anything but a name or a pair of functions.
+    """
+    if isinstance(activation, str):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"activation: expected one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        return ACTIVATIONS[activation]
+    if not (isinstance(activation, tuple | list) and len(activation) == 2 and all(map(callable, activation))):
+        raise TypeError(f"activation: expected a name or a pair (op, op_backward), got {activation!r}")
+    return tuple(activation)

@@ -14,22 +14,25 @@ from .precision import widen
 
 class AttentionCache(NamedTuple):
     q: Array  # (B, H, T, D)
-    k: Array  # (B, H, S, D)
-    v: Array  # (B, H, S, D)
+    k: Array  # (B, G, S, D)
+    v: Array  # (B, G, S, D)
     probabilities: Array  # (B, H, T, S)
 
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
-    """Raise ValueError unless the shapes fit: q (B, H, T, D), k (B, H, S, D), v (B, H, S, D), and the pattern is one
-    for B sequences and H heads; TypeError for anything but floating-point arrays, and for a pattern that is no Pattern.
+    """Raise ValueError unless the shapes fit, q (B, H, T, D), k (B, G, S, D), v (B, G, S, D) with G dividing H, and the
+    pattern is one for B sequences and H heads; TypeError for anything but floating-point arrays and a Pattern or None.
     """
     expect_floating(q=q, k=k, v=v)
     expect_pattern(pattern)
     array_module(q, k, v)
     expect_shape("q", q, "B H T D")
     B, H, _, D = q.shape
-    expect_shape("k", k, "B H S D", B=B, H=H, D=D)
-    expect_shape("v", v, "B H S D", B=B, H=H, S=k.shape[2], D=D)
+    expect_shape("k", k, "B G S D", B=B, D=D)
+    G = k.shape[1]
+    if G != H and (not G or H % G):
+        raise ValueError(f"k: expected (B, G, S, D) with a G that divides the {H} heads of q, got {tuple(k.shape)}")
+    expect_shape("v", v, "B G S D", B=B, G=G, S=k.shape[2], D=D)
     if pattern is not None:
         pattern.check(B)
         pattern.of_heads(H)
@@ -39,12 +42,14 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, AttentionCache]:
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
 
-    q: (B, H, T, D). k, v: (B, H, S, D). pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
+    q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses the keys and values of head ⌊h/(H/G)⌋, so
+    that H/G neighbouring query heads, a group, share them. They are not repeated in memory. G = H gives every query
+    head its own, G = 1 one for all. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
     cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
     queries that may see it, and of no others. Values must be finite, also where no query may see them (padding): they
     are multiplied by 0. Raises ValueError if shapes do not fit, TypeError for a pattern that is no `Pattern`.
 
-    Backward, for one sequence and one head. The forward is four steps,
+    Backward, for one sequence and one query head. The forward is four steps,
 
         a_ts = Σ_d q_td k_sd        z_ts = a_ts/√D        p_ts = exp(z_ts) / Σ_s' exp(z_ts')        y_td = Σ_s p_ts v_sd
 
@@ -58,7 +63,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
         dq_td = Σ_s da_ts k_sd              dk_sd = Σ_t da_ts q_td
 
-    A sum over s is a product from the left, da k; a sum over t is a product with the transpose, daᵀ q:
+    Each query head h of a group g uses the same k and v, so their gradients are sums over the group too,
+
+        dv_gsd = Σ_{h in g} Σ_t p_hts dy_htd        dk_gsd = Σ_{h in g} Σ_t da_hts q_htd
+
+    A sum over s is a product from the left, da k; a sum over t is a product with the transpose, daᵀ q. With the heads
+    of a group stacked, their T rows one head after the other, that product sums over the group as well:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = dy @ v.swapaxes(-1, -2)
@@ -68,13 +78,22 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dk = da.swapaxes(-1, -2) @ q
 
     The cache keeps q, k, v and the (T, S) probabilities, each a factor of some product above.
-    Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1.
+    Source: Vaswani et al., "Attention is all you need", 2017, section 3.2.1, equation 1; Ainslie et al., "GQA: training
+    generalized multi-query transformer models from multi-head checkpoints", 2023, section 2.2, for groups.
     """
     check_attention(q, k, v, pattern)
-    scale = 1 / math.sqrt(q.shape[-1])
-    z = widen((q * scale) @ k.swapaxes(-1, -2))  # (B, H, T, S)
+    (B, H, T, D), (_, G, S, _) = q.shape, k.shape
+    scale = 1 / math.sqrt(D)
+    z = widen(stack_groups(q * scale, G) @ k.swapaxes(-1, -2)).reshape(B, H, T, S)
     probabilities = masked_softmax(z, pattern).astype(q.dtype, copy=False)
-    return probabilities @ v, AttentionCache(q, k, v, probabilities)
+    y = (stack_groups(probabilities, G) @ v).reshape(B, H, T, D)
+    return y, AttentionCache(q, k, v, probabilities)
+
+
+def stack_groups(x: Array, G: int) -> Array:
+    """(B, H, T, ...) -> (B, G, H/G · T, ...): the rows of a group's heads, one head after the other."""
+    B, H, T, width = x.shape
+    return x if G == H else x.reshape(B, G, H // G * T, width)
 
 
 def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
@@ -99,6 +118,8 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     q, k, v, probabilities = cache
     scale = 1 / math.sqrt(q.shape[-1])
     expect_like("dy", dy, q.shape)
+    shape, G = q.shape, k.shape[1]
+    q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)
     probabilities, dp = widen(probabilities), widen(dp)
@@ -108,4 +129,4 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     da = dz * scale
     dq = da @ k
     dk = da.swapaxes(-1, -2) @ q
-    return dq, dk, dv
+    return dq.reshape(shape), dk, dv

@@ -111,6 +111,7 @@ def check_relative_attention(
     expect_floating(r=r, content_bias=content_bias, position_bias=position_bias)
     array_module(q, r, content_bias, position_bias)
     _, H, T, D = q.shape
+    expect_shape("k", k, "B H S D", H=H)  # every query head has keys of its own
     expect_shape("r", r, "H R D", H=H, R=k.shape[2] + T - 1, D=D)
     expect_shape("content_bias", content_bias, "H D", H=H, D=D)
     expect_shape("position_bias", position_bias, "H D", H=H, D=D)

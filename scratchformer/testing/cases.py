@@ -94,6 +94,29 @@ def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str
     return OperationCase(ops.attention, ops.attention_backward, args)
 
 
+def _grouped_attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S") -> OperationCase:
+    """Two or three heads of keys and values, each for two or three heads of queries."""
+    G, shared = (int(n) for n in d.generator.integers(2, 3, 2, endpoint=True))
+    d.sizes["G"], d.sizes["H"] = G, G * shared
+    args = (d("B H T D"), d(f"B G {keys} D"), d(f"B G {keys} D"), pattern(d))
+    return OperationCase(ops.attention, ops.attention_backward, args)
+
+
+def _rotary(d: Draw, **options: Any) -> OperationCase:
+    d.sizes["D"] = 2 * d.D
+    return OperationCase(ops.rotary, ops.rotary_backward, (d("B H T D"),), options, analytic=True)
+
+
+# A model of 4 places was made to read 8 times as many; of 3 pairs and more one is slow, one fast, and one between them.
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 0.05,
+    "high_freq_factor": 0.5,
+    "original_max_position_embeddings": 4,
+}
+
+
 def _relative_shift(d: Draw) -> OperationCase:
     d.sizes["R"] = d.S + d.T - 1
     return OperationCase(ops.relative_shift, ops.relative_shift_backward, (d("B H T R"),), analytic=True)
@@ -139,15 +162,22 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "dense": lambda d: _dense(d, "relu"),
     "dense, gelu": lambda d: _dense(d, "gelu"),
     "dense, gelu_tanh": lambda d: _dense(d, "gelu_tanh"),
+    "dense, silu": lambda d: _dense(d, "silu"),
     "relu": lambda d: OperationCase(ops.relu, ops.relu_backward, (d("B T F"),)),
     "gelu": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),)),
     "gelu, tanh": lambda d: OperationCase(ops.gelu, ops.gelu_backward, (d("B T F"),), {"approximate": "tanh"}),
+    "silu": lambda d: OperationCase(ops.silu, ops.silu_backward, (d("B T F"),)),
+    "swiglu": lambda d: OperationCase(ops.swiglu, ops.swiglu_backward, (d("B T F"), d("B T F"))),
     "tanh": lambda d: OperationCase(ops.tanh, ops.tanh_backward, (d("B T F"),), analytic=True),
     "softmax": lambda d: OperationCase(ops.softmax, ops.softmax_backward, (d("B T V"),), analytic=True),
     "log_softmax": lambda d: OperationCase(ops.log_softmax, ops.log_softmax_backward, (d("B T V"),), analytic=True),
     "layernorm": lambda d: OperationCase(
         ops.layernorm, ops.layernorm_backward, (d("B T C"), d("C"), d("C")), analytic=True
     ),
+    "rmsnorm": lambda d: OperationCase(ops.rmsnorm, ops.rmsnorm_backward, (d("B T C"), d("C")), analytic=True),
+    "rotary": _rotary,
+    "rotary, later, linear": partial(_rotary, start=7, base=50.0, scaling={"rope_type": "linear", "factor": 3.0}),
+    "rotary, llama3": partial(_rotary, start=2, base=100.0, scaling=_LLAMA3),
     "embedding": lambda d: OperationCase(
         ops.embedding, ops.embedding_backward, (d.integers("B T", d.V), d("V C")), analytic=True
     ),
@@ -188,6 +218,14 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "attention, causal, a pattern for each half of the heads": _attention_of_halves,
     "attention, edges": lambda d: _attention(d, _edges, keys="T"),
     "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
+    "attention, grouped": lambda d: _grouped_attention(d, lambda d: None),
+    "attention, grouped, large scores": lambda d: _of_large_scores(_grouped_attention(d, lambda d: ops.Causal())),
+    "attention, grouped, causal window and padding": lambda d: _grouped_attention(
+        d, lambda d: ops.Causal() & ops.Local(2) & ops.Padding(d.lengths()), keys="T"
+    ),
+    "attention, grouped, a pattern for each head": lambda d: _grouped_attention(
+        d, lambda d: ops.Heads(*([ops.Causal(), ops.Padding(d.lengths("S")), None, ops.Local(1)] * d.H)[: d.H])
+    ),
     "relative_shift": _relative_shift,
     "relative_attention": lambda d: _relative_attention(d, lambda d: None),
     "relative_attention, large scores": lambda d: _of_large_scores(
@@ -211,6 +249,18 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "cross_entropy, ignored": partial(_cross_entropy, ignore_index=0),
     "cross_entropy, smoothing, ignored": partial(_cross_entropy, label_smoothing=0.1, ignore_index=0),
 }
+
+
+def _rotary_attention(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
+    d.sizes["D"] = 2 * d.D
+    layer = nn.RotarySelfAttention(d.C, d.H, key=Key(d.seed), **options)
+    return LayerCase(layer, (d("B T C"),), {"pattern": ops.Padding(d.lengths())} if padding else {})
+
+
+def _grouped_rotary_attention(d: Draw, **options: Any) -> LayerCase:
+    """Four heads of queries, two of keys and values, of a width of their own."""
+    d.sizes["H"] = 4
+    return _rotary_attention(d, kv_heads=2, head_width=2, **options)
 
 
 def _block(d: Draw, **options: Any) -> LayerCase:
@@ -313,6 +363,17 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "FeedForward": lambda d: LayerCase(nn.FeedForward(d.C, d.F), (d("B T C"),)),
     "FeedForward, gelu": lambda d: LayerCase(nn.FeedForward(d.C, d.F, "gelu"), (d("B T C"),)),
     "FeedForward, gelu_tanh": lambda d: LayerCase(nn.FeedForward(d.C, d.F, "gelu_tanh"), (d("B T C"),)),
+    "FeedForward, a pair": lambda d: LayerCase(nn.FeedForward(d.C, d.F, (ops.silu, ops.silu_backward)), (d("B T C"),)),
+    "RMSNorm": lambda d: LayerCase(nn.RMSNorm(d.C), (d("B T C"),)),
+    "SwiGLU": lambda d: LayerCase(nn.SwiGLU(d.C, d.F, key=Key(d.seed)), (d("B T C"),)),
+    "SwiGLU, bias": lambda d: LayerCase(nn.SwiGLU(d.C, d.F, bias=True, key=Key(d.seed)), (d("B T C"),)),
+    "RotarySelfAttention": _rotary_attention,
+    "RotarySelfAttention, grouped, causal, padding, bias": partial(
+        _grouped_rotary_attention, padding=True, causal=True, bias=True
+    ),
+    "RotarySelfAttention, grouped, causal, window, scaling, output bias": partial(
+        _grouped_rotary_attention, causal=True, window=2, base=100.0, scaling=_LLAMA3, output_bias=True
+    ),
     "BasicSelfAttention": lambda d: LayerCase(nn.BasicSelfAttention(), (d("B T C"),)),
     "SingleHeadAttention": lambda d: LayerCase(nn.SingleHeadAttention(d.C, d.D), (d("B T C"),)),
     "SingleHeadAttention, causal": lambda d: LayerCase(nn.SingleHeadAttention(d.C, causal=True), (d("B T C"),)),

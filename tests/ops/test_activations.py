@@ -52,3 +52,24 @@ def test_tanh(device):
     np.testing.assert_allclose(to_cpu(y), [math.tanh(v) for v in x], rtol=1e-15)
     slope = to_cpu(ops.tanh_backward(device.xp.ones_like(y), cache))
     np.testing.assert_allclose(slope, [1 - math.tanh(v) ** 2 for v in x], rtol=1e-12, atol=1e-15)
+
+
+def test_silu_is_x_times_the_sigmoid(device):
+    """Value and slope against the standard library; far out nothing overflows, and it is 0 or x."""
+    x = np.append(POINTS, [-1e4, 1e4])
+    y, cache = ops.silu(to_device(x, device))
+    slope = to_cpu(ops.silu_backward(device.xp.ones_like(y), cache))
+    sigmoid = np.array([1 / (1 + math.exp(min(-v, 700))) for v in x])
+    np.testing.assert_allclose(to_cpu(y), x * sigmoid, rtol=1e-12, atol=1e-14)
+    np.testing.assert_allclose(slope, sigmoid + x * sigmoid * (1 - sigmoid), rtol=1e-12, atol=1e-14)
+
+
+def test_a_name_and_a_pair_are_the_same_activation():
+    pair = (ops.silu, ops.silu_backward)
+    assert ops.activation_pair("silu") == ops.activation_pair(pair) == ops.activation_pair(list(pair)) == pair
+
+
+@pytest.mark.parametrize("wrong", [None, 3, ops.relu, (ops.relu,), (ops.relu, "relu"), (ops.relu,) * 3, np.ones(2)])
+def test_what_is_neither_a_name_nor_a_pair(wrong):
+    with pytest.raises(TypeError, match=r"^activation: expected a name or a pair \(op, op_backward\), got "):
+        ops.activation_pair(wrong)

@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -40,6 +41,43 @@ def test_equation(device, drawn, causal):
     pattern = ops.Causal() if causal else None
     y, _ = ops.attention(*(to_device(a, device) for a in drawn), pattern)
     np.testing.assert_allclose(to_cpu(y), expected, rtol=1e-9, atol=1e-12)
+
+
+@given(
+    tensors("B G R T D", "B G S D", "B G S D", "B G R T D", scales=(1e-1, 1.0)),
+    st.sampled_from([None, ops.Causal(), ops.Causal() & ops.Local(1), "padding", "heads"]),
+)
+def test_grouped_heads_share_keys_and_values(device, drawn, pattern):
+    """As if k and v were repeated for each query head of their group, whose gradients then add up."""
+    q, k, v, dy = drawn
+    B, G, R, T, D = q.shape
+    q, dy = (a.reshape(B, G * R, T, D) for a in (q, dy))
+    if pattern == "padding":
+        pattern = ops.Padding(to_device(np.arange(B) % k.shape[2] + 1, device))
+    elif pattern == "heads":
+        pattern = ops.Heads(*([ops.Causal(), None, ops.Local(1)] * G * R)[: G * R])
+    found = forward_backward(device, q, k, v, dy, pattern)
+    y, dq, dk, dv = forward_backward(device, q, *(np.repeat(a, R, axis=1) for a in (k, v)), dy, pattern)
+    expected = [y, dq, *(d.reshape(B, G, R, *d.shape[2:]).sum(axis=2) for d in (dk, dv))]
+    for a, b in zip(found, expected, strict=True):
+        assert a.shape == b.shape
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("T", [1, 2])
+@pytest.mark.parametrize("op", [ops.attention, ops.attention.reference], ids=["twin", "reference"])
+def test_shared_keys_and_values_are_not_repeated_in_memory(op, T):
+    """k and v are 2 MiB each. Repeated for 32 heads they would be 64; scores and probabilities take a few."""
+    k, v = np.ones((2, 1, 1, 8192, 64), np.float32)
+    q = np.ones((1, 32, T, 64), np.float32)
+    tracemalloc.start()
+    try:
+        y, cache = op(q, k, v)
+        ops.attention_backward(y, cache)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 30 * 2**20
 
 
 def test_a_query_that_may_see_nothing_gives_zero_and_gets_no_gradient(device):
@@ -108,8 +146,27 @@ def test_large_scores_do_not_overflow(pattern, dtype, device):
     ("q", "k", "v", "message"),
     [
         ((2, 3, 4), (2, 3, 4, 5), (2, 3, 4, 5), r"q: expected \(B, H, T, D\), got \(2, 3, 4\)"),
-        ((2, 3, 4, 5), (2, 3, 6, 4), (2, 3, 6, 5), r"k: expected \(2, 3, S, 5\), got \(2, 3, 6, 4\)"),
-        ((2, 3, 4, 5), (1, 3, 6, 5), (2, 3, 6, 5), r"k: expected \(2, 3, S, 5\), got \(1, 3, 6, 5\)"),
+        ((2, 3, 4, 5), (2, 3, 6, 4), (2, 3, 6, 5), r"k: expected \(2, G, S, 5\), got \(2, 3, 6, 4\)"),
+        ((2, 3, 4, 5), (1, 3, 6, 5), (2, 3, 6, 5), r"k: expected \(2, G, S, 5\), got \(1, 3, 6, 5\)"),
+        (
+            (2, 3, 4, 5),
+            (2, 2, 6, 5),
+            (2, 2, 6, 5),
+            r"k: expected .* a G that divides the 3 heads of q, got \(2, 2, 6, 5\)",
+        ),
+        (
+            (2, 3, 4, 5),
+            (2, 6, 6, 5),
+            (2, 6, 6, 5),
+            r"k: expected .* a G that divides the 3 heads of q, got \(2, 6, 6, 5\)",
+        ),
+        (
+            (2, 3, 4, 5),
+            (2, 0, 6, 5),
+            (2, 0, 6, 5),
+            r"k: expected .* a G that divides the 3 heads of q, got \(2, 0, 6, 5\)",
+        ),
+        ((2, 3, 4, 5), (2, 1, 6, 5), (2, 3, 6, 5), r"v: expected \(2, 1, 6, 5\), got \(2, 3, 6, 5\)"),
         ((2, 3, 4, 5), (2, 3, 6, 5), (2, 3, 4, 5), r"v: expected \(2, 3, 6, 5\), got \(2, 3, 4, 5\)"),
     ],
 )

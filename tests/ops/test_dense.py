@@ -6,26 +6,29 @@ from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.testing.strategies import tensors
 
-GELU = {"gelu": "none", "gelu_tanh": "tanh"}
+
+def cube(x):
+    return x * x * x, x
+
+
+def cube_backward(dy, x):
+    return 3 * dy * x * x
 
 
 def test_gradients(case, check_gradients):
     check_gradients(case)
 
 
-@pytest.mark.parametrize("activation", ops.ACTIVATIONS)
+@pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, (cube, cube_backward)], ids=str)
 @given(tensors("B T I", "I O", "O", "B T O"))
 def test_is_an_affine_map_and_an_activation(device, activation, drawn):
     """Output and gradients are those of the two operations, one after the other."""
     x, w, b, dy = (to_device(a, device) for a in drawn)
     y, cache = ops.dense(x, w, b, activation)
     h, affine = ops.linear(x, w, b)
-    if activation == "relu":
-        expected, activated = ops.relu(h)
-        dh = ops.relu_backward(dy, activated)
-    else:
-        expected, activated = ops.gelu(h, GELU[activation])
-        dh = ops.gelu_backward(dy, activated)
+    op, op_backward = ops.activation_pair(activation)
+    expected, activated = op(h)
+    dh = op_backward(dy, activated)
     for found, other in zip(
         (y, *ops.dense_backward(dy, cache)), (expected, *ops.linear_backward(dh, affine)), strict=True
     ):
@@ -36,8 +39,10 @@ def test_is_an_affine_map_and_an_activation(device, activation, drawn):
 
 def test_an_unknown_activation():
     x, w, b = np.ones((2, 3)), np.ones((3, 4)), np.ones(4)
-    with pytest.raises(ValueError, match="activation: expected one of relu, gelu, gelu_tanh, got 'tanh'"):
+    with pytest.raises(ValueError, match="activation: expected one of relu, gelu, gelu_tanh, silu, got 'tanh'"):
         ops.dense(x, w, b, "tanh")
+    with pytest.raises(TypeError, match=r"activation: expected a name or a pair \(op, op_backward\), got None"):
+        ops.dense(x, w, b, None)
 
 
 def test_shapes_that_do_not_fit(device):

@@ -1,0 +1,55 @@
+"""SwiGLU on NumPy: elementwise, in pieces that stay in cache, with few passes over them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..ops.checks import expect_like
+from ..ops.swiglu import check_swiglu
+from .numpy_arrays import one_real_dtype, row_pieces
+from .numpy_dense import cdf
+
+plain = ops.swiglu.reference
+
+
+class NumpySwigluCache(NamedTuple):
+    gate: np.ndarray
+    up: np.ndarray
+
+
+@ops.swiglu.twin(np.ndarray)
+def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, NumpySwigluCache]:
+    """As `ops.swiglu`."""
+    if not one_real_dtype(gate, up):
+        return plain(gate, up)
+    check_swiglu(gate, up)
+    y = np.empty(gate.size, gate.dtype)
+    flat_gate, flat_up = gate.reshape(-1), up.reshape(-1)
+    for part in row_pieces(y):
+        cdf(flat_gate[part], "silu", out=y[part])
+        y[part] *= flat_gate[part]
+        y[part] *= flat_up[part]
+    return y.reshape(gate.shape), NumpySwigluCache(gate, up)
+
+
+@ops.swiglu_backward.twin(NumpySwigluCache)
+def swiglu_backward(dy: np.ndarray, cache: NumpySwigluCache) -> tuple[np.ndarray, np.ndarray]:
+    """(dgate, dup), as `ops.swiglu_backward`."""
+    gate, up = cache
+    expect_like("dy", dy, gate.shape)
+    dgate, dup = np.empty((2, dy.size), dy.dtype)
+    flat = [x.reshape(-1) for x in (dy, gate, up, dgate, dup)]
+    for part in row_pieces(dgate):
+        d, g, u, dg, du = (x[part] for x in flat)
+        s = cdf(g, "silu", out=np.empty_like(g))
+        np.multiply(g, s, out=du)  # silu
+        np.subtract(1, s, out=dg)
+        dg *= du
+        dg += s  # s + s g (1 − s)
+        dg *= u
+        dg *= d
+        du *= d
+    return dgate.reshape(dy.shape), dup.reshape(dy.shape)

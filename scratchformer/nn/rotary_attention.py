@@ -1,0 +1,142 @@
+"""Self-attention with rotary positions, whose heads may share keys and values: that of Llama."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array, array_module
+from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
+from ..rng import Key
+from .attention import CrossAttention
+from .layer import Layer
+from .linear import Linear
+
+
+class RotarySelfAttentionCache(NamedTuple):
+    query: Any
+    key: Any
+    value: Any
+    turned_q: Any
+    turned_k: Any
+    attention: Any
+    unify: Any
+
+
+class RotarySelfAttention(Layer):
+    """Multi-head self-attention whose queries and keys are turned by their place: see `ops.rotary`.
+
+    d_model: C. heads: H, of queries. kv_heads: G, of keys and values, each shared by H/G neighbouring query heads; H by
+    default. head_width: D, even, by default C/H. base, scaling: of the angles, see `ops.rotary_frequencies`. causal:
+    position t sees only positions up to t. window: W, position t sees only those less than W places away, with
+    `causal` the last W, itself included; all by default. Both on top of any pattern that is given. bias: of the maps to
+    queries, keys and values. output_bias: of the map that unifies the heads. x, y: (B, T, C), for any T. Raises
+    ValueError for numbers of heads and widths that do not fit together.
+
+    Backward. As in `CrossAttention`, with a step more: what attention passes back is for the turned queries and keys,
+    and `rotary_backward` turns it back. x feeds all three maps, so its gradient is their sum:
+
+        dq = ops.rotary_backward(dq, cache.turned_q)
+        dk = ops.rotary_backward(dk, cache.turned_k)
+        dx = self.query.backward(self.join_heads(dq), cache.query)
+        dx = dx + self.key.backward(self.join_heads(dk), cache.key)
+        dx = dx + self.value.backward(self.join_heads(dv), cache.value)
+
+    Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Jiang et al.,
+    "Mistral 7B", 2023, section 2, for the window.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        kv_heads: int | None = None,
+        head_width: int | None = None,
+        base: float = 10_000.0,
+        scaling: Mapping[str, Any] | None = None,
+        causal: bool = False,
+        bias: bool = False,
+        output_bias: bool = False,
+        window: int | None = None,
+        key: Key = Key(0),
+    ) -> None:
+        kv_heads = heads if kv_heads is None else kv_heads
+        expect_positive(d_model=d_model, heads=heads, kv_heads=kv_heads)
+        expect_boolean(causal=causal, bias=bias, output_bias=output_bias)
+        if heads % kv_heads:
+            raise ValueError(f"kv_heads: {kv_heads} does not divide heads {heads}")
+        if head_width is None and d_model % heads:
+            raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
+        D = d_model // heads if head_width is None else head_width
+        ops.rotary_frequencies(D, base, scaling)  # raises for what it cannot take
+        if window is not None:
+            expect_positive(window=window)
+        self.d_model, self.kv_heads, self.head_width = d_model, kv_heads, D
+        self.base, self.scaling, self.causal, self.window = base, scaling, causal, window
+        self.query = Linear(d_model, heads * D, bias, key.fold("query"))
+        self.key = Linear(d_model, kv_heads * D, bias, key.fold("key"))
+        self.value = Linear(d_model, kv_heads * D, bias, key.fold("value"))
+        self.unify = Linear(heads * D, d_model, output_bias, key.fold("unify"))
+
+    def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, RotarySelfAttentionCache]:
+        expect_floating(x=x)
+        expect_shape("x", x, "B T C", C=self.d_model)
+        q, query = self.query.forward(x)
+        k, key = self.key.forward(x)
+        v, value = self.value.forward(x)
+        q, turned_q = self.turn(q)
+        k, turned_k = self.turn(k)
+        y, attention = ops.attention(q, k, self.split_heads(v), self.seen(pattern, self.causal))
+        y, unify = self.unify.forward(self.join_heads(y))
+        return y, RotarySelfAttentionCache(query, key, value, turned_q, turned_k, attention, unify)
+
+    def backward(self, dy: Array, cache: RotarySelfAttentionCache) -> Array:
+        dy = self.unify.backward(dy, cache.unify)
+        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
+        dq = ops.rotary_backward(dq, cache.turned_q)
+        dk = ops.rotary_backward(dk, cache.turned_k)
+        dx = self.query.backward(self.join_heads(dq), cache.query)
+        dx = dx + self.key.backward(self.join_heads(dk), cache.key)
+        dx = dx + self.value.backward(self.join_heads(dv), cache.value)
+        return dx
+
+    def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
+        """Empty keys and values, (B, G, length, D) each: room for `length` places of sequences like x (B, T, C)."""
+        shape = (x.shape[0], self.kv_heads, length, self.head_width)
+        return tuple(array_module(x).empty(shape, x.dtype) for _ in range(2))
+
+    def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
+        """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
+
+        stored: as `allocate` gives them, filled up to `past`; those of x are written next, the keys turned by their
+        places. Causal, on top of any pattern that is given; a pattern counts from the first key that is stored.
+        """
+        keys, values = stored
+        total = past + x.shape[1]
+        keys[:, :, past:total], _ = self.turn(self.key(x), past)
+        values[:, :, past:total] = self.split_heads(self.value(x))
+        q, _ = self.turn(self.query(x), past)
+        pattern = self.seen(pattern, causal=x.shape[1] > 1)  # a last position has no later one
+        y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
+        return self.unify(self.join_heads(y))
+
+    def seen(self, pattern: ops.Pattern | None, causal: bool) -> ops.Pattern | None:
+        """The pattern together with the layer's own restrictions."""
+        own = [ops.Causal()] if causal else []
+        if self.window is not None:
+            own.append(ops.Local(self.window - 1))
+        for restriction in own:
+            pattern = restriction if pattern is None else restriction & pattern
+        return pattern
+
+    def turn(self, x: Array, start: int = 0) -> tuple[Array, Any]:
+        """(B, T, heads · D) as heads (B, heads, T, D), turned by their places from `start` on, and the cache."""
+        return ops.rotary(self.split_heads(x), start, self.base, self.scaling)
+
+    def split_heads(self, x: Array) -> Array:
+        """(B, T, heads · D) -> (B, heads, T, D), a view."""
+        B, T, width = x.shape
+        return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)
+
+    join_heads = CrossAttention.join_heads

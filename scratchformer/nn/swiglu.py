@@ -1,0 +1,50 @@
+"""The gated feed-forward layer of Llama."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array
+from ..ops.checks import expect_positive
+from ..rng import Key
+from .layer import Layer
+from .linear import Linear
+
+
+class SwiGLUCache(NamedTuple):
+    gate: Any
+    up: Any
+    swiglu: Any
+    down: Any
+
+
+class SwiGLU(Layer):
+    """y = (silu(x w_gate) ∘ x w_up) w_down, with widths C → F → C, at every position alike.
+
+    d_model: C. d_ff: F. bias: of the three maps, none by default. x, y: (..., C).
+
+    Backward. x feeds the gate and the values that it scales, so its gradient is the sum of the two:
+
+        dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
+
+    Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, bias: bool = False, key: Key = Key(0)) -> None:
+        expect_positive(d_model=d_model, d_ff=d_ff)
+        self.gate = Linear(d_model, d_ff, bias, key.fold("gate"))
+        self.up = Linear(d_model, d_ff, bias, key.fold("up"))
+        self.down = Linear(d_ff, d_model, bias, key.fold("down"))
+
+    def forward(self, x: Array) -> tuple[Array, SwiGLUCache]:
+        g, gate = self.gate.forward(x)  # (..., F)
+        u, up = self.up.forward(x)
+        a, swiglu = ops.swiglu(g, u)
+        y, down = self.down.forward(a)
+        return y, SwiGLUCache(gate, up, swiglu, down)
+
+    def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
+        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
+        dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
+        return dx

@@ -1,0 +1,69 @@
+"""Root-mean-square normalisation."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .checks import expect_floating, expect_like, expect_number, expect_shape
+from .precision import widen
+
+
+class RMSNormCache(NamedTuple):
+    xhat: Array  # (..., C), the normalised x
+    rrms: Array  # (..., 1), 1/ρ
+    gamma: Array  # (C,)
+
+
+@operation
+def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCache]:
+    """y = γ x̂ with x̂ = x/ρ: each row is divided by its root mean square, then scaled.
+
+    x: (..., C). gamma: (C,). eps: added to the mean square. Returns y of the shape of x, and the cache.
+    For a row, ρ² = 1/C Σ_c x_c² + eps. Raises ValueError if the widths differ.
+
+    Backward. γ enters elementwise, and every row n uses it:
+
+        dγ_c = Σ_n dy_nc x̂_nc        g_c := ∂L/∂x̂_c = dy_c γ_c
+
+    Within one row, x_k acts on x̂_c directly and through ρ. From ρ² above,
+
+        ∂ρ/∂x_k = 1/(2ρ) · 2 x_k/C = x̂_k/C
+        ∂x̂_c/∂x_k = δ_ck/ρ − x_c/ρ² · x̂_k/C = (δ_ck − x̂_c x̂_k/C)/ρ
+
+    and collecting dx_k = Σ_c g_c ∂x̂_c/∂x_k gives dx = (g − x̂ mean(g x̂))/ρ. It is the gradient of `layernorm` without
+    the term of the mean, which is not subtracted here. g carries γ *into* the mean.
+
+        dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+
+    The cache keeps x̂, 1/ρ and γ; x is not needed again.
+    Source: Zhang, Sennrich, "Root mean square layer normalization", 2019, equation 4.
+    """
+    check_rmsnorm(x, gamma, eps)
+    wide = widen(x)
+    rrms = 1 / array_module(x).sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
+    xhat = (wide * rrms).astype(x.dtype, copy=False)
+    return gamma * xhat, RMSNormCache(xhat, rrms, gamma)
+
+
+def check_rmsnorm(x: Array, gamma: Array, eps: float) -> None:
+    """Raise TypeError or ValueError unless these fit together as arguments of `rmsnorm`."""
+    expect_floating(x=x, gamma=gamma)
+    expect_number("eps", eps)
+    array_module(x, gamma)
+    expect_shape("gamma", gamma, "C")
+    if x.shape[-1:] != gamma.shape:
+        raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+
+
+@backward
+def rmsnorm_backward(dy: Array, cache: RMSNormCache) -> tuple[Array, Array]:
+    """(dx, dgamma): see `rmsnorm`."""
+    expect_like("dy", dy, cache.xhat.shape)
+    dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
+    dy, xhat, rrms = widen(dy), widen(cache.xhat), cache.rrms
+    dgamma = (dy * xhat).sum(axis=rows)
+    g = dy * cache.gamma
+    dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
+    return dx.astype(dtype, copy=False), dgamma.astype(dtype, copy=False)

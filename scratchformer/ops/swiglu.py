@@ -1,0 +1,57 @@
+"""The gated activation of Llama's feed-forward layer."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..backend import Array, array_module
+from ..dispatch import backward, operation
+from .activations import sigmoid
+from .checks import expect_floating, expect_like
+from .precision import widen
+
+
+class SwigluCache(NamedTuple):
+    gate: Array
+    up: Array  # of the shape of gate
+
+
+@operation
+def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
+    """y = silu(gate) up, elementwise, with silu(g) = g σ(g) and σ(g) = 1/(1 + exp(−g)).
+
+    gate, up: any shape, both the same. Returns y of that shape, and the cache. Raises ValueError for two shapes.
+
+    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its slope in g is that of `silu` times u:
+
+        ∂y_i/∂u_i = g_i σ(g_i)        ∂y_i/∂g_i = u_i σ(g_i) (1 + g_i (1 − σ(g_i)))
+
+    all other derivatives are 0. With s = σ(g):
+
+        dgate = dy * up * (s * (1 + gate * (1 - s)))
+        dup = dy * (gate * s)
+
+    The cache keeps gate and up; s is evaluated again.
+    Source: Shazeer, "GLU variants improve transformer", 2020, equation 5.
+    """
+    check_swiglu(gate, up)
+    wide = widen(gate)
+    return (wide * sigmoid(wide) * up).astype(gate.dtype, copy=False), SwigluCache(gate, up)
+
+
+def check_swiglu(gate: Array, up: Array) -> None:
+    """Raise TypeError or ValueError unless the two are floating-point arrays of one shape."""
+    expect_floating(gate=gate)
+    expect_like("up", up, gate.shape)
+    array_module(gate, up)
+
+
+@backward
+def swiglu_backward(dy: Array, cache: SwigluCache) -> tuple[Array, Array]:
+    """(dgate, dup): see `swiglu`."""
+    expect_like("dy", dy, cache.gate.shape)
+    gate, up = widen(cache.gate), widen(cache.up)
+    s = sigmoid(gate)
+    dgate = dy * up * (s * (1 + gate * (1 - s)))
+    dup = dy * (gate * s)
+    return dgate.astype(dy.dtype, copy=False), dup.astype(dy.dtype, copy=False)

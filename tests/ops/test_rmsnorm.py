@@ -1,0 +1,49 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import tensors
+
+
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
+@given(tensors("B T C", "C", scales=(0.1, 1.0)))
+def test_equation(device, drawn):
+    """Row by row, with an eps that matters."""
+    x, gamma = drawn
+    y, _ = ops.rmsnorm(to_device(x, device), to_device(gamma, device), 0.3)
+    for row, found in zip(x.reshape(-1, x.shape[-1]), to_cpu(y).reshape(x.shape[0] * x.shape[1], -1), strict=True):
+        rms = math.sqrt(sum(v * v for v in row) / len(row) + 0.3)
+        np.testing.assert_allclose(found, [g * v / rms for g, v in zip(gamma, row, strict=True)], rtol=1e-12)
+
+
+def test_dx_is_at_right_angles_to_x(device):
+    """With eps = 0 a longer row gives the same y, so moving along x changes nothing."""
+    x, gamma, dy = (to_device(a, device) for a in np.random.default_rng(0).standard_normal((3, 7)))
+    y, cache = ops.rmsnorm(x, gamma, 0)
+    np.testing.assert_allclose(to_cpu(ops.rmsnorm(5 * x, gamma, 0)[0]), to_cpu(y), rtol=1e-12)
+    dx, _ = ops.rmsnorm_backward(dy, cache)
+    assert abs(float((dx * x).sum())) < 1e-12 < float((dx * dx).sum())
+
+
+@pytest.mark.parametrize(
+    ("x", "gamma", "message"),
+    [
+        ((2, 3), (4,), r"x: expected \(..., 4\), got \(2, 3\)"),
+        ((2, 3), (1, 3), r"gamma: expected \(C\), got \(1, 3\)"),
+    ],
+)
+def test_shapes_that_do_not_fit(x, gamma, message):
+    with pytest.raises(ValueError, match=message):
+        ops.rmsnorm(np.ones(x), np.ones(gamma))
+
+
+def test_eps_below_zero():
+    with pytest.raises(ValueError, match="eps: expected a finite number >= 0, got -1"):
+        ops.rmsnorm(np.ones((2, 3)), np.ones(3), -1)

@@ -1,0 +1,91 @@
+import cmath
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.testing.strategies import tensors
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
+@given(tensors("B H T 6", scales=(1.0,)), st.integers(0, 1000), st.sampled_from([100.0, 10_000.0]))
+def test_equation(device, drawn, start, base):
+    """A pair is a complex number, one part from each half, and turning is a product with exp(iφ)."""
+    (x,) = drawn
+    y = to_cpu(ops.rotary(to_device(x, device), start, base)[0])
+    for b, h, t in np.ndindex(x.shape[:3]):
+        for i in range(3):
+            turned = complex(x[b, h, t, i], x[b, h, t, i + 3]) * cmath.exp(1j * (start + t) * base ** (-2 * i / 6))
+            np.testing.assert_allclose(complex(y[b, h, t, i], y[b, h, t, i + 3]), turned, rtol=1e-9, atol=1e-11)
+
+
+@given(tensors("B H T 8", "B H T 8", scales=(1.0,)), st.integers(1, 500))
+def test_scores_depend_on_how_far_apart_two_places_are(device, drawn, start):
+    """So moving queries and keys together changes no score; and the backward turns back what the forward turned."""
+    q, k = (to_device(a, device) for a in drawn)
+    (q0, _), (k0, _), (q1, cache), (k1, _) = (ops.rotary(x, s) for s in (0, start) for x in (q, k))
+    np.testing.assert_allclose(to_cpu(q0 @ k0.swapaxes(-1, -2)), to_cpu(q1 @ k1.swapaxes(-1, -2)), rtol=1e-9, atol=1e-9)
+    assert np.abs(to_cpu(q1 - q0)).max() > 1e-3
+    np.testing.assert_allclose(to_cpu(ops.rotary_backward(q1, cache)), to_cpu(q), rtol=1e-9, atol=1e-11)
+
+
+def test_frequencies():
+    """Linear scaling divides all; Llama 3 keeps pairs that turn often in the first context, and divides slow ones."""
+    theta = ops.rotary_frequencies(8, 100.0)
+    np.testing.assert_allclose(theta, [1, 100**-0.25, 0.1, 100**-0.75], rtol=1e-14)
+    linear = ops.rotary_frequencies(8, 100.0, {"rope_type": "linear", "factor": 4})
+    np.testing.assert_allclose(linear, theta / 4, rtol=1e-14)
+    assert np.array_equal(ops.rotary_frequencies(8, 100.0, {"rope_type": "default"}), theta)
+    fast, middle, between, slow = ops.rotary_frequencies(8, 100.0, LLAMA3)
+    turns = 64 * 0.1 / (2 * math.pi)
+    assert 1 < turns < 4 < 64 * theta[1] / (2 * math.pi) * 2 and 64 * theta[3] / (2 * math.pi) < 1
+    kept = [min(1, (64 * f / (2 * math.pi) - 1) / 3) for f in theta[1:3]]
+    expected = [(1 - m) * f / 8 + m * f for m, f in zip(kept, theta[1:3], strict=True)]
+    np.testing.assert_allclose([fast, middle, between, slow], [theta[0], *expected, theta[3] / 8], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        ({"rope_type": "yarn", "factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got 'yarn'"),
+        ({"factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got None"),
+        ({"rope_type": "linear"}, "scaling: linear takes factor, rope_type, got rope_type"),
+        ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "linear takes factor, rope_type, got beta, factor, rope"),
+        ({"rope_type": "linear", "factor": 0}, "scaling: factor: expected a finite number > 0, got 0"),
+        (LLAMA3 | {"low_freq_factor": 4.0}, "scaling: expected low_freq_factor < high_freq_factor"),
+    ],
+)
+def test_scalings_that_are_not_known(scaling, message):
+    with pytest.raises(ValueError, match=message):
+        ops.rotary(np.ones((1, 1, 2, 4)), scaling=scaling)
+
+
+def test_arguments_that_do_not_fit():
+    x = np.ones((1, 1, 2, 4))
+    with pytest.raises(ValueError, match=r"x: expected \(B, H, T, D\) with an even D, got \(1, 1, 2, 3\)"):
+        ops.rotary(x[..., :3])
+    with pytest.raises(ValueError, match=r"x: expected \(B, H, T, D\), got \(1, 2, 4\)"):
+        ops.rotary(x[0])
+    with pytest.raises(ValueError, match="start: expected a number >= 0, got -1"):
+        ops.rotary(x, -1)
+    with pytest.raises(ValueError, match="base: expected a finite number > 0, got 0"):
+        ops.rotary(x, base=0)
+    with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
+        ops.rotary(x, scaling="linear")
+    with pytest.raises(ValueError, match="head_width: expected an even number, .* got 5"):
+        ops.rotary_frequencies(5)
