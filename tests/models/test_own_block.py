@@ -8,6 +8,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import TextBatches
+from scratchformer.dispatch import backward, operation
 from scratchformer.generation import generate
 from scratchformer.generation.cache import KeyValueCache
 from scratchformer.models import Classifier, LanguageModel
@@ -15,7 +16,8 @@ from scratchformer.nn import Block, FeedForward, Layer, LayerNorm, Linear, SelfA
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
-from scratchformer.training import Replicas, SnapshotError, estimate, load_model, save_snapshot
+from scratchformer.training import Replicas, SnapshotError, estimate, load_model, load_snapshot, save_snapshot
+from scratchformer.training.snapshot import restore
 
 V, C, H, T = 11, 8, 2, 6
 IDS = Key(5).generator().integers(0, V, (2, T))
@@ -73,6 +75,16 @@ class NoExtendBlock(Block):
     def __init__(self, d_model, heads, key=Key(0)):
         norms = LayerNorm(d_model), LayerNorm(d_model)
         super().__init__(NoExtend(d_model, heads, key), FeedForward(d_model, key=key), *norms, norm="post")
+
+
+@operation
+def cube(x):
+    return x**3, x
+
+
+@backward
+def cube_backward(dy, x):
+    return 3 * dy * x**2
 
 
 every_block = pytest.mark.parametrize("block", [Mean, HalvedBlock, NoExtendBlock])
@@ -146,6 +158,21 @@ def test_options_go_to_the_block():
         make(Mean, gian=0.5)
     with pytest.raises(TypeError, match=r"^LanguageModel: no option 'd_ff'"):
         make(Mean, d_ff=3)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_activation_of_ones_own(depth, tmp_path, device):
+    model = LanguageModel(V, C, H, depth, T, activation=(cube, cube_backward), key=Key(1))
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert np.array_equal(loaded(IDS), model(IDS))
+    restore(load_snapshot(tmp_path), loaded)
+    assert not np.allclose(LanguageModel(V, C, H, depth, T, key=Key(1))(IDS), model(IDS), atol=1e-3)
+    check_layer(model.to(device, np.float64), to_device(IDS, device), device=device)
+    cache = KeyValueCache(model, 2)
+    for t in range(T):
+        z = cache.logits(to_device(IDS[:, t : t + 1], device))
+    np.testing.assert_allclose(to_cpu(z), to_cpu(model(to_device(IDS, device)))[:, -1], rtol=1e-9, atol=1e-12)
 
 
 def test_a_function_that_makes_blocks():
