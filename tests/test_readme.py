@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-BLOCKS = {"README.md": 2, "docs/checking.md": 3, "docs/training.md": 3}
+BLOCKS = {"README.md": 2, "docs/checking.md": 3, "docs/models.md": 3, "docs/training.md": 3}
 
 
 @pytest.mark.parametrize("page", BLOCKS)
