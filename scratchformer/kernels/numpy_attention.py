@@ -123,9 +123,7 @@ class Group(NamedTuple):
     runs: list[Run]
 
 
-def groups(
-    pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1
-) -> Iterator[Group]:
+def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
     """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores.
 
     shared: how many neighbouring heads have keys in common. What goes together is whole sets of them, or part of one.
@@ -177,9 +175,7 @@ def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.swapaxes(-1, -2) @ b
 
 
-def short_groups(
-    pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int
-) -> Iterator[Group]:
+def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int) -> Iterator[Group]:
     """Short sequences whose patterns differ: one tile each, many sequences together, as one run of all pairs."""
     B, H, T, _ = shape
     allowed = pattern.table(H, T, S, np)

@@ -106,9 +106,7 @@ class RotarySelfAttention(Layer):
         shape = (x.shape[0], self.kv_heads, length, self.head_width)
         return tuple(array_module(x).empty(shape, x.dtype) for _ in range(2))
 
-    def extend(
-        self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None
-    ) -> Array:
+    def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
 
         stored: as `allocate` gives them, filled up to `past`; those of x are written next, the keys turned by their

@@ -11,6 +11,7 @@ from .activations import Activation, activation_pair
 from .checks import expect_floating
 from .linear import LinearCache, linear, linear_backward
 
+
 class DenseCache(NamedTuple):
     linear: LinearCache
     activated: Any  # the activation's cache

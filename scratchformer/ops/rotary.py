@@ -51,7 +51,7 @@ def check_scaling(scaling: Scaling) -> None:
 def rotary_frequencies(
     head_width: int, base: float = BASE, scaling: Scaling = None, dtype: Any = np.float64
 ) -> np.ndarray:
-    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angles by which the pairs of a head turn from one place to the next.
+    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angles by which a head's pairs turn from place to place.
 
     head_width: D, even. scaling: how a model was made to read longer texts than it was first trained on; None, or a
     mapping as in published configurations:

@@ -7,7 +7,6 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.testing.strategies import tensors
 
 
-
 def cube(x):
     return x * x * x, x
 

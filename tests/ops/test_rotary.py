@@ -39,9 +39,7 @@ def test_scores_depend_on_how_far_apart_two_places_are(device, drawn, start):
     """So moving queries and keys together changes no score; and the backward turns back what the forward turned."""
     q, k = (to_device(a, device) for a in drawn)
     (q0, _), (k0, _), (q1, cache), (k1, _) = (ops.rotary(x, s) for s in (0, start) for x in (q, k))
-    np.testing.assert_allclose(
-        to_cpu(q0 @ k0.swapaxes(-1, -2)), to_cpu(q1 @ k1.swapaxes(-1, -2)), rtol=1e-9, atol=1e-9
-    )
+    np.testing.assert_allclose(to_cpu(q0 @ k0.swapaxes(-1, -2)), to_cpu(q1 @ k1.swapaxes(-1, -2)), rtol=1e-9, atol=1e-9)
     assert np.abs(to_cpu(q1 - q0)).max() > 1e-3
     np.testing.assert_allclose(to_cpu(ops.rotary_backward(q1, cache)), to_cpu(q), rtol=1e-9, atol=1e-11)
 
@@ -89,5 +87,5 @@ def test_arguments_that_do_not_fit():
         ops.rotary(x, base=0)
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
-    with pytest.raises(ValueError, match="head_width: expected an even number, .* got 5"):
+    with pytest.raises(ValueError, match=r"head_width: expected an even number, .* got 5"):
         ops.rotary_frequencies(5)
