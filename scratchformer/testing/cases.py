@@ -97,7 +97,7 @@ def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str
 def _grouped_attention(
     d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S", shared: int = 2
 ) -> OperationCase:
-    """Two heads of keys and values, each for `shared` heads of queries."""
+    """Two key heads, each shared by `shared` query heads."""
     d.sizes["G"], d.sizes["H"] = 2, 2 * shared
     args = (d("B H T D"), d(f"B G {keys} D"), d(f"B G {keys} D"), pattern(d))
     return OperationCase(ops.attention, ops.attention_backward, args)
@@ -108,7 +108,7 @@ def _rotary(d: Draw, **options: Any) -> OperationCase:
     return OperationCase(ops.rotary, ops.rotary_backward, (d("B H T D"),), options, analytic=True)
 
 
-# A model of 4 places was made to read 8 times as many; of 3 pairs and more one is slow, one fast, and one between them.
+# Chosen so that a head of three pairs has one that keeps its frequency, one that is slowed down, and one in between.
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -259,7 +259,7 @@ def _rotary_attention(d: Draw, padding: bool = False, **options: Any) -> LayerCa
 
 
 def _grouped_rotary_attention(d: Draw, **options: Any) -> LayerCase:
-    """Four heads of queries, two of keys and values, of a width of their own."""
+    """Four query heads and two key heads, with a width that does not depend on C."""
     d.sizes["H"], d.sizes["C"] = 4, d.K
     return _rotary_attention(d, kv_heads=2, head_width=4, **options)
 

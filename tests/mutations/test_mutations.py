@@ -424,13 +424,13 @@ MISTAKES = [
         "tests/kernels -k rmsnorm",
     ),
     Mistake(
-        "rotary positions: backward turns on, and not back",
+        "rotary positions: backward rotates forward",
         "ops/rotary.py",
-        [("    dx = turn(dy, cache.cos, -cache.sin)\n    return", "    dx = turn(dy, cache.cos, cache.sin)\n    return")],
+        [("    dx = rotate(dy, cache.cos, -cache.sin)\n    return", "    dx = rotate(dy, cache.cos, cache.sin)\n    return")],
         "tests/ops/test_rotary.py",
     ),
     Mistake(
-        "rotary positions: neighbours are a pair, and not one number from each half",
+        "rotary positions: neighbours form a pair, not one number from each half",
         "ops/rotary.py",
         [
             ("    a, b = x[..., :half], x[..., half:]\n", "    a, b = x[..., ::2], x[..., 1::2]\n"),
@@ -439,19 +439,19 @@ MISTAKES = [
         "tests/ops/test_rotary.py -k equation",
     ),
     Mistake(
-        "SiLU: the sigmoid's own slope is left out",
+        "SiLU: the slope of the sigmoid is left out",
         "ops/activations.py",
         [("    dx = dy * (s * (1 + x * (1 - s)))\n    return", "    dx = dy * s\n    return")],
         "tests/ops/test_activations.py -k silu",
     ),
     Mistake(
-        "SwiGLU: the gate's gradient with the sigmoid for the slope of silu",
+        "SwiGLU: the gate's gradient has the sigmoid in place of silu's slope",
         "ops/swiglu.py",
         [("    dgate = dy * up * (s * (1 + gate * (1 - s)))\n    dup = dy * (gate * s)\n    return", "    dgate = dy * up * s\n    dup = dy * (gate * s)\n    return")],
         "tests/ops/test_swiglu.py",
     ),
     Mistake(
-        "grouped attention: dK of the first head of each group alone",
+        "grouped attention: dK comes from the first head of each group alone",
         "ops/attention.py",
         [("    dk = da.swapaxes(-1, -2) @ q\n    return", "    dk = da[:, :, : shape[2]].swapaxes(-1, -2) @ q[:, :, : shape[2]]\n    return")],
         "tests/ops/test_attention.py -k grouped",
@@ -463,19 +463,19 @@ MISTAKES = [
         "tests/kernels -k grouped",
     ),
     Mistake(
-        "rotary attention: new keys are turned as if they stood at the start",
+        "rotary attention: new keys are rotated as if they came first",
         "nn/rotary_attention.py",
-        [("self.turn(self.key(x), past)", "self.turn(self.key(x))")],
+        [("self.rotate(self.key(x), past)", "self.rotate(self.key(x))")],
         "tests/nn/test_rotary_attention.py -k extend",
     ),
     Mistake(
-        "rotary attention: a window that is wider by one",
+        "rotary attention: the window is one too wide",
         "nn/rotary_attention.py",
         [("ops.Local(self.window - 1)", "ops.Local(self.window)")],
         "tests/nn/test_rotary_attention.py -k window",
     ),
     Mistake(
-        "an activation of one's own: its backward is taken for its forward's",
+        "an activation: its backward is left out",
         "ops/dense.py",
         [("    dh = cache.activation_backward(dy, cache.activated)\n    dx, dw, db = linear_backward(dh, cache.linear)\n    return", "    dh = dy\n    dx, dw, db = linear_backward(dh, cache.linear)\n    return")],
         "tests/ops/test_dense.py -k affine",

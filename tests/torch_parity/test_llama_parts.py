@@ -77,7 +77,7 @@ def test_swiglu(bias, precision):
 @pytest.mark.parametrize("base", [100.0, 500_000.0])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: s and s["rope_type"])
 def test_rotary(scaling, base):
-    """Queries at places up to 8,192, in float32, in which the published code computes angles."""
+    """At positions up to 8,192, in float32, the precision in which the published code computes angles."""
     rope, rng = llama.LlamaRotaryEmbedding(config(base, scaling)), np.random.default_rng(0)
     for start in (0, 1000, 8192 - T):
         x = rng.standard_normal((B, H, T, D)).astype(np.float32)
