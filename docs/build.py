@@ -19,7 +19,8 @@ ORDER = (
 )  # fmt: skip
 LAYERS = (
     "BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "RelativeSelfAttention",
-    "RotarySelfAttention", "SwiGLU", "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction", "GridPositions",
+    "RotarySelfAttention", "SwiGLU", "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction",
+    "GridPositions",
 )  # fmt: skip
 
 

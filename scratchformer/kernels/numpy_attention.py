@@ -30,9 +30,9 @@ shows that one is there. Then forbidden scores are set to −∞: adding −∞ 
 is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key has NaN in its dz
 anyway.
 
-Heads that share keys. Where k and v have G heads for H of q, a tile holds whole groups of H/G heads, or a part of one
-where a pattern cuts it. Queries have one more axis then, (B, G, H/G, T, D), over which keys are broadcast in products.
-dv and dk also sum over the group: its rows are stacked, head after head, and one product sums over all of them.
+Shared keys. Where k and v have G heads for the H of q, a tile holds whole groups of H/G heads, or part of one where a
+pattern splits the group. Queries then have one more axis, (B, G, H/G, T, D), over which products broadcast the keys.
+dv and dk sum over the group as well: its rows are stacked, head after head, and one product sums over all of them.
 
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
@@ -126,7 +126,7 @@ class Group(NamedTuple):
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
     """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores.
 
-    shared: how many neighbouring heads have keys in common. What goes together is whole sets of them, or part of one.
+    shared: how many neighbouring heads share their keys. What goes together is whole sets of them, or part of one.
     """
     B, H, T, _ = shape
     if pattern.differs and 0 < T * S <= SHORT:
@@ -143,7 +143,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, sh
 
 
 def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
-    """Slices of at most `together` heads, each of whole sets of `shared` heads or within one of them."""
+    """Slices of at most `together` heads: each is made of whole sets of `shared` heads, or lies within one."""
     h = heads.start
     while h < heads.stop:
         size = min(together, heads.stop - h)
@@ -156,7 +156,7 @@ def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
 
 
 def by_key_head(x: np.ndarray, heads: slice, shared: int) -> np.ndarray:
-    """(B, heads, ...) -> (B, heads of keys, heads that share one, ...), a view; x itself if each has its own."""
+    """(B, heads, ...) -> (B, key heads, heads that share one, ...), a view; x itself if none share."""
     if shared == 1:
         return x
     size = min(shared, heads.stop - heads.start)
@@ -164,12 +164,12 @@ def by_key_head(x: np.ndarray, heads: slice, shared: int) -> np.ndarray:
 
 
 def key_heads(heads: slice, shared: int) -> slice:
-    """The heads of keys that these heads of queries use."""
+    """The key heads that these query heads use."""
     return slice(heads.start // shared, -(-heads.stop // shared))
 
 
 def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """aᵀ b of a (..., rows, I) and b (..., rows, O): (..., I, O); summed over heads that share keys, if there are."""
+    """aᵀ b for a (..., rows, I) and b (..., rows, O): (..., I, O), summed over the heads that share keys."""
     if a.ndim == 5:
         a, b = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (a, b))
     return a.swapaxes(-1, -2) @ b
@@ -310,7 +310,7 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         np.multiply(sum_dq, scale, out=own_dq)
         if heads.start % shared == 0:
             dk[own], dv[own] = sum_dk, sum_dv
-        else:  # more heads of a group that a part before this one began
+        else:  # the rest of a group whose first heads came before
             dk[own] += sum_dk
             dv[own] += sum_dv
     return dq, dk, dv

@@ -2,7 +2,7 @@
 
 For ReLU, bias and maximum change x w in place: y > 0 where h > 0, so y alone says all that backward needs, and neither
 h nor a comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are made piece by piece:
-both are y = h Φ(h) with a distribution function Φ. A pair of the user's own is left to the reference.
+both are y = h Φ(h) with a distribution function Φ. A user's own pair is left to the reference.
 """
 
 from __future__ import annotations

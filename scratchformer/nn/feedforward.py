@@ -20,7 +20,7 @@ class FeedForwardCache(NamedTuple):
 class FeedForward(Layer):
     """y = activation(x w₁ + b₁) w₂ + b₂, with widths C → F → C.
 
-    d_ff: F, by default 4 C. activation: see `Linear`; a name, or a pair of one's own. x: (..., C).
+    d_ff: F, by default 4 C. activation: a name, or a pair of your own, see `Linear`. x: (..., C).
     """
 
     def __init__(

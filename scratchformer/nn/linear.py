@@ -18,7 +18,7 @@ class Linear(Layer):
 
     d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in, drawn from `key`:
     two layers of one size made with the same key, or both without one, start with the same weights.
-    activation: None, "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward) of one's own, see
+    activation: None, "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward) of your own, see
     `ops.activation_pair`. A layer with an activation has a bias.
     """
 

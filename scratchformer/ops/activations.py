@@ -1,4 +1,4 @@
-"""Activations: ReLU, GELU, SiLU and tanh, elementwise; and the pairs that layers take as their activation."""
+"""Activations: ReLU, GELU, SiLU and tanh, elementwise; and how a layer's activation is chosen."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
         dx = dy * (s * (1 + x * (1 - s)))
 
-    The cache keeps x alone: σ costs one more evaluation, and half the memory.
+    The cache keeps x alone: σ is evaluated again, which halves the memory.
     Source: Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units for neural network function approximation in
     reinforcement learning", 2018, equations 1 and 2.
     """
@@ -172,11 +172,11 @@ ACTIVATIONS = {
 
 
 def activation_pair(activation: Activation) -> tuple[Callable, Callable]:
-    """(op, op_backward) of an activation: the name of one of ACTIVATIONS, or a pair of one's own.
+    """(op, op_backward) for an activation: a name from ACTIVATIONS, or such a pair itself.
 
-    For a pair, `y, cache = op(x)` gives y of the shape of x, and `dx = op_backward(dy, cache)`. It sees x with any
-    number of leading axes, so it must treat every row alike. Raises ValueError for another name, TypeError for
-    anything but a name or a pair of functions.
+    A pair of your own must give `y, cache = op(x)`, with y of the shape of x, and `dx = op_backward(dy, cache)`. x may
+    have any number of leading axes. Raises ValueError for an unknown name, TypeError for anything but a name or a pair
+    of functions.
     """
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:

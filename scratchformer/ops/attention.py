@@ -42,9 +42,9 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, AttentionCache]:
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
 
-    q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses the keys and values of head ⌊h/(H/G)⌋, so
-    that H/G neighbouring query heads, a group, share them. They are not repeated in memory. G = H gives every query
-    head its own, G = 1 one for all. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
+    q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
+    neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
+    has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
     cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
     queries that may see it, and of no others. Values must be finite, also where no query may see them (padding): they
     are multiplied by 0. Raises ValueError if shapes do not fit, TypeError for a pattern that is no `Pattern`.

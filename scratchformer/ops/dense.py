@@ -24,7 +24,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
 
     x: (..., I). w: (I, O). b: (O,). activation: "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward), see
     `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or
-    another name, TypeError for an activation that is neither a name nor a pair.
+    an unknown name, TypeError for an activation that is neither a name nor a pair.
 
     Backward. With h = x w + b, elementwise y = f(h), so that dh = dy f'(h), which is the activation's backward; and dh
     is what the affine map is given, see `linear`:

@@ -94,10 +94,11 @@ def _attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str
     return OperationCase(ops.attention, ops.attention_backward, args)
 
 
-def _grouped_attention(d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S") -> OperationCase:
-    """Two or three heads of keys and values, each for two or three heads of queries."""
-    G, shared = (int(n) for n in d.generator.integers(2, 3, 2, endpoint=True))
-    d.sizes["G"], d.sizes["H"] = G, G * shared
+def _grouped_attention(
+    d: Draw, pattern: Callable[[Draw], ops.Pattern | None], keys: str = "S", shared: int = 2
+) -> OperationCase:
+    """Two key heads, each shared by `shared` query heads."""
+    d.sizes["G"], d.sizes["H"] = 2, 2 * shared
     args = (d("B H T D"), d(f"B G {keys} D"), d(f"B G {keys} D"), pattern(d))
     return OperationCase(ops.attention, ops.attention_backward, args)
 
@@ -107,7 +108,7 @@ def _rotary(d: Draw, **options: Any) -> OperationCase:
     return OperationCase(ops.rotary, ops.rotary_backward, (d("B H T D"),), options, analytic=True)
 
 
-# A model of 4 places was made to read 8 times as many; of 3 pairs and more one is slow, one fast, and one between them.
+# Chosen so that a head of three pairs has one that keeps its frequency, one that is slowed down, and one in between.
 _LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -218,7 +219,7 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "attention, causal, a pattern for each half of the heads": _attention_of_halves,
     "attention, edges": lambda d: _attention(d, _edges, keys="T"),
     "attention, empty rows": lambda d: _attention(d, lambda d: ops.Padding(d.integers("B", 2)), keys="T"),
-    "attention, grouped": lambda d: _grouped_attention(d, lambda d: None),
+    "attention, grouped": lambda d: _grouped_attention(d, lambda d: None, shared=3),
     "attention, grouped, large scores": lambda d: _of_large_scores(_grouped_attention(d, lambda d: ops.Causal())),
     "attention, grouped, causal window and padding": lambda d: _grouped_attention(
         d, lambda d: ops.Causal() & ops.Local(2) & ops.Padding(d.lengths()), keys="T"
@@ -252,15 +253,15 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
 
 
 def _rotary_attention(d: Draw, padding: bool = False, **options: Any) -> LayerCase:
-    d.sizes["D"] = 2 * d.D
+    d.sizes.setdefault("C", 4 * d.H)
     layer = nn.RotarySelfAttention(d.C, d.H, key=Key(d.seed), **options)
     return LayerCase(layer, (d("B T C"),), {"pattern": ops.Padding(d.lengths())} if padding else {})
 
 
 def _grouped_rotary_attention(d: Draw, **options: Any) -> LayerCase:
-    """Four heads of queries, two of keys and values, of a width of their own."""
-    d.sizes["H"] = 4
-    return _rotary_attention(d, kv_heads=2, head_width=2, **options)
+    """Four query heads and two key heads, with a width that does not depend on C."""
+    d.sizes["H"], d.sizes["C"] = 4, d.K
+    return _rotary_attention(d, kv_heads=2, head_width=4, **options)
 
 
 def _block(d: Draw, **options: Any) -> LayerCase:

@@ -417,6 +417,75 @@ MISTAKES = [
         [("np.where(kind < MASKED + REPLACED, replacement, targets)", "targets")],
         "tests/data/test_masked.py",
     ),
+    Mistake(
+        "RMS norm: backward without the term of the root mean square",
+        "ops/rmsnorm.py",
+        [("    dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))\n    return", "    dx = rrms * g\n    return")],
+        "tests/ops/test_rmsnorm.py",
+    ),
+    Mistake(
+        "a kernel: the RMS norm's mean is of dy and not of g",
+        "kernels/numpy_rmsnorm.py",
+        [("    mean_gx = u @ (gamma / C)", "    mean_gx = u.mean(axis=-1)")],
+        "tests/kernels -k rmsnorm",
+    ),
+    Mistake(
+        "rotary positions: backward rotates forward",
+        "ops/rotary.py",
+        [("    dx = rotate(dy, cache.cos, -cache.sin)\n    return", "    dx = rotate(dy, cache.cos, cache.sin)\n    return")],
+        "tests/ops/test_rotary.py",
+    ),
+    Mistake(
+        "rotary positions: neighbours form a pair, not one number from each half",
+        "ops/rotary.py",
+        [
+            ("    a, b = x[..., :half], x[..., half:]\n", "    a, b = x[..., ::2], x[..., 1::2]\n"),
+            ("    half = x.shape[-1] // 2\n", ""),
+        ],
+        "tests/ops/test_rotary.py -k equation",
+    ),
+    Mistake(
+        "SiLU: the slope of the sigmoid is left out",
+        "ops/activations.py",
+        [("    dx = dy * (s * (1 + x * (1 - s)))\n    return", "    dx = dy * s\n    return")],
+        "tests/ops/test_activations.py -k silu",
+    ),
+    Mistake(
+        "SwiGLU: the gate's gradient has the sigmoid in place of silu's slope",
+        "ops/swiglu.py",
+        [("    dgate = dy * up * (s * (1 + gate * (1 - s)))\n    dup = dy * (gate * s)\n    return", "    dgate = dy * up * s\n    dup = dy * (gate * s)\n    return")],
+        "tests/ops/test_swiglu.py",
+    ),
+    Mistake(
+        "grouped attention: dK comes from the first head of each group alone",
+        "ops/attention.py",
+        [("    dk = da.swapaxes(-1, -2) @ q\n    return", "    dk = da[:, :, : shape[2]].swapaxes(-1, -2) @ q[:, :, : shape[2]]\n    return")],
+        "tests/ops/test_attention.py -k grouped",
+    ),
+    Mistake(
+        "a kernel: part of a group overwrites the gradient of the part before it",
+        "kernels/numpy_attention.py",
+        [("        if heads.start % shared == 0:\n", "        if True:\n")],
+        "tests/kernels -k grouped",
+    ),
+    Mistake(
+        "rotary attention: new keys are rotated as if they came first",
+        "nn/rotary_attention.py",
+        [("self.rotate(self.key(x), past)", "self.rotate(self.key(x))")],
+        "tests/nn/test_rotary_attention.py -k extend",
+    ),
+    Mistake(
+        "rotary attention: the window is one too wide",
+        "nn/rotary_attention.py",
+        [("ops.Local(self.window - 1)", "ops.Local(self.window)")],
+        "tests/nn/test_rotary_attention.py -k window",
+    ),
+    Mistake(
+        "an activation: its backward is left out",
+        "ops/dense.py",
+        [("    dh = cache.activation_backward(dy, cache.activated)\n    dx, dw, db = linear_backward(dh, cache.linear)\n    return", "    dh = dy\n    dx, dw, db = linear_backward(dh, cache.linear)\n    return")],
+        "tests/ops/test_dense.py -k affine",
+    ),
 ]  # fmt: skip
 
 

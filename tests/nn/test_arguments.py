@@ -17,7 +17,7 @@ from scratchformer import models, nn, ops
         (lambda size: nn.LayerNorm(size), "d_model"),
         (lambda size: nn.TokenEmbedding(size, 3), "vocab_size"),
         (lambda size: nn.SwiGLU(4, size), "d_ff"),
-        (lambda size: nn.RotarySelfAttention(16, 8, size), "kv_heads"),
+        (lambda size: nn.RotarySelfAttention(16, size), "heads"),
         (lambda size: nn.SelfAttention(size, 2), "d_model"),
         (lambda size: nn.TransformerBlock(16, size), "heads"),
         (lambda size: models.LanguageModel(5, 16, 2, size, 3), "depth"),

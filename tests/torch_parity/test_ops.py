@@ -36,6 +36,18 @@ def cross_entropy(**options):
     return lambda z: F.cross_entropy(z.reshape(-1, V), targets, **options)
 
 
+def rotary(start, base):
+    """As in the published Llama code: x cos + rotate_half(x) sin, the angles of both halves alike."""
+    theta = base ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angles = (torch.arange(start, start + T)[:, None] * theta).repeat(1, 2)  # (T, D)
+
+    def turn(x):
+        a, b = x.chunk(2, -1)
+        return x * angles.cos().to(x.dtype) + torch.cat([-b, a], -1) * angles.sin().to(x.dtype)
+
+    return turn
+
+
 def relative_shift(x):
     """Pair after pair: the number at the distance of key s from query t."""
     rows = [torch.stack([x[..., t, S - 1 - (t + S - T - s)] for s in range(S)], -1) for t in range(T)]
@@ -78,9 +90,17 @@ CASES = {
         [(B, T, C), (C, V), (V,)],
         dict(activation="gelu_tanh"),
     ),
+    "dense, silu": (
+        ops.dense,
+        lambda x, w, b: F.silu(F.linear(x, w.T, b)),
+        [(B, T, C), (C, V), (V,)],
+        dict(activation="silu"),
+    ),
     "relu": (ops.relu, F.relu, [(B, T, C)], {}),
     "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),
+    "silu": (ops.silu, F.silu, [(B, T, C)], {}),
+    "swiglu": (ops.swiglu, lambda gate, up: F.silu(gate) * up, [(B, T, C)] * 2, {}),
     "tanh": (ops.tanh, torch.tanh, [(B, T, C)], {}),
     "softmax": (ops.softmax, lambda z: F.softmax(z, -1), [(B, T, V)], {}),
     "log_softmax": (ops.log_softmax, lambda z: F.log_softmax(z, -1), [(B, T, V)], {}),
@@ -91,6 +111,10 @@ CASES = {
         [(B, T, C), (C,), (C,)],
         dict(eps=0.5),
     ),
+    "rmsnorm": (ops.rmsnorm, lambda x, g: F.rms_norm(x, (C,), g, 1e-6), [(B, T, C), (C,)], {}),
+    "rmsnorm, eps": (ops.rmsnorm, lambda x, g: F.rms_norm(x, (C,), g, 0.5), [(B, T, C), (C,)], dict(eps=0.5)),
+    "rotary": (ops.rotary, rotary(0, 10_000.0), [(B, H, T, D)], {}),
+    "rotary, later": (ops.rotary, rotary(3, 50.0), [(B, H, T, D)], dict(start=3, base=50.0)),
     "embedding": (
         lambda table: ops.embedding(IDS, table),
         lambda table: F.embedding(torch.from_numpy(IDS), table),
@@ -119,6 +143,12 @@ CASES = {
         dict(lengths=LENGTHS),
     ),
     "attention": (ops.attention, attention(), [(B, H, T, D), (B, H, S, D), (B, H, S, D)], {}),
+    "attention, grouped": (
+        ops.attention,
+        attention(CAUSAL, enable_gqa=True),
+        [(B, 3 * H, T, D), (B, H, S, D), (B, H, S, D)],
+        dict(pattern=ops.Causal()),
+    ),
     "attention, causal": (ops.attention, attention(is_causal=True), [(B, H, T, D)] * 3, dict(pattern=ops.Causal())),
     "attention, causal, more keys": (
         ops.attention,
