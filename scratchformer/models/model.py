@@ -66,8 +66,11 @@ class Model(Layer):
             return found, True
         is_model = isinstance(taker, type) and issubclass(taker, Model)
         more, anything = taker.options(given) if is_model else (named(taker), passes_on(taker))
-        optional = (name for name, p in more.items() if p.default is not Parameter.empty)
-        return found | {name: more[name] for name in optional if name not in {*found, *cls.fixed}}, anything
+        for name, p in more.items():
+            a_size = is_model and p.default is Parameter.empty and p.kind is not Parameter.KEYWORD_ONLY
+            if not (a_size or name in found or name in cls.fixed):
+                found[name] = p.replace(kind=Parameter.KEYWORD_ONLY)
+        return found, anything
 
 
 def named(function: Callable) -> dict[str, Parameter]:

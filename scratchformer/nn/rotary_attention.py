@@ -107,11 +107,7 @@ class RotarySelfAttention(Layer):
         return tuple(array_module(x).empty(shape, x.dtype) for _ in range(2))
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
-<<<<<<< HEAD
-        """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
-=======
         """The output for new positions x (B, T, C), after `past` positions whose keys and values are stored.
->>>>>>> modern
 
         stored: from `allocate`, filled up to `past`; the keys and values of x are written next, the keys rotated.
         Causal, on top of any pattern that is given; a pattern counts from the first stored key.

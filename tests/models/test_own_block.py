@@ -26,7 +26,7 @@ IDS = Key(5).generator().integers(0, V, (2, T))
 class Mean(Layer):
     """y_t = x_t + (mean of the x_s that the pattern shows to t) w: a block with nothing but forward and backward."""
 
-    def __init__(self, d_model, heads, gain=1.0, key=Key(0)):
+    def __init__(self, d_model, heads, gain, key=Key(0)):
         self.map, self.gain = Linear(d_model, d_model, key=key), gain
 
     def forward(self, x, pattern=None, key=None):
@@ -91,6 +91,8 @@ every_block = pytest.mark.parametrize("block", [Mean, HalvedBlock, NoExtendBlock
 
 
 def make(block, device=None, **options):
+    if block is Mean:
+        options.setdefault("gain", 1.0)
     model = LanguageModel(V, C, H, 2, T, block=block, final_norm=LayerNorm, key=Key(1), **options)
     return model if device is None else model.to(device, np.float64)
 
