@@ -103,8 +103,8 @@ class RotarySelfAttention(Layer):
 
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
         """Empty keys and values, (B, G, length, D) each: room for `length` positions of sequences like x (B, T, C)."""
-        shape = (x.shape[0], self.kv_heads, length, self.head_width)
-        return tuple(array_module(x).empty(shape, x.dtype) for _ in range(2))
+        xp, shape = array_module(x), (x.shape[0], self.kv_heads, length, self.head_width)
+        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output for new positions x (B, T, C), after `past` positions whose keys and values are stored.

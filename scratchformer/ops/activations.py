@@ -184,4 +184,5 @@ def activation_pair(activation: Activation) -> tuple[Callable, Callable]:
         return ACTIVATIONS[activation]
     if not (isinstance(activation, tuple | list) and len(activation) == 2 and all(map(callable, activation))):
         raise TypeError(f"activation: expected a name or a pair (op, op_backward), got {activation!r}")
-    return tuple(activation)
+    op, op_backward = activation
+    return op, op_backward

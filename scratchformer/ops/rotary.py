@@ -37,9 +37,10 @@ def check_scaling(scaling: Scaling) -> None:
         return
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling: expected None or a mapping, got {type(scaling).__name__}")
-    kind, needed = scaling.get("rope_type"), {"rope_type", *SCALINGS.get(scaling.get("rope_type"), ())}
-    if kind not in SCALINGS:
+    kind = scaling.get("rope_type")
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"scaling: expected a rope_type of {', '.join(SCALINGS)}, got {kind!r}")
+    needed = {"rope_type", *SCALINGS[kind]}
     if scaling.keys() != needed:
         raise ValueError(f"scaling: {kind} takes {', '.join(sorted(needed))}, got {', '.join(sorted(scaling))}")
     for name in SCALINGS[kind]:
@@ -132,14 +133,13 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, ...]:
+def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
     """The cosines and sines (T, D/2), read-only since they are shared. items: of the scaling."""
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
-    tables = tuple(f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
-    for table in tables:
-        table.flags.writeable = False
-    return tables
+    cos, sin = (f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
+    cos.flags.writeable = sin.flags.writeable = False
+    return cos, sin
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:

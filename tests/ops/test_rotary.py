@@ -63,6 +63,7 @@ def test_frequencies():
     ("scaling", "message"),
     [
         ({"rope_type": "yarn", "factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got 'yarn'"),
+        ({"rope_type": ["linear"]}, r"scaling: expected a rope_type of default, linear, llama3, got \['linear'\]"),
         ({"factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got None"),
         ({"rope_type": "linear"}, "scaling: linear takes factor, rope_type, got rope_type"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "linear takes factor, rope_type, got beta, factor, rope"),
