@@ -171,7 +171,7 @@ def test_a_step_that_leaves_what_is_not_finite_is_never_saved(tmp_path, train_ti
     assert good.state["step"] == (4 if steps == 12 else 6)
     assert all(np.isfinite(a).all() for a in (*good.model.values(), *good.optimizer.values()))
     assert str(raised.value).endswith(
-        f". The last good snapshot is {tmp_path / 'last.safetensors'}, of step {good.state['step']}"
+        f". The last good snapshot is {tmp_path / 'last.safetensors'}, from step {good.state['step']}"
     )
     if steps == 8:
         assert named in str(raised.value)

@@ -369,7 +369,9 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(tmp_path, tr
 
 
 def test_a_score_that_is_not_there_is_named(tmp_path, train_tiny):
-    with pytest.raises(ValueError, match="select: evaluate\\(\\) returns loss, bits_per_byte, and not 'accuracy'"):
+    with pytest.raises(
+        ValueError, match="select: expected one of loss, bits_per_byte, which evaluate\\(\\) returns, got 'accuracy'"
+    ):
         train_tiny("LanguageModel", tmp_path, 4, select=("accuracy", "max"))
 
 
@@ -503,7 +505,7 @@ def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny,
 @pytest.mark.parametrize("state", [{}, {"step": "3", "best": None}, {"step": 3}])
 def test_a_snapshot_that_is_of_no_run_is_not_resumed(tmp_path, train_tiny, make_model, state):
     save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dropout=0.2), **state)
-    with pytest.raises(SnapshotError, match=r"last\.safetensors is no snapshot of a run"):
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is not a snapshot of a run"):
         train_tiny("LanguageModel", tmp_path, 8, resume=True)
 
 
