@@ -160,7 +160,7 @@ def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model
 
 
 def test_replicas_are_not_copied(make_model):
-    with pytest.raises(TypeError, match="replicas: a copy would not share its parameters"):
+    with pytest.raises(TypeError, match="replicas: a copy would not share the parameters"):
         copy.deepcopy(Replicas(make_model("LanguageModel"), 2))
 
 
@@ -201,7 +201,7 @@ def test_sizes_below_one_are_refused(make_model, count, micro_batch):
 def test_several_replicas_on_a_device_are_refused(device, make_model):
     if device is CPU:
         pytest.skip("there may be several on a CPU")
-    with pytest.raises(ValueError, match="there is one; use micro_batch"):
+    with pytest.raises(ValueError, match="replicas: expected 1 on a GPU; use micro_batch"):
         Replicas(make_model("LanguageModel", device), 2)
 
 
