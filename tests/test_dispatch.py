@@ -118,12 +118,12 @@ def test_the_reference_can_be_had_by_name(double):
 
 def test_a_second_twin_for_one_type_is_refused(double):
     op, op_backward, _ = double
-    with pytest.raises(ValueError, match="other: there is a twin for ndarray already"):
+    with pytest.raises(ValueError, match="other: there is already a twin for ndarray"):
 
         @op.twin(np.ndarray)
         def other(x): ...
 
-    with pytest.raises(ValueError, match="there is a twin for FastCache already"):
+    with pytest.raises(ValueError, match="there is already a twin for FastCache"):
         op_backward.twin(FastCache)(print)
 
 
