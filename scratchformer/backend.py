@@ -1,8 +1,8 @@
 """Which array library an array belongs to, moving arrays, and choosing a device.
 
-The mathematics in `ops` is written once, against the functions that NumPy and CuPy share. Each operation asks
-`array_module` for the library of the arrays it was given, so both backends live in one process and there is no
-global switch. CuPy is imported only when a GPU is asked for.
+The mathematics in `ops` is written once, with the functions that NumPy and CuPy share. Each operation asks
+`array_module` for the library of its arguments, so both backends work in one process and there is no global switch.
+CuPy is imported only when a GPU is requested.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CUPY_HELP = (
 
 
 class DeviceError(TypeError, ValueError):
-    """Arrays of two devices met in one call, or a device that is not there was asked for."""
+    """Arrays on two devices were passed to one call, or a device is not available."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Device:
     index: int | None = None
 
     def use(self) -> Device:
-        """Make a GPU the current one of this thread, where new arrays go and kernels run; returns the device."""
+        """Make a GPU the current one of this thread, where new arrays are made and kernels run. Returns the device."""
         if self.index is not None:
             self.xp.cuda.Device(self.index).use()
         return self
 
     def current(self) -> AbstractContextManager:
-        """`with device.current():` makes a GPU the current one of this thread; afterwards the one before is again."""
+        """`with device.current():` makes a GPU the current one of this thread inside the block."""
         return nullcontext() if self.index is None else self.xp.cuda.Device(self.index)
 
     def __str__(self) -> str:
@@ -57,7 +57,7 @@ CPU = Device("cpu", np)
 
 
 def _library(x: object) -> ModuleType | None:
-    """The array library that `x` belongs to, or None for plain numbers, strings and the like."""
+    """The array library of `x`, or None if `x` is not an array."""
     if isinstance(x, np.ndarray):
         return np
     if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "__cuda_array_interface__"):
@@ -68,9 +68,9 @@ def _library(x: object) -> ModuleType | None:
 
 
 def array_module(*arrays: object) -> Any:
-    """The array library (numpy, cupy, ...) that all `arrays` belong to; numbers and None belong to any.
+    """The array library (numpy, cupy, ...) that all `arrays` belong to; numbers and None fit any.
 
-    Raises DeviceError if arrays of two libraries, or of two GPUs, are given, naming both and the call that moves them.
+    Raises DeviceError for arrays of two libraries or on two GPUs, naming both and the call that moves arrays.
     """
     first = found = None
     for x in arrays:
@@ -94,18 +94,18 @@ def _two_devices(first: str, second: str) -> DeviceError:
 
 
 def _index(x: Array) -> int | None:
-    """The number of the GPU that `x` lives on."""
+    """The index of the GPU that `x` is on."""
     return getattr(getattr(x, "device", None), "id", None)
 
 
 def device_name(library: Any) -> str:
-    """A short name for an array library, for messages: numpy is "cpu (numpy)", cupy is "gpu (cupy)"."""
+    """A short name of an array library, for messages: "cpu (numpy)" or "gpu (cupy)"."""
     kind = "cpu" if library is np else "gpu"
     return f"{kind} ({library.__name__.rpartition('.')[2]})"
 
 
 def device_of(x: Array) -> Device:
-    """The device that `x` lives on."""
+    """The device that `x` is on."""
     library = array_module(x)
     if library is np:
         return CPU
@@ -114,10 +114,10 @@ def device_of(x: Array) -> Device:
 
 
 def get_device(name: str = "auto") -> Device:
-    """The device called `name`: "cpu", "gpu" (the first), "gpu:1", or "auto" (a GPU if one works, else the CPU).
+    """The device `name`: "cpu", "gpu" (the first one), "gpu:1", or "auto" (a GPU if one works, otherwise the CPU).
 
-    A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError with what to install if a GPU is
-    asked for by name and cannot be used.
+    A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError, which says what to install, if a
+    GPU is requested by name and cannot be used.
     """
     kind, _, number = name.partition(":")
     if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
@@ -152,7 +152,7 @@ def cores() -> int:
 
 
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
-    """`x` as an array of `device` (and of `dtype`, if given); copies only when it must."""
+    """`x` as an array on `device` (and of `dtype`, if given); copied only if necessary."""
     library = _library(x)
     with device.current():
         if library is not None and device_of(x) != device:
@@ -161,7 +161,7 @@ def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
 
 
 def to_cpu(x: Array) -> np.ndarray:
-    """`x` as a NumPy array; a NumPy array is returned as it is."""
+    """`x` as a NumPy array; a NumPy array is returned itself."""
     if isinstance(x, np.ndarray | np.generic) or _library(x) is None:
         return np.asarray(x)
     return x.get()
@@ -170,7 +170,7 @@ def to_cpu(x: Array) -> np.ndarray:
 def erf(x: Array) -> Array:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, elementwise, in the precision of `x`.
 
-    NumPy has none, so SciPy's is used, and on a GPU the one that CuPy ships.
+    NumPy has none, so this is SciPy's, or on a GPU the one that CuPy ships.
     """
     xp = array_module(x)
     if xp is np:

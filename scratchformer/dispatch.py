@@ -1,6 +1,6 @@
 """One name, several implementations: a reference operation and its fast twins.
 
-An operation is a pair of functions. Decorating them makes the names dispatch:
+An operation is a pair of functions. Decorated, their names dispatch:
 
     @operation
     def relu(x): ...                      # the reference, for every array library
@@ -8,14 +8,14 @@ An operation is a pair of functions. Decorating them makes the names dispatch:
     @backward
     def relu_backward(dy, cache): ...
 
-    @ops.relu.twin(np.ndarray)            # in kernels/: for NumPy arrays; its cache is a FastCache
+    @ops.relu.twin(np.ndarray)            # in kernels/: for NumPy arrays; returns a FastCache
     def relu(x): ...
 
     @ops.relu_backward.twin(FastCache)
     def relu_backward(dy, cache): ...
 
-The forward twin is chosen by the type of the first array, the backward by the type of the cache. So a fused forward
-can never meet a reference backward, and inside `reference_only()` every call runs the plain mathematics.
+The forward is chosen by the type of the first array, the backward by the type of the cache. So the cache of a fused
+forward never reaches a reference backward. Inside `reference_only()` every forward call runs the reference.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 
-_reference_depth = 0  # how many `reference_only()` blocks are open, in the whole process
+_reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
 
 
 @contextmanager
 def reference_only() -> Iterator[None]:
     """Inside this block every forward call runs the reference operation, never a twin.
 
-    It holds for the whole process, threads included, so that a training loop with replicas obeys it too.
-    A cache made by a twin before the block still goes to that twin's backward.
+    It applies to the whole process, so that it covers the threads of a training loop with replicas. A cache that a twin
+    made before the block still goes to that twin's backward.
     """
     global _reference_depth
     _reference_depth += 1
@@ -61,7 +61,7 @@ class Operation(Protocol[Arguments]):
 
 
 def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
-    """Make `reference` an operation: the same function, for which twins can be registered with `.twin`."""
+    """Make `reference` an operation, for which twins can be registered with `.twin(array_type)`."""
     twins: dict[type, Callable] = {}
     first, *_ = inspect.signature(reference).parameters
 
@@ -75,7 +75,7 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
 
 
 def backward(reference: Callable) -> Operation[...]:
-    """Make `reference` the backward of an operation: twins registered with `.twin(CacheType)` take their caches."""
+    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`."""
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
 
@@ -97,6 +97,6 @@ def _with_twins(dispatched: Callable, reference: Callable, twins: dict[type, Cal
 
 def _register(twins: dict[type, Callable], kind: type, function: Function) -> Function:
     if kind in twins:
-        raise ValueError(f"{function.__name__}: there is a twin for {kind.__name__} already")
+        raise ValueError(f"{function.__name__}: there is already a twin for {kind.__name__}")
     twins[kind] = function
     return function

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, BLAS, GPU, memory, where data is kept, and what to install for what is missing."""
+"""What a bug report needs: versions, BLAS, GPU, memory, the data cache, and what to install for missing features."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ EXTRAS = {
 
 
 def report() -> Iterator[tuple[str, str]]:
-    """(subject, finding) pairs."""
+    """Pairs (subject, finding)."""
     from . import __version__
     from .data import cache_dir
     from .training.replicas import cores
@@ -36,7 +36,7 @@ def report() -> Iterator[tuple[str, str]]:
             name = f"{library['internal_api']} {library['version']} ({library.get('architecture', 'unknown')})"
             yield "BLAS", f"{name}, {library['num_threads']} threads, {library['filepath'].rpartition('/')[2]}"
     if kind := os.environ.get("OPENBLAS_CORETYPE"):
-        yield "", f"OPENBLAS_CORETYPE={kind} is set, which keeps OpenBLAS from choosing its kernels by the CPU"
+        yield "", f"OPENBLAS_CORETYPE={kind} is set, so OpenBLAS does not choose its kernels by the CPU"
     yield "CPU", f"{cores()} cores for this process"
     yield "free memory", _free_memory()
     yield from _gpu()
@@ -66,7 +66,7 @@ def _installed(distribution: str) -> bool:
 
 
 def _driver() -> Iterator[tuple[str, str]]:
-    """The NVIDIA driver, its GPUs, and the extra whose CUDA version it can run."""
+    """The NVIDIA driver, its GPUs, and the extra of this package whose CUDA version it supports."""
     query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
@@ -75,7 +75,7 @@ def _driver() -> Iterator[tuple[str, str]]:
         return
     for line in lines:
         version, name, free = (part.strip() for part in line.split(","))
-        # CUDA 13 needs a driver of version 580 or later, CUDA 12 one of version 525 or later.
+        # CUDA 13 needs driver 580 or later, CUDA 12 driver 525 or later.
         extra = "cuda13" if int(version.partition(".")[0]) >= 580 else "cuda12"
         yield "NVIDIA driver", f"{version}; {name}, {free} free; install scratchformer[{extra}]"
 

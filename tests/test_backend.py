@@ -58,7 +58,7 @@ def test_device_names():
     assert str(CPU) == "cpu"
 
 
-def test_the_cpu_can_always_be_had():
+def test_the_cpu_is_always_available():
     assert get_device("cpu") is CPU
 
 
@@ -69,7 +69,7 @@ def test_unknown_device_name(name):
 
 
 def test_without_cupy(monkeypatch):
-    """Asked for by name, a missing GPU is an error that says what to install; "auto" takes the CPU."""
+    """If requested by name, a missing GPU is an error that says what to install; "auto" chooses the CPU."""
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(DeviceError) as info:
         get_device("gpu")
@@ -126,8 +126,8 @@ def test_gpu_by_number(monkeypatch):
         get_device("gpu:2")
 
 
-def test_a_gpu_that_was_asked_for_is_the_current_one(monkeypatch):
-    """Until another is; `current` gives the place back."""
+def test_a_requested_gpu_becomes_the_current_one(monkeypatch):
+    """It stays current until another one is requested; `current` restores the previous one."""
     cupy = fake_cupy(3)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     first, second = get_device("gpu:2"), get_device("gpu:1")

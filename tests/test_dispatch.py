@@ -15,7 +15,7 @@ class FastCache(NamedTuple):
 
 @pytest.fixture
 def double():
-    """An operation with a twin for NumPy arrays; each function says in a list that it ran."""
+    """An operation with a twin for NumPy arrays; each function records in a list that it ran."""
     ran = []
 
     @operation
@@ -67,7 +67,7 @@ def test_reference_only(double):
 
 
 def test_the_type_of_the_cache_selects_the_backward(double):
-    """Whatever has been switched on between forward and backward."""
+    """It does not matter what was switched on between forward and backward."""
     op, op_backward, ran = double
     y, fast = op(np.ones(2))
     with reference_only():
@@ -88,7 +88,7 @@ def test_reference_only_nested_and_left_by_an_error(double):
 
 
 def test_reference_only_holds_in_all_threads(double):
-    """For threads that run when it begins as for those begun inside."""
+    """Both in threads that were already running and in those started inside."""
     op, _, ran = double
     begin = threading.Event()
 
@@ -108,7 +108,7 @@ def test_reference_only_holds_in_all_threads(double):
     assert ran == ["reference", "reference", "fast"]
 
 
-def test_the_reference_can_be_had_by_name(double):
+def test_the_reference_can_be_called_by_name(double):
     op, op_backward, ran = double
     op.reference(np.ones(2))
     op_backward.reference(np.ones(2), 2)
@@ -118,17 +118,17 @@ def test_the_reference_can_be_had_by_name(double):
 
 def test_a_second_twin_for_one_type_is_refused(double):
     op, op_backward, _ = double
-    with pytest.raises(ValueError, match="other: there is a twin for ndarray already"):
+    with pytest.raises(ValueError, match="other: there is already a twin for ndarray"):
 
         @op.twin(np.ndarray)
         def other(x): ...
 
-    with pytest.raises(ValueError, match="there is a twin for FastCache already"):
+    with pytest.raises(ValueError, match="there is already a twin for FastCache"):
         op_backward.twin(FastCache)(print)
 
 
 def test_every_operation_of_the_package_is_dispatched():
-    """So that a twin can be registered for each, and for its backward by the type of the cache."""
+    """So a twin can be registered for each, and for its backward by the type of the cache."""
     for name in ops.__all__:
         if name.endswith("_backward"):
             forward = getattr(ops, name.removesuffix("_backward"))

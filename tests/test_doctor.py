@@ -1,4 +1,4 @@
-"""What `scratchformer doctor` says of the driver, without one and with a stand-in for nvidia-smi."""
+"""What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
 
 import pytest
 

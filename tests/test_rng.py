@@ -12,7 +12,7 @@ GAMMA = 0x9E3779B97F4A7C15  # the golden ratio, as odd 64-bit integer
 
 
 class Start:
-    """In place of a Key: the counter starts at `value`."""
+    """Used in place of a Key: the counter starts at `value`."""
 
     def __init__(self, value):
         self.value = value
@@ -25,14 +25,14 @@ class Start:
 
 
 def test_splitmix64_test_vector(device):
-    """The published outputs for seed 1234567. They add γ before each output, here the first word is start + 0 γ."""
+    """The published outputs for seed 1234567. They add γ before each output; here the first word is start + 0 γ."""
     bits = to_cpu(random_uint16(Start(1234567 + GAMMA), 12, device.xp))
     assert bits.view(np.uint64).tolist() == [6457827717110365317, 3203168211198807973, 9817491932198370423]
 
 
 @given(st.integers(0, 2**64 - 1))
 def test_splitmix64_against_python_integers(start):
-    """Figure 16 of Steele et al., in integers without limit."""
+    """Figure 16 of Steele et al., with integers of unlimited size."""
     words = []
     for i in range(3):
         z = (start + i * GAMMA) % 2**64
@@ -60,7 +60,7 @@ def test_uint16_are_uniform():
 
 
 def test_keys_of_a_family_all_differ():
-    """Words in another order, folded or given at once, strings, and trailing zeros."""
+    """With words in another order, folded or given at once, strings, and trailing zeros."""
     keys = [Key(), Key(0), Key(0, 0), Key(0, 0, 0), Key(1), Key(1, 0), Key(0, 1), Key(1, 2), Key(2, 1)]
     keys += [Key(0).fold("a"), Key(0).fold("b"), Key(0).fold("a", 0), Key(2**32), Key(2**40 + 1)]
     for make in (lambda k: random_uint16(k, 64).tolist(), lambda k: k.generator().integers(0, 2**16, 64).tolist()):
@@ -69,7 +69,7 @@ def test_keys_of_a_family_all_differ():
             assert a != b, f"{keys[i]} and {keys[j]}"
 
 
-def test_fold_puts_words_behind():
+def test_fold_appends_words():
     assert Key(1).fold(2, 3) == Key(1, 2, 3) == Key(1).fold(2).fold(3)
     assert Key(1).fold("dropout") == Key(1).fold("dropout")
     assert Key(1) != Key(1, 0)
@@ -77,7 +77,7 @@ def test_fold_puts_words_behind():
 
 
 def test_fold_does_not_depend_on_the_process():
-    """Python's own hash of a string does; the words of a key must not."""
+    """Python's hash of a string does, but the words of a key must not."""
     assert Key(0).fold("dropout").words == (0, 0x9289EFC9)  # CRC-32
 
 
@@ -92,7 +92,7 @@ def test_words_must_not_be_negative():
         Key(1, -2)
 
 
-def test_nothing_is_drawn_from_zeros():
+def test_zeros_gives_zeros():
     generator = Zeros().fold("layer", 3).generator()
     for found in generator.standard_normal((2, 3), np.float32), generator.uniform(-1, 1, (2, 3)):
         assert found.shape == (2, 3) and found.dtype == np.float32 and not found.any()

@@ -1,4 +1,4 @@
-"""Fast twins of the operations; importing this package registers them. Without it everything runs, slower."""
+"""Fast twins of the operations. Importing this package registers them; without it everything works, but slower."""
 
 from . import (
     numpy_adam,

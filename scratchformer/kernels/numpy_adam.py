@@ -1,4 +1,4 @@
-"""Adam on NumPy: with one array beside the four, and all of them in cache."""
+"""Adam on NumPy, with a single temporary array, on pieces that fit in cache."""
 
 from __future__ import annotations
 

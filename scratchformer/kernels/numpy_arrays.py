@@ -1,20 +1,20 @@
-"""What the NumPy twins share."""
+"""Helpers shared by the NumPy twins."""
 
 from __future__ import annotations
 
 import numpy as np
 
 REAL = {np.dtype(np.float32), np.dtype(np.float64)}
-PIECE = 1 << 16  # elements of a piece: a few arrays of them fit a core's cache
+PIECE = 1 << 16  # elements in a piece: a few arrays of this size fit in a core's cache
 
 
 def one_real_dtype(*arrays: np.ndarray | None) -> bool:
-    """Whether all arrays are NumPy's and of one dtype, float32 or float64; all else is left to the references."""
+    """Whether all are NumPy arrays of one dtype, float32 or float64; anything else is left to the references."""
     dtypes = {x.dtype if isinstance(x, np.ndarray) else None for x in arrays}
     return len(dtypes) == 1 and dtypes <= REAL
 
 
 def row_pieces(x: np.ndarray) -> list[slice]:
-    """The rows of x (N, ...) in slices of about PIECE elements."""
+    """The rows of x (N, ...), in slices of about PIECE elements."""
     rows = max(1, PIECE // max(1, x[:1].size))
     return [slice(start, start + rows) for start in range(0, x.shape[0], rows)]

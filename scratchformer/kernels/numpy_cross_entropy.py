@@ -1,7 +1,7 @@
-"""Softmax with cross-entropy on NumPy: one exponential each way, and no second array of logits in forward.
+"""Softmax with cross-entropy on NumPy: one exponential in each direction, and no second array of logits in forward.
 
-Rows go through in pieces that stay in cache, and of each only the log-sum-exp L = max + log Σ_v exp(z_v − max) is kept.
-Backward's softmax is exp(z − L), in the array that becomes dlogits.
+Rows are processed in pieces that stay in cache. Of each row, forward keeps only the two parts of the log-sum-exp
+L = max + log Σ_v exp(z_v − max). Backward computes the softmax, exp(z − L), in the array that becomes dlogits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ plain = ops.cross_entropy.reference
 class NumpyCrossEntropyCache(NamedTuple):
     logits: np.ndarray  # (N, V)
     z_max: np.ndarray  # (N, 1)
-    log_z: np.ndarray  # (N, 1), after z_max is subtracted
+    log_z: np.ndarray  # (N, 1), of z − z_max
     targets: np.ndarray  # (N,), 0 where ignored
     counted: np.ndarray  # (N, 1), boolean
     n: int  # how many targets count

@@ -1,4 +1,4 @@
-"""Dropout on NumPy: the kept elements' factor is made as numbers, so that one multiplication follows, in place."""
+"""Dropout on NumPy: the mask and the scale become one floating-point array, which is multiplied in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedding gradient on NumPy: `np.add.at` is several times faster on one axis than on rows."""
+"""The embedding gradient on NumPy: `np.add.at` is several times faster on a flat array than on rows."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def embedding_backward(dy: np.ndarray, cache: NumpyEmbeddingCache, out: np.ndarr
     dtable = np.zeros((V, C), dy.dtype) if out is None else out
     if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype:
         return plain_backward(dy, cache, out)
-    places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)  # of each element in the flat table
+    places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)  # the index of each element in the flat table
     np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
     return dtable

@@ -1,11 +1,11 @@
-"""Layer norm on NumPy in few passes: a sum over a row or over rows is a product with a vector, and arrays are reused.
+"""Layer norm on NumPy in few passes: sums along or over rows are products with a vector, and arrays are reused.
 
-Backward. The reference's three sums over elements, Σ_n dy x̂ for dγ, and the means of g = γ dy and of g x̂, share the
-product u = dy x̂:
+Backward. The reference computes dγ = Σ_n dy x̂ and the means of g = γ dy and of g x̂. With the product u = dy x̂ they
+are
 
     dγ = Σ_n u_n        mean(g) = dy · γ/C        mean(g x̂) = u · γ/C
 
-so that g itself is made once, in the array that becomes dx.
+so g itself is needed only once, in the array that becomes dx.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def layernorm(
     check_layernorm(x, gamma, beta, eps)
     C = gamma.shape[0]
     mean = x @ np.ones(C, x.dtype)
-    mean /= C  # and not a product with 1/C, which is rounded
+    mean /= C  # not a product with 1/C, which is rounded
     xhat = x - mean[..., None]
     rstd = np.vecdot(xhat, xhat)[..., None]
     rstd /= C

@@ -1,14 +1,14 @@
-"""Attention by relative positions on NumPy, by tiles: as `numpy_attention`, with one more product for each tile.
+"""Tiled attention with relative positions on NumPy: like `numpy_attention`, with one more product for each tile.
 
-A tile has n rows and n' columns, from query t₀ and key s₀ on in steps of k. Its pair (i, i') is that of query t₀ + k i
-and key s₀ + k i', and stands in column T − 1 − t₀ + s₀ + k (i' − i) of an array by distance: it depends on i' − i
-alone. So the tile is a small problem of relative positions. It has n + n' − 1 distances, and their vectors are a slice
-of r with step k. The scores by distance are b, of shape (n, n + n' − 1); row i is read from column n − 1 − i on. In
-memory that is the start plus (n + n' − 2) i + n − 1. So the shift is a view with rows that are one number shorter, and
-copies nothing. What a causal pattern leaves empty is visited neither by key nor by distance.
+A tile has n rows and n' columns, in steps of k, starting at query t₀ and key s₀. Its pair (i, i') is query t₀ + k i and
+key s₀ + k i', so its column in an array by distance, T − 1 − t₀ + s₀ + k (i' − i), depends only on i' − i. The tile is
+therefore a small relative attention with n + n' − 1 distances, whose vectors are a slice of r with step k. Its scores
+by distance are b, of shape (n, n + n' − 1), and the window of row i begins at column n − 1 − i, which in memory is
+offset (n + n' − 2) i + n − 1. So the shift is a view whose row stride is one element shorter, and nothing is copied.
+Tiles that a causal pattern leaves empty are skipped, and so are their distances.
 
-Forward and backward are otherwise those of `numpy_attention`: two numbers of each row are kept, and probabilities
-are computed again from them. Keys that are not finite, and here vectors of distances too, are treated as there.
+Otherwise forward and backward are those of `numpy_attention`: they keep two numbers for each row and recompute the
+probabilities from them. Keys that are not finite, and here also vectors of distances, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ plain = ops.relative_attention.reference
 
 
 class TiledRelativeAttentionCache(NamedTuple):
-    """What backward needs; y is the array that was returned, so a caller must not change it before."""
+    """What backward needs. y is the returned array itself, so the caller must not change it before backward."""
 
     q: np.ndarray  # (B, H, T, D)
     k: np.ndarray  # (B, H, S, D)
@@ -50,19 +50,19 @@ class TiledRelativeAttentionCache(NamedTuple):
     position_bias: np.ndarray  # (H, D)
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
-    log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
-    finite: bool  # whether q, k, r, the biases, and the bound on their scores, are
+    log_sum: np.ndarray  # (B, H, T): log l, or the dtype's largest number where a query sees no key
+    finite: bool  # whether q, k, r, the biases and the bound on their scores are finite
     pattern: Pattern
 
 
 def distances(run: Run, T: int) -> slice:
-    """Which vectors of r (H, R, D) the pairs of a run need."""
+    """The vectors of r (H, R, D) that the pairs of a run need, as a slice."""
     rows, columns = (range(part.start, part.stop, part.step or 1) for part in (run.rows, run.columns))
     return slice(T - 1 - rows[-1] + columns[0], T - rows[0] + columns[-1], rows.step)
 
 
 def shifted(b: np.ndarray) -> np.ndarray:
-    """The view (..., n, n') by key of a contiguous array (..., n, n + n' − 1) by distance."""
+    """A contiguous array (..., n, n + n' − 1) by distance, viewed by key: (..., n, n')."""
     *batch, n, width = b.shape
     *steps, row, item = b.strides
     return as_strided(b[..., n - 1 :], (*batch, n, width - n + 1), (*steps, row - item, item))
@@ -71,7 +71,7 @@ def shifted(b: np.ndarray) -> np.ndarray:
 def scores(
     content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, run: Run, T: int, finite: bool
 ) -> np.ndarray:
-    """What the pairs (..., n, n') of a run get from content and position; −∞ where the pattern does not allow them."""
+    """The scores (..., n, n') of a run, content plus position; −∞ where the pattern forbids the pair."""
     z = content[..., run.rows, :] @ keys[..., run.columns, :].swapaxes(-1, -2)
     z += shifted(position[..., run.rows, :] @ r[..., distances(run, T), :].swapaxes(-1, -2))
     forbid(z, run, finite)
@@ -81,7 +81,7 @@ def scores(
 def row_maxima(
     content: np.ndarray, keys: np.ndarray, position: np.ndarray, r: np.ndarray, runs: list[Run], finite: bool
 ) -> np.ndarray:
-    """As in `numpy_attention`: (..., T), the largest score of each row, or 0 where that is not beyond ±SAFE."""
+    """As in `numpy_attention`: (..., T), the largest score of each row, or 0 if it is within ±SAFE."""
     T = content.shape[-2]
     top = np.full(content.shape[:-1], -np.inf, content.dtype)
     for run in runs:
@@ -91,7 +91,7 @@ def row_maxima(
 
 
 def one_step(pattern: Pattern, B: int, H: int, T: int, S: int) -> bool:
-    """Whether rows and columns of every piece have the same step, so that its distances have a step too."""
+    """Whether the rows and columns of each piece have the same step, so that its distances have that step too."""
     sequences = range(B if pattern.differs else 1)
     pieces = (piece for _, own in pattern.of_heads(H) for b in sequences for piece in own.pieces(b, T, S, np))
     return all((p.rows.step or 1) == (p.columns.step or 1) for p in pieces)

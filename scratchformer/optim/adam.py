@@ -16,7 +16,7 @@ from .optimizer import Group, Optimizer
 def adam_step(
     w: Array, g: Array, m: Array, v: Array, lr: float, betas: tuple[float, float], eps: float, steps: int
 ) -> None:
-    """The four formulas of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, not g.
+    """The formulas of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, but not g.
 
     steps: t, the number of this step, counted from 1.
     """
@@ -33,16 +33,16 @@ def adam_step(
 
 
 class Adam(Optimizer):
-    """Adam: each parameter steps by its mean gradient over the root of its mean squared gradient.
+    """Adam: each parameter moves by its mean gradient divided by the root of its mean squared gradient.
 
     With g the gradient (plus weight_decay · w, if any) and t the number of the step, counted from 1,
 
         m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
         w ← w − lr · m̂/(√v̂ + eps),   m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
 
-    m and v start at zero, so after t steps their weights add up to 1 − βᵗ: the division makes them means.
-    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, in which
-    the squares in v, and eps, would be 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
+    m and v start at zero, so after t steps the weights in them sum to 1 − βᵗ; dividing by that gives weighted means.
+    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, where the
+    squares in v, and eps, would underflow to 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
     """
 
     buffers = ("m", "v")
@@ -57,7 +57,7 @@ class Adam(Optimizer):
         groups: Sequence[Group] = (),
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas: expected two numbers from 0 to below 1, got {betas}")
+            raise ValueError(f"betas: expected 0 <= beta < 1 for both, got {betas}")
         if not eps >= 0:
             raise ValueError(f"eps: expected a number >= 0, got {eps}")
         super().__init__(params, lr, weight_decay, groups)
@@ -76,11 +76,11 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: before the step w ← w − lr · weight_decay · w. The decay is not in m and v.
+    """Adam with decoupled weight decay: w ← w − lr · weight_decay · w before each step. The decay is not in m and v.
 
-    Only parameters of two or more axes decay, the matrices: to pull a bias, or the gamma of a norm, to zero changes
-    what the layer computes and guards against nothing. A group's own weight_decay holds for all its parameters.
-    Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
+    Only parameters with two or more axes decay, the matrices: pulling a bias, or the gamma of a norm, towards zero
+    changes what the layer computes but prevents no overfitting. The weight_decay of a group applies to all of its
+    parameters. Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
     """
 
     def __init__(

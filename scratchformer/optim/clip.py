@@ -13,8 +13,8 @@ from .optimizer import pieces
 
 
 def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
-    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. In double
-    precision: in single precision the squares of a large, finite gradient overflow. map: as for `Optimizer.step`.
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
+    in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
     """
 
     def squares(piece: Array) -> Array:
@@ -25,11 +25,11 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
 
 
 def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Callable = map) -> float:
-    """Scale gradients in place so that their norm is at most `max_norm`; returns the norm that they had.
+    """Scale gradients in place so that their norm is at most `max_norm`. Returns their norm before scaling.
 
     grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
-    `optimizer.gradients()`. The direction is kept: all are scaled by the same number. If the norm is not finite, it is
-    returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+    `optimizer.gradients()`. All are scaled by the same number, so the direction is preserved. If the norm is not
+    finite, nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     if not max_norm > 0:
@@ -45,13 +45,13 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
-    """Views of one array, or of several, of cache size."""
+    """Views of one or several arrays, in pieces of cache size."""
     arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
     found = []
     for g in arrays:
         expect_floating(grad=g)
         if not g.flags.c_contiguous:
-            raise ValueError("grad: expected arrays that lie in one piece, since they are scaled in place")
+            raise ValueError("grad: expected contiguous arrays, since they are scaled in place")
         flat = g.reshape(-1)
         found += [flat[part] for part in pieces(flat)]
     return found

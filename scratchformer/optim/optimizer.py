@@ -1,4 +1,4 @@
-"""What the optimizers share: which parameters they step, in which groups, over the flat arrays."""
+"""What all optimizers share: which parameters they step, in which groups, over the flat arrays."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..ops.checks import expect_boolean, expect_number
 
-CHUNK = 1 << 16  # elements that a CPU takes at once, so that what it computes in between stays in cache
+CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Cut a flat array (P,) into slices of cache size on a CPU; on another device it is one piece."""
+    """Slices of a flat array (P,): of cache size on a CPU, a single one on any other device."""
     size = CHUNK if array_module(flat) is np else max(1, flat.size)
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
 
 @dataclass(frozen=True)
 class Group:
-    """A rule: how an optimizer treats the parameters that match.
+    """A rule for how an optimizer treats the parameters that match.
 
-    match: a pattern of full names, such as "output.*" or "*.gamma" (`*` stands for anything), or a function of the name
-    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: instead of the optimizer's. When a
-    schedule changes the optimizer's `lr`, that of the group changes in proportion. frozen: the parameters stay as they
-    are, and the optimizer keeps no state for them.
+    match: a pattern for full names, such as "output.*" or "*.gamma" (`*` matches anything), or a function of the name
+    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: replace the optimizer's. When a
+    schedule changes the optimizer's `lr`, the group's changes in proportion. frozen: the parameters are not changed,
+    and the optimizer keeps no state for them.
     """
 
     match: str | Callable[[str, Param], bool]
@@ -42,9 +42,9 @@ class Group:
         return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
 
     def check(self) -> None:
-        """Raise TypeError or ValueError, with the name of what is wrong."""
+        """Raise TypeError or ValueError, naming what is wrong."""
         if not (isinstance(self.match, str) or callable(self.match)):
-            raise TypeError(f"groups: expected a pattern of names or a function, got {self.match!r}")
+            raise TypeError(f"groups: expected a pattern for names or a function, got {self.match!r}")
         expect_boolean(**{f"frozen of group {self.match!r}": self.frozen})
         for name in ("lr", "weight_decay"):
             if (value := getattr(self, name)) is not None:
@@ -52,7 +52,7 @@ class Group:
 
 
 class Treatment(NamedTuple):
-    """How a parameter is stepped."""
+    """How a parameter is updated."""
 
     lr: float  # as a multiple of the optimizer's
     weight_decay: float
@@ -60,7 +60,7 @@ class Treatment(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Parameters that lie side by side in flat arrays, and are stepped alike."""
+    """Parameters that are adjacent in the flat arrays and are treated alike."""
 
     flat: FlatParameters
     where: slice  # in the flat arrays
@@ -71,15 +71,15 @@ class Run(NamedTuple):
 class Optimizer:
     """Steps the parameters against their gradients.
 
-    params: what `layer.parameters()` gives, of a model or of a part of it; or a list of Params, each of which is
-    stepped once however often it is listed (tied weights). What lies side by side in the flat arrays is stepped
-    together. lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each
-    optimizer. groups: rules for some of the parameters. The first group that matches a parameter holds for it; a
-    parameter that none matches has the optimizer's own settings. Parameters that are `frozen` are not stepped.
-    `buffers` are the names of the state arrays, each as long as all parameters that are stepped.
+    params: `layer.parameters()` of a model or of a part of one; or a list of Params, each of which is stepped once,
+    however often it is listed (tied weights). Parameters that are adjacent in the flat arrays are stepped together.
+    lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each optimizer.
+    groups: rules for some of the parameters. The first group that matches a parameter applies to it; a parameter that
+    matches none has the optimizer's own settings. Parameters that are `frozen` are not stepped. `buffers` are the names
+    of the state arrays, each as long as all stepped parameters together.
 
-    A layer's parameters must stay the same. If one was added, taken out or frozen since, or if the layer was moved or
-    cast, the next step raises ValueError and changes nothing.
+    The layer's parameters must stay the same. If one has been added, removed or frozen, or if the layer has been moved
+    or cast, the next step raises ValueError and changes nothing.
     """
 
     buffers: tuple[str, ...] = ()
@@ -99,26 +99,26 @@ class Optimizer:
         self.stepped = [p for p, how in zip(self.params, self.treatments, strict=True) if not how.frozen]
         self.frozen = [p.frozen for p in self.params]
         if not self.stepped:
-            raise ValueError("groups: every parameter is frozen")
+            raise ValueError("groups: expected a parameter that is not frozen, got none")
         self.steps = 0
         first, size = self.stepped[0].data, sum(p.data.size for p in self.stepped)
         for name in self.buffers:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
-        self.flats: list[FlatParameters] = []  # where the parameters lay when the runs were found
+        self.flats: list[FlatParameters] = []  # where the parameters were when the runs were found
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"flats": [], "together": [], "alike": []}  # a copy finds its own
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
-        """How each parameter is stepped, by the first group that it matches."""
+        """How each parameter is treated: by the first group that matches it."""
         if not isinstance(groups, list | tuple) or not all(isinstance(group, Group) for group in groups):
             raise TypeError(f"groups: expected a list of Groups, got {groups!r}")
         for group in groups:
             group.check()
             if group.lr is not None and not self.lr > 0:
-                raise ValueError(f"lr: expected a number > 0 beside a group with one of its own, got {self.lr}")
+                raise ValueError(f"lr: expected a number > 0, since a group has its own, got {self.lr}")
         found, used = [], set()
         for name, p in zip(self.names, self.params, strict=True):
             group = next((group for group in groups if group.matches(name, p)), Group("*"))
@@ -131,7 +131,7 @@ class Optimizer:
             if id(group) not in used:
                 names = ", ".join(self.names[-4:])
                 rest = "" if group is groups[0] else " that no group before it matches"
-                raise ValueError(f"groups: {group.match!r} matches no parameter{rest}; the last are {names}")
+                raise ValueError(f"groups: {group.match!r} matches no parameter{rest}; the last ones are {names}")
         return found
 
     def decay_of(self, p: Param) -> float:
@@ -139,9 +139,9 @@ class Optimizer:
         return self.weight_decay
 
     def settings(self) -> dict[str, Any]:
-        """What it is and how it treats each parameter, as JSON values: a snapshot keeps them.
+        """The kind of optimizer and its treatment of each parameter, as JSON values for a snapshot.
 
-        "groups" lists the different treatments, each with the names of its parameters; its "lr" is a multiple of the
+        "groups" lists the different treatments, each with the names of its parameters; "lr" is a multiple of the
         optimizer's.
         """
         by_treatment: dict[Treatment, list[str]] = {}
@@ -151,19 +151,19 @@ class Optimizer:
         return {"class": type(self).__name__, "groups": groups}
 
     def zero_grad(self) -> None:
-        """Set the gradients of the parameters that it steps to zero. Its state is untouched."""
+        """Set the gradients of the stepped parameters to zero. The optimizer's state does not change."""
         for grad in self.gradients():
             grad[...] = 0
 
     def gradients(self) -> list[Array]:
-        """The gradients of the parameters that it steps, as few views of the flat arrays as possible. For clipping."""
+        """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
         return [run.flat.grad[run.where] for run in self.together]
 
     def step(self, map: Callable = map) -> None:
-        """Update the parameters in place from their gradients, which are left as they are.
+        """Update the parameters in place from their gradients, which are not changed.
 
-        map: applies a function to independent pieces of the arrays; a thread pool's `map` shares them out.
+        map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
         """
         self._expect_same_parameters()
         self._lay_out()
@@ -181,17 +181,17 @@ class Optimizer:
         list(map(update, work))
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
-        """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`. settings: lr, weight_decay."""
+        """Step one piece of the flat arrays: change `w` and `buffers` in place, but not `g`. settings: lr, weight_decay."""
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _lay_out(self) -> None:
-        """Find the runs again if the parameters lie elsewhere than they did; those with arrays of their own get flat
-        ones. Raises ValueError if they were moved or cast.
+        """Find the runs again if the parameters' arrays have changed; parameters outside flat arrays are put into one.
+        Raises ValueError if parameters were moved or cast.
         """
         if [p.flat for p in self.stepped] == self.flats:
             return
         if (place := _place(self.stepped)) != self.place:
-            raise ValueError(f"params: now {place}, {self.place} when the optimizer was made; make it after layer.to()")
+            raise ValueError(f"params: expected {self.place}, got {place}: make the optimizer after layer.to()")
         if loose := [p for p in self.stepped if p.flat is None]:
             FlatParameters(loose)
         self.flats = [p.flat for p in self.stepped if p.flat]
@@ -199,7 +199,7 @@ class Optimizer:
         self.alike = list(self._runs(lambda how: how))
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
-        """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
+        """The stepped parameters, as runs of neighbours whose treatments have the same `kind`."""
         slices = {flat: flat.slices() for flat in set(self.flats)}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
@@ -207,19 +207,19 @@ class Optimizer:
             Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how)
             for p, flat, stop, how in zip(self.stepped, self.flats, stops, treatments, strict=True)
         ]
-        # Neighbours are as far apart in the flat array as in the buffers.
+        # Between neighbours the distance is the same in the flat array and in the buffers.
         for _, same in groupby(runs, lambda run: (run.flat, run.where.start - run.state.start, kind(run.treatment))):
             first, *_, last = [*same] * 2
             where, state = (slice(a.start, b.stop) for a, b in ((first.where, last.where), (first.state, last.state)))
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_same_parameters(self) -> None:
-        """Raise ValueError if parameters were added to the layer, taken out, frozen, or are not frozen any more."""
+        """Raise ValueError if parameters of the layer were added, removed, frozen or unfrozen."""
         own = {id(p) for p in self.params}
         now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
         changes = {
             "added": [name for key, name in now.items() if key not in own],
-            "taken out": [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now],
+            "removed": [name for name, p in zip(self.names, self.params, strict=True) if now and id(p) not in now],
             "frozen or unfrozen": [
                 name for name, p, before in zip(self.names, self.params, self.frozen, strict=True) if p.frozen != before
             ],
@@ -230,12 +230,12 @@ class Optimizer:
                 raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state by name, on the CPU: the number of steps, and the buffers."""
+        """The state by name, on the CPU: the number of steps and the buffers."""
         state = {name: to_cpu(getattr(self, name)).copy() for name in self.buffers}
         return {"steps": np.array(self.steps, np.int64), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; raises ValueError, and changes nothing, if it is another optimizer's or model's."""
+        """Restore a state. Raises ValueError, and changes nothing, if it is from another optimizer or model."""
         size, dtype = sum(p.data.size for p in self.stepped), self.stepped[0].data.dtype
         expected = {"steps": "int64 ()", **dict.fromkeys(self.buffers, f"{dtype} ({size},)")}
         found = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in state.items()}
@@ -250,5 +250,5 @@ class Optimizer:
 
 
 def _place(params: list[Param]) -> str:
-    """The type and device of parameters: "float32 on cpu"."""
+    """The dtype and device of parameters: "float32 on cpu"."""
     return " and ".join(sorted({f"{p.data.dtype} on {device_of(p.data)}" for p in params}))

@@ -1,4 +1,4 @@
-"""Finding where a number stopped being finite."""
+"""Finding the first tensor that is not finite."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .replicas import Replicas
 
 
 def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:
-    """The name of the first floating-point tensor with NaN or infinity; None if all are finite."""
+    """The name of the first floating-point tensor that contains NaN or infinity; None if all are finite."""
     for name, array in tensors.items():
         if np.issubdtype(array.dtype, np.inexact) and not bool(array_module(array).isfinite(array).all()):
             return name
@@ -22,9 +22,9 @@ def nonfinite_tensor(tensors: Mapping[str, Array]) -> str | None:
 
 
 def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
-    """Run the loss of `batch` once more, in the micro-batches and with the keys of `replicas.gradients(batch, key)`,
-    and say which layer's output is the first with NaN or infinity. If all are finite, say which parameter's gradient
-    is the first, in the order of backward, which is from the output to the input.
+    """Compute the loss of `batch` again, with the micro-batches and keys of `replicas.gradients(batch, key)`, and name
+    the first layer whose output contains NaN or infinity. If all outputs are finite, name the first parameter whose
+    gradient is not, in the order of backward, from the output to the input.
     """
     model: Any = replicas.model
     found: list[str] = []

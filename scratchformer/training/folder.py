@@ -1,4 +1,4 @@
-"""The folder of a run: what it holds, and whether the run can go on."""
+"""The folder of a run: what it contains, and whether the run can be resumed."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from .metrics import METRICS, read_metrics
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
-UNSAVED = "no-snapshot-yet"  # a file that is there from the start of training until the first last.safetensors is saved
+UNSAVED = "no-snapshot-yet"  # a file that exists from the start of training until last.safetensors is first saved
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether training has begun in `folder`; if a program failed before that, the folder may be used again."""
+    """Whether training has begun in `folder`. If a program failed before that, the folder can be used again."""
     metrics = folder / METRICS
     logged = os.path.lexists(metrics) and not (metrics.is_file() and metrics.stat().st_size == 0)
     saved = any(os.path.lexists(folder / name) for name in (LAST, BEST, UNSAVED))
@@ -20,10 +20,10 @@ def holds_run(folder: Path) -> bool:
 
 
 def read_run(folder: Path) -> Snapshot | None:
-    """The snapshot from which the run in `folder` goes on; None if none was saved yet, so that it starts from step 0.
+    """The snapshot from which the run in `folder` resumes; None if none was saved yet, so the run starts at step 0.
 
-    Nothing is changed. Raises SnapshotError if last.safetensors is missing though it was saved once, or was not made by
-    `train`, or if it or the best model is damaged; ValueError if metrics.jsonl is damaged.
+    Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by `train`,
+    or if it or the best model is damaged; ValueError if metrics.jsonl is damaged.
     """
     last, best = folder / LAST, folder / BEST
     if os.path.lexists(folder / METRICS):
@@ -33,10 +33,10 @@ def read_run(folder: Path) -> Snapshot | None:
             raise SnapshotError(f"{last} is missing, so the run cannot go on: put it back, or choose another folder")
         return None
     if not last.is_file():
-        raise SnapshotError(f"{last} is no file, so the run cannot go on: put it back, or choose another folder")
+        raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
     snapshot = load_snapshot(last)
     if type(snapshot.state.get("step")) is not int or "best" not in snapshot.state:
-        raise SnapshotError(f"{last} is no snapshot of a run: it has no step, or no best score")
+        raise SnapshotError(f"{last} is not a snapshot of a run: it has no step or no best score")
     if os.path.lexists(best):
         load_snapshot(best)
     return snapshot

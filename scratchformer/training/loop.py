@@ -40,7 +40,7 @@ from .snapshot import (
 
 
 class Diverged(RuntimeError):
-    """The loss, its gradient, the parameters or the state of the optimizer are no longer finite."""
+    """The loss, a gradient, a parameter or the optimizer's state is no longer finite."""
 
 
 def train(
@@ -63,31 +63,31 @@ def train(
     tensorboard: bool = False,
     on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Train `replicas.model` for `steps` steps, with a log, snapshots, and the best model kept, in the folder `out`.
+    """Train `replicas.model` for `steps` steps; the folder `out` gets a log, snapshots and the best model.
 
-    One step: gradients of `batches.batch(step)` in micro-batches on replicas, clip their global norm to `clip` (None:
-    do not), set the learning rate to `schedule(step)`, step the optimizer. `evaluate()`, every `evaluate_every` steps
-    and at the end, returns metrics of held-out data; `select` names the one that decides which model is best, and
-    whether it is to be "min" or "max".
+    A step computes the gradients of `batches.batch(step)` in micro-batches on the replicas, clips their global norm to
+    `clip` (None: no clipping), sets the learning rate to `schedule(step)`, and steps the optimizer. `evaluate()` is
+    called every `evaluate_every` steps and at the end, and returns metrics on held-out data. `select` names the metric
+    that decides which model is best, and whether it is the one with the "min" or the "max".
 
     In `out`: metrics.jsonl; last.safetensors, every `snapshot_every` steps and at the end; best.safetensors; and with
-    `keep` the model alone as step-N.safetensors at each of the last `keep` of these steps, for `average_snapshots`.
-    Until the first last.safetensors is saved, the file no-snapshot-yet says that there is none. The folder is locked to
-    this process until the end.
-    The schedule is a function of the step; its sizes are noted in the snapshot, but a run may be resumed with others.
-    Batches that keep something from step to step have `remember(step, memories)`, called after each with what
-    `Replicas.gradients` remembered, and `state_dict`, `load_state_dict`: it is saved, and restored, with the run.
-    identity: JSON values that a snapshot must have been made with (fingerprints of the data) to be resumed.
-    resume: continue from last.safetensors; on a CPU the run then ends with the very parameters that it would have had
-    without a stop. A run that was stopped before its first snapshot starts again from step 0. If a run is refused,
-    because its snapshot is missing, damaged or of another run, the folder stays as it was.
-    on_start: called when training is about to begin and the folder belongs to this run: now a program may write to it.
-    Returns the state at the end: "step", "best" (metrics of the best model).
+    `keep`, for `average_snapshots`, the model alone at each of the last `keep` of these steps, as step-N.safetensors.
+    Until last.safetensors is first saved, the file no-snapshot-yet says so. The folder is locked until the end.
+    The schedule is a function of the step. Its parameters are noted in the snapshot, but a run may be resumed with
+    others. Batches that carry state from step to step have `remember(step, memories)`, which is called after each step
+    with what `Replicas.gradients` remembered, and `state_dict` and `load_state_dict`, so that the state is saved and
+    restored with the run.
+    identity: JSON values, such as fingerprints of the data; a snapshot made with others is refused.
+    resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
+    had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
+    refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
+    on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
+    Returns the state at the end: "step", and "best" (the metrics of the best model).
 
-    Raises Diverged if loss, gradient or parameters are not finite, naming the first layer or tensor; SnapshotError if a
-    snapshot cannot be saved, or is not of this run, or if the model's `config` cannot be JSON; ValueError for arguments
-    out of range, or if `out` holds a run and resume is False; InUse if another process trains in `out`.
-    Ctrl-C saves a snapshot after the step in progress, and raises KeyboardInterrupt.
+    Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
+    SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
+    ValueError if an argument is out of range, or if `out` holds a run and resume is False; InUse if another process
+    trains in `out`. Ctrl-C saves a snapshot after the current step and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
@@ -101,7 +101,7 @@ def train(
         )
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in optimizer.stepped):
-        raise ValueError("optimizer: it steps the parameters of another model than that of the replicas")
+        raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
     if clip is not None and not clip > 0:
         raise ValueError(f"clip: expected None or a number > 0, got {clip}")
     state: dict[str, Any] = {
@@ -112,14 +112,14 @@ def train(
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
-    state = json.loads(describe(model, state)["state"])  # as it is in a snapshot
+    state = json.loads(describe(model, state)["state"])  # as a snapshot stores it
     last, best = out / LAST, out / BEST
     saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1
     tokens, started = 0, time.perf_counter()
 
     def begin() -> Metrics:
-        """Read everything for which a run can be refused; only then write to the folder."""
+        """Check everything that can make a run be refused, and only then write to the folder."""
         nonlocal saved
         if resume:
             saved = _load_run(out, model, optimizer, remember and batches, state, ("seed", *(identity or {})))
@@ -130,14 +130,14 @@ def train(
         metrics = Metrics(out, state["step"], tensorboard)
         on_start()
         if saved is not None:
-            (out / UNSAVED).unlink(missing_ok=True)  # of a run that was killed right after its first snapshot
+            (out / UNSAVED).unlink(missing_ok=True)  # left by a run that was killed right after its first snapshot
         else:
             with replacing(out / UNSAVED) as unfinished:
-                unfinished.write_text("Training has begun. This file goes when the first snapshot is saved.\n")
+                unfinished.write_text("Training has begun. This file is deleted once the first snapshot is saved.\n")
         return metrics
 
     def diverged(what: str, step: int | None = None) -> Diverged:
-        good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, of step {saved}"
+        good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, from step {saved}"
         return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
 
     def save(path: Path, *parts: Any) -> None:
@@ -155,7 +155,7 @@ def train(
             raise diverged(f"{bad} is not finite")
         found = evaluate()
         if metric not in found:
-            raise ValueError(f"select: evaluate() returns {', '.join(found)}, and not {metric!r}")
+            raise ValueError(f"select: expected one of {', '.join(found)}, which evaluate() returns, got {metric!r}")
         found = {name: float(value) for name, value in found.items()}
         metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
         bar.write(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()), file=sys.stderr)
@@ -200,7 +200,7 @@ def train(
                     save(out / f"step-{done:08d}.safetensors")
                     for old in kept_snapshots(out)[:-keep]:
                         old.unlink()
-                save(last, optimizer, remember and batches)  # last, so that a resumed run has all of them
+                save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
             if interrupted and done < steps:
                 raise KeyboardInterrupt(f"step {done} is saved in {last}")
     return state
@@ -209,9 +209,9 @@ def train(
 def _load_run(
     out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
 ) -> int | None:
-    """Take over the last snapshot of the run in `out`: into the model, the optimizer, the batches' memory, and `state`.
-    Returns its step; None if none was saved yet. Raises SnapshotError if one of the entries of `state` that are `fixed`
-    has another value there, or if it is of another model or optimizer.
+    """Load the last snapshot of the run in `out` into the model, the optimizer, the batches' memory, and `state`.
+    Returns its step, or None if none was saved yet. Raises SnapshotError if the snapshot has another value for one of
+    the entries `fixed` of `state`, or is of another model or optimizer.
     """
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
@@ -231,7 +231,7 @@ def _load_run(
     restore(snapshot, model, optimizer, memory)
     state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
     if state["best"] and not (out / BEST).exists():
-        print(f"{out / BEST} is missing: the best model is chosen from here on", file=sys.stderr)
+        print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
         state["best"] = None
     return state["step"]
 
@@ -241,8 +241,8 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 
 
 def _progress(start: int, steps: int) -> Any:
-    """A progress bar; where standard error is no terminal, a line about every ten seconds."""
-    from tqdm import tqdm  # here, since it is a tenth of the time that importing the package takes
+    """A progress bar; if standard error is not a terminal, a line about every ten seconds."""
+    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
 
     return tqdm(
         initial=start,
@@ -256,7 +256,7 @@ def _progress(start: int, steps: int) -> Any:
 
 @contextmanager
 def _interrupts() -> Iterator[list]:
-    """A list that is empty until Ctrl-C is pressed; a second Ctrl-C interrupts at once."""
+    """A list that is empty until Ctrl-C is pressed; a second Ctrl-C interrupts immediately."""
     pressed: list[bool] = []
     if threading.current_thread() is not threading.main_thread():
         yield pressed

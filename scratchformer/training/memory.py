@@ -1,4 +1,4 @@
-"""The memory of this process: how much it has, and what the C library does with what is freed."""
+"""The memory of this process: how much it uses, and what the C library does with freed memory."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import ctypes
 import sys
 from pathlib import Path
 
-# From malloc.h of the GNU C library, and the largest values that it takes.
+# From malloc.h of the GNU C library, with the largest values that it accepts.
 M_TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
 M_MMAP_THRESHOLD, LARGEST = -3, 32 * 2**20
 M_ARENA_MAX, ONE = -8, 1
 
 
 def keep_freed_memory() -> bool:
-    """Ask the GNU C library to keep what is freed for the next micro-batch; says whether it will.
+    """Ask the GNU C library to keep freed memory for the next micro-batch. Returns whether it agreed.
 
-    By default it gives large pieces back to the system, which clears and hands out the same pages again a moment
-    later: a tenth of a training step went there. One arena for all threads, so that what one frees another can use.
-    Does nothing with another C library. It holds for the process, which does not shrink any more.
+    By default it returns large blocks to the system, which clears the same pages and hands them out again a moment
+    later; this took a tenth of a training step. There is one arena for all threads, so that one can use what another
+    has freed. The setting lasts as long as the process, which then no longer shrinks. With any other C library this
+    does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -28,9 +29,9 @@ def keep_freed_memory() -> bool:
 
 
 def resident_bytes(peak: bool = False) -> int:
-    """The memory that this process has now, or the most that it has had; 0 where the system does not say.
+    """The resident memory of this process now, or its `peak`; 0 if the system does not report it.
 
-    (On Linux the `ru_maxrss` of `getrusage` counts that of the parent process before this one, too.)
+    (On Linux `getrusage` would not do: its `ru_maxrss` includes the parent process from before this one started.)
     """
     try:
         status = Path("/proc/self/status").read_text()

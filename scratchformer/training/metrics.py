@@ -1,4 +1,4 @@
-"""Metrics as JSON lines, one record a line, and if wanted to TensorBoard as well."""
+"""Metrics as JSON lines, one record per line, and optionally for TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ METRICS = "metrics.jsonl"
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
-    """The records of a metrics file, oldest first; a last line that a killed run left half-written is skipped.
+    """The records of a metrics file, oldest first. An incomplete last line, left by a killed run, is skipped.
 
-    Raises ValueError if any other line is no JSON object with a "step".
+    Raises ValueError if any other line is not a JSON object with a "step".
     """
     records, lines = [], Path(path).read_bytes().splitlines()
     for number, line in enumerate(lines, 1):
@@ -31,10 +31,10 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 
 
 class Metrics:
-    """Appends records to RUN/metrics.jsonl; each has the "step" it belongs to, counted from 1. NaN becomes null.
+    """Appends records to RUN/metrics.jsonl, each with its "step", counted from 1. NaN becomes null.
 
-    resume_at: keep the records up to this step, and drop those of steps that will be done again.
-    tensorboard: also write scalars to RUN/tensorboard (needs the extra: pip install 'scratchformer[tensorboard]').
+    resume_at: keep the records up to this step, and drop those of later steps, which will be repeated.
+    tensorboard: also write scalars to RUN/tensorboard (requires: pip install 'scratchformer[tensorboard]').
     """
 
     def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False) -> None:
@@ -57,7 +57,7 @@ class Metrics:
 
 
 def _json_number(value: float) -> float | int | None:
-    """`value` as JSON has it: no number of NumPy's, and none that is not finite."""
+    """`value` for JSON: a Python number, or None if it is not finite."""
     if not math.isfinite(value):
         return None
     return value if isinstance(value, int) else float(value)

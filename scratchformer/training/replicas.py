@@ -1,8 +1,8 @@
 """Replicas: a batch is cut into micro-batches, and micro-batches are dealt to copies of the model.
 
-A replica shares the parameter array and owns a gradient array. On a CPU each is a thread, with BLAS held to one
-thread: the products of two replicas run side by side, and so does everything between them. Because a sum over the
-batch is a sum over its micro-batches, gradient accumulation is the same thing with one replica.
+A replica shares the parameter array and owns a gradient array. On a CPU each replica is a thread, with BLAS limited to
+one thread: the matrix products of two replicas run in parallel, and so does everything between them. A sum over the
+batch is a sum over its micro-batches, so gradient accumulation is the same thing with one replica.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from ..optim.optimizer import pieces
 from ..rng import Key
 from .memory import keep_freed_memory
 
-MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit its cache
-AHEAD = 4  # items that may be under way for each replica
+MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
+AHEAD = 4  # items that may be in progress or waiting for each replica
 
 
 class Replicas:
-    """`count` replicas of a model, as a context manager: inside it, BLAS keeps to one thread if there are several.
-    On a CPU the process then keeps the memory that it frees, from there on (`memory.keep_freed_memory`).
+    """`count` replicas of a model, as a context manager. Inside it, BLAS is limited to one thread if there are several
+    replicas. On a CPU the process keeps the memory that it frees from then on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
-    A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, how many things its mean loss is
-    a mean over (targets that are `ops.IGNORED` do not count), `tokens`, how many it has, and `split(size)`, its rows in
-    order as batches of at most `size`.
-    count: by default one for each core of a CPU, one on a GPU. micro_batch: rows of a micro-batch; by default as many
-    as keep tokens × width near 131,072 on a CPU (one micro-batch a replica where `model.config` has no "d_model"), and
-    the whole batch on a GPU.
+    A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, the number of items in the mean of
+    its loss (targets that are `ops.IGNORED` do not count), `tokens`, the number of its tokens, and `split(size)`, its
+    rows in order as batches of at most `size` rows.
+    count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
+    tokens × width near 131,072 on a CPU (one micro-batch per replica if `model.config` has no "d_model"), and the whole
+    batch on a GPU.
 
-    Which replica gets which micro-batch, and the order of every sum, is fixed: results do not depend on the timing of
-    threads. They do depend, in the last bits, on `count` and `micro_batch`.
+    The assignment of micro-batches to replicas and the order of every sum are fixed, so results do not depend on the
+    timing of threads. They do depend, in the last bits, on `count` and `micro_batch`.
     """
 
     def __init__(self, model: Layer, count: int | None = None, micro_batch: int | None = None) -> None:
@@ -48,14 +48,14 @@ class Replicas:
         if self.count < 1 or (micro_batch is not None and micro_batch < 1):
             raise ValueError(f"replicas, micro_batch: expected at least 1, got {count}, {micro_batch}")
         if self.count > 1 and not on_cpu:
-            raise ValueError("replicas: on a GPU there is one; use micro_batch to accumulate gradients")
+            raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
         self.flat = model.flat
         self.models = [model, *(model.replica() for _ in range(self.count - 1))]
-        self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block replicas run one after the other
+        self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
-        raise TypeError("replicas: a copy would not share its parameters; copy the model, and make new ones")
+        raise TypeError("replicas: a copy would not share the parameters; copy the model and make new replicas")
 
     def __enter__(self) -> Replicas:
         if self.device is CPU:
@@ -74,15 +74,15 @@ class Replicas:
             self.limits = None
 
     def map(self, function: Callable, items: Iterable) -> list:
-        """[function(item) for item in items], shared out over the threads."""
+        """[function(item) for item in items], distributed over the threads."""
         return self.map_models(lambda _, item: function(item), items)
 
     def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
-        Items are read as they are needed: at most AHEAD for each replica are under way, so a long generator takes
-        little memory. An exception of `function` or of `items` is raised after all replicas have stopped. A generator
-        is closed at the end.
+        Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
+        exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
+        end.
         """
         results: list = []
         running: deque[Future] = deque()
@@ -106,24 +106,24 @@ class Replicas:
         return results
 
     def rows(self, batch: Any) -> int:
-        """Rows of a micro-batch of `batch`; automatic ones are chosen so that every replica gets as many."""
+        """Rows in a micro-batch of `batch`; by default every replica gets the same number of them, if possible."""
         rows = len(batch[0])
         if self.micro_batch is not None:
             return min(rows, self.micro_batch)
         if self.device is not CPU:
             return rows
         most = self.fitting(batch[0].shape[1]) or math.ceil(rows / self.count)
-        fewest = math.ceil(rows / (most * self.count))  # micro-batches a replica
+        fewest = math.ceil(rows / (most * self.count))  # micro-batches per replica
         even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
         return math.ceil(rows / (next(even, fewest) * self.count))
 
     def fitting(self, length: int) -> int | None:
-        """How many rows of `length` tokens a core's cache holds; None for a model without `config["d_model"]`."""
+        """How many rows of `length` tokens fit in a core's cache; None for a model without `config["d_model"]`."""
         width = getattr(self.model, "config", {}).get("d_model")
         return width and max(1, MICRO_BATCH_ELEMENTS // (length * width))
 
     def describe(self, batch: Any) -> str:
-        """One line that says how a batch like this is shared out."""
+        """One line that says how a batch like this one is divided."""
         chosen = "" if self.micro_batch is not None else ", chosen automatically"
         return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}"
 
@@ -132,13 +132,13 @@ class Replicas:
         return type(batch)(*(to_device(a, self.device) for a in batch))
 
     def gradients(self, batch: Any, key: Key, remember: Callable[[list], None] | None = None) -> float:
-        """Put ∂loss/∂w of the whole batch into the model's flat gradient; returns the loss, the mean over the batch.
+        """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch.
 
-        A micro-batch that makes up a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the
-        batch counts, loss and gradient are 0.
-        remember: for a model with a memory, called with what `model.remember` makes of each micro-batch, in order, as
-        NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or got other parameters, after the
-        replicas were made.
+        A micro-batch with a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the batch
+        counts, the loss and the gradient are 0.
+        remember: for a model with a memory; called with a list of what `model.remember` returns for each micro-batch,
+        in order, as NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or its parameters were
+        changed, after the replicas were made.
         """
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
@@ -163,7 +163,7 @@ class Replicas:
         return float(sum(losses))
 
     def sum_gradients(self) -> None:
-        """Add every replica's flat gradient into the model's, in their order."""
+        """Add the flat gradients of all replicas into the model's, in order."""
         total, others = self.model.flat.grad, [m.flat.grad for m in self.models[1:]]
 
         def add(part: slice) -> None:

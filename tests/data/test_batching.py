@@ -26,7 +26,7 @@ COUNTING = np.arange(10_000)
 
 
 def make_dataset(count, longest=40, seed=0):
-    """Texts whose words all name the text, 1 + index, so that a batch shows where its rows come from."""
+    """Texts in which every word is the text's index + 1, so that a batch shows where its rows come from."""
     generator = np.random.default_rng(seed)
     lengths = generator.integers(1, longest + 1, size=count)
     ids = [np.full(length, 1 + i, dtype=np.int32) for i, length in enumerate(lengths)]
@@ -150,7 +150,7 @@ def test_the_memory_of_another_step_is_refused():
     for step in 2, 6, 8:
         with pytest.raises(ValueError, match=f"step: the memory is for step 1, not for step {step}"):
             batches.batch(step)
-    assert batches.batch(7).memory.size == 0  # a pass begins: nothing is to be known
+    assert batches.batch(7).memory.size == 0  # a new pass begins without a memory
 
 
 def test_the_memory_comes_back_from_a_state():
@@ -167,7 +167,7 @@ def test_the_memory_comes_back_from_a_state():
 
 
 def test_the_memory_of_a_state_keeps_its_type():
-    """As the model does whose memory it is."""
+    """It is the dtype of the model that made the memory."""
     batches = make_segments()
     batches.load_state_dict({"step": np.array(3), "memory": memory_of(2).astype(np.float64)})
     assert batches.batch(3).memory.dtype == np.float64
@@ -245,7 +245,7 @@ def test_windows_by_hand():
     assert counted.astype(int).tolist() == [[1, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1]]
 
 
-def test_windows_refuse_what_they_cannot_do():
+def test_windows_refuse_invalid_arguments():
     with pytest.raises(ValueError, match="stride: expected at most the context, 4, got 5"):
         windows(COUNTING, 4, 5, 1)
     with pytest.raises(DataError, match="1 token"):
@@ -258,7 +258,7 @@ def test_windows_refuse_what_they_cannot_do():
 
 
 def test_labels_of_tokens_count_unless_they_are_ignored_and_are_cut_with_their_texts():
-    """Behind a text's end they should not count; the width is such that one that does is not lost."""
+    """Labels after a text's end should not count; if one does, the batch is wide enough to keep it."""
     labels = np.full((3, 6), IGNORED)
     labels[0, :2], labels[1, 3] = 1, 0
     batch = LabelledBatch(np.zeros((3, 6), np.int32), np.array([4, 2, 3]), labels)
@@ -271,7 +271,7 @@ def test_labels_of_tokens_count_unless_they_are_ignored_and_are_cut_with_their_t
 
 
 @pytest.mark.parametrize("kind", [TextBatch, SegmentBatch])
-def test_targets_that_are_ignored_weigh_nothing(kind):
+def test_ignored_targets_have_no_weight(kind):
     targets = np.array([[3, IGNORED, IGNORED], [IGNORED] * 3, [0, 1, 2]])
     batch = kind(np.zeros((3, 3), np.int32), targets, *([np.zeros((3, 1, 0, 2))] if kind is SegmentBatch else []))
     assert batch.weight == 4 and batch.tokens == 9
@@ -480,7 +480,7 @@ def test_word_dropout_replaces_that_share_of_the_words_by_unknown_and_replays():
     a, b = plain.batch(0), dropping.batch(0)
     unknown = b.ids == UNKNOWN
     assert abs(unknown.sum() / a.lengths.sum() - 0.25) < 0.02
-    np.testing.assert_array_equal(b.ids[~unknown], a.ids[~unknown])  # the rest, and all padding, is as it was
+    np.testing.assert_array_equal(b.ids[~unknown], a.ids[~unknown])  # the rest, and all padding, is unchanged
     np.testing.assert_array_equal(dropping.batch(0).ids, b.ids)
     assert (dropping.batch(1).ids != b.ids).any()
     with pytest.raises(ValueError, match="word_dropout"):

@@ -58,14 +58,14 @@ def test_parts(tmp_path, size):
     assert abs(len(corpus.validation) - 0.05 * size) < 1 + 1e-9
 
 
-def test_a_folder_gives_the_whole_rather_than_a_part(tmp_path):
+def test_a_complete_file_in_a_folder_comes_before_a_part(tmp_path):
     (tmp_path / "enwik8-first-100.gz").write_bytes(gzip.compress(TEXT[:100]))
     (tmp_path / "enwik8.zip").write_bytes(make_zip())
     assert whole(load_enwik8(tmp_path)) == TEXT
 
 
-def test_an_archive_is_read_rather_than_what_was_unpacked_of_it(tmp_path):
-    """The archive has a checksum; the plain file may be cut short."""
+def test_an_archive_comes_before_the_unpacked_file(tmp_path):
+    """The archive has a checksum; the plain file may be truncated."""
     (tmp_path / "enwik8").write_bytes(TEXT[:100])
     for name, content in ("enwik8.gz", gzip.compress(TEXT, mtime=0)), ("enwik8.zip", make_zip()):
         (tmp_path / name).write_bytes(content)
@@ -91,7 +91,7 @@ def test_names(tmp_path, monkeypatch):
         load_enwik8(path)
     monkeypatch.setattr("scratchformer.data.enwik8.MEMBER_MD5", hashlib.md5(TEXT).hexdigest())
     assert load_enwik8(path).name == "enwik8"
-    path.write_bytes(TEXT + b"more")  # as enwik9, which begins as enwik8 does
+    path.write_bytes(TEXT + b"more")  # such as enwik9, which begins like enwik8
     assert load_enwik8(path).name == "story.txt"
 
 
@@ -224,7 +224,7 @@ def test_the_real_corpus():
     assert b"[[" in corpus.test.tobytes()
 
 
-def test_the_fingerprint_is_that_of_the_bytes(tmp_path):
+def test_the_fingerprint_depends_only_on_the_bytes(tmp_path):
     (tmp_path / "a.txt").write_bytes(TEXT)
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(TEXT, mtime=0))
     (tmp_path / "c.txt").write_bytes(TEXT[:-1] + b"~")
@@ -233,7 +233,7 @@ def test_the_fingerprint_is_that_of_the_bytes(tmp_path):
     assert other.fingerprint != first.fingerprint
 
 
-def test_a_text_without_the_characters_that_are_cut_at_its_ends():
+def test_characters_cut_at_the_ends_are_dropped():
     text = "é€𝄞 a 𝄞€é"
     raw = np.frombuffer(text.encode(), np.uint8)
     assert as_text(raw, "x") == text
@@ -245,7 +245,7 @@ def test_a_text_without_the_characters_that_are_cut_at_its_ends():
             assert len(found.encode()) == stop - start or start or stop < len(raw)
 
 
-def test_bytes_that_are_no_text_are_named():
+def test_bytes_that_are_not_utf8_are_refused():
     for damaged, place in (b"ab\xffcd", 2), (b"\x80ab\xc3(", 3), (b"\x80" * 5, 3):
         with pytest.raises(DataError, match=f"^story: not UTF-8 at byte {place}$"):
             as_text(np.frombuffer(damaged, np.uint8), "story")

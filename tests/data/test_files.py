@@ -1,4 +1,4 @@
-"""Folders that are locked, and lines that are added; what replaces a file is tested with snapshots."""
+"""Locking folders and appending lines; replacing files is tested with snapshots."""
 
 import builtins
 import errno
@@ -33,7 +33,7 @@ def holder(tmp_path):
         process.kill()
 
 
-def test_a_folder_is_locked_and_is_then_as_it_was(tmp_path):
+def test_a_lock_leaves_no_trace_in_the_folder(tmp_path):
     (tmp_path / "file").write_text("here")
     for _ in range(2):
         with locked(tmp_path):
@@ -42,7 +42,7 @@ def test_a_folder_is_locked_and_is_then_as_it_was(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_folder_that_was_made_stays_if_something_is_in_it(tmp_path):
+def test_a_new_folder_stays_if_it_is_not_empty(tmp_path):
     for name in "empty", "full":
         with locked(tmp_path / "new" / name):
             (tmp_path / "new" / name / "file").write_text("here")
@@ -73,8 +73,8 @@ def test_a_killed_process_leaves_no_lock(tmp_path, holder):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="Windows removes no file that is open")
-def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
-    """The other process ends between the opening of its file and the lock on it."""
+def test_a_lock_on_a_removed_file_does_not_count(tmp_path, monkeypatch):
+    """The other process ends after this one opens the lock file and before it locks it."""
     lock, calls = files._lock, []
 
     def end_before(file):
@@ -91,7 +91,7 @@ def test_a_lock_on_a_file_that_was_removed_is_none(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_file_system_without_locks_is_told(tmp_path, monkeypatch):
+def test_a_file_system_without_locks_gives_a_warning(tmp_path, monkeypatch):
     def fail(file):
         raise OSError(errno.ENOLCK, "No locks available")
 

@@ -14,7 +14,7 @@ WORDS = "a film the story was good bad dull bright long short acting never alway
 
 
 def make_reviews(per_class=12, unsup=5):
-    """Member names and texts; ids 9, 10, 11 so that sorting by text and by number differ."""
+    """Member names and texts, with ids 9, 10, 11 so that sorting as text and as numbers differ."""
     draw = random.Random(0)
     reviews = {}
     for split in ("train", "test"):
@@ -28,7 +28,7 @@ def make_reviews(per_class=12, unsup=5):
 
 
 def make_tar(reviews, extra=(), order=None):
-    """The bytes of a tar with `reviews`, a name for each content, and `extra` TarInfo objects."""
+    """The bytes of a tar with `reviews`, a dict from names to contents, and `extra` TarInfo objects."""
     buffer = io.BytesIO()
     names = list(reviews) if order is None else order
     with tarfile.open(fileobj=buffer, mode="w") as tar:
@@ -184,7 +184,7 @@ def test_no_damaged_byte_goes_unseen(tmp_path, mask):
         except DataError as error:
             assert "flipped.tar.gz" in str(error)
             caught += 1
-    assert caught > len(whole) - 10  # only the time and the like in gzip's own header do not matter
+    assert caught > len(whole) - 10  # only fields such as the time in gzip's own header do not matter
 
 
 def test_a_damaged_block_inside_a_long_review(tmp_path):
@@ -246,7 +246,7 @@ def test_missing_and_empty_places(tmp_path):
     [("train/pos test/pos", "train/pos"), ("train/neg", "train/neg"), ("test/pos", "test/pos"), ("test/", "test")],
 )
 def test_a_class_that_is_missing_is_named(tmp_path, write, missing, named):
-    """As after an interrupted unpack: of one class alone every model would be right."""
+    """As after interrupted unpacking: on a single class every model would be right."""
     reviews = {name: x for name, x in make_reviews().items() if not any(part in name for part in missing.split())}
     path = write(tmp_path / "a.tar.gz", reviews)
     with pytest.raises(DataError, match=rf"a\.tar\.gz: no {named} review in it; expected aclImdb/{named}/"):
@@ -257,8 +257,8 @@ TWICE = "aclImdb/train/pos/03_8.txt"  # beside 3_8.txt
 
 
 @pytest.mark.parametrize("sources", ["folder", "archive", "archives"])
-def test_a_review_that_stands_twice_with_another_text_is_refused(tmp_path, sources):
-    """If both are the same, as where two archives overlap, it counts once."""
+def test_two_texts_for_the_same_review_are_refused(tmp_path, sources):
+    """If the texts are equal, as when two archives overlap, the review counts once."""
     reviews = make_reviews()
     expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
     for text in reviews["aclImdb/train/pos/3_8.txt"], b"another film":
@@ -276,8 +276,8 @@ def test_a_review_that_stands_twice_with_another_text_is_refused(tmp_path, sourc
 
 
 @pytest.mark.parametrize(("kind", "count"), [("labeledBow", 12), ("unsupBow", 5)])
-def test_a_folder_that_is_unpacked_in_part_is_refused(tmp_path, kind, count):
-    """The dataset comes with two tables that have a line for each review."""
+def test_a_partly_unpacked_folder_is_refused(tmp_path, kind, count):
+    """The dataset includes two tables with a line for each review."""
     reviews = make_reviews(6, 5)
     folder = write_folder(tmp_path, reviews | {f"aclImdb/train/{kind}.feat": b"1 0:1\n" * count})
     expected = read_splits(folder)
@@ -305,7 +305,7 @@ def test_a_bad_review_is_named(tmp_path, as_folder, content, word):
     with pytest.raises(DataError, match=word) as error:
         read_reviews(path, "test")
     assert "aclImdb/test/pos/7_8.txt" in str(error.value)
-    assert len(read_reviews(path, "train")[0]) == 24  # a split that is not asked for is not looked at
+    assert len(read_reviews(path, "train")[0]) == 24  # a split that is not requested is not read
 
 
 def decoded(part, vocabulary):
@@ -321,7 +321,7 @@ def test_load_imdb_splits_and_builds_the_vocabulary_from_the_training_part_alone
     assert all(ids.dtype == np.int32 for ids in data.train.ids)
     assert data.train.labels.dtype == np.int64
 
-    # Each review names itself; a number held out is in no training review of its class.
+    # Each text contains its number; those held out are in no training review of the same class.
     texts, _ = read_reviews(archive, "train")
     train, validation = set(decoded(data.train, data.vocabulary)), decoded(data.validation, data.vocabulary)
     assert train < set(texts) and len(train) == 18
@@ -406,7 +406,7 @@ def test_the_real_dataset():
     assert unknown < 0.02
 
 
-def test_the_fingerprint_is_that_of_what_is_trained_and_chosen_on(tmp_path):
+def test_the_fingerprint_covers_everything_but_the_test_part(tmp_path):
     reviews = make_reviews()
     first = load_imdb(write_archive(tmp_path / "a.tar.gz", reviews), validation=4)
     again = load_imdb(write_folder(tmp_path / "folder", reviews), validation=4)
@@ -427,7 +427,7 @@ def test_the_fingerprint_is_that_of_what_is_trained_and_chosen_on(tmp_path):
 
 
 def test_subwords_and_texts_to_pre_train_on(tmp_path):
-    """The parts are those of `load_imdb`; what is pre-trained on, and the vocabulary, has nothing of those held out."""
+    """The parts are as in `load_imdb`; pre-training texts and vocabulary contain nothing that is held out."""
     pytest.importorskip("tokenizers")
     reviews = make_reviews()
     copied = reviews["aclImdb/test/pos/3_8.txt"]

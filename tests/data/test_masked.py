@@ -16,7 +16,7 @@ LONGEST = 200
 
 
 class Numbers:
-    """A vocabulary of `size` tokens, the special ones first."""
+    """A vocabulary of `size` tokens, special tokens first."""
 
     def __init__(self, size):
         self.size = size
@@ -29,7 +29,7 @@ class Numbers:
 
 
 def make_batches(count=40, batch_size=8, max_length=60, seed=0, lengths=None, key=Key(0), **options):
-    """Texts in which every token says which text it is of and at which place: 5 + LONGEST · text + place."""
+    """Texts in which every token encodes its text and its position: 5 + LONGEST · text + position."""
     if lengths is None:
         lengths = np.random.default_rng(seed).integers(30, LONGEST, count)
     texts = [(5 + LONGEST * i + np.arange(length)).astype(np.int32) for i, length in enumerate(lengths)]
@@ -48,7 +48,7 @@ def equal(first, second):
 
 
 def test_a_row_is_two_pieces_between_special_tokens():
-    """The second piece follows the first in its text, or has the place that it has in another text."""
+    """The second piece follows the first in its text, or is the second piece of another row."""
     kinds = []
     for step in range(20):
         batch = make_batches().batch(step)
@@ -71,14 +71,14 @@ def test_a_row_is_two_pieces_between_special_tokens():
     assert abs(np.mean(kinds) - 0.5) < 4 * 0.5 / math.sqrt(len(kinds))
 
 
-def test_rows_of_a_batch_are_as_long_as_the_shortest_text_and_at_most_as_the_model_reads():
+def test_rows_are_as_long_as_the_shortest_text_of_the_batch_up_to_max_length():
     batches = make_batches(lengths=np.arange(10, 50), max_length=33)
     widths = [batches.batch(step).ids.shape[1] for step in range(len(batches))]
     assert min(widths) == 10 + 3 and max(widths) == 33
 
 
 def test_the_first_steps_may_have_shorter_rows():
-    """Then they are as without; the change falls within an epoch of 5 batches."""
+    """After those steps batches are as usual; the change is in the middle of an epoch of 5 batches."""
     batches, whole = make_batches(short_length=20, short_steps=8), make_batches()
     assert {batches.batch(step).ids.shape[1] for step in range(8)} == {20}
     for step in range(8, 15):
@@ -158,13 +158,13 @@ def test_80_percent_are_masked_10_replaced_and_10_left():
     for found, share in (masked, 0.8), (replaced, 0.1), (left, 0.1):
         assert abs(found / n - share) < 4 * math.sqrt(share * (1 - share) / n)
     tokens = np.concatenate(tokens)
-    assert tokens.min() >= 5  # no special one
+    assert tokens.min() >= 5  # no special token
     size = LONGEST * 40
-    assert abs((tokens - 5).mean() / size - 0.5) < 4 * math.sqrt(1 / 12 / len(tokens))  # of the whole vocabulary alike
+    assert abs((tokens - 5).mean() / size - 0.5) < 4 * math.sqrt(1 / 12 / len(tokens))  # uniform over the vocabulary
 
 
 def test_what_is_hidden_cannot_be_read_from_the_input():
-    """Two corpora without a token in common, the same key: where a token is hidden, both show the same."""
+    """For two corpora without a common token, and the same key, inputs agree wherever a token is hidden."""
     lengths = np.random.default_rng(0).integers(30, LONGEST, 40)
     vocabulary = Numbers(5 + 2 * LONGEST)
     corpora = [[np.full(length, token, np.int32) for length in lengths] for token in (7, 300)]
@@ -213,7 +213,7 @@ def small_model(size, max_length=60):
 
 
 def test_micro_batches_add_up_to_the_batch():
-    """Loss and gradient of the whole, in parts of three rows on two replicas."""
+    """Loss and gradient of the whole batch, in parts of three rows on two replicas."""
     model, batch = small_model(5 + LONGEST * 40), make_batches().batch(0)
     loss = Replicas(model, 1, 8).gradients(batch, Key(0))
     whole = model.flat.grad.copy()
@@ -233,10 +233,10 @@ def test_evaluation_is_that_of_whole_batches():
         rows.append(following.argmax(-1) == batch.unrelated)
     assert found["masked_accuracy"] == np.mean(np.concatenate(right, axis=None))
     assert found["next_sentence_accuracy"] == np.mean(rows)
-    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-2)  # batches of other widths weigh otherwise
+    assert found["loss"] == pytest.approx(np.mean(losses), rel=1e-2)  # batches of other widths have other weights
 
 
-def test_the_estimate_takes_it():
+def test_the_estimate_accepts_these_batches():
     batch = make_batches().batch(0)
     long = batch.stretched(3, 60)
     assert long.ids.shape == (3, 60) and long.places.shape == (3, places_of(57, 0.15)) and long.tokens == 180
@@ -245,7 +245,7 @@ def test_the_estimate_takes_it():
     assert any(name.startswith("blocks") for name in found.activations) and "masked" in found.activations
 
 
-def test_what_does_not_fit():
+def test_invalid_arguments():
     with pytest.raises(ValueError, match="batch_size: expected at least 2, since rows exchange texts, got 1"):
         make_batches(batch_size=1)
     for chosen in (0, 1, -0.1, float("nan")):
@@ -267,7 +267,7 @@ def test_single_texts_for_the_classifier():
 
 
 def test_a_place_that_does_not_count_is_refused():
-    """With unequally many places in a row, no one weight would serve both means of the loss."""
+    """If rows had different numbers of places, no single weight would serve both means of the loss."""
     model, batch = small_model(5 + LONGEST * 40), make_batches().batch(0)
     targets = batch.targets.copy()
     targets[0, 0] = IGNORED

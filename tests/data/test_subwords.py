@@ -1,4 +1,4 @@
-"""Sub-word vocabularies: learned, saved, loaded, published; and texts through them and back."""
+"""Sub-word vocabularies: learned, saved, loaded and published ones, encoding and decoding texts."""
 
 import json
 
@@ -54,7 +54,7 @@ def test_a_larger_vocabulary_makes_shorter_texts():
 
 @pytest.mark.parametrize("kind", ["bpe", "byte_bpe"])
 def test_the_same_texts_give_the_same_vocabulary(learned, kind):
-    """(The library's WordPiece breaks ties in no fixed order.)"""
+    """(The library's WordPiece breaks ties in random order, so it is not tested.)"""
     assert getattr(Subwords, kind)(LINES, 320).fingerprint == learned[kind].fingerprint
     assert getattr(Subwords, kind)(LINES[:3], 320).fingerprint != learned[kind].fingerprint
 
@@ -108,7 +108,7 @@ def test_a_long_text_in_parts_gives_the_same_tokens(learned, monkeypatch, text, 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_name_of_a_special_token_in_a_text_is_plain_text(learned, kind, tmp_path):
-    """In every way to encode; and of a vocabulary that was loaded."""
+    """For every way to encode, and also in a loaded vocabulary."""
     learned[kind].save(tmp_path / "vocabulary.json")
     for vocabulary in (learned[kind], Subwords.load(tmp_path / "vocabulary.json")):
         for token in set(SPECIALS[kind]) - {"<unk>", "[UNK]"}:
@@ -130,7 +130,7 @@ def test_the_end_of_a_text_is_a_token_and_decodes_to_nothing(learned):
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
-def test_pieces_are_only_of_vocabularies_of_bytes(learned, kind):
+def test_only_byte_level_vocabularies_have_pieces(learned, kind):
     with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes, like GPT-2's, got "):
         _ = learned[kind].pieces
 
@@ -184,7 +184,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch, tmp_path):
 
 
 def write_gpt2(folder, learned):
-    """vocab.json and merges.txt as they are published, with the end of a text as the last token."""
+    """vocab.json and merges.txt as published, with GPT2_END as the last token."""
     model = json.loads(learned["byte_bpe"].tokenizer.to_str())["model"]
     words = sorted((word for word in model["vocab"] if word != GPT2_END), key=model["vocab"].get)
     (folder / "vocab.json").write_text(json.dumps({word: i for i, word in enumerate([*words, GPT2_END])}))
@@ -193,7 +193,7 @@ def write_gpt2(folder, learned):
 
 
 def write_bert(folder, learned, more=(), **settings):
-    """vocab.txt with `more` words behind those that were learned, and these settings if there are some."""
+    """vocab.txt with `more` words after the learned ones, and the settings, if given."""
     vocabulary = learned["wordpiece"].tokenizer.get_vocab()
     words = [*sorted(vocabulary, key=vocabulary.get), *(word for word in more if word not in vocabulary)]
     (folder / "vocab.txt").write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
@@ -321,7 +321,7 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
 
 
 def test_merges_that_are_cut_short_anywhere(learned, tmp_path):
-    """At the end of a line, within one, and all of them: a token without a merge is never made."""
+    """At the end of a line, within one, or of everything: a token whose merge is missing gives it away."""
     write_gpt2(tmp_path, learned)
     path = tmp_path / "merges.txt"
     whole, expected = path.read_bytes(), Subwords.from_gpt2(tmp_path).fingerprint
@@ -348,8 +348,8 @@ def test_other_special_tokens_of_gpt2_need_no_merge(learned, tmp_path):
     assert len(Subwords.from_gpt2(tmp_path)) == len(words)
 
 
-def test_a_vocabulary_of_bert_that_is_cut_short_or_says_a_token_twice(learned, tmp_path):
-    """A cut at the end of a line shows by the size in config.json."""
+def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_path):
+    """The size in config.json reveals a cut at the end of a line."""
     write_bert(tmp_path, learned)
     path = tmp_path / "vocab.txt"
     whole = path.read_text()

@@ -27,7 +27,7 @@ def subwords():
 
 @pytest.fixture(scope="module")
 def pairs(subwords):
-    """83 pairs of 1 to 9 words; each begins with its number in disguise, so that they differ."""
+    """83 pairs of 1 to 9 words, each beginning with its encoded number, so that all differ."""
     draw = Key(0).fold("pairs").generator()
     sides = [[" ".join(draw.choice(WORDS, draw.integers(1, 10))) for _ in range(83)] for _ in range(2)]
     return encode_pairs(subwords, Pairs(*sides), 64)
@@ -44,7 +44,7 @@ def everything(pairs):
     return sorted((tuple(s.tolist()), tuple(t.tolist())) for s, t in zip(*pairs, strict=True))
 
 
-def test_what_the_model_is_given_and_what_it_is_to_predict(subwords):
+def test_inputs_and_targets_of_the_decoder(subwords):
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
     encoded = encode_pairs(subwords, Pairs(["the dog", "a"], ["Hund", "ein Mann"]), 64)
     batch = translation_batch(encoded, [0, 1], subwords)
@@ -54,9 +54,9 @@ def test_what_the_model_is_given_and_what_it_is_to_predict(subwords):
     assert batch.lengths.tolist() == [width, len(a) + 1]
     width = max(len(hund), len(ein_mann)) + 1
     for row, ids in enumerate((hund, ein_mann)):
-        behind = width - len(ids) - 1
-        assert batch.target[row].tolist() == [begin, *ids] + [pad] * behind
-        assert batch.targets[row].tolist() == [*ids, end] + [IGNORED] * behind
+        rest = width - len(ids) - 1
+        assert batch.target[row].tolist() == [begin, *ids] + [pad] * rest
+        assert batch.targets[row].tolist() == [*ids, end] + [IGNORED] * rest
     assert batch.weight == len(hund) + len(ein_mann) + 2
     assert batch.tokens == batch.weight + len(the_dog) + len(a) + 2
     assert {x.dtype for x in (batch.source, batch.target, batch.targets)} == {np.dtype(np.int32)}
@@ -78,7 +78,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_like_length(pairs, subwords)
 
 def test_a_batch_is_a_function_of_key_and_step(pairs, subwords):
     first, again, other = (TranslationBatches(pairs, 60, subwords, Key(k)) for k in (1, 1, 2))
-    again.batch(3 * len(again))  # asked out of order
+    again.batch(3 * len(again))  # requested out of order
     for step in (0, 5, len(first) + 1):
         for a, b in zip(first.batch(step), again.batch(step), strict=True):
             np.testing.assert_array_equal(a, b)
@@ -96,7 +96,7 @@ def test_micro_batches_are_the_rows_in_order(pairs, subwords):
         assert (part.targets[:, -1] != IGNORED).any()
 
 
-def test_micro_batches_are_cut_behind_the_last_target_that_counts():
+def test_micro_batches_end_at_the_last_target_that_counts():
     targets = np.array([[1, IGNORED, 2, IGNORED], [IGNORED] * 4])
     parts = TranslationBatch(np.ones((2, 4), int), np.array([4, 2]), np.ones((2, 4), int), targets).split(1)
     assert [part.targets.tolist() for part in parts] == [[[1, IGNORED, 2]], [[IGNORED]]]

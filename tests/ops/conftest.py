@@ -1,4 +1,4 @@
-"""The gradient checks of the operation that a file tests."""
+"""Gradient checks for the operations that a file tests."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,7 +11,7 @@ from scratchformer.testing.strategies import SCALES
 
 
 def pytest_generate_tests(metafunc):
-    """A test that takes `case` runs for every case whose operation stands in the module that the test's file is for."""
+    """Run a test that takes `case` for every case of the operations in the module that its file tests."""
     if "case" in metafunc.fixturenames:
         module = metafunc.module.__name__.rpartition("test_")[2]
         cases = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.__module__.endswith(f"ops.{module}")]
@@ -23,9 +23,9 @@ def pytest_generate_tests(metafunc):
 def check_gradients(request, device):
     """A function that checks a case at one scale, on shapes and numbers from drawn seeds.
 
-    It compares every element, and random directions, with central differences; then the contract of a pair
-    (what may be written to, what may share memory) and its types. See `scratchformer.testing.check_gradients`.
-    An operation that has fast twins is checked as it runs, and as the reference.
+    It compares every element, and random directions, with central differences, and checks the contract of the pair
+    (what may be written to, what may share memory) and the types: see `scratchformer.testing.check_gradients`. An
+    operation that has fast twins is checked twice, with the twin and with the reference.
     """
 
     def check(case):

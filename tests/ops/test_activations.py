@@ -21,7 +21,7 @@ def test_relu(device):
 
 
 def test_exact_gelu_is_x_times_the_normal_distribution_function(device):
-    """Value and slope against the error function of the standard library."""
+    """Value and slope agree with the standard library's error function."""
     y, cache = ops.gelu(to_device(POINTS, device))
     slope = ops.gelu_backward(device.xp.ones_like(y), cache)
     cdf = np.array([0.5 * math.erfc(-x / math.sqrt(2)) for x in POINTS])
@@ -31,7 +31,7 @@ def test_exact_gelu_is_x_times_the_normal_distribution_function(device):
 
 
 def test_tanh_gelu(device):
-    """Value against the formula of the paper; and the approximation is good to 5e-4, but not exact."""
+    """The value agrees with the formula of the paper, and the approximation is good to 5e-4 but not exact."""
     x = to_device(POINTS, device)
     y = to_cpu(ops.gelu(x, "tanh")[0])
     expected = [0.5 * x * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) for x in POINTS]
@@ -46,7 +46,7 @@ def test_unknown_approximation():
 
 
 def test_tanh(device):
-    """Value and slope against the standard library; far out it is flat, and nothing overflows."""
+    """Value and slope agree with the standard library; for large |x| it is flat, and nothing overflows."""
     x = np.append(POINTS, [-1e4, 1e4])
     y, cache = ops.tanh(to_device(x, device))
     np.testing.assert_allclose(to_cpu(y), [math.tanh(v) for v in x], rtol=1e-15)

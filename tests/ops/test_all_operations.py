@@ -1,4 +1,4 @@
-"""What holds for every operation, on every backend: the cases are those of `scratchformer.testing.cases`."""
+"""Properties of every operation, on every backend, with the cases of `scratchformer.testing.cases`."""
 
 import inspect
 from contextlib import nullcontext
@@ -17,7 +17,7 @@ from scratchformer.testing.strict import STRICT
 
 
 class Run(NamedTuple):
-    """The arguments, the output and the gradients of one case, in one type."""
+    """The arguments, the output and the gradients of one case, of one dtype."""
 
     args: list
     y: object
@@ -37,8 +37,8 @@ def run(name, device, dtype, args=None):
 
 
 def assert_close(result, expected, tolerance):
-    """Each array differs by at most `tolerance` of the largest element of what is expected. An array that should be
-    zero, and is but for rounding, is measured by a tenth of the largest element of all of them.
+    """Each array differs by at most `tolerance` times its largest expected element. For an array that should be zero,
+    up to rounding, the scale is a tenth of the largest element of all arrays.
     """
     arrays = [
         (to_cpu(x).astype(np.float64), to_cpu(e).astype(np.float64))
@@ -52,7 +52,7 @@ def assert_close(result, expected, tolerance):
 
 
 def test_every_operation_is_checked():
-    """It has a case, and its module has a file of tests, in which the gradients are checked."""
+    """It has a case, and its module has a test file that checks the gradients."""
     cases = [OPERATIONS[name](Draw()) for name in OPERATIONS]
     assert {c.op_backward for c in cases} == {getattr(ops, name) for name in ops.__all__ if name.endswith("_backward")}
     for module in {c.op.__module__.rpartition(".")[2] for c in cases}:
@@ -69,7 +69,7 @@ def test_float32_stays_float32(name, device):
 
 @pytest.mark.parametrize("name", [name for name in OPERATIONS if "large scores" not in name])
 def test_float16_stays_float16_and_is_near_the_float32_result(name, device):
-    """Scores of 100 and more are left out: in float16 they are off by hundredths before the softmax sees them."""
+    """Without scores of 100 and more, which in float16 are off by hundredths even before the softmax."""
     half = run(name, device, np.float16)
     assert half.y.dtype == (np.float32 if name.startswith("cross_entropy") else np.float16)  # a loss is a sum
     assert all(a.dtype == np.float16 for a in half.gradients)
@@ -79,7 +79,7 @@ def test_float16_stays_float16_and_is_near_the_float32_result(name, device):
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_arguments_are_not_written_to(name, dtype):
-    """Read-only arguments, and a read-only dy, are enough."""
+    """Read-only arguments and a read-only dy are accepted."""
     case = OPERATIONS[name](Draw(1))
     args = [x.astype(dtype) if is_floating(x) else x for x in case.args]
     y, cache = case.op(*(read_only(x) for x in args), **case.options)
@@ -96,7 +96,7 @@ def read_only(x):
 
 @pytest.mark.parametrize("name", [n for n in OPERATIONS if sum(map(is_array, OPERATIONS[n](Draw()).args)) > 1])
 def test_arrays_of_two_devices_are_refused(name):
-    """One error that names both devices, and the calls that move an array and a model."""
+    """One error names both devices and the calls that move an array and a model."""
     case = OPERATIONS[name](Draw())
     first, *rest = case.args
     assert array_module(first) is CPU.xp
@@ -126,7 +126,7 @@ def test_large_scores_do_not_overflow(size, dtype, device):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_arguments_by_keyword(name):
-    """Every argument can be given under the name that the signature shows."""
+    """Every argument can be passed by its name in the signature."""
     case = OPERATIONS[name](Draw())
     named = dict(zip(inspect.signature(case.op).parameters, case.args, strict=False))
     y, _ = case.op(*case.args, **case.options)
@@ -146,14 +146,14 @@ def test_a_dy_that_would_broadcast_is_refused(name):
 
 
 def not_floating(shape, device):
-    """What stands for an array of this shape and is none of floating-point numbers, by what a message calls it."""
+    """Things that are not floating-point arrays, of this shape where they have one, by their name in the message."""
     found = {name: to_device(np.ones(shape, name), device) for name in ("int64", "uint8", "bool")}
     found |= {"list": np.ones(shape).tolist() if shape else [1.0], "tuple": (1.0, 2.0), "NoneType": None, "str": "abc"}
     return found | ({"object": np.full(shape, None), "<U1": np.full(shape, "1")} if device is CPU else {})
 
 
 def expect_refusal(name, expected, found, call):
-    """Each of `found`, given to `call`, is refused in one line that says what `name` must be and what it is."""
+    """Each value of `found`, passed to `call`, is refused in one line that says what `name` must be and what it is."""
     for kind, wrong in found.items():
         with pytest.raises(TypeError) as info:
             call(wrong)
@@ -164,9 +164,9 @@ def expect_refusal(name, expected, found, call):
 
 @pytest.mark.parametrize("twins", [True, False], ids=["twins", "references"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_what_is_no_floating_point_array_is_refused(name, twins, device):
-    """In place of each array of an operation, and of the gradient that its backward is given; an argument that may be
-    left out may be None. In place of ids and lengths: what holds no integers.
+def test_non_floating_arrays_are_refused(name, twins, device):
+    """As each array argument of an operation, and as the dy of its backward. An optional argument may be None. As ids
+    and lengths, arrays that are not integers are refused.
     """
     case = OPERATIONS[name](Draw(3, 1.0, device))
     args = [to_device(x, device) if is_array(x) else x for x in case.args]
@@ -185,14 +185,14 @@ def test_what_is_no_floating_point_array_is_refused(name, twins, device):
             call = lambda w, i=i: case.op(*args[:i], w, *args[i + 1 :], **case.options)  # noqa: E731
             expect_refusal(parameters[i].name, kind, wrong, call)
         y, cache = case.op(*args, **case.options)
-        wrong = not_floating(y.shape, device) | ({"float": 2.0, "int": 3} if y.ndim else {})  # a loss's may be a number
+        wrong = not_floating(y.shape, device) | ({"float": 2.0, "int": 3} if y.ndim else {})  # dloss may be a number
         dy_name, *_ = inspect.signature(case.op_backward).parameters
         expect_refusal(dy_name, "floating-point", wrong, lambda w: case.op_backward(w, cache))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_the_error_of_an_array_of_integers_says_what_to_do(name, device):
-    """With the call that converts it, which works."""
+def test_the_error_for_an_integer_array_says_how_to_convert_it(name, device):
+    """The call in the message works."""
     case = OPERATIONS[name](Draw(3, 1.0, device))
     i, x = next((i, x) for i, x in enumerate(case.args) if is_array(x) and is_floating(x))
     integers = to_device(np.ones(x.shape, np.int64), device)
@@ -206,6 +206,6 @@ def test_the_error_of_an_array_of_integers_says_what_to_do(name, device):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex128])
-def test_a_scalar_of_numpy_is_an_array_of_no_axes(dtype):
+def test_a_numpy_scalar_is_accepted_as_an_array(dtype):
     for op in (ops.relu, ops.tanh):
         assert op(dtype(0.5))[0] == op(np.full((1,), 0.5, dtype))[0][0]

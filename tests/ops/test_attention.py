@@ -28,7 +28,7 @@ def test_gradients(case, check_gradients):
 
 @given(tensors("B H T D", "B H S D", "B H S D", scales=(1e-1, 1.0)), st.booleans())
 def test_equation(device, drawn, causal):
-    """Against loops over sequences, heads, queries and keys."""
+    """The result agrees with loops over sequences, heads, queries and keys."""
     q, k, v = drawn
     B, H, T, D = q.shape
     S = k.shape[2]
@@ -81,7 +81,7 @@ def test_shared_keys_and_values_are_not_repeated_in_memory(op, T):
 
 
 def test_a_query_that_may_see_nothing_gives_zero_and_gets_no_gradient(device):
-    """Sequence 0 has no keys; in sequence 1 the causal pattern leaves the first two of five queries none of three."""
+    """Sequence 0 has no keys; in sequence 1, of three keys, the first two of five queries see none (causal)."""
     pattern = ops.Padding(to_device(np.array([0, 3]), device)) & ops.Causal()
     q, k, v, dy = normal(2, 2, 5, 4), normal(2, 2, 3, 4, seed=1), normal(2, 2, 3, 4, seed=2), normal(2, 2, 5, 4, seed=3)
     y, dq, dk, dv = forward_backward(device, q, k, v, dy, pattern)
@@ -89,13 +89,13 @@ def test_a_query_that_may_see_nothing_gives_zero_and_gets_no_gradient(device):
     assert not dq[0].any() and not dq[1, :, :2].any()
     assert not dk[0].any() and not dv[0].any()
     assert y[1, :, 2:].all() and dv[1].all()
-    dy[0] = dy[1, :, :2] = 1e3  # what comes back to a query that saw nothing goes nowhere
+    dy[0] = dy[1, :, :2] = 1e3  # the gradient of a query that saw nothing goes nowhere
     for a, b in zip((dq, dk, dv), forward_backward(device, q, k, v, dy, pattern)[1:], strict=True):
         assert np.array_equal(a, b)
 
 
-def test_causal_future_has_no_part(device):
-    """A change of keys and values behind place t moves no output up to t, and no gradient of theirs reaches back."""
+def test_the_future_has_no_influence(device):
+    """Changing keys and values after position t changes no output up to t, and those outputs give them no gradient."""
     q, k, v, dy = (normal(2, 2, 5, 3, seed=i) for i in range(4))
     y, dq, _, _ = forward_backward(device, q, k, v, dy, ops.Causal())
     for t in range(4):
@@ -176,7 +176,7 @@ def test_shapes_that_do_not_fit(q, k, v, message):
 
 
 def test_backward_runs_in_float32_for_float16(device):
-    """The row sum Σ p dp is small, but dp − Σ p dp is beyond float16."""
+    """The row sum Σ p dp is small, but dp − Σ p dp overflows float16."""
     D, S = 1, 4
     q, k = np.zeros((1, 1, 1, D), np.float16), np.zeros((1, 1, S, D), np.float16)
     v = np.array([60_000, -60_000, 60_000, 60_000], np.float16).reshape(1, 1, S, D)
@@ -189,7 +189,7 @@ def test_backward_runs_in_float32_for_float16(device):
     np.testing.assert_allclose(dq.ravel(), expected, rtol=2e-3)
 
 
-def test_a_mask_is_no_pattern():
+def test_a_boolean_mask_is_refused():
     q = np.ones((2, 3, 4, 5))
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):
         ops.attention.reference(q, q, q, np.ones((4, 4), bool))

@@ -30,7 +30,7 @@ def test_gradients(case, check_gradients):
 
 @given(predictions(), st.sampled_from([None, 0, -1]), st.sampled_from([0.0, 0.1, 0.7]))
 def test_equation(device, drawn, ignore_index, label_smoothing):
-    """Against a loop over the rows that count, with the target distribution written out."""
+    """The result agrees with a loop over the rows that count, with the target distribution written out."""
     logits, targets = drawn
     V = logits.shape[-1]
     if ignore_index == -1:
@@ -67,7 +67,7 @@ def test_dloss_scales_the_gradient(device):
 
 
 def test_repeating_the_batch_changes_neither_the_loss_nor_the_summed_gradient(device):
-    """The 1/N of the mean is in both directions."""
+    """Both forward and backward contain the 1/N of the mean."""
     logits, targets = np.random.default_rng(0).standard_normal((4, 3)), np.array([0, 1, 2, 0])
     loss, dlogits = loss_and_gradient(device, logits, targets)
     repeated, drepeated = loss_and_gradient(device, np.tile(logits, (5, 1)), np.tile(targets, 5))
@@ -81,7 +81,7 @@ def test_if_no_target_counts_loss_and_gradient_are_zero(device):
     assert not dlogits.any()
 
 
-def test_an_ignored_row_has_no_part(device):
+def test_an_ignored_row_has_no_influence(device):
     logits, targets = np.random.default_rng(0).standard_normal((3, 4)), np.array([1, 9, 2])
     loss, dlogits = loss_and_gradient(device, logits, targets, ignore_index=9, label_smoothing=0.2)
     rest, drest = loss_and_gradient(device, logits[[0, 2]], targets[[0, 2]], label_smoothing=0.2)
@@ -90,7 +90,7 @@ def test_an_ignored_row_has_no_part(device):
 
 
 def test_mean_of_many_rows_runs_in_float32_for_float16(device):
-    """The sum over 200,000 rows is beyond float16; the mean is not."""
+    """The sum over 200,000 rows overflows float16; the mean does not."""
     logits, targets = np.zeros((200_000, 2), np.float16), np.zeros(200_000, np.int64)
     loss, _ = loss_and_gradient(device, logits, targets)
     assert math.isclose(loss, math.log(2), rel_tol=1e-3)
@@ -102,7 +102,7 @@ def test_targets_out_of_range(wrong, device):
         loss_and_gradient(device, np.zeros((2, 3)), np.array([0, wrong]))
 
 
-def test_the_ignored_target_of_pytorch_is_told_which_it_is_here(device):
+def test_the_error_for_pytorchs_ignore_index_names_the_one_used_here(device):
     logits, targets = np.zeros((2, 3)), np.array([0, -100])
     with pytest.raises(IndexError, match=r"^targets: .* got -100 \(-1 is ignored, which is -100 in PyTorch\)$"):
         loss_and_gradient(device, logits, targets, ignore_index=ops.IGNORED)
@@ -129,7 +129,7 @@ def test_label_smoothing_out_of_range(wrong):
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
 def test_a_large_common_offset_costs_no_digits(label_smoothing, device):
-    """Logits that are all near 10,000, where float32 ends at the third decimal, but differ by whole numbers."""
+    """All logits are near 10,000, where float32 has three decimals, but differ by whole numbers."""
     logits, targets = np.array([[0, 3, 1], [2, 0, 5]], np.float32), np.array([0, 1])
     options = dict(label_smoothing=label_smoothing)
     loss, dlogits = loss_and_gradient(device, logits, targets, **options)
@@ -138,7 +138,7 @@ def test_a_large_common_offset_costs_no_digits(label_smoothing, device):
     np.testing.assert_allclose(offset_dlogits, dlogits, rtol=1e-6, atol=1e-8)
 
 
-def test_dloss_is_a_number_or_an_array_of_no_axes(device):
+def test_dloss_is_a_number_or_a_zero_dimensional_array(device):
     logits, targets = to_device(np.eye(3), device), to_device(np.arange(3), device)
     _, cache = ops.cross_entropy(logits, targets)
     expected = to_cpu(ops.cross_entropy_backward(2.0, cache))
@@ -150,7 +150,7 @@ def test_dloss_is_a_number_or_an_array_of_no_axes(device):
         ops.cross_entropy_backward(True, cache)
 
 
-def test_label_smoothing_that_is_no_number():
+def test_label_smoothing_that_is_not_a_number():
     for cross_entropy in (ops.cross_entropy, ops.cross_entropy.reference):
         with pytest.raises(TypeError, match=r"^label_smoothing: expected a number, got '0\.1'$"):
             cross_entropy(np.eye(3), np.arange(3), label_smoothing="0.1")

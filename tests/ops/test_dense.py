@@ -22,7 +22,7 @@ def test_gradients(case, check_gradients):
 @pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, (cube, cube_backward)], ids=str)
 @given(tensors("B T I", "I O", "O", "B T O"))
 def test_is_an_affine_map_and_an_activation(device, activation, drawn):
-    """Output and gradients are those of the two operations, one after the other."""
+    """Output and gradients agree with the two operations, one after the other."""
     x, w, b, dy = (to_device(a, device) for a in drawn)
     y, cache = ops.dense(x, w, b, activation)
     h, affine = ops.linear(x, w, b)
@@ -32,7 +32,7 @@ def test_is_an_affine_map_and_an_activation(device, activation, drawn):
     for found, other in zip(
         (y, *ops.dense_backward(dy, cache)), (expected, *ops.linear_backward(dh, affine)), strict=True
     ):
-        # Far out 1 + tanh cancels, and what is left of y = x Φ(x) is as exact as x times the last digit of 1.
+        # For very negative x, 1 + tanh cancels, and y = x Φ(x) is only exact to x times the last digit of 1.
         scale = max(np.abs(to_cpu(other)).max(), np.abs(to_cpu(h)).max())
         np.testing.assert_allclose(to_cpu(found), to_cpu(other), rtol=1e-10, atol=1e-12 * scale)
 

@@ -1,4 +1,4 @@
-"""The derivations end on the lines that the code contains, and everything public says what it is."""
+"""Derivations end on lines that the code contains, and everything public has a docstring."""
 
 import ast
 import inspect
@@ -18,12 +18,12 @@ DERIVED_LAYERS = {
 
 
 def normal(text):
-    """Without differences of white space."""
+    """The text with normalised white space."""
     return " ".join(text.split())
 
 
 def lines_of_code(docstring):
-    """The indented lines of a docstring that are Python and do something: assign, or call."""
+    """The indented lines of a docstring that are Python statements with an effect: assignments and calls."""
     found = []
     for line in inspect.cleandoc(docstring).splitlines():
         if not line.startswith("    "):
@@ -49,7 +49,7 @@ def test_derivation_ends_on_the_code(name):
 
 @pytest.mark.parametrize("name", DERIVED_LAYERS)
 def test_derivation_of_a_layer_ends_on_the_code(name):
-    """A layer may leave the mathematics to its operations; if it shows lines, they are those of its backward."""
+    """A layer may leave the mathematics to its operations, but any line of code that it shows is in its backward."""
     layer = DERIVED_LAYERS[name]
     for line in lines_of_code(layer.__doc__):
         assert line in normal(inspect.getsource(layer.backward))
@@ -64,7 +64,7 @@ def test_the_check_finds_a_line_that_has_changed():
 
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_parts_of_the_docstring(name):
-    """An equation first, shapes, what is returned, the derivation, and what the cache keeps."""
+    """It has an equation first, then shapes, what is returned, the derivation, and what the cache keeps."""
     docstring = getattr(ops, name.removesuffix("_backward")).__doc__
     first, *rest = inspect.cleandoc(docstring).splitlines()
     rest = "\n".join(rest)

@@ -27,7 +27,7 @@ def test_the_same_key_drops_the_same_elements_on_every_backend(device, seed, p):
 
 
 def test_different_keys_drop_different_elements():
-    """The keys that a training step uses: of another seed, step, micro-batch or layer."""
+    """As in a training step: another seed, step, micro-batch or layer gives another key."""
     base = Key(1, 2, 3)
     keys = [base, Key(2, 2, 3), Key(1, 3, 3), Key(1, 2, 4), base.fold("a"), base.fold("b"), base.fold(0), base.fold(1)]
     masks = [dropped_ones(0.5, key, 4000) > 0 for key in keys]
@@ -38,7 +38,7 @@ def test_different_keys_drop_different_elements():
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.25, 0.5, 0.9])
 def test_rate_and_expectation(p):
-    """A share p is dropped, and the mean of y is x: both to within five standard errors."""
+    """A fraction p is dropped, and the mean of y is x, both to within five standard errors."""
     y = dropped_ones(p, Key(5))
     error = 5 * np.sqrt(p * (1 - p) / COUNT)
     assert abs((y == 0).mean() - p) <= error + 2**-16
@@ -54,7 +54,7 @@ def test_neighbours_are_independent():
 
 
 def test_backward_uses_the_mask_of_its_own_forward(device):
-    """A second forward between a forward and its backward changes nothing."""
+    """A second forward, between a forward and its backward, changes nothing."""
     x, dy = device.xp.ones((4, 50)), device.xp.ones((4, 50))
     first, cache = ops.dropout(x, 0.5, Key(1))
     second, other = ops.dropout(x, 0.5, Key(2))
@@ -70,7 +70,7 @@ def test_p_out_of_range(p):
 
 
 @pytest.mark.parametrize("p", ["0.5", None, True, np.ones(3)], ids=repr)
-def test_p_that_is_no_number(p):
+def test_p_that_is_not_a_number(p):
     for dropout in (ops.dropout, ops.dropout.reference):
         with pytest.raises(TypeError, match=r"^p: expected a number, got "):
             dropout(np.ones(3), p, Key(0))

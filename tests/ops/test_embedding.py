@@ -21,7 +21,7 @@ def test_looks_rows_up(device):
 
 @given(token_ids("B T", high=3), st.sampled_from([np.int32, np.int64, np.uint8]))
 def test_a_repeated_token_collects_every_gradient(device, ids, dtype):
-    """Against a loop that adds one row at a time."""
+    """The gradient agrees with a loop that adds one row at a time."""
     dy = np.random.default_rng(0).standard_normal((*ids.shape, 3))
     expected = np.zeros((4, 3))
     for index in np.ndindex(ids.shape):
@@ -64,7 +64,7 @@ def test_a_table_that_does_not_fit():
         ops.embedding(np.array([0, 1]), np.ones(4))
 
 
-def test_the_table_that_is_added_to_must_fit(device):
+def test_out_must_have_the_shape_of_the_table(device):
     _, cache = ops.embedding(to_device(np.array([0, 2]), device), device.xp.ones((3, 4)))
     dy = device.xp.ones((2, 4))
     with pytest.raises(ValueError, match=r"out: expected \(3, 4\), got \(1, 4\)"):

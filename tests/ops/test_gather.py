@@ -17,8 +17,8 @@ def test_takes_the_vectors_at_the_places_of_each_row(device):
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64])
-def test_a_place_collects_from_all_that_took_it_and_no_other(device, dtype):
-    """Against a loop that adds one vector at a time."""
+def test_a_place_collects_the_gradients_of_all_that_took_it(device, dtype):
+    """The gradient agrees with a loop that adds one vector at a time."""
     places = np.array([[3, 0, 3], [1, 1, 1]], dtype)
     dy = np.random.default_rng(0).standard_normal((2, 3, 3))
     expected = np.zeros(X.shape)
@@ -28,9 +28,9 @@ def test_a_place_collects_from_all_that_took_it_and_no_other(device, dtype):
     np.testing.assert_allclose(to_cpu(ops.gather_backward(to_device(dy, device), cache)), expected, atol=1e-12)
 
 
-def test_what_does_not_fit(device):
+def test_invalid_arguments(device):
     x = to_device(X, device)
-    for wrong in (4, -1):  # that of another row, if it were taken
+    for wrong in (4, -1):  # would be in another row
         with pytest.raises(IndexError, match=f"places: expected values from 0 to 3, got {wrong}"):
             ops.gather(x, to_device(np.array([[0], [wrong]]), device))
     with pytest.raises(ValueError, match=r"places: expected \(2, K\), got \(3, 1\)"):

@@ -28,8 +28,8 @@ def test_eps_is_added_to_the_variance(device):
     np.testing.assert_allclose(y, [[-2 / 3, 2 / 3]], rtol=1e-14)
 
 
-def test_what_normalising_removes_gets_no_gradient(device):
-    """Adding a constant to a row, and scaling it about its mean, do not change y: dx is orthogonal to both."""
+def test_directions_that_normalising_removes_get_no_gradient(device):
+    """Adding a constant to a row, or scaling it about its mean, does not change y, so dx is orthogonal to both."""
     rng = np.random.default_rng(0)
     x, gamma, dy = rng.standard_normal((3, 6)), rng.standard_normal(6), rng.standard_normal((3, 6))
     _, cache = ops.layernorm(to_device(x, device), to_device(gamma, device), device.xp.zeros(6), eps=0.0)
@@ -40,7 +40,7 @@ def test_what_normalising_removes_gets_no_gradient(device):
 
 
 def test_long_sums_run_in_float32_for_float16(device):
-    """The mean of 4,096 numbers near 40 and their squares, and the sum of 5,000 rows, are beyond float16."""
+    """The sum of 4,096 numbers near 40 overflows float16, and a float16 sum of 5,000 rows would stop at 2048."""
     x = np.where(np.arange(4096) % 2, 50, 30).astype(np.float16)[None]
     gamma, beta = device.xp.ones(4096, dtype=np.float16), device.xp.zeros(4096, dtype=np.float16)
     y, _ = ops.layernorm(to_device(x, device), gamma, beta)

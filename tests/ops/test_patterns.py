@@ -20,7 +20,7 @@ from scratchformer.ops import (
 )
 from scratchformer.ops.patterns import Tile
 
-# Of each pattern: how to make it from lengths, and when query t may see key s of sequence b.
+# For each pattern: how to make it from lengths, and whether query t may see key s in sequence b.
 PATTERNS = {
     "full": (lambda n: Full(), lambda b, t, s, T, S, n: True),
     "causal": (lambda n: Causal(), lambda b, t, s, T, S, n: s - S <= t - T),
@@ -71,7 +71,7 @@ PATTERNS = {
 
 
 def brute_force(may_see, T, S, n):
-    """(B, T, S), one pair after the other."""
+    """(B, T, S), one pair at a time."""
     return np.array([[[may_see(b, t, s, T, S, n) for s in range(S)] for t in range(T)] for b in range(len(n))])
 
 
@@ -99,7 +99,7 @@ def test_dense_table(device, name, table):
 @pytest.mark.parametrize("name", PATTERNS)
 @given(tables(), st.data())
 def test_tiles(device, name, table, data):
-    """A tile is empty, full or mixed as the table says, and its mask is the table cut out."""
+    """A tile is empty, full or mixed according to the table, and its mask is that part of the table."""
     T, S, n = table
     make, may_see = PATTERNS[name]
     pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)
@@ -112,11 +112,11 @@ def test_tiles(device, name, table, data):
         assert np.array_equal(np.broadcast_to(mask, part.shape), part)
         tile = pattern.tile(b, rows, columns, T, S)
         if tile is Tile.MIXED and ("&" in name or "|" in name or "strided" in name):
-            continue  # it is never wrong, and what two patterns leave together neither is asked to know
+            continue  # always a safe answer; a combination may be empty or full without either pattern knowing
         assert tile is (Tile.FULL if part.all() else Tile.MIXED if part.any() else Tile.EMPTY)
 
 
-def test_together_two_patterns_know_what_either_knows():
+def test_a_combination_knows_the_tiles_that_one_pattern_decides():
     both = Causal() & Padding(np.array([4]))
     assert both.tile(0, slice(0, 4), slice(4, 8), 8, 8) is Tile.EMPTY
     assert both.tile(0, slice(4, 8), slice(4, 8), 8, 8) is Tile.EMPTY
@@ -124,14 +124,14 @@ def test_together_two_patterns_know_what_either_knows():
     assert both.tile(0, slice(0, 4), slice(0, 4), 8, 8) is Tile.MIXED
 
 
-def test_new_queries_stand_behind_the_keys_of_the_past():
-    """Two queries to five keys: the last one sees all, the one before it all but the last."""
+def test_queries_are_aligned_with_the_last_keys():
+    """Two queries and five keys: the last query sees all keys, the one before it all but the last."""
     assert Causal().dense(2, 5, np).tolist() == [[True] * 4 + [False], [True] * 5]
 
 
-def test_a_pattern_of_ones_own_needs_no_more_than_a_mask(device):
+def test_a_users_own_pattern_needs_only_a_mask(device):
     class Even(Pattern):
-        """Every key with an even number."""
+        """Every key with an even index."""
 
         def mask(self, b, rows, columns, T, S, xp):
             return xp.arange(columns.start, columns.stop, columns.step or 1)[None, :] % 2 == 0
@@ -143,7 +143,7 @@ def test_a_pattern_of_ones_own_needs_no_more_than_a_mask(device):
 
 
 def covered(pattern, b, T, S, xp=np):
-    """(T, S): how many of the pattern's pieces let a pair interact."""
+    """(T, S): how many of the pattern's pieces allow each pair."""
     count = np.zeros((T, S), int)
     for rows, columns, allowed in pattern.pieces(b, T, S, xp):
         part = count[rows, columns]
@@ -155,7 +155,7 @@ def covered(pattern, b, T, S, xp=np):
 @pytest.mark.parametrize("name", PATTERNS)
 @pytest.mark.parametrize("side", [1, 2, 3, 64])
 @given(tables())
-def test_pieces_hold_every_pair_once(device, name, side, table):
+def test_pieces_contain_every_allowed_pair_once(device, name, side, table):
     T, S, n = table
     make, may_see = PATTERNS[name]
     pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)
@@ -180,7 +180,7 @@ def test_pieces_hold_every_pair_once(device, name, side, table):
     ids=str,
 )
 def test_pieces_grow_as_the_pattern_promises(pattern, growth):
-    """Twice the length is four times the pairs visited for full attention, and twice for local."""
+    """Doubling the length visits four times as many pairs for full attention, and twice as many for local."""
     pairs = [
         sum((r.stop - r.start) // r.step * ((c.stop - c.start) // c.step) for r, c, _ in pattern.pieces(0, n, n, np))
         for n in (4096, 8192)
@@ -190,7 +190,7 @@ def test_pieces_grow_as_the_pattern_promises(pattern, growth):
 
 
 def visited(pattern, n):
-    """How many pairs lie in the pattern's pieces, at a length of n."""
+    """How many pairs are in the pattern's pieces, at length n."""
     return sum(len(range(n)[r]) * len(range(n)[c]) for r, c, _ in pattern.pieces(0, n, n, np))
 
 
@@ -236,7 +236,7 @@ def test_patterns_combine_with_patterns_only():
         Causal() & np.ones((2, 2), bool)
 
 
-# Heads of their own
+# Patterns for each head
 
 
 HEADS = {
@@ -246,7 +246,7 @@ HEADS = {
     "two | three": lambda n: Heads(Local(0), Causal()) | Heads(Full() & Strided(3), Local(1), SameBlock(2)),
     "one within another": lambda n: Heads(Heads(Local(1), Full()), Causal()),
 }
-SINGLE = {  # of each, the patterns of six heads; of four where three do not divide
+SINGLE = {  # for each, the patterns of six heads, or of four if the number of patterns does not divide six
     "two": lambda n: [Local(1)] * 3 + [Strided(2)] * 3,
     "causal & two": lambda n: [Causal() & SameBlock(3)] * 3 + [Causal() & BlockEnds(3)] * 3,
     "two & padding": lambda n: [Causal() & Padding(n)] * 3 + [Padding(n)] * 3,
@@ -259,7 +259,7 @@ SINGLE = {  # of each, the patterns of six heads; of four where three do not div
 
 @pytest.mark.parametrize("name", HEADS)
 @given(tables())
-def test_every_head_has_the_table_of_its_own_pattern(device, name, table):
+def test_each_head_has_the_table_of_its_pattern(device, name, table):
     T, S, n = table
     pattern, single = (patterns[name](to_device(n, device)) for patterns in (HEADS, SINGLE))
     H = len(single)
@@ -285,17 +285,17 @@ def test_a_number_of_patterns_that_does_not_divide_the_heads():
         Heads(Local(1), "strided")
 
 
-def test_padding_within_a_head_is_one_for_the_batch():
+def test_padding_within_heads_must_fit_the_batch():
     q = np.ones((2, 2, 4, 2))
     with pytest.raises(ValueError, match=r"lengths: expected \(2\)"):
         ops.attention(q, q, q, Heads(Local(1), Padding(np.array([1, 2, 3]))))
 
 
-# Tables of one's own
+# Arbitrary tables
 
 
 @given(tables(), st.integers(0, 2**32 - 1))
-def test_edges_are_the_table_that_is_given(device, table, seed):
+def test_edges_give_their_table(device, table, seed):
     T, S, _ = table
     T = min(T, S)
     allowed = np.random.default_rng(seed).random((S, S)) < 0.4

@@ -27,7 +27,7 @@ def test_gradients(case, check_gradients):
 @pytest.mark.parametrize(("pool", "pool_backward", "reduce"), POOLS)
 @given(padded())
 def test_against_a_loop_over_sequences(device, pool, pool_backward, reduce, drawn):
-    """Only what lies within a sequence counts; an empty sequence gives 0; the padding gets no gradient."""
+    """Only positions within a sequence count, an empty sequence gives 0, and padding gets no gradient."""
     x, n = drawn
     y, cache = pool(to_device(x, device), to_device(n, device))
     expected = [reduce(x[b, : n[b]], axis=0) if n[b] else np.zeros(x.shape[2]) for b in range(len(x))]
@@ -54,13 +54,13 @@ def test_without_lengths_everything_counts(pool, pool_backward, reduce, device):
     np.testing.assert_allclose(to_cpu(pool(to_device(x, device))[0]), reduce(x, axis=1), rtol=1e-12)
 
 
-def test_of_equal_maxima_the_first_gets_the_gradient(device):
+def test_in_a_tie_the_first_maximum_gets_the_gradient(device):
     y, cache = ops.max_pool(device.xp.zeros((1, 3, 2)))
     assert to_cpu(ops.max_pool_backward(device.xp.ones_like(y), cache)).tolist() == [[[1, 1], [0, 0], [0, 0]]]
 
 
 def test_mean_of_a_long_text_runs_in_float32_for_float16(device):
-    """The sum, 100,000, is beyond float16; the mean is not."""
+    """The sum, 100,000, overflows float16; the mean does not."""
     y, _ = ops.mean_pool(20 * device.xp.ones((1, 5000, 2), dtype=np.float16))
     np.testing.assert_allclose(to_cpu(y), 20, rtol=1e-3)
 

@@ -9,7 +9,7 @@ from scratchformer.ops import sinusoidal_positions
 
 @pytest.mark.parametrize(("length", "d_model"), [(1, 1), (7, 8), (300, 6), (5, 7)])
 def test_formula(length, d_model, device):
-    """Vaswani et al. 2017, section 3.5, one number after the other."""
+    """The table agrees with Vaswani et al. 2017, section 3.5, one number at a time."""
     found = to_cpu(sinusoidal_positions(length, d_model, device.xp, np.float64))
     assert found.shape == (length, d_model)
     for pos, column in np.ndindex(length, d_model):
@@ -46,13 +46,13 @@ def test_sizes_must_be_positive(sizes, name):
 
 
 def test_the_result_may_be_written_to():
-    """It is remembered between calls, but not given away."""
+    """The table is cached between calls, but the caller gets a copy."""
     first = sinusoidal_positions(3, 4)
     expected = first.copy()
     first[...] = 7
     assert np.array_equal(sinusoidal_positions(3, 4), expected)
 
 
-def test_sines_are_no_integers():
+def test_an_integer_type_is_refused():
     with pytest.raises(TypeError, match="dtype: expected a floating-point type, got int64"):
         sinusoidal_positions(3, 4, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Relative positions: the shift, and attention with it, against loops over pairs of a query and a key."""
+"""Relative positions: the shift, and attention with it, compared with loops over pairs of query and key."""
 
 import math
 
@@ -35,19 +35,19 @@ def test_gradients(case, check_gradients):
 
 @given(st.integers(1, 5), st.integers(1, 5))
 def test_the_shift_finds_every_distance(device, T, S):
-    """x holds at each place its distance and its query: y_ts must hold the distance of key s from query t."""
+    """Each entry of x encodes its distance and its query, so y_ts must contain the distance from key s to query t."""
     x = np.arange(S - 1, -T, -1) + 100.0 * np.arange(T)[:, None]  # (T, R)
     y, cache = ops.relative_shift(to_device(np.stack([x, -x]), device))
     expected = np.array([[t + S - T - s + 100.0 * t for s in range(S)] for t in range(T)])
     assert np.array_equal(to_cpu(y), np.stack([expected, -expected]))
     dx = to_cpu(ops.relative_shift_backward(y, cache))
     kept = np.isin(x, expected)
-    assert np.array_equal(dx, np.stack([x * kept, -x * kept]))  # every number back in its place, 0 elsewhere
+    assert np.array_equal(dx, np.stack([x * kept, -x * kept]))  # every number is back in its place, and the rest is 0
 
 
 @given(st.integers(1, 5), st.integers(1, 5))
 def test_the_shift_is_a_selection(T, S):
-    """As a matrix it has one 1 in each row and at most one in each column; its backward is the transpose."""
+    """As a matrix it has a single 1 in each row and at most one in each column; its backward is the transpose."""
     R = S + T - 1
     matrix = np.stack([ops.relative_shift(e.reshape(T, R))[0].ravel() for e in np.eye(T * R)], axis=1)
     assert set(np.unique(matrix)) <= {0.0, 1.0}
@@ -71,7 +71,7 @@ def test_a_gradient_of_another_shape_is_refused():
 
 @given(tensors("B H T D", "B H S D", "B H S D", "H R D", "H D", "H D", scales=(1e-1, 1.0)), st.booleans())
 def test_equation(device, drawn, causal):
-    """Against loops over sequences, heads, queries and keys; the vector of each distance is looked up in a dict."""
+    """The result agrees with loops over sequences, heads, queries and keys, with a dict from distances to vectors."""
     q, k, v, r, u, w = drawn
     (B, H, T, D), S = q.shape, k.shape[2]
     r = np.resize(r, (H, S + T - 1, D))
@@ -101,7 +101,7 @@ def test_without_positions_and_biases_it_is_attention(device, pattern):
 
 
 def test_only_distances_matter(device):
-    """Queries and keys both moved by one place give the outputs moved by one place, where the window is the same."""
+    """Shifting queries and keys by one position shifts the outputs by one, where the window is the same."""
     _, _, _, r, u, w = draw(6, 6)
     q, k, v = (normal(1, 2, 7, 3, seed=i) for i in range(3))
     early = ops.relative_attention(*(to_device(a, device) for a in (q[:, :, :6], k[:, :, :6], v[:, :, :6], r, u, w)))
@@ -110,8 +110,8 @@ def test_only_distances_matter(device):
     np.testing.assert_allclose(to_cpu(late[0]), to_cpu(early[0]), rtol=1e-12)
 
 
-def test_causal_future_has_no_part(device):
-    """Neither the keys behind a query nor the vectors of negative distances move it, or get a gradient from it."""
+def test_the_future_has_no_influence(device):
+    """Neither keys after a query nor vectors of negative distances influence it or get a gradient from it."""
     arrays, dy = draw(4, 6), normal(2, 2, 4, 3, seed=9)
     y, _, _, _, dr, *_ = forward_backward(device, arrays, dy, ops.Causal())
     assert not dr[:, 6:].any() and dr[:, :6].all()
@@ -144,7 +144,7 @@ def test_large_scores_do_not_overflow(pattern, dtype, device):
     arrays = (100 * one, 0 * one, v, r, np.zeros((1, 1), dtype), np.zeros((1, 1), dtype))
     y, *gradients = forward_backward(device, arrays, one, pattern)
     assert y.dtype == dtype and all(g.dtype == dtype and np.isfinite(g).all() for g in gradients)
-    # The distance before the own place is best: query 1 takes key 0, and query 2 key 1.
+    # Distance 1 has the highest score: query 1 takes key 0, and query 2 key 1.
     assert y.ravel().tolist() == ([2.5, 1, 2] if pattern is None else [1, 1, 2])
 
 
@@ -164,6 +164,6 @@ def test_shapes_that_do_not_fit(name, shape, message):
         ops.relative_attention(**arrays)
 
 
-def test_a_mask_is_no_pattern():
+def test_a_boolean_mask_is_refused():
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):
         ops.relative_attention(*draw(4, 4), np.ones((4, 4), bool))

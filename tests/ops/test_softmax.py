@@ -28,7 +28,7 @@ def test_values(device):
 
 @given(arrays("B V", scales=(1.0,)))
 def test_backward_against_the_whole_jacobian(device, z):
-    """dz = Jᵀ dy, row by row, with J_ik = y_i (δ_ik − y_k) written out: no other row, and no batch size, has a part."""
+    """dz = Jᵀ dy for each row, with J_ik = y_i (δ_ik − y_k) written out; other rows do not matter."""
     dy = np.random.default_rng(1).standard_normal(z.shape)
     y, cache = ops.softmax(to_device(z, device))
     dz = to_cpu(ops.softmax_backward(to_device(dy, device), cache))
@@ -38,7 +38,7 @@ def test_backward_against_the_whole_jacobian(device, z):
 
 
 def test_the_caller_may_change_the_output(device):
-    """The cache is a copy, so that a mask applied to the probabilities in place does not spoil the gradient."""
+    """The cache is a copy, so masking the probabilities in place does not change the gradient."""
     for op, op_backward in [(ops.softmax, ops.softmax_backward), (ops.log_softmax, ops.log_softmax_backward)]:
         y, cache = op(to_device(np.array([[1.0, 2.0, 3.0]]), device))
         dy = to_device(np.array([[1.0, 0.0, 0.0]]), device)
@@ -48,7 +48,7 @@ def test_the_caller_may_change_the_output(device):
 
 
 def test_long_rows_are_summed_in_float32_for_float16(device):
-    """70,000 equal scores: the sum of their exponentials is beyond float16."""
+    """With 70,000 equal scores the sum of the exponentials overflows float16."""
     z = device.xp.zeros((1, 70_000), dtype=np.float16)
     assert to_cpu(ops.softmax(z)[0]).max() == np.float16(1 / 70_000)
     np.testing.assert_allclose(to_cpu(ops.log_softmax(z)[0]), -np.log(70_000), rtol=1e-3)

@@ -1,4 +1,4 @@
-"""Adam, AdamW and SGD against transcriptions of their papers, one number at a time."""
+"""Adam, AdamW and SGD compared with transcriptions of their papers, one number at a time."""
 
 import math
 
@@ -15,8 +15,8 @@ GRADIENTS = [0.3, -1.2, 0.0, 2.5, 1e-3, -0.7, 40.0, -1e-4]
 
 
 def adam_of_the_paper(theta, gradients, alpha, beta1, beta2, epsilon, l2=0.0, decoupled=0.0):
-    """Kingma, Ba 2015, algorithm 1, in its letters; l2 as in algorithm 2 of Loshchilov, Hutter 2019, line 6, and
-    the decoupled decay as there, line 12.
+    """Kingma, Ba 2015, algorithm 1, in the paper's notation, with l2 and the decoupled decay as in lines 6 and 12 of
+    algorithm 2 of Loshchilov, Hutter 2019.
     """
     m, v, t = 0.0, 0.0, 0
     for gradient in gradients:

@@ -56,7 +56,7 @@ def test_a_short_gradient_is_untouched_bit_for_bit(device, scale):
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_a_gradient_that_is_not_finite_is_left_alone_and_its_norm_told(device, bad):
+def test_a_gradient_that_is_not_finite_is_not_scaled_and_its_norm_is_returned(device, bad):
     g = gradient(50, scale=10.0)
     g[17] = bad
     clipped = to_device(g.copy(), device)
@@ -71,12 +71,12 @@ def test_a_limit_that_is_not_positive_is_refused(device, max_norm):
 
 
 def test_several_arrays_are_scaled_together(device):
-    """Matrices too; what cannot be scaled in place is refused."""
+    """Also matrices; arrays that cannot be scaled in place are refused."""
     arrays = [to_device(np.full(shape, 2.0), device) for shape in ((2, 3), (4,))]
     assert clip_by_global_norm(arrays, 1.0) == pytest.approx(math.sqrt(40))
     for a in arrays:
         np.testing.assert_allclose(to_cpu(a), np.full(a.shape, 2 / math.sqrt(40)), rtol=1e-12)
-    with pytest.raises(ValueError, match="grad: expected arrays that lie in one piece"):
+    with pytest.raises(ValueError, match="grad: expected contiguous arrays"):
         clip_by_global_norm([np.ones((4, 3)).T], 1.0)
     with pytest.raises(TypeError, match="grad: expected a floating-point array, got Param"):
         clip_by_global_norm([Param(np.ones(2), "w")], 1.0)

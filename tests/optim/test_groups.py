@@ -65,7 +65,7 @@ def test_the_head_alone_is_trained(make, first):
 
 @every_optimizer
 def test_two_optimizers_share_a_model(make):
-    """Each steps its own part as one over the whole would have stepped it."""
+    """Each steps its part just as an optimizer of the whole model would."""
     model, twin = language_model(), language_model()
     whole, parts = make(twin.parameters()), [make(model.body.parameters()), make(model.output.parameters())]
     for step in range(3):
@@ -111,7 +111,7 @@ def test_the_gradients_of_a_whole_model_are_one_piece():
 
 @every_optimizer
 def test_a_group_has_a_learning_rate_of_its_own(make):
-    """Ten times as far in the first step; and still after a schedule has set another rate."""
+    """Its steps are ten times larger, also after a schedule has changed the rate."""
     model, twin = language_model(), language_model()
     grouped, plain = make(model.parameters(), groups=[Group("output.*", lr=0.1)]), make(twin.parameters())
     for lr in 1e-2, 1e-3:
@@ -168,7 +168,7 @@ def test_the_first_group_that_matches_holds():
 
 
 def test_adamw_decays_what_has_two_axes():
-    """And a group's own weight decay holds for everything in it."""
+    """A group's own weight decay applies to all its parameters."""
     model = language_model()
     adam = AdamW(model.parameters(), 0.1, weight_decay=0.5, groups=[Group("*.norm1.*", weight_decay=0.2)])
     before = model.state_dict()
@@ -183,7 +183,7 @@ def test_adamw_decays_what_has_two_axes():
     ("options", "message"),
     [
         (dict(groups=[Group("outputs.*", lr=1.0)]), r"groups: 'outputs\.\*' matches no parameter; .*output\.w"),
-        (dict(groups=[Group("*", frozen=True)]), "groups: every parameter is frozen"),
+        (dict(groups=[Group("*", frozen=True)]), "groups: expected a parameter that is not frozen, got none"),
         (dict(groups=[Group("*", lr=-1.0)]), "lr of group '\\*': expected a finite number >= 0, got -1.0"),
         (dict(groups=[Group("*", weight_decay=float("nan"))]), "weight_decay of group '\\*': expected .* got nan"),
         (dict(groups=["output.*"]), "groups: expected a list of Groups, got"),
@@ -194,16 +194,16 @@ def test_adamw_decays_what_has_two_axes():
             dict(groups=[Group("*"), Group("output.*", lr=1.0)]),
             r"'output\.\*' matches no parameter that no group before",
         ),
-        (dict(groups=[Group(3)]), "groups: expected a pattern of names or a function, got 3"),
+        (dict(groups=[Group(3)]), "groups: expected a pattern for names or a function, got 3"),
     ],
 )
-def test_groups_that_cannot_be_meant_are_refused(options, message):
+def test_invalid_groups_are_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message):
         Adam(language_model().parameters(), 1e-2, **options)
 
 
-def test_a_rate_of_its_own_beside_a_rate_of_zero_is_refused():
-    with pytest.raises(ValueError, match="lr: expected a number > 0 beside a group with one of its own, got 0"):
+def test_a_groups_rate_with_an_optimizers_rate_of_zero_is_refused():
+    with pytest.raises(ValueError, match="lr: expected a number > 0, since a group has its own, got 0"):
         Adam(language_model().parameters(), 0, groups=[Group("output.*", lr=1.0)])
 
 
@@ -227,7 +227,7 @@ def test_a_copy_of_model_and_optimizer_trains_as_they_do(make, copied, flat):
     assert sum(g.size for g in twin_optimizer.gradients()) == twin.flat.grad.size
     twin_optimizer.step()
     assert moved(twin, before) == set(before)
-    assert not moved(model, before)  # the one that was copied
+    assert not moved(model, before)  # the original
     fill(model, 1)
     optimizer.step()
     assert not moved(model, twin.state_dict())
@@ -253,7 +253,7 @@ def test_a_cast_model_is_noticed():
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
     model.to(dtype=np.float64)
-    with pytest.raises(ValueError, match=r"params: now float64 on cpu, float32 on cpu when .*layer\.to"):
+    with pytest.raises(ValueError, match=r"params: expected float32 on cpu, got float64 on cpu: .*layer\.to"):
         adam.step()
 
 
@@ -261,11 +261,11 @@ def test_a_moved_model_is_noticed():
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
     model.to(STRICT)
-    with pytest.raises(ValueError, match=r"params: now float32 on .*strict.*layer\.to"):
+    with pytest.raises(ValueError, match=r"params: expected float32 on cpu, got float32 on .*strict.*layer\.to"):
         adam.step()
 
 
-def test_a_model_that_was_moved_to_where_it_was_is_trained():
+def test_a_model_moved_to_the_device_it_is_on_is_trained():
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
     model.to("cpu")
@@ -282,7 +282,7 @@ def test_a_cast_model_is_noticed_by_whatever_comes_first(call):
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
     model.to(dtype=np.float64)
-    with pytest.raises(ValueError, match="params: now float64 on cpu, float32 on cpu when"):
+    with pytest.raises(ValueError, match="params: expected float32 on cpu, got float64 on cpu"):
         getattr(adam, call)()
     assert adam.steps == 0
 
@@ -315,7 +315,7 @@ def test_a_layer_that_was_frozen_is_noticed():
         adamw.step()
 
 
-def test_a_parameter_that_is_not_frozen_any_more_is_noticed():
+def test_an_unfrozen_parameter_is_noticed():
     model = language_model()
     model.output.b.frozen = True
     adam = Adam(model.parameters(), 1e-2)

@@ -1,4 +1,4 @@
-"""What every optimizer promises, over flat arrays."""
+"""Properties of every optimizer, over flat arrays."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -59,7 +59,7 @@ def test_a_step_leaves_the_gradients_as_they_are(device, make_params, set_gradie
 
 @every_optimizer
 def test_a_parameter_listed_twice_is_stepped_once(device, make_params, set_gradients, make):
-    """A tied table: two layers list it, it has one set of moments."""
+    """A tied table is listed by two layers, but has one set of moments."""
     params, twins = (make_params(*SHAPES, device=device) for _ in range(2))
     once, listed_twice = make(params), make([*twins, twins[0], twins[2]])
     assert sum(g.size for g in listed_twice.gradients()) == sum(p.data.size for p in twins)
@@ -146,7 +146,7 @@ def test_a_wrong_state_is_refused_and_nothing_is_changed(device, make_params, se
 @every_optimizer
 @pytest.mark.parametrize("size", [1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17])
 def test_steps_on_a_thread_pool_and_in_pieces_are_the_same_steps(make_params, set_gradients, make, size):
-    """Three ways: `step()`, `step(map=pool.map)`, and, as each element goes its own way, every piece on its own."""
+    """`step()`, `step(map=pool.map)` and stepping every piece separately agree, since elements are independent."""
     whole, pooled = (make_params((size,)) for _ in range(2))
     pieces = make_params((size,))[0].data
     parts = [make_params((len(piece),)) for piece in np.array_split(pieces, 5) if len(piece)]

@@ -40,12 +40,12 @@ def test_the_warm_up_is_a_straight_line_that_never_starts_at_zero(schedule):
         ("InverseSquareRoot", 100 * WARMUP - 1, PEAK / 10),
     ],
 )
-def test_values_behind_the_warm_up(name, step, value):
+def test_values_after_the_warm_up(name, step, value):
     assert SCHEDULES[name](step) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES.values(), ids=SCHEDULES)
-def test_it_falls_only_behind_the_warm_up_and_has_no_jump(schedule):
+def test_it_falls_only_after_the_warm_up_and_has_no_jump(schedule):
     values = [schedule(step) for step in range(2 * TOTAL)]
     steps = [b - a for a, b in itertools.pairwise(values)]
     assert max(abs(s) for s in steps) <= PEAK / WARMUP + 1e-12
@@ -61,7 +61,7 @@ def test_without_a_warm_up_it_begins_at_the_peak(schedule):
 
 @given(st.integers(0, 50), st.integers(1, 50), st.integers(0, 200))
 def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, total, step):
-    """Also with a total shorter than the warm-up, as when a program is given few --steps."""
+    """Also if the total is shorter than the warm-up, as when a program runs with few --steps."""
     value = Cosine(PEAK, warmup, total, FLOOR)(step)
     assert 0 < value <= PEAK
     assert value >= FLOOR or step < warmup

@@ -1,4 +1,4 @@
-"""The cases as a program runs them: `check_cases`, behind the command `scratchformer check`."""
+"""The cases as the command `scratchformer check` runs them, with `check_cases`."""
 
 import re
 from contextlib import contextmanager
@@ -20,13 +20,13 @@ NAMES = [name.removesuffix("_backward") for name in ops.__all__ if name.endswith
 
 
 def gradients(name):
-    """How many gradients the backward of an operation returns."""
+    """The number of gradients that the backward of an operation returns."""
     op, op_backward, args, options, _ = OPERATIONS[name](Draw())
     y, cache = op(*args, **options)
     return len(as_tuple(op_backward(np.ones_like(y), cache)))
 
 
-# Every gradient of every reference and twin: the operation, "reference" or the type of the twin's cache, a number.
+# Every gradient of every reference and twin: the operation, "reference" or the twin's cache type, and an index.
 BACKWARDS = [
     pytest.param(name, kind, i, id=f"{name}-{getattr(kind, '__name__', kind)}-{i}")
     for name in NAMES
@@ -37,7 +37,7 @@ BACKWARDS = [
 
 @contextmanager
 def planted(name, kind, i, factor=1.01):
-    """A backward, that of the reference or the twin for a type of cache, whose gradient number i is too large."""
+    """The backward of the reference, or of the twin for a cache type, with gradient i too large."""
     op_backward = getattr(ops, f"{name}_backward")
     cell = op_backward.__closure__[op_backward.__code__.co_freevars.index("reference")]
     right = cell.cell_contents if kind == "reference" else op_backward.twins[kind]
@@ -64,7 +64,7 @@ def planted(name, kind, i, factor=1.01):
 
 @pytest.fixture
 def one_case(monkeypatch):
-    """A function that leaves one case, of an operation or a layer."""
+    """A function that removes all cases but one, of an operation or a layer."""
 
     def leave(name):
         for table in ("OPERATIONS", "LAYERS"):
@@ -74,7 +74,7 @@ def one_case(monkeypatch):
 
 
 def rows(capsys):
-    """The rows of the table that was printed, in cells, without its head."""
+    """The rows of the printed table, split into cells, without the header."""
     lines = [line for line in capsys.readouterr().out.splitlines()[1:] if not line.startswith(" ")]
     return [re.split(" {2,}", line.strip()) for line in lines]
 
@@ -92,7 +92,7 @@ def test_a_wrong_factor_is_found_in_the_reference_or_in_the_twin(name, kind, i, 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_only_one_of_the_two_is_looked_at(name, one_case):
+def test_only_checks_one_of_the_two(name, one_case):
     one_case(name)
     with planted(name, "reference", 0, factor=7):
         with pytest.raises(SystemExit, match=re.escape(f"wrong: {name} (reference)")):
@@ -130,8 +130,8 @@ def test_a_layer_is_checked_with_references_and_with_twins(capsys):
     "name, device",
     [("linear, no bias", CPU), ("gather", CPU), ("Linear", CPU), ("dropout", STRICT), ("Dropout", STRICT)],
 )
-def test_a_column_says_that_no_twin_ran(name, device, one_case, capsys):
-    """`gather` calls `embedding`, which has a twin, but has none itself."""
+def test_a_dash_shows_that_no_twin_ran(name, device, one_case, capsys):
+    """`gather` has no twin itself, though it calls `embedding`, which has one."""
     one_case(name)
     assert check_cases([name], device) == []
     ((found, _, _, error, twin),) = rows(capsys)
@@ -149,7 +149,7 @@ def test_a_twin_that_runs_deep_inside_a_layer_is_noticed(one_case, capsys):
 
 
 @pytest.mark.skipif(not ops.layernorm.twins, reason="no kernels")
-def test_a_twin_that_raises_is_not_taken_for_none(monkeypatch, capsys):
+def test_a_twin_that_raises_counts_as_run(monkeypatch, capsys):
     def broken(x, gamma, beta, eps=1e-5):
         return x @ gamma[:-1]
 

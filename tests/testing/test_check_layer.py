@@ -1,4 +1,4 @@
-"""check_layer: right layers pass, and every way to break the contract of a layer is found."""
+"""check_layer: correct layers pass, and every breach of the contract is found."""
 
 import copy
 
@@ -46,7 +46,7 @@ class Affine:
 
 
 class Table(Affine):
-    """Integer input: nothing to pass back."""
+    """A layer with integer input, so there is nothing to pass back."""
 
     def forward(self, ids):
         return self.w.data[ids], ids
@@ -99,7 +99,7 @@ def test_scales(scale):
     check_layer(Bilinear(), X * scale, X / scale)
 
 
-def test_the_layer_of_the_caller_stays_as_it_is():
+def test_the_callers_layer_is_not_changed():
     layer = Affine()
     layer.w.grad += 3
     before = copy.deepcopy(layer)
@@ -168,7 +168,7 @@ def test_activation_kept_on_the_layer(device):
 
 @pytest.mark.parametrize("x", [np.ones((4, 3)), np.zeros((4, 3)), np.full((1, 3), -2.0)])
 def test_activation_kept_on_the_layer_where_all_of_them_are_equal(x, device):
-    """The second use is with other numbers even where no order of them is another."""
+    """The second use has other numbers even if reordering would not change anything."""
     assert "used twice before backward" in fails(Stateful(), x, device=device)
 
 
@@ -286,7 +286,7 @@ def test_float64_leak():
 
 
 class Rebinds(Affine):
-    """Assigns a new gradient: an optimizer that works on the first array never sees it."""
+    """Assigns a new gradient array, which an optimizer that holds the first one never sees."""
 
     def backward(self, dy, x):
         self.w.grad = self.w.grad + x.T @ dy
@@ -295,7 +295,7 @@ class Rebinds(Affine):
 
 
 class RebindsLayer(Rebinds, Layer):
-    """The same on the package's own base class, whose Params copy what is assigned into the first array."""
+    """The same with the package's own base class, whose Params copy an assigned array into the first one."""
 
     def __init__(self):
         Affine.__init__(self)
@@ -305,7 +305,7 @@ class RebindsLayer(Rebinds, Layer):
 
 
 class Exchanges(RebindsLayer):
-    """Puts a new Param in the place of the first."""
+    """Replaces the Param by a new one."""
 
     def backward(self, dy, x):
         dx = super().backward(dy, x)

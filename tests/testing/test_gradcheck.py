@@ -1,4 +1,4 @@
-"""The checks themselves: no false alarm on right pairs at any scale, and an error for every planted mistake."""
+"""The checks themselves: no false alarm for correct pairs at any scale, and an error for every planted mistake."""
 
 import itertools
 import re
@@ -21,7 +21,7 @@ def normal(*shape, scale=1.0, seed=0):
     return np.random.default_rng(seed).standard_normal(shape) * scale
 
 
-# Right
+# Correct operations
 
 
 # Operations with their backwards, written plainly.
@@ -130,7 +130,7 @@ def split_backward(dy, x):
     return array_module(x).concatenate([2 * dy[0], 2 * x[:, 1:] * dy[1]], axis=1)
 
 
-# Right pairs.
+# Correct pairs.
 
 
 @given(tensors("N C", "C F", "F"), SEEDS)
@@ -203,7 +203,7 @@ LINES = {
 @pytest.mark.parametrize("first", differences.STEPS)
 @pytest.mark.parametrize("name", LINES)
 def test_the_step_that_is_found_is_about_as_certain_as_the_best(name, first, monkeypatch):
-    """Or good to rtol; from whatever step the search begins. A step it leaves out may be a little better."""
+    """Or it is good to rtol, from whatever step the search begins. A step that was skipped may be slightly better."""
 
     def estimate(steps, first):
         monkeypatch.setattr(differences, "STEPS", steps)
@@ -313,17 +313,17 @@ def test_no_elements_and_no_directions(max_elements, directions):
 
 
 @pytest.mark.parametrize("rtol", [1, 2.0, np.inf, np.nan, -1e-6])
-def test_a_tolerance_that_tolerates_all(rtol):
+def test_a_tolerance_that_accepts_everything(rtol):
     assert refused(normal(3), rtol=rtol) == f"rtol: expected 0 <= rtol < 1, got {rtol}"
 
 
-def test_endless_noise_tolerates_nothing():
+def test_infinite_noise_accepts_nothing():
     assert not differences.compare("x[0]", 7.0, differences.Estimate(1.0, 0.0), noise=np.inf, rtol=1e-6).agrees
     assert not differences.compare("x[0]", 7.0, differences.Estimate(np.inf, 0.0), noise=0.0, rtol=1e-6).agrees
 
 
 def test_a_kink_at_every_element():
-    """Zeros before a ReLU: its slope there may be anything, and three times what it should be would pass."""
+    """Zeros before a ReLU: its slope there is undefined, and even three times the right value would pass."""
     for factor in (0, 1, 3):
         message = refused(np.zeros((2, 3)), op=relu, backward=lambda dy, _, factor=factor: factor * dy)
         assert message.startswith("x: expected values at which y is differentiable, got a kink")

@@ -1,4 +1,4 @@
-"""The strategies: letters mean one size, options are kept, examples can be repeated."""
+"""The strategies: a letter has one size, options are respected, examples can be repeated."""
 
 import hypothesis.strategies as st
 import numpy as np

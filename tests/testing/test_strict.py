@@ -1,4 +1,4 @@
-"""The strict stand-in: it computes as NumPy does, and meets NumPy arrays only where it is told to."""
+"""The strict stand-in: it computes like NumPy, and mixes with NumPy arrays only on request."""
 
 import copy
 import math
@@ -125,7 +125,7 @@ def test_explicit_conversion_is_advised():
     assert not hasattr(device_array(), "__array_interface__")
 
 
-# It computes as NumPy does.
+# It computes like NumPy.
 
 
 @pytest.mark.parametrize("name", [*ARITHMETIC, *COMPARISONS])

@@ -35,7 +35,7 @@ def make_model() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def text() -> np.ndarray:
-    """A text with a regularity that is soon learned: two thirds of it count upwards."""
+    """A text with an easily learned regularity: two thirds of it count upwards."""
     draw = Key(0).fold("text").generator()
     counting = np.arange(700) % VOCABULARY
     return np.where(draw.random(700) < 0.67, counting, draw.integers(0, VOCABULARY, 700)).astype(np.uint8)
@@ -43,7 +43,7 @@ def text() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def reviews() -> Labelled:
-    """41 texts of 1 to 14 tokens, some of them longer than the models read; a text's class is its first token's."""
+    """41 texts of 1 to 14 tokens, some too long for the models; the first token of a text determines its class."""
     draw = Key(0).fold("reviews").generator()
     ids = [draw.integers(2, VOCABULARY, length).astype(np.int32) for length in draw.integers(1, 15, 41)]
     return Labelled(ids, np.array([int(text[0]) % CLASSES for text in ids]))

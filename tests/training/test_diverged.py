@@ -1,4 +1,4 @@
-"""A run whose numbers are no longer finite stops, says where, and keeps the last good snapshot."""
+"""A run with a value that is not finite stops, says where, and keeps the last good snapshot."""
 
 import math
 
@@ -13,7 +13,7 @@ BAD_STEP = 7
 
 
 class Poisoning:
-    """Batches that poison the model when that of step 7 is asked for."""
+    """Batches that poison the model when the batch of step 7 is requested."""
 
     def __init__(self, batches, poison):
         self.batches, self.poison = batches, poison
@@ -25,7 +25,7 @@ class Poisoning:
 
 
 def poison(name, value=math.nan):
-    """Put one bad number into the parameter called `name`."""
+    """Put one bad number into the parameter `name`."""
 
     def wrap(batches, model):
         def act():
@@ -38,7 +38,7 @@ def poison(name, value=math.nan):
 
 
 def poison_gradient(name):
-    """From step 7 on, backward leaves one NaN in the gradient of this parameter; forward is unharmed."""
+    """From step 7 on, backward leaves one NaN in the gradient of this parameter; forward is not affected."""
 
     def wrap(batches, model):
         def act():
@@ -133,7 +133,7 @@ def test_watching_leaves_the_model_as_it_was(tmp_path, train_tiny):
 
 
 def after_the_bad_step(act):
-    """To prepare training: `act(model, optimizer)` is called after every step from the eighth on."""
+    """A `prepare` that makes training call `act(model, optimizer)` after every step from the eighth on."""
 
     def prepare(model, optimizer):
         step = optimizer.step
@@ -162,8 +162,8 @@ def spoil_a_moment(model, optimizer):
 )
 @pytest.mark.parametrize("options", [{}, {"evaluate": None}, {"evaluate_every": 8}], ids=str)
 @pytest.mark.parametrize("steps", [8, 9, 12])
-def test_a_step_that_leaves_what_is_not_finite_is_never_saved(tmp_path, train_tiny, act, named, options, steps):
-    """Whether it is the last, or one with a snapshot or an evaluation, or is followed by another."""
+def test_a_step_with_a_result_that_is_not_finite_is_never_saved(tmp_path, train_tiny, act, named, options, steps):
+    """Whether it is the last step, one with a snapshot or an evaluation, or one that is followed by another."""
     options = {"prepare": after_the_bad_step(act), "snapshot_every": 4 if steps == 12 else 3, **options}
     with pytest.raises(Diverged, match="is not finite") as raised:
         train_tiny("LanguageModel", tmp_path, steps, **options)
@@ -171,7 +171,7 @@ def test_a_step_that_leaves_what_is_not_finite_is_never_saved(tmp_path, train_ti
     assert good.state["step"] == (4 if steps == 12 else 6)
     assert all(np.isfinite(a).all() for a in (*good.model.values(), *good.optimizer.values()))
     assert str(raised.value).endswith(
-        f". The last good snapshot is {tmp_path / 'last.safetensors'}, of step {good.state['step']}"
+        f". The last good snapshot is {tmp_path / 'last.safetensors'}, from step {good.state['step']}"
     )
     if steps == 8:
         assert named in str(raised.value)
@@ -182,8 +182,8 @@ def test_a_step_that_leaves_what_is_not_finite_is_never_saved(tmp_path, train_ti
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_rate_that_is_too_large_ends_with_what_overflowed(device, tmp_path, train_tiny, monkeypatch):
-    """One step, so that nothing but the parameters can tell."""
+def test_a_rate_that_is_too_large_names_the_parameter_that_overflowed(device, tmp_path, train_tiny, monkeypatch):
+    """There is only one step, so only the parameters show it."""
     monkeypatch.setattr(Cosine, "__call__", lambda self, step: 1e39)
     with pytest.raises(Diverged, match=r"step 1: .*is not finite\. No snapshot was saved yet$"):
         train_tiny("LanguageModel", tmp_path, 1, device, evaluate=None)
@@ -202,7 +202,7 @@ def test_a_good_accuracy_does_not_make_a_model_that_is_not_finite_the_best(tmp_p
     assert load_snapshot(tmp_path / "best.safetensors").state["step"] == 4
 
 
-def test_a_model_that_is_not_finite_is_not_begun_with(tmp_path, train_tiny):
+def test_training_does_not_begin_with_a_model_that_is_not_finite(tmp_path, train_tiny):
     def spoil(model, optimizer):
         model.output.b.data[0] = math.nan
 

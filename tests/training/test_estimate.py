@@ -1,4 +1,4 @@
-"""What the estimate says, against what a process of its own then takes."""
+"""The memory estimate, compared with what a separate process then uses."""
 
 import subprocess
 import sys
@@ -69,7 +69,7 @@ print(found.peak, resident_bytes(peak=True))
     + [("EncoderDecoder", "plain")],
 )
 def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path):
-    """Of the peak of a process that trains, evaluates and saves a snapshot."""
+    """It is compared with the peak of a process that trains, evaluates and saves a snapshot."""
     command = [sys.executable, "-c", RUN, kind, recompute, str(tmp_path / "s.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     estimated, measured = map(int, done.stdout.split())
@@ -89,7 +89,7 @@ def test_what_grows_with_what(make_model, make_batches):
     assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
 
 
-def test_every_part_of_an_encoder_decoder_is_told():
+def test_every_part_of_an_encoder_decoder_is_listed():
     ids = np.ones((6, 5), np.int32)
     model = EncoderDecoder(11, 8, 2, 3, dropout=0.1)
     found = estimate(Replicas(model, 1, 2), TranslationBatch(ids, np.full(6, 5), ids, ids))
@@ -103,9 +103,8 @@ def test_every_part_of_an_encoder_decoder_is_told():
         "cross-entropy",
     } <= names
     _, cache = model.loss(ids[:2], np.full(2, 5), ids[:2], ids[:2], key=Key(0))
-    attention = (
-        cache[0].decoder.stack.blocks[0].cross.branch.query.x
-    )  # 3 blocks, the input of the query map among what they keep
+    # 3 blocks; one of the arrays is the query projection's input
+    attention = cache[0].decoder.stack.blocks[0].cross.branch.query.x
     assert found.activations["decoder blocks: cross"] > 3 * attention.nbytes
 
 
@@ -118,7 +117,7 @@ def test_the_memory_of_this_process():
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the GNU C library")
 def test_freed_memory_is_kept():
-    """The second time, pages of freed memory need not be asked for again. (musl has no such option.)"""
+    """The second time, freed pages need not be requested from the system again. (musl has no such option.)"""
     if not keep_freed_memory():
         pytest.skip("another C library")
     code = """
@@ -154,7 +153,7 @@ def test_a_batch_of_one_row(make_model, make_batches, kind):
 
 
 def test_a_batch_smaller_than_the_micro_batch(make_model, make_batches):
-    """Rows that are not there take nothing, nor does a replica that gets none."""
+    """Missing rows take no memory, nor does a replica without rows."""
     model, batch = make_model("LanguageModel"), make_batches("LanguageModel", 3).batch(0)
     found = estimate(Replicas(model, 2, 64), batch)
     assert (found.rows, found.working) == (3, 1)

@@ -1,4 +1,4 @@
-"""Evaluation against loops that take one prediction at a time."""
+"""Evaluation, compared with loops over single predictions."""
 
 import math
 
@@ -17,8 +17,8 @@ def log_softmax(z):
 
 
 def bits_one_position_at_a_time(model, text, stride):
-    """Position i is predicted from the first window that reaches it; windows start every `stride`, the last at the
-    end. What the model sees is text[start:i].
+    """Each position i is predicted from the first window that reaches it: the model sees text[start:i]. Windows start
+    every `stride` tokens, and the last one ends with the text.
     """
     context = min(model.context, len(text) - 1)
     starts = [*range(0, len(text) - 1 - context, stride), len(text) - 1 - context]
@@ -94,7 +94,7 @@ def test_an_empty_text_is_named(make_model, reviews):
         evaluate_classifier(replicas, Labelled([reviews.ids[0], reviews.ids[0][:0]], np.array([0, 1])), 10)
 
 
-def test_a_label_that_is_no_class_is_refused(make_model, reviews):
+def test_a_label_that_is_not_a_class_is_refused(make_model, reviews):
     replicas = Replicas(make_model("Classifier"), 1)
     for label in -1, 3:
         dataset = Labelled(reviews.ids, np.append(reviews.labels[1:], label))
@@ -125,7 +125,7 @@ def test_translations_are_scored_as_if_pairs_came_one_by_one(device):
 
 
 def test_tokens_of_several_bytes(make_model, text):
-    """The same nats, shared out over the true number of bytes that are predicted."""
+    """The same nats, divided by the true number of predicted bytes."""
     sizes = np.arange(29) % 4 + 1
     with Replicas(make_model("LanguageModel"), 1) as replicas:
         plain, found = (evaluate_language_model(replicas, text, sizes=s) for s in (None, sizes))

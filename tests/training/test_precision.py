@@ -1,4 +1,4 @@
-"""A training step in float32 is float32 from end to end: no array that any operation or layer returns is float64."""
+"""A training step in float32 is float32 throughout: no operation or layer returns a float64 array."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,7 @@ def arrays_in(x):
 
 
 class Watch:
-    """Wraps functions so that every array in what they return is looked at."""
+    """Wraps functions to inspect every array that they return."""
 
     def __init__(self):
         self.calls = set()
@@ -52,7 +52,7 @@ class Watch:
 
 @pytest.fixture
 def watch(monkeypatch):
-    """Watches all operations; call it with a model to watch its layers as well."""
+    """Watches all operations; call it with a model to watch its layers too."""
     watch = Watch()
     for name in ops.__all__:
         if name[0].islower():
@@ -110,7 +110,7 @@ def test_replicas_on_threads_stay_in_float32(make_model, make_batches, kind):
 @pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
 @pytest.mark.parametrize("body", BODIES, ids=str)
 def test_nothing_in_between_is_wider_than_float32_either(monkeypatch, make_model, make_batches, kind, body):
-    """Every array of the strict stand-in passes through its constructor, also what an operation keeps to itself."""
+    """Every array of the strict stand-in is made by its constructor, including the temporaries of an operation."""
     model, batch = make_model(kind, STRICT, dropout=0.1, **body), make_batches(kind).batch(0)
     make_array, made = DeviceArray.__init__, set()
 

@@ -1,4 +1,4 @@
-"""What the programs read: published models, and the vocabularies of runs."""
+"""What the programs read: published models and the vocabularies of runs."""
 
 import json
 import shutil
@@ -73,7 +73,7 @@ def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
 
 
 def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
-    """One that is given chooses the preset of its name, is kept with the run, and may not change."""
+    """If given, it selects the preset of its name, is saved with the run, and may not change."""
     monkeypatch.chdir(tmp_path)
     presets = {"small": {"steps": 5, "width": 3}, "weights": {"steps": 7}}
     options = {"weights": {"metavar": "PATH"}}
@@ -90,8 +90,8 @@ def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
         start("--resume", "run", "--weights", ".")
 
 
-def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
-    """They have their defaults, and those that pass may change."""
+def test_options_of_a_program_that_are_not_paths(tmp_path, monkeypatch, capsys):
+    """They have their defaults, and may change on resume if they are in `passing`."""
     monkeypatch.chdir(tmp_path)
     options = {"kind": {"choices": ("a", "b"), "default": "a"}, "stage": {"type": int}}
     start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["stage"])  # noqa: E731

@@ -1,4 +1,4 @@
-"""However a batch is cut and dealt, its gradient is that of the whole batch."""
+"""However a batch is cut and dealt, the gradient is that of the whole batch."""
 
 import copy
 import functools
@@ -35,7 +35,7 @@ both_models = pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
 
 
 def gradient_of_the_whole_batch(model, batch):
-    """One forward and one backward, no replicas."""
+    """One forward and one backward, without replicas."""
     with Replicas(model, 1) as replicas:
         moved = replicas.move(batch)
     model.flat.grad[...] = 0
@@ -124,12 +124,12 @@ def test_dropout_replays_with_its_key_and_changes_with_another(device, make_mode
     model, batch = make_model(kind, device, dropout=0.4), make_batches(kind).batch(0)
     (first, gradient), (again, same), (other, _) = (gradient_of_replicas(model, batch, 1, 2, Key(i)) for i in (1, 1, 2))
     assert first == again != other
-    np.testing.assert_allclose(gradient, same, rtol=1e-4, atol=1e-6)  # a GPU adds in an order of its own
+    np.testing.assert_allclose(gradient, same, rtol=1e-4, atol=1e-6)  # the order of a GPU's sums varies
 
 
 @both_models
 @pytest.mark.parametrize("count", [1, 3])
-def test_what_was_in_the_gradients_before_does_not_count(make_model, make_batches, kind, count):
+def test_earlier_gradients_are_cleared(make_model, make_batches, kind, count):
     model, batch = make_model(kind), make_batches(kind).batch(0)
     with Replicas(model, count, micro_batch=2) as replicas:
         replicas.gradients(batch, Key(0))
@@ -160,7 +160,7 @@ def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model
 
 
 def test_replicas_are_not_copied(make_model):
-    with pytest.raises(TypeError, match="replicas: a copy would not share its parameters"):
+    with pytest.raises(TypeError, match="replicas: a copy would not share the parameters"):
         copy.deepcopy(Replicas(make_model("LanguageModel"), 2))
 
 
@@ -180,7 +180,7 @@ def test_items_are_dealt_in_turn_and_results_keep_their_order(make_model):
     assert found == [(i % 3, i) for i in range(8)]
 
 
-def test_replicas_run_on_threads_inside_the_block_and_one_after_the_other_outside(make_model, make_batches):
+def test_replicas_run_on_threads_inside_the_block_and_one_after_another_outside(make_model, make_batches):
     model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
     replicas = Replicas(model, 2, micro_batch=2)
     here = threading.get_ident()
@@ -201,12 +201,12 @@ def test_sizes_below_one_are_refused(make_model, count, micro_batch):
 def test_several_replicas_on_a_device_are_refused(device, make_model):
     if device is CPU:
         pytest.skip("there may be several on a CPU")
-    with pytest.raises(ValueError, match="there is one; use micro_batch"):
+    with pytest.raises(ValueError, match="replicas: expected 1 on a GPU; use micro_batch"):
         Replicas(make_model("LanguageModel", device), 2)
 
 
 @pytest.mark.parametrize("config", [None, {}, {"width": 12}])
-def test_a_model_that_names_no_width_has_one_micro_batch_a_replica(make_model, make_batches, config):
+def test_a_model_without_d_model_has_one_micro_batch_per_replica(make_model, make_batches, config):
     model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
     loss, expected = gradient_of_the_whole_batch(model, batch)
     if config is None:
@@ -245,7 +245,7 @@ def model_of(kind):
 
 
 def batch_of(kind, ignored, seed):
-    """A batch for a model of this kind, of B rows; where `ignored` (B, T), a target does not count."""
+    """A batch of B rows for a model of this kind, in which targets do not count where `ignored` (B, T) is true."""
     draw = np.random.default_rng(seed)
     ids, other = draw.integers(0, V, (2, B, T))
     targets, lengths = np.where(ignored, IGNORED, other), draw.integers(1, T + 1, B)
@@ -286,7 +286,7 @@ def test_micro_batches_add_up_however_many_of_their_targets_count(kind, ignored,
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_items_are_read_as_they_are_needed(make_model, count):
-    """And let go of when they are done: at most so many are alive as are under way, one that is read and one done."""
+    """And released when done: those alive are at most those in progress, one being read and one just done."""
 
     class Item:
         pass
@@ -307,7 +307,7 @@ def test_items_are_read_as_they_are_needed(make_model, count):
     assert 2 <= most <= (AHEAD * count if count > 1 else 0) + 2
 
 
-def test_a_slow_replica_changes_no_order_and_no_other_replica(make_model):
+def test_a_slow_replica_does_not_change_the_order_or_the_assignment(make_model):
     def work(model, item):
         time.sleep(0.002 * (item % 5 == 0 or replicas.models.index(model) == 1))
         return replicas.models.index(model), item, threading.get_ident()
@@ -320,7 +320,7 @@ def test_a_slow_replica_changes_no_order_and_no_other_replica(make_model):
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("source", ["function", "items"])
-def test_an_exception_ends_it_with_no_replica_at_work_and_the_generator_closed(make_model, count, source):
+def test_an_exception_stops_all_replicas_and_closes_the_generator(make_model, count, source):
     started, ended, closed = [], [], []
 
     def items():

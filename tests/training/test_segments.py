@@ -37,11 +37,11 @@ def make_batches(text, rows=ROWS):
 
 
 class Stop(Exception):
-    """Ends a run as a crash would."""
+    """Ends a run like a crash."""
 
 
 class Crashing:
-    """Batches that end the run when that of step `at` is asked for."""
+    """Batches that end the run when the batch of step `at` is requested."""
 
     def __init__(self, batches, at):
         self.batches, self.at = batches, at
@@ -56,7 +56,7 @@ class Crashing:
 
 
 def run(text, out, steps, at=None, count=2, seed=0, **options):
-    """A run of `train`: state, model, optimizer and batches at the end."""
+    """Run `train`; returns the final state, model, optimizer and batches."""
     model = make(seed=seed, dropout=0.2)
     optimizer, batches = Adam(model.parameters(), 0.01), Crashing(make_batches(text), at)
     with Replicas(model, count, micro_batch=3) as replicas:
@@ -108,7 +108,7 @@ def test_replicas_give_gradients_and_memory_of_the_whole_batch(device, text, cou
 
 
 def test_a_model_without_a_memory_is_not_asked_for_one(make_model, text):
-    """And a memory is made only where there are batches to keep it."""
+    """A memory is computed only if the batches can keep it."""
     model, batches = make(), make_batches(text)
     model.remember = None
     assert Replicas(model, 1).gradients(batches.batch(0), Key(0)) > 0
@@ -126,7 +126,7 @@ def test_the_loss_falls_and_the_memory_moves_on(tmp_path, text):
 
 @pytest.mark.parametrize("crash_step", [3, 5, 9, 13])
 def test_a_resumed_run_ends_as_the_uninterrupted_one_bit_for_bit(tmp_path, text, crash_step):
-    """A pass has nine segments: so with a memory in the middle of a pass, and at the beginning of the second."""
+    """A pass has nine segments, so this includes a memory in the middle of a pass and the start of the second."""
     assert len(make_batches(text)) == 9
     state, model, optimizer, batches = run(text, tmp_path / "straight", 14)
     with pytest.raises(Stop):
@@ -169,7 +169,7 @@ def test_a_snapshot_makes_the_model_again(tmp_path, text):
 
 
 def test_a_loss_that_is_not_finite_is_traced_to_its_layer(tmp_path, text):
-    """In the second step, with the memory of the first."""
+    """In the second step, with the memory from the first."""
     model, batches = make(), make_batches(text)
     batch = batches.batch
 
@@ -187,7 +187,7 @@ def test_a_loss_that_is_not_finite_is_traced_to_its_layer(tmp_path, text):
 
 
 def bits_in_order(model, text, memory, first, count):
-    """The nats of the last `count` predictions of text[first:], read alone, segment after segment."""
+    """The nats of the last `count` predictions of text[first:], read on its own, segment by segment."""
     kept, nats = None, []
     ids, targets = text[None, first:-1].astype(np.int32), text[first + 1 :]
     for start in range(0, ids.shape[1], T):
@@ -257,7 +257,7 @@ def test_evaluation_neither_drops_out_nor_learns(device, text):
     assert not to_cpu(dropping.flat.grad).any()
 
 
-def test_what_cannot_be_evaluated(text):
+def test_invalid_arguments_of_evaluation(text):
     replicas = Replicas(make(), 1)
     with pytest.raises(DataError, match=r"corpus: 1 token\(s\), but there is nothing to predict"):
         evaluate_transformer_xl(replicas, text[:1])
@@ -267,11 +267,11 @@ def test_what_cannot_be_evaluated(text):
             evaluate_transformer_xl(replicas, text[:50], memory, streams)
 
 
-# Memory of the machine
+# The machine's memory
 
 
 def test_the_estimate_counts_a_full_memory(text):
-    """Though at the first step there is none; it is kept for the whole batch, and twice while a step runs."""
+    """Though the first step has none, it is kept for the whole batch, and twice during a step."""
     model, batches = make(), make_batches(text)
     found, without = (
         estimate(Replicas(model, 1, 2), batches.batch(0)),

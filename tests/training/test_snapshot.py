@@ -100,7 +100,7 @@ def test_a_snapshot_cut_anywhere_is_refused(saved, tmp_path):
 
 
 def test_a_header_with_any_byte_changed_is_refused_or_still_readable(saved, tmp_path):
-    """Never another kind of error than SnapshotError."""
+    """It never raises anything but SnapshotError."""
     whole = bytearray(saved[2].read_bytes())
     path = tmp_path / "changed.safetensors"
     draw, refused = Key(1).generator(), 0
@@ -133,12 +133,12 @@ def test_a_safetensors_file_of_another_program_is_refused(tmp_path, metadata):
 
 
 def write(path, tensors, header):
-    """A snapshot with a checksum that is right."""
+    """Write a snapshot with a correct checksum."""
     save_file(tensors, path, header | {"sha256": checksum(header, tensors)})
 
 
 def read(path):
-    """The tensors of a snapshot, and its header without the checksum."""
+    """The tensors of a snapshot and its header without the checksum."""
     with safe_open(path, framework="numpy") as file:
         header = {name: value for name, value in file.metadata().items() if name != "sha256"}
         return {name: file.get_tensor(name) for name in file.keys()}, header
@@ -222,7 +222,7 @@ def test_a_header_with_other_text_is_refused(saved):
 
 
 def test_a_snapshot_of_an_earlier_version_is_loaded_with_a_warning(saved):
-    """For evaluation and generation; a run of it does not go on."""
+    """It can be used for evaluation and generation, but its run cannot be resumed."""
     model, path = saved[0], saved[2]
     tensors, header = read(path)
     save_file(tensors, path, header | {"format": "scratchformer snapshot 1"})
@@ -248,7 +248,7 @@ def test_tensors_of_every_shape_come_back(tmp_path, make_model):
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "batches"])
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_is_not_saved(saved, part, value):
+def test_a_state_that_is_not_finite_is_not_saved(saved, part, value):
     model, optimizer, path = saved
     before = path.read_bytes()
 
@@ -282,11 +282,11 @@ def test_a_snapshot_of_another_precision_does_not_fit(tmp_path, make_model):
         restore(load_snapshot(tmp_path), make_model("LanguageModel"))
 
 
-# Models of a user's own
+# Models defined by a user
 
 
 class Scale(Layer):
-    """Two numbers; made with a tuple, which is a list in JSON."""
+    """Two numbers, given as a tuple, which becomes a list in JSON."""
 
     def __init__(self, shape, start=1.0):
         self.config = dict(shape=shape, start=start)
@@ -301,7 +301,7 @@ class NoLayer:
         self.config = {}
 
 
-def test_a_model_of_ones_own_comes_back(tmp_path):
+def test_a_users_own_model_comes_back(tmp_path):
     model = Scale((2, 1))
     model.w.data[...] = [[3], [4]]
     save_snapshot(tmp_path / "last.safetensors", model, step=2)
@@ -366,7 +366,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
         (3, "unknown model '3'"),
     ],
 )
-def test_a_class_that_cannot_be_had_is_named(tmp_path, name, message):
+def test_a_class_that_cannot_be_imported_is_named(tmp_path, name, message):
     path = tmp_path / "x.safetensors"
     described = json.dumps({"class": name, "config": {"shape": [1]}})
     write(path, {"model.w": np.ones(1)}, {"format": FORMAT, "model": described, "state": "{}"})
@@ -384,7 +384,7 @@ def test_a_module_that_ends_the_program_when_it_is_imported_is_named(tmp_path, m
 
 
 def test_a_class_of_the_program_itself(tmp_path):
-    """It is found in a program that defines or imports it, and else named; so is a module that is not importable."""
+    """A program that defines or imports it finds it; otherwise it is named, like a module that cannot be imported."""
     (tmp_path / "own.py").write_text(
         "import sys, numpy as np\n"
         "from scratchformer.nn import Layer, Param\n"
@@ -414,7 +414,7 @@ def test_a_class_of_the_program_itself(tmp_path):
         Scale.__module__ = before
 
 
-def test_a_class_that_has_moved_from_the_program_to_a_module_goes_on(tmp_path):
+def test_a_class_moved_from_the_program_to_a_module_is_resumed(tmp_path):
     save_snapshot(tmp_path / "last.safetensors", Scale((2,)))
     snapshot = load_snapshot(tmp_path)._replace(model_class="__main__:Scale")
     restore(snapshot, Scale((2,)))
@@ -483,7 +483,7 @@ def test_a_save_that_fails_leaves_the_old_snapshot_and_nothing_half_written(save
     assert [p.name for p in path.parent.iterdir()] == [path.name]
 
 
-def test_a_disk_that_is_really_full(tmp_path, make_model):
+def test_a_disk_that_is_actually_full(tmp_path, make_model):
     disk = tmp_path / "disk"
     disk.mkdir()
     if (
@@ -508,7 +508,7 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path, make_model):
 
 
 def test_nothing_in_the_package_can_run_code_from_a_file():
-    """No pickle, nor what uses it: numpy.load and numpy.save, shelve, torch."""
+    """No pickle, and nothing that uses it: numpy.load and numpy.save, shelve, torch."""
     package = Path(scratchformer.__file__).parent
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -530,7 +530,7 @@ def test_nothing_in_the_package_can_run_code_from_a_file():
 @pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
 def test_permissions_are_the_umasks(tmp_path, make_model, umask, mode):
     path = tmp_path / "last.safetensors"
-    path.with_name("last.safetensors.unfinished").touch(0o400)  # of a run that was killed
+    path.with_name("last.safetensors.unfinished").touch(0o400)  # left by a run that was killed
     before = os.umask(umask)
     try:
         save_snapshot(path, make_model("LanguageModel"))
@@ -539,8 +539,8 @@ def test_permissions_are_the_umasks(tmp_path, make_model, umask, mode):
     assert path.stat().st_mode & 0o777 == mode
 
 
-def test_where_folders_cannot_be_opened_a_snapshot_is_saved_all_the_same(tmp_path, make_model, monkeypatch):
-    """As on Windows, which also wants a file to be writable to force it to disk."""
+def test_a_snapshot_is_saved_even_if_folders_cannot_be_opened(tmp_path, make_model, monkeypatch):
+    """As on Windows, where a file must also be writable to be flushed to disk."""
     opened = os.open
 
     def open_file(path, flags, *mode):
@@ -562,7 +562,7 @@ def test_where_folders_cannot_be_opened_a_snapshot_is_saved_all_the_same(tmp_pat
     assert load_model(tmp_path)[1] == {"step": 3}
 
 
-def test_the_best_snapshot_is_the_best_else_the_last_else_what_is_named(tmp_path):
+def test_the_best_snapshot_of_a_folder_is_found_if_there_is_one(tmp_path):
     assert best_snapshot(tmp_path) == tmp_path
     (tmp_path / "best.safetensors").symlink_to("nothing")
     with pytest.raises(SnapshotError, match=r"no snapshot at .*best\.safetensors"):
@@ -600,7 +600,7 @@ def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_mo
         average_snapshots([], model)
 
 
-def test_a_model_with_a_layer_of_ones_own_among_its_options_cannot_be_saved(tmp_path):
+def test_a_model_with_a_users_layer_among_its_options_cannot_be_saved(tmp_path):
     model = LanguageModel(16, 8, 2, 1, 8, positions=GridPositions(8, 8, 4, 0.1))
     with pytest.raises(SnapshotError, match="a LanguageModel made with this: an argument is a GridPositions"):
         save_snapshot(tmp_path / "model.safetensors", model)

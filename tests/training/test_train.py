@@ -1,4 +1,4 @@
-"""The training loop: it learns, keeps the best, stops in every way, and continues exactly."""
+"""The training loop: it learns, keeps the best model, stops in every way, and resumes exactly."""
 
 import json
 import os
@@ -30,11 +30,11 @@ both_models = pytest.mark.parametrize("kind", KINDS)
 
 
 class Stop(Exception):
-    """Ends a run as a crash would."""
+    """Ends a run like a crash."""
 
 
 class Interrupted:
-    """Batches that call `do` when that of step `at` is asked for."""
+    """Batches that call `do` when the batch of step `at` is requested."""
 
     def __init__(self, batches, at, do):
         self.batches, self.at, self.do = batches, at, do
@@ -230,7 +230,7 @@ def test_a_model_of_another_class_is_refused(tmp_path, train_tiny):
         train_tiny("Classifier", tmp_path, 8, resume=True, make_optimizer=Adam)
 
 
-def test_metrics_behind_the_snapshot_are_dropped_and_a_half_written_line_is_tolerated(tmp_path, train_tiny):
+def test_metrics_after_the_snapshot_are_dropped_and_a_half_written_line_is_tolerated(tmp_path, train_tiny):
     with pytest.raises(Stop):
         train_tiny("LanguageModel", tmp_path, 9, batches=crash_at(5))
     metrics = tmp_path / "metrics.jsonl"
@@ -294,14 +294,14 @@ def test_the_seed_changes_dropout(tmp_path, train_tiny):
 
 
 class Still(SGD):
-    """An optimizer that does not move."""
+    """An optimizer that changes nothing."""
 
     def update(self, *arrays, **settings):
         pass
 
 
 def test_every_step_drops_out_anew(tmp_path, train_tiny):
-    """The same batch and the same parameters at every step, so that only dropout tells the losses apart."""
+    """Batch and parameters are the same at every step, so only dropout can change the loss."""
 
     class Same:
         def __init__(self, batches, model):
@@ -369,7 +369,9 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(tmp_path, tr
 
 
 def test_a_score_that_is_not_there_is_named(tmp_path, train_tiny):
-    with pytest.raises(ValueError, match="select: evaluate\\(\\) returns loss, bits_per_byte, and not 'accuracy'"):
+    with pytest.raises(
+        ValueError, match="select: expected one of loss, bits_per_byte, which evaluate\\(\\) returns, got 'accuracy'"
+    ):
         train_tiny("LanguageModel", tmp_path, 4, select=("accuracy", "max"))
 
 
@@ -399,7 +401,7 @@ def test_a_schedule_may_return_a_number_of_numpy(tmp_path, train_tiny, monkeypat
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["lr"] == pytest.approx(0.0025)
 
 
-def test_a_program_may_write_to_the_folder_once_it_is_known_to_be_this_runs(tmp_path, train_tiny):
+def test_a_program_may_write_to_the_folder_once_it_belongs_to_this_run(tmp_path, train_tiny):
     called = []
     train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("new"))
     for options in {}, {"resume": True, "seed": 1}, {"resume": True, "identity": {"corpus": "other"}}:
@@ -421,7 +423,7 @@ def test_a_damaged_metrics_file_stops_a_resumption(tmp_path, train_tiny):
 
 
 def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
-    """Every third step is saved; of these the last two models stay, and a run that is taken further keeps counting."""
+    """Every third step is saved and the last two models are kept; a run that is extended continues to count."""
     train_tiny("LanguageModel", tmp_path, 8, keep=2)
     assert [path.stem for path in kept_snapshots(tmp_path)] == ["step-00000003", "step-00000006"]
     _, model, _ = train_tiny("LanguageModel", tmp_path, 12, keep=2, resume=True)
@@ -465,8 +467,8 @@ def test_an_identity_of_tuples_is_the_same_when_it_is_resumed(tmp_path, train_ti
 
 
 @pytest.mark.parametrize("step", [3, 4, 5])
-def test_a_run_without_its_last_snapshot_is_not_begun_anew(tmp_path, train_tiny, step):
-    """Whatever else is left of it."""
+def test_a_run_without_its_last_snapshot_is_not_restarted(tmp_path, train_tiny, step):
+    """Whatever other files are left of it."""
     train_tiny("LanguageModel", tmp_path, step, keep=1)
     (tmp_path / "last.safetensors").unlink()
     for name in "metrics.jsonl", "best.safetensors", "step-00000003.safetensors":
@@ -478,7 +480,7 @@ def test_a_run_without_its_last_snapshot_is_not_begun_anew(tmp_path, train_tiny,
     train_tiny("LanguageModel", tmp_path, 1, resume=True)
 
 
-def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny, capsys):
+def test_a_run_is_restarted_only_until_its_first_snapshot(tmp_path, train_tiny, capsys):
     """At step 4 the best model is saved, at step 6 the first snapshot."""
     for step in 2, 5, 5:
         with pytest.raises(Stop):
@@ -501,13 +503,13 @@ def test_a_run_is_begun_anew_only_until_its_first_snapshot(tmp_path, train_tiny,
 
 
 @pytest.mark.parametrize("state", [{}, {"step": "3", "best": None}, {"step": 3}])
-def test_a_snapshot_that_is_of_no_run_is_not_resumed(tmp_path, train_tiny, make_model, state):
+def test_a_snapshot_that_is_not_of_a_run_is_not_resumed(tmp_path, train_tiny, make_model, state):
     save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dropout=0.2), **state)
-    with pytest.raises(SnapshotError, match=r"last\.safetensors is no snapshot of a run"):
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is not a snapshot of a run"):
         train_tiny("LanguageModel", tmp_path, 8, resume=True)
 
 
-def test_where_the_best_model_is_missing_the_best_is_chosen_from_there_on(tmp_path, train_tiny, capsys):
+def test_if_the_best_model_is_missing_it_is_selected_afresh(tmp_path, train_tiny, capsys):
     train_tiny("LanguageModel", tmp_path, 4)
     (tmp_path / "best.safetensors").unlink()
     state, *_ = train_tiny("LanguageModel", tmp_path, 8, resume=True)
@@ -516,7 +518,7 @@ def test_where_the_best_model_is_missing_the_best_is_chosen_from_there_on(tmp_pa
 
 
 def test_two_trainings_in_one_folder(tmp_path, train_tiny):
-    """The second begins while the first is in its third step; it is refused, and the first goes on."""
+    """The second begins during the third step of the first; it is refused, and the first continues."""
     refused = []
 
     def begin_another():
@@ -539,7 +541,7 @@ def test_two_trainings_in_one_folder(tmp_path, train_tiny):
 
 
 class FullDisk:
-    """The n-th time that a file is to be written, the disk is full."""
+    """The disk is full the n-th time that a file is written."""
 
     def __init__(self, monkeypatch, n):
         self.n, self.writes = n, 0
@@ -556,7 +558,7 @@ class FullDisk:
         return whole(path, *args)
 
 
-def test_a_disk_that_is_full_at_any_write_leaves_a_run_that_ends_as_any_other(tmp_path, train_tiny, monkeypatch):
+def test_a_run_can_be_resumed_after_a_full_disk_at_any_write(tmp_path, train_tiny, monkeypatch):
     state, *straight = train_tiny("LanguageModel", tmp_path / "straight", 7, keep=1)
     failures = 0
     for n in range(1, 100):
