@@ -1,8 +1,8 @@
-"""Which array library an array belongs to, moving arrays, and choosing a device.
+"""Which library an array belongs to; moving arrays; choosing a device.
 
-The mathematics in `ops` is written once, against the functions that NumPy and CuPy share. Each operation asks
-`array_module` for the library of the arrays it was given, so both backends live in one process and there is no
-global switch. CuPy is imported only when a GPU is asked for.
+The mathematics in `ops` is written once, with functions that NumPy and CuPy share. Each operation asks `array_module`
+for the library of its arrays, so both backends can be used in one process and there is no global switch. CuPy is
+imported only when a GPU is asked for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CUPY_HELP = (
 
 
 class DeviceError(TypeError, ValueError):
-    """Arrays of two devices met in one call, or a device that is not there was asked for."""
+    """Arrays of two devices were mixed in one call, or the requested device is not available."""
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Device:
     index: int | None = None
 
     def use(self) -> Device:
-        """Make a GPU the current one of this thread, where new arrays go and kernels run; returns the device."""
+        """Make a GPU the current one of this thread, where new arrays are made and kernels run. Returns the device."""
         if self.index is not None:
             self.xp.cuda.Device(self.index).use()
         return self
 
     def current(self) -> AbstractContextManager:
-        """`with device.current():` makes a GPU the current one of this thread; afterwards the one before is again."""
+        """`with device.current():` makes a GPU the current one of this thread until the block ends."""
         return nullcontext() if self.index is None else self.xp.cuda.Device(self.index)
 
     def __str__(self) -> str:
@@ -68,9 +68,9 @@ def _library(x: object) -> ModuleType | None:
 
 
 def array_module(*arrays: object) -> Any:
-    """The array library (numpy, cupy, ...) that all `arrays` belong to; numbers and None belong to any.
+    """The library (numpy, cupy, ...) that all `arrays` belong to; numbers and None fit any.
 
-    Raises DeviceError if arrays of two libraries, or of two GPUs, are given, naming both and the call that moves them.
+    Raises DeviceError for arrays of two libraries or two GPUs, naming both and the call that moves them.
     """
     first = found = None
     for x in arrays:
@@ -94,7 +94,7 @@ def _two_devices(first: str, second: str) -> DeviceError:
 
 
 def _index(x: Array) -> int | None:
-    """The number of the GPU that `x` lives on."""
+    """The number of the GPU that holds `x`."""
     return getattr(getattr(x, "device", None), "id", None)
 
 
@@ -105,7 +105,7 @@ def device_name(library: Any) -> str:
 
 
 def device_of(x: Array) -> Device:
-    """The device that `x` lives on."""
+    """The device that holds `x`."""
     library = array_module(x)
     if library is np:
         return CPU
@@ -116,7 +116,7 @@ def device_of(x: Array) -> Device:
 def get_device(name: str = "auto") -> Device:
     """The device called `name`: "cpu", "gpu" (the first), "gpu:1", or "auto" (a GPU if one works, else the CPU).
 
-    A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError with what to install if a GPU is
+    A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError, saying what to install, if a GPU is
     asked for by name and cannot be used.
     """
     kind, _, number = name.partition(":")
@@ -152,7 +152,7 @@ def cores() -> int:
 
 
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
-    """`x` as an array of `device` (and of `dtype`, if given); copies only when it must."""
+    """`x` as an array on `device` (of type `dtype`, if given); copied only if necessary."""
     library = _library(x)
     with device.current():
         if library is not None and device_of(x) != device:
@@ -170,7 +170,7 @@ def to_cpu(x: Array) -> np.ndarray:
 def erf(x: Array) -> Array:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, elementwise, in the precision of `x`.
 
-    NumPy has none, so SciPy's is used, and on a GPU the one that CuPy ships.
+    NumPy has none: on the CPU it is SciPy's, on a GPU CuPy's.
     """
     xp = array_module(x)
     if xp is np:
@@ -185,5 +185,5 @@ def erf(x: Array) -> Array:
 
 
 def scatter_add(target: Array, index: Array, values: Array) -> None:
-    """target[index] += values, unbuffered: an index that occurs twice is added twice. Changes `target` in place."""
+    """target[index] += values, in place and unbuffered: an index that occurs twice is added twice."""
     array_module(target, index, values).add.at(target, index, values)

@@ -14,8 +14,8 @@ An operation is a pair of functions. Decorating them makes the names dispatch:
     @ops.relu_backward.twin(FastCache)
     def relu_backward(dy, cache): ...
 
-The forward twin is chosen by the type of the first array, the backward by the type of the cache. So a fused forward
-can never meet a reference backward, and inside `reference_only()` every call runs the plain mathematics.
+The type of the first array selects the forward twin, and the type of the cache selects the backward. So a fused forward
+never meets a reference backward. Inside `reference_only()` every forward call runs the plain mathematics.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _reference_depth = 0  # how many `reference_only()` blocks are open, in the whol
 def reference_only() -> Iterator[None]:
     """Inside this block every forward call runs the reference operation, never a twin.
 
-    It holds for the whole process, threads included, so that a training loop with replicas obeys it too.
-    A cache made by a twin before the block still goes to that twin's backward.
+    It applies to the whole process, threads included, and so to a training loop with replicas. A cache that a twin made
+    before the block still goes to that twin's backward.
     """
     global _reference_depth
     _reference_depth += 1
@@ -61,7 +61,7 @@ class Operation(Protocol[Arguments]):
 
 
 def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
-    """Make `reference` an operation: the same function, for which twins can be registered with `.twin`."""
+    """Make `reference` an operation: the same function, with `.twin` to register twins for it."""
     twins: dict[type, Callable] = {}
     first, *_ = inspect.signature(reference).parameters
 
@@ -75,7 +75,7 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
 
 
 def backward(reference: Callable) -> Operation[...]:
-    """Make `reference` the backward of an operation: twins registered with `.twin(CacheType)` take their caches."""
+    """Make `reference` the backward of an operation: a twin registered with `.twin(CacheType)` takes those caches."""
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
 

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, BLAS, GPU, memory, where data is kept, and what to install for what is missing."""
+"""What a bug report needs: versions, BLAS, GPU, memory, the data cache, and how to install what is missing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def report() -> Iterator[tuple[str, str]]:
             name = f"{library['internal_api']} {library['version']} ({library.get('architecture', 'unknown')})"
             yield "BLAS", f"{name}, {library['num_threads']} threads, {library['filepath'].rpartition('/')[2]}"
     if kind := os.environ.get("OPENBLAS_CORETYPE"):
-        yield "", f"OPENBLAS_CORETYPE={kind} is set, which keeps OpenBLAS from choosing its kernels by the CPU"
+        yield "", f"OPENBLAS_CORETYPE={kind} is set: OpenBLAS does not choose its kernels to suit the CPU"
     yield "CPU", f"{cores()} cores for this process"
     yield "free memory", _free_memory()
     yield from _gpu()
@@ -66,7 +66,7 @@ def _installed(distribution: str) -> bool:
 
 
 def _driver() -> Iterator[tuple[str, str]]:
-    """The NVIDIA driver, its GPUs, and the extra whose CUDA version it can run."""
+    """The NVIDIA driver, its GPUs, and the extra that it can run."""
     query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()

@@ -1,8 +1,8 @@
-"""Counter-based random keys: the same key gives the same numbers, on every backend, however often it is asked.
+"""Counter-based random keys: the same key always gives the same numbers, on every backend.
 
-There is no generator whose state moves on. A `Key` is a tuple of words, (seed, step, micro-batch, layer, ...), and
-`fold` makes a new one from it. So a recomputed dropout mask is the same mask, replicas need no lock, and a resumed
-run needs no saved state beyond its step number.
+No generator carries state from one draw to the next. A `Key` is a tuple of words, (seed, step, micro-batch, layer,
+...), and `fold` derives new keys from it. So a recomputed dropout mask is the same mask, replicas need no lock, and a
+resumed run needs no random state, only its step number.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Key:
-    """A random key, made of non-negative integers; `Key(seed)` starts a family and `fold` derives its members."""
+    """A random key, made of non-negative integers: start with `Key(seed)` and derive others with `fold`."""
 
     words: tuple[int, ...]
 
@@ -36,12 +36,12 @@ class Key:
         return np.random.Generator(np.random.Philox(self.seed_sequence()))
 
     def seed_sequence(self) -> np.random.SeedSequence:
-        """NumPy's hash of the words; their number goes in too, since it pads short tuples with zeros."""
+        """NumPy's hash of the words. Their number is hashed too, since NumPy pads short tuples with zeros."""
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
 class Zeros(Key):
-    """A key from which nothing is drawn: weights made with it are zero. For a model whose weights are then loaded."""
+    """A key that gives zeros instead of random weights, for a model whose weights are about to be loaded."""
 
     def fold(self, *parts: int | str) -> Zeros:
         return self
@@ -61,7 +61,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-@lru_cache(maxsize=4096)  # the same key is asked again where activations are recomputed, and in every gradient check
+@lru_cache(maxsize=4096)  # recomputed activations, and every gradient check, use a key again
 def _start(key: Key) -> np.uint64:
     return key.seed_sequence().generate_state(1, np.uint64)[0]
 
@@ -69,8 +69,8 @@ def _start(key: Key) -> np.uint64:
 def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     """`size` independent uniform 16-bit integers, in an array of library `xp`.
 
-    Word number i is the SplitMix64 mix of start(key) + i·γ, four 16-bit integers each. It needs only
-    multiplication, shift and exclusive-or, so it gives the same bits with every array library.
+    Word i is the SplitMix64 mix of start(key) + i·γ and holds four 16-bit integers. The mix needs only multiplication,
+    shift and exclusive-or, so every array library gives the same bits.
     """
     start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)

@@ -16,7 +16,7 @@ from .optimizer import Group, Optimizer
 def adam_step(
     w: Array, g: Array, m: Array, v: Array, lr: float, betas: tuple[float, float], eps: float, steps: int
 ) -> None:
-    """The four formulas of `Adam` for a piece (n,) of the flat arrays: changes w, m and v in place, not g.
+    """The formulas of `Adam` for a piece (n,) of the flat arrays. Changes w, m and v in place, but not g.
 
     steps: t, the number of this step, counted from 1.
     """
@@ -33,16 +33,16 @@ def adam_step(
 
 
 class Adam(Optimizer):
-    """Adam: each parameter steps by its mean gradient over the root of its mean squared gradient.
+    """Adam: each parameter moves by its mean gradient, divided by the root of its mean squared gradient.
 
     With g the gradient (plus weight_decay · w, if any) and t the number of the step, counted from 1,
 
         m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
         w ← w − lr · m̂/(√v̂ + eps),   m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
 
-    m and v start at zero, so after t steps their weights add up to 1 − βᵗ: the division makes them means.
-    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, in which
-    the squares in v, and eps, would be 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
+    m and v start at zero, so after t steps the weights in each sum add up to 1 − βᵗ. Dividing by that gives means.
+    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, where
+    the squares in v, and eps, would be rounded to 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
     """
 
     buffers = ("m", "v")
@@ -76,10 +76,10 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: before the step w ← w − lr · weight_decay · w. The decay is not in m and v.
+    """Adam with decoupled weight decay: first w ← w − lr · weight_decay · w, then the step. m and v have no decay.
 
-    Only parameters of two or more axes decay, the matrices: to pull a bias, or the gamma of a norm, to zero changes
-    what the layer computes and guards against nothing. A group's own weight_decay holds for all its parameters.
+    Only parameters of two or more axes decay, the matrices. Pulling a bias, or the gamma of a norm, towards zero would
+    change what the layer computes and guard against nothing. A group's own weight_decay applies to all its parameters.
     Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
     """
 

@@ -13,8 +13,8 @@ from .optimizer import pieces
 
 
 def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
-    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. In double
-    precision: in single precision the squares of a large, finite gradient overflow. map: as for `Optimizer.step`.
+    """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. The sum is in
+    double precision: the squares of a large but finite gradient overflow in single. map: as for `Optimizer.step`.
     """
 
     def squares(piece: Array) -> Array:
@@ -25,11 +25,11 @@ def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
 
 
 def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Callable = map) -> float:
-    """Scale gradients in place so that their norm is at most `max_norm`; returns the norm that they had.
+    """Scale gradients in place so that their norm is at most `max_norm`. Returns the norm before scaling.
 
     grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
-    `optimizer.gradients()`. The direction is kept: all are scaled by the same number. If the norm is not finite, it is
-    returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+    `optimizer.gradients()`. All are scaled by the same number, so the direction is kept. If the norm is not finite, it
+    is returned and nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     if not max_norm > 0:
@@ -45,7 +45,7 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
 
 def _cut(grad: Array | Sequence[Array]) -> list[Array]:
-    """Views of one array, or of several, of cache size."""
+    """One array, or several, as views of cache size."""
     arrays: list[Array] = [*grad] if isinstance(grad, list | tuple) else [grad]
     found = []
     for g in arrays:

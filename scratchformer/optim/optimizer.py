@@ -1,4 +1,4 @@
-"""What the optimizers share: which parameters they step, in which groups, over the flat arrays."""
+"""What the optimizers share: which parameters they update, in which groups, over the flat arrays."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..ops.checks import expect_boolean, expect_number
 
-CHUNK = 1 << 16  # elements that a CPU takes at once, so that what it computes in between stays in cache
+CHUNK = 1 << 16  # elements that a CPU updates at once, so that intermediate results stay in cache
 
 
 def pieces(flat: Array) -> list[slice]:
-    """Cut a flat array (P,) into slices of cache size on a CPU; on another device it is one piece."""
+    """Cut a flat array (P,) into slices of cache size on a CPU; on another device, into one."""
     size = CHUNK if array_module(flat) is np else max(1, flat.size)
     return [slice(start, min(start + size, flat.size)) for start in range(0, flat.size, size)]
 
@@ -28,9 +28,9 @@ class Group:
     """A rule: how an optimizer treats the parameters that match.
 
     match: a pattern of full names, such as "output.*" or "*.gamma" (`*` stands for anything), or a function of the name
-    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: instead of the optimizer's. When a
-    schedule changes the optimizer's `lr`, that of the group changes in proportion. frozen: the parameters stay as they
-    are, and the optimizer keeps no state for them.
+    and the Param, such as `lambda name, p: p.data.ndim == 1`. lr, weight_decay: replace those of the optimizer. When a
+    schedule changes the optimizer's `lr`, the group's changes in proportion. frozen: the parameters are not updated,
+    and the optimizer keeps no state for them.
     """
 
     match: str | Callable[[str, Param], bool]
@@ -42,7 +42,7 @@ class Group:
         return fnmatchcase(name, self.match) if isinstance(self.match, str) else bool(self.match(name, p))
 
     def check(self) -> None:
-        """Raise TypeError or ValueError, with the name of what is wrong."""
+        """Raise TypeError or ValueError, naming what is wrong."""
         if not (isinstance(self.match, str) or callable(self.match)):
             raise TypeError(f"groups: expected a pattern of names or a function, got {self.match!r}")
         expect_boolean(**{f"frozen of group {self.match!r}": self.frozen})
@@ -52,7 +52,7 @@ class Group:
 
 
 class Treatment(NamedTuple):
-    """How a parameter is stepped."""
+    """How a parameter is updated."""
 
     lr: float  # as a multiple of the optimizer's
     weight_decay: float
@@ -60,7 +60,7 @@ class Treatment(NamedTuple):
 
 
 class Run(NamedTuple):
-    """Parameters that lie side by side in flat arrays, and are stepped alike."""
+    """Parameters that lie side by side in the flat arrays and are updated alike."""
 
     flat: FlatParameters
     where: slice  # in the flat arrays
@@ -69,14 +69,14 @@ class Run(NamedTuple):
 
 
 class Optimizer:
-    """Steps the parameters against their gradients.
+    """Updates parameters from their gradients.
 
-    params: what `layer.parameters()` gives, of a model or of a part of it; or a list of Params, each of which is
-    stepped once however often it is listed (tied weights). What lies side by side in the flat arrays is stepped
-    together. lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each
-    optimizer. groups: rules for some of the parameters. The first group that matches a parameter holds for it; a
-    parameter that none matches has the optimizer's own settings. Parameters that are `frozen` are not stepped.
-    `buffers` are the names of the state arrays, each as long as all parameters that are stepped.
+    params: `layer.parameters()` of a model or of a part of it; or a list of Params, each of which is updated once
+    however often it is listed (tied weights). Parameters that lie side by side in the flat arrays are updated together.
+    lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each optimizer.
+    groups: rules for some of the parameters. The first group that matches a parameter applies to it; a parameter that
+    no group matches has the optimizer's own settings. Parameters that are `frozen` are not updated. `buffers` are the
+    names of the state arrays, each as long as all updated parameters together.
 
     A layer's parameters must stay the same. If one was added, taken out or frozen since, or if the layer was moved or
     cast, the next step raises ValueError and changes nothing.
@@ -105,14 +105,14 @@ class Optimizer:
         for name in self.buffers:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
-        self.flats: list[FlatParameters] = []  # where the parameters lay when the runs were found
+        self.flats: list[FlatParameters] = []  # that held the parameters when the runs were found
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"flats": [], "together": [], "alike": []}  # a copy finds its own
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
-        """How each parameter is stepped, by the first group that it matches."""
+        """How each parameter is updated, by the first group that it matches."""
         if not isinstance(groups, list | tuple) or not all(isinstance(group, Group) for group in groups):
             raise TypeError(f"groups: expected a list of Groups, got {groups!r}")
         for group in groups:
@@ -139,9 +139,9 @@ class Optimizer:
         return self.weight_decay
 
     def settings(self) -> dict[str, Any]:
-        """What it is and how it treats each parameter, as JSON values: a snapshot keeps them.
+        """The optimizer's class and how it treats each parameter, as JSON values for a snapshot.
 
-        "groups" lists the different treatments, each with the names of its parameters; its "lr" is a multiple of the
+        "groups" lists the different treatments, each with the names of its parameters; "lr" there is a multiple of the
         optimizer's.
         """
         by_treatment: dict[Treatment, list[str]] = {}
@@ -151,19 +151,19 @@ class Optimizer:
         return {"class": type(self).__name__, "groups": groups}
 
     def zero_grad(self) -> None:
-        """Set the gradients of the parameters that it steps to zero. Its state is untouched."""
+        """Set the gradients of the parameters that it updates to zero. Its state is untouched."""
         for grad in self.gradients():
             grad[...] = 0
 
     def gradients(self) -> list[Array]:
-        """The gradients of the parameters that it steps, as few views of the flat arrays as possible. For clipping."""
+        """The gradients of the parameters that it updates, in few views of the flat arrays: for clipping."""
         self._lay_out()
         return [run.flat.grad[run.where] for run in self.together]
 
     def step(self, map: Callable = map) -> None:
-        """Update the parameters in place from their gradients, which are left as they are.
+        """Update the parameters in place from their gradients, which do not change.
 
-        map: applies a function to independent pieces of the arrays; a thread pool's `map` shares them out.
+        map: applies a function to independent pieces of the arrays; a thread pool's `map` runs them in parallel.
         """
         self._expect_same_parameters()
         self._lay_out()
@@ -181,12 +181,12 @@ class Optimizer:
         list(map(update, work))
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
-        """Step one piece of the flat arrays: change `w` and `buffers` in place, not `g`. settings: lr, weight_decay."""
+        """Update a piece of the flat arrays: change `w` and `buffers` in place, not `g`. settings: lr, weight_decay."""
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _lay_out(self) -> None:
-        """Find the runs again if the parameters lie elsewhere than they did; those with arrays of their own get flat
-        ones. Raises ValueError if they were moved or cast.
+        """Find the runs again if the parameters are in other flat arrays than before; parameters in none get new ones.
+        Raises ValueError if they were moved or cast.
         """
         if [p.flat for p in self.stepped] == self.flats:
             return
@@ -199,7 +199,7 @@ class Optimizer:
         self.alike = list(self._runs(lambda how: how))
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
-        """What is stepped, in runs of neighbouring parameters whose treatments have the same `kind`."""
+        """What is updated, in runs of neighbouring parameters whose treatments have the same `kind`."""
         slices = {flat: flat.slices() for flat in set(self.flats)}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
@@ -207,14 +207,14 @@ class Optimizer:
             Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how)
             for p, flat, stop, how in zip(self.stepped, self.flats, stops, treatments, strict=True)
         ]
-        # Neighbours are as far apart in the flat array as in the buffers.
+        # Parameters are neighbours if they are as far apart in the flat array as in the buffers.
         for _, same in groupby(runs, lambda run: (run.flat, run.where.start - run.state.start, kind(run.treatment))):
             first, *_, last = [*same] * 2
             where, state = (slice(a.start, b.stop) for a, b in ((first.where, last.where), (first.state, last.state)))
             yield Run(first.flat, where, state, first.treatment)
 
     def _expect_same_parameters(self) -> None:
-        """Raise ValueError if parameters were added to the layer, taken out, frozen, or are not frozen any more."""
+        """Raise ValueError if parameters of the layer were added, taken out, frozen or unfrozen."""
         own = {id(p) for p in self.params}
         now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
         changes = {
@@ -235,7 +235,7 @@ class Optimizer:
         return {"steps": np.array(self.steps, np.int64), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over a state; raises ValueError, and changes nothing, if it is another optimizer's or model's."""
+        """Load a state. Raises ValueError, and changes nothing, if it is another optimizer's or model's."""
         size, dtype = sum(p.data.size for p in self.stepped), self.stepped[0].data.dtype
         expected = {"steps": "int64 ()", **dict.fromkeys(self.buffers, f"{dtype} ({size},)")}
         found = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in state.items()}

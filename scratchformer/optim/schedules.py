@@ -1,7 +1,7 @@
 """Learning-rate schedules: functions from the step number, counted from 0, to the learning rate of that step.
 
-Each begins with a linear warm-up, (step + 1)/warmup of the peak, so that the first steps, whose Adam means are made
-of few gradients, are small. A schedule has no state: a resumed run asks it for the next step.
+Each begins with a linear warm-up, (step + 1)/warmup of the peak: the first steps are small, because Adam's means are
+still taken over few gradients. A schedule has no state; a resumed run asks it for the rate of its next step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Linear warm-up, then half a cosine from `peak` down to `floor` at step `total`, and `floor` from there on.
+    """Linear warm-up, then half a cosine from `peak` down to `floor` at step `total`, then constant at `floor`.
 
     Source: Loshchilov, Hutter, "SGDR", 2017, equation 5, without restarts.
     """

@@ -13,9 +13,9 @@ from .optimizer import Group, Optimizer
 class SGD(Optimizer):
     """velocity ← momentum · velocity + g, then w ← w − lr · velocity, with g the gradient plus weight_decay · w.
 
-    params, lr, groups: see `Optimizer`. The learning rate stands outside the velocity, as in PyTorch: a schedule that
-    lowers it slows at once. Source: Sutskever et al., "On the importance of initialization and momentum", 2013,
-    equations 1 and 2, where it stands inside; the two are the same while lr is constant.
+    params, lr, groups: see `Optimizer`. The learning rate is not part of the velocity, as in PyTorch, so a lower rate
+    takes effect at once. Source: Sutskever et al., "On the importance of initialization and momentum", 2013,
+    equations 1 and 2, where it is part of it; the two are the same while lr is constant.
     """
 
     buffers = ("velocity",)
