@@ -26,7 +26,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
     and say which layer's output is the first with NaN or infinity. If all are finite, say which parameter's gradient
     is the first, in the order of backward, which is from the output to the input.
     """
-    model: Any = replicas.model
+    model = replicas.model
     found: list[str] = []
 
     def watch(name: str, layer: Layer) -> None:

@@ -49,9 +49,10 @@ class Replicas:
             raise ValueError(f"replicas, micro_batch: expected at least 1, got {count}, {micro_batch}")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: on a GPU there is one; use micro_batch to accumulate gradients")
-        self.model, self.micro_batch, self.device = model, micro_batch, model.device
+        self.model: Any = model  # a type checker takes its `loss` on trust
+        self.micro_batch, self.device = micro_batch, model.device
         self.flat = model.flat
-        self.models = [model, *(model.replica() for _ in range(self.count - 1))]
+        self.models: list[Any] = [model, *(model.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block replicas run one after the other
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -77,7 +78,7 @@ class Replicas:
         """[function(item) for item in items], shared out over the threads."""
         return self.map_models(lambda _, item: function(item), items)
 
-    def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
+    def map_models(self, function: Callable[[Any, Any], Any], items: Iterable) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
         Items are read as they are needed: at most AHEAD for each replica are under way, so a long generator takes
