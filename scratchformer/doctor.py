@@ -66,7 +66,7 @@ def _installed(distribution: str) -> bool:
 
 
 def _driver() -> Iterator[tuple[str, str]]:
-    """The NVIDIA driver, its GPUs, and the extra that it can run."""
+    """The NVIDIA driver, its GPUs, and the extra for the CUDA version that it can run."""
     query = ["nvidia-smi", "--query-gpu=driver_version,name,memory.free", "--format=csv,noheader"]
     try:
         lines = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
