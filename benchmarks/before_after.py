@@ -1,10 +1,10 @@
-"""Time a training step of two checkouts of this project in turns: is a change slower? Does it take more memory?
+"""Compare a training step of two checkouts of this project: is a change slower? Does it take more memory?
 
     git worktree add ../before HEAD~1
     python benchmarks/before_after.py ../before enwik8      # or imdb; the models of training_step.py
 
-Each has a process of its own. They take their steps in turns, on the same weights and batches. Prints the median time
-of each and its peak memory, and of the ratios after/before the median over the rounds with their middle half.
+Each runs in a process of its own. They alternate step by step, on the same weights and batches. Prints the median time
+and the peak memory of each, and the median and the quartiles of the ratio after/before over the rounds.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def main() -> None:
     for name, tree in (("before", args.before.resolve()), ("after", HERE)):
         program = tree / "benchmarks" / "training_step.py"
         if not program.is_file():
-            parser.error(f"{tree} is no checkout of this project")
+            parser.error(f"{tree} is not a checkout of this project")
         command = [sys.executable, str(program), args.model, "--worker", OURS]
         workers[name] = Worker(command, os.environ | {"PYTHONPATH": str(tree)})
     times: dict[str, list[float]] = {name: [] for name in workers}
     peaks, losses = {}, {}
     for number in range(args.rounds + 1):
-        for name in sorted(workers, reverse=bool(number % 2)):  # neither is always the first
+        for name in sorted(workers, reverse=bool(number % 2)):  # so that neither always goes first
             losses[name], seconds, peaks[name] = workers[name].step(number)
             if number:  # the first one warms up
                 times[name].append(seconds)

@@ -2,9 +2,9 @@
 
     pip install -e '.[plot]' && python benchmarks/context.py [--plot docs/img/context.png]
 
-One sequence of width 256 in 8 heads, float32, forward and backward of `ops.attention`, on one thread, as one replica
-would; median of several runs. Memory is what the two allocate at most, beside their arguments. The exponent is that of
-n, fitted from 1,024 on. The reference, which keeps (T, T) probabilities, stands beside the twin up to 2,048.
+One sequence of width 256 in 8 heads, float32, forward and backward of `ops.attention` on one thread, as in a replica;
+median of several runs. Memory is the most that the two allocate, not counting their arguments. The exponent of n is
+fitted from 1,024 on. The reference, which keeps (T, T) probabilities, is measured up to 2,048.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def measure(n: int, pattern: ops.Pattern) -> Measured:
 
 
 def exponent(values: dict[int, float]) -> float:
-    """Of n, by least squares between logarithms."""
+    """The exponent of n, by least squares on the logarithms."""
     large = {n: value for n, value in values.items() if n >= 1024}
     return float(np.polyfit(np.log(list(large)), np.log(list(large.values())), 1)[0])
 

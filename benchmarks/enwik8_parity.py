@@ -1,9 +1,10 @@
-"""Train the language model on enwik8 twice, with scratchformer and with PyTorch: the curves and the scores beside.
+"""Train the language model on enwik8 twice, with scratchformer and with PyTorch, and compare losses and scores.
 
     python benchmarks/enwik8_parity.py --data PATH [--steps 1000] [--preset small]
 
-Same initial weights, same batches, same optimizer, schedule and clipping. First 20 steps in float64 and in float32,
-whose losses are compared one by one; then `--steps` steps in float32, and the bits per byte of both on the last 5%.
+Both have the same initial weights, batches, optimizer, schedule and clipping. First they take 20 steps in float64 and
+in float32, and the losses are compared one by one; then `--steps` steps in float32, and the bits per byte on the last
+5% are compared.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time generation: 12 blocks of width 256, 8 heads, context 256; scratchformer and transformers' `generate` in turns.
+"""Time generation: 12 blocks of width 256, 8 heads, context 256; scratchformer against transformers' `generate`.
 
     pip install transformers && python benchmarks/generation.py [--batch 1 --rounds 5 --tokens 240]
 
-Both sample with temperature 1 from models of one size with random weights, each with its key-value cache, in float32
-on all cores, from a prompt of 16 tokens. (The blocks differ as GPT-2 and the tutorial do: order of the norms, GELU.)
+They take turns. Both sample with temperature 1 from models of the same size with random weights, each with its
+key-value cache, in float32 on all cores, after a prompt of 16 tokens.
 """
 
 from __future__ import annotations

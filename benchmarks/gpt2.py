@@ -1,11 +1,11 @@
-"""GPT-2 small (124 million parameters, random weights): loading, generating beside transformers, a fine-tuning step.
+"""GPT-2 small (124 million parameters, random weights): loading, generation against transformers, a fine-tuning step.
 
     pip install transformers && python benchmarks/gpt2.py [--tokens 100 --rounds 5 --replicas 2]
 
-The weights are saved by transformers, and loaded by both. Loading and the step are in processes of their own, whose
-time and peak memory are told. Generation is one sequence, sampled at temperature 1 from a prompt of 16 tokens, each
-with its key-value cache, in float32 on all cores, in turns. A step is forward and backward of --replicas sequences of
-1,024 tokens, clipping and AdamW, as in examples/gpt2.py.
+The weights are saved by transformers and loaded by both. Loading and the step run in processes of their own, whose time
+and peak memory are printed. For generation the two take turns: one sequence, sampled at temperature 1 after a prompt of
+16 tokens, each with its key-value cache, in float32 on all cores. A step is forward and backward of --replicas
+sequences of 1,024 tokens, clipping and AdamW, as in examples/gpt2.py.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> None:
     for name, value in (("tokens", 100), ("rounds", 5), ("replicas", min(2, cores()))):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--worker", choices=("load", "step"), help="(for its own use) do one of them")
-    parser.add_argument("--folder", help="where the weights are, or are to be (default: a temporary folder)")
+    parser.add_argument("--folder", help="of the weights, made if they are not there (default: a temporary one)")
     args = parser.parse_args()
     if args.worker:
         print(json.dumps({"load": load, "step": step}[args.worker](args.folder, args.replicas)))

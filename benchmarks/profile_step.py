@@ -1,8 +1,8 @@
-"""Where the time of a training step goes, by operation, on one replica with one thread of BLAS.
+"""Where the time of a training step goes, by operation, on one replica with one BLAS thread.
 
     python benchmarks/profile_step.py enwik8|imdb [--reference]
 
-Every operation is timed where layers call it. What is left is sums of residuals and gradients, and Python. With
+Every operation is timed where a layer calls it. The rest is sums of residuals and gradients, and Python. With
 --reference the plain operations run instead of their twins.
 """
 
@@ -25,7 +25,7 @@ seconds: dict[str, float] = defaultdict(float)
 
 
 def timed(name: str, function: Callable) -> Callable:
-    """`function`, whose time is added to `seconds[name]`, without that of timed functions that it calls."""
+    """`function`, adding its time to `seconds[name]`, except for that of timed functions it calls."""
 
     def run(*args, **kwargs):
         before, start = sum(seconds.values()), time.perf_counter()
@@ -62,7 +62,7 @@ def main() -> None:
     for name, value in sorted(seconds.items(), key=lambda row: -row[1]):
         print(f"{name:<42}{1e3 * value:>9.1f} ms{value / total:>8.1%}")
     work = counted_work(model, batch)
-    print(f"{'together':<42}{1e3 * total:>9.1f} ms")
+    print(f"{'total':<42}{1e3 * total:>9.1f} ms")
     print(f"{work / 1e9:.0f} GFLOP counted, {rate / 1e9:.0f} GFLOP/s a thread: {work / total / rate:.0%} of the rate")
 
 

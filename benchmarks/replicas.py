@@ -1,8 +1,8 @@
-"""Time and memory of a training step by the number of replicas and the rows of a micro-batch, each in its own process.
+"""Time and memory of a training step, by number of replicas and rows of a micro-batch, each in its own process.
 
     pip install -e '.[plot]' && python benchmarks/replicas.py enwik8 [--plot docs/img/replicas.png]
 
-With one replica BLAS has all cores, and what stands between the products has one; with several each has one core.
+With one replica BLAS uses all cores, and everything between the products uses one; with several, each uses one core.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks measure: the tutorial's two models, one training step of each, and the machine's own rate."""
+"""What the benchmarks share: the tutorial's two models, a training step of each, and the machine's own rate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--batch", type=int, default=32, help="rows of a batch (default: 32)")
     parser.add_argument(
-        "--data", metavar="PATH", help="imdb: real reviews, in batches of like length, and not 512 words"
+        "--data", metavar="PATH", help="imdb: real reviews in batches of similar length, instead of 512 words"
     )
 
 
@@ -89,7 +89,7 @@ def torch_step(model: Layer, name: str) -> tuple[Any, Callable[[Any], float]]:
 
 
 def counted_work(model: Layer, batch: Any) -> float:
-    """FLOP of a step: 6 for each weight of a matrix product and token, and attention's two products, three times."""
+    """FLOP of a step: 6 for each token and weight in a matrix product; attention's two products, three times over."""
     c, (B, T) = model.config, batch[0].shape
     weights = 12 * c["d_model"] ** 2 * c["depth"]
     if isinstance(model, LanguageModel):
@@ -98,7 +98,7 @@ def counted_work(model: Layer, batch: Any) -> float:
 
 
 def matrix_rate(seconds: float = 1.0) -> float:
-    """The machine's float32 matrix-product rate in FLOP/s, by NumPy on all cores, best of many."""
+    """The machine's float32 matrix-product rate in FLOP/s, by NumPy on all cores: the best of many."""
     a = np.ones((2048, 2048), np.float32)
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:

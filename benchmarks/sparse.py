@@ -1,10 +1,10 @@
-"""Time a training step at a context of 4,096 bytes: factorised attention beside full attention, in turns.
+"""Time a training step at a context of 4,096 bytes: factorised attention against full attention.
 
     python benchmarks/sparse.py [--context 4096 --rounds 5]
 
-The models have the sizes of `examples/sparse.py`; a step is forward, backward, clipping and Adam on all cores, in
-float32. Full attention is the same model without its pattern, so that nothing else differs. Beside them stands the full
-model of context 256, which reads as many bytes a step. Prints medians, and their ratios to the strided model's.
+The models have the sizes of `examples/sparse.py` and take turns. A step is forward, backward, clipping and Adam on all
+cores, in float32. Full attention is the same model without its pattern, so nothing else differs. The full model of
+context 256 reads as many bytes a step. Prints medians, and their ratios to the strided model's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Full(SparseTransformer):
 
 
 def competitors(context: int) -> dict[str, tuple[LanguageModel, int, int]]:
-    """Of each: the model, rows of a batch, and its context."""
+    """Each competitor's model, rows of a batch, and context."""
     stride = math.isqrt(context)
     sizes = dict(SIZES, context=context, stride=stride, key=Key(0))
     return {

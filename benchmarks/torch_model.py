@@ -1,6 +1,6 @@
-"""The same models in PyTorch, in the tutorial's way and tuned, with weights copied from scratchformer's.
+"""The same models in PyTorch, as the tutorial writes them and tuned, with weights copied from scratchformer's.
 
-Both are post-norm or pre-norm, with learned positions and ReLU, as `scratchformer.models` by default.
+They are post-norm or pre-norm, with learned positions and ReLU, the defaults of `scratchformer.models`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Block(nn.Module):
 
 
 class TorchModel(nn.Module):
-    """What both models share: embeddings, blocks, and a last affine map."""
+    """What both models share: embeddings, blocks, and an output layer."""
 
     def __init__(self, model, length: int, outputs: int, causal: bool, fused: bool) -> None:
         super().__init__()

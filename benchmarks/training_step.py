@@ -1,12 +1,12 @@
-"""Time a training step of the tutorial's models, scratchformer and PyTorch in turns, on the same weights and batches.
+"""Time a training step of the tutorial's models: scratchformer against PyTorch, on the same weights and batches.
 
     python benchmarks/training_step.py enwik8       # 12 blocks, width 256, context 256, batch 32
     python benchmarks/training_step.py imdb         # 6 blocks, width 128, 512 words, vocabulary 50,000, batch 32
-    python benchmarks/training_step.py imdb --data aclImdb_v1.tar.gz --rounds 40      # real reviews, of like length
+    python benchmarks/training_step.py imdb --data aclImdb_v1.tar.gz --rounds 40      # real reviews, of similar length
 
-A step is forward, backward, clipping and Adam, in float32 on all cores. Each of them lives in a process of its own, and
-they take their steps one after the other, round by round. First losses and gradients are compared in float64. Prints
-medians, their ratios, the share of the machine's own matrix-product rate, and the peak memory of each process.
+A step is forward, backward, clipping and Adam, in float32 on all cores. Each competitor runs in a process of its own,
+and they take turns, step by step. Before that, losses and gradients are compared in float64. Prints medians, their
+ratios, the share of the machine's own matrix-product rate, and the peak memory of each process.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from scratchformer.training.memory import resident_bytes
 
 
 class Worker:
-    """A process that runs `command`, this program as one of the competitors: it takes a step when it is told to."""
+    """A process that runs `command`, this program as one of the competitors, and takes a step when told to."""
 
     def __init__(self, command: list[str], environment: Mapping[str, str] | None = None) -> None:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         self.process = subprocess.Popen(command, **pipes, text=True, env=environment)
 
     def step(self, number: int) -> tuple[float, float, int]:
-        """The loss of step `number`, its seconds, and the bytes that the process has had at most."""
+        """The loss of step `number`, its seconds, and the process's peak memory in bytes."""
         self.process.stdin.write(f"{number}\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
@@ -58,7 +58,7 @@ class Worker:
 
 
 def work(args: argparse.Namespace) -> None:
-    """What a worker does: a step for each number that comes in."""
+    """What a worker does: a step for each number that it reads."""
     model, batches = make(args)
     replicas = Replicas(model)
     if args.worker == OURS:
@@ -80,7 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--rounds", type=int, default=5, help="timed steps of each; with --data, batches of an epoch")
-    parser.add_argument("--bfloat16", action="store_true", help="beside the others PyTorch under bfloat16 autocast")
+    parser.add_argument("--bfloat16", action="store_true", help="also PyTorch under bfloat16 autocast")
     parser.add_argument("--worker", metavar="NAME", help="(for its own use) be one of them")
     args = parser.parse_args()
     if args.worker:
@@ -125,9 +125,9 @@ def main() -> None:
 
 
 def compare(model: Layer, batch: Any, name: str) -> None:
-    """Print by how much loss and gradients of `name` differ from ours, in float64, where rounding hides nothing.
+    """Print how far loss and gradients of `name` differ from ours in float64, where rounding hides nothing.
 
-    A gradient's difference is ‖ours − theirs‖/‖theirs‖, of the worst tensor.
+    The difference of the gradients is ‖ours − theirs‖/‖theirs‖ of the worst tensor.
     """
     import copy
 

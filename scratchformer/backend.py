@@ -1,4 +1,4 @@
-"""Which array library an array belongs to, moving arrays, and choosing a device.
+"""Which library an array belongs to; moving arrays; choosing a device.
 
 The mathematics in `ops` is written once, with the functions that NumPy and CuPy share. Each operation asks
 `array_module` for the library of its arguments, so both backends work in one process and there is no global switch.
@@ -185,5 +185,5 @@ def erf(x: Array) -> Array:
 
 
 def scatter_add(target: Array, index: Array, values: Array) -> None:
-    """target[index] += values, unbuffered: an index that occurs twice is added twice. Changes `target` in place."""
+    """target[index] += values, in place and unbuffered: an index that occurs twice is added twice."""
     array_module(target, index, values).add.at(target, index, values)

@@ -69,7 +69,7 @@ class Run(NamedTuple):
 
 
 class Optimizer:
-    """Steps the parameters against their gradients.
+    """Updates parameters from their gradients.
 
     params: `layer.parameters()` of a model or of a part of one; or a list of Params, each of which is stepped once,
     however often it is listed (tied weights). Parameters that are adjacent in the flat arrays are stepped together.

@@ -26,7 +26,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
     the first layer whose output contains NaN or infinity. If all outputs are finite, name the first parameter whose
     gradient is not, in the order of backward, from the output to the input.
     """
-    model: Any = replicas.model
+    model = replicas.model
     found: list[str] = []
 
     def watch(name: str, layer: Layer) -> None:

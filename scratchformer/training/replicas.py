@@ -77,7 +77,7 @@ class Replicas:
         """[function(item) for item in items], distributed over the threads."""
         return self.map_models(lambda _, item: function(item), items)
 
-    def map_models(self, function: Callable[[Layer, Any], Any], items: Iterable) -> list:
+    def map_models(self, function: Callable[[Any, Any], Any], items: Iterable) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
         Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
