@@ -181,7 +181,7 @@ class Optimizer:
         list(map(update, work))
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
-        """Step one piece of the flat arrays: change `w` and `buffers` in place, but not `g`. settings: lr, weight_decay."""
+        """Step one piece of the flat arrays: change `w` and `buffers` in place, but not `g`. settings: lr and more."""
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _lay_out(self) -> None:
