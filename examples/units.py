@@ -12,12 +12,11 @@ import numpy as np
 
 from scratchformer import Key, ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.data import Images, LabelledBatch, load_digits
+from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.models import Classifier
-from scratchformer.optim import Adam, AdamW, Cosine
-from scratchformer.training import Replicas, best_snapshot, load_model, train
-from scratchformer.training.program import run_program, start_run
+from scratchformer.optim import Adam
+from scratchformer.training.program import Program
 
 PATCH = 2  # pixels on a side
 PATCHES = (SIDE // PATCH) ** 2
@@ -37,62 +36,12 @@ def as_patches(images: Images) -> LabelledBatch:
     return LabelledBatch(units, np.full(n, PATCHES), images.labels)
 
 
-class PatchBatches:
-    """Training batches: images drawn at random at every step."""
-
-    def __init__(self, images: Images, batch_size: int, key: Key) -> None:
-        self.batch_size, self.key, self.all = batch_size, key, as_patches(images)
-
-    def batch(self, step: int) -> LabelledBatch:
-        rows = self.key.fold(step).generator().integers(0, len(self.all.labels), self.batch_size)
-        return LabelledBatch(*(a[rows] for a in self.all))
-
-
-def score(replicas: Replicas, images: Images) -> dict[str, float]:
-    batch = replicas.move(as_patches(images))
-    loss, _ = replicas.model.loss(*batch)
-    right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
-    return {"loss": float(loss), "accuracy": float(right.mean())}
-
-
 def logistic_regression(train_part: Images, test: Images) -> float:
     """The baseline's accuracy, on pixels in a row."""
     from sklearn.linear_model import LogisticRegression
 
     x, x_test = (part.pixels.reshape(len(part.labels), -1) / (GREYS - 1) for part in (train_part, test))
     return LogisticRegression(max_iter=1000).fit(x, train_part.labels).score(x_test, test.labels)
-
-
-def train_on_images(run) -> None:
-    digits, key = load_digits(), Key(run.seed)
-    model = Classifier(
-        None, CLASSES, run.d_model, run.heads, run.depth, PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu",
-        dropout=run.dropout, embedding_std=0.5, key=key.fold("weights"),
-    ).to(run.device)  # fmt: skip
-    print(f"images: {len(digits.train.labels):,} for training, of {PATCHES} units; {model.flat.data.size:,} parameters")
-    batches = PatchBatches(digits.train, run.batch_size, key.fold("batches"))
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        train(
-            replicas,
-            AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
-            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps),
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: score(replicas, digits.validation),
-            evaluate_every=max(25, run.steps // 20),
-            select=("accuracy", "max"),
-            seed=run.seed,
-            identity={"data": digits.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=run.save,
-        )
-        best, _ = load_model(best_snapshot(run.out))
-        model.load_state_dict(best.state_dict())
-        accuracy = score(replicas, digits.test)["accuracy"]
-    beside = logistic_regression(digits.train, digits.test)
-    print(f"images: {accuracy:.2%} of {len(digits.test.labels)} test images right; logistic regression {beside:.2%}")
 
 
 def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -138,13 +87,48 @@ def train_on_graph(run) -> None:
         print(f"graph: {name}, {mean:.1%} of the other {len(clubs) - 2} right; mean of {len(keys)}, least {least:.1%}")
 
 
-def main(argv=None):
-    run = start_run("units", __doc__, PRESETS, argv)
-    if run.data or run.estimate:
-        raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
-    train_on_images(run)
-    train_on_graph(run)
+class Units(Program):
+    name = "units"
+    description = __doc__
+    presets = PRESETS
+
+    def check(self):
+        if self.run.data or self.run.estimate:
+            raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
+
+    def load(self):
+        self.digits = load_digits()
+
+    def identity(self):
+        return {"data": self.digits.fingerprint}
+
+    def make_model(self, key):
+        return Classifier(
+            None, CLASSES, max_length=PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu", embedding_std=0.5,
+            key=key, **self.sizes("d_model", "heads", "depth", "dropout"),
+        )  # fmt: skip
+
+    def make_batches(self, key):
+        return DrawnBatches(as_patches(self.digits.train), self.run.batch_size, key)
+
+    def training(self):
+        return dict(evaluate_every=max(25, self.steps // 20), select=("accuracy", "max"))
+
+    def evaluate(self, replicas, part):
+        batch = replicas.move(as_patches(getattr(self.digits, part)))
+        loss, _ = replicas.model.loss(*batch)
+        right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
+        return {"loss": float(loss), "accuracy": float(right.mean())}
+
+    def describe(self):
+        images = len(self.digits.train.labels)
+        print(f"images: {images:,} for training, of {PATCHES} units; {self.parameters} parameters")
+
+    def report(self, state, test):
+        beside, images = logistic_regression(self.digits.train, self.digits.test), len(self.digits.test.labels)
+        print(f"images: {test['accuracy']:.2%} of {images} test images right; logistic regression {beside:.2%}")
+        train_on_graph(self.run)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Units.main()

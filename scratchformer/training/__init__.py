@@ -7,6 +7,7 @@ from .evaluate import (
     evaluate_pretraining,
     evaluate_transformer_xl,
     evaluate_translation,
+    mean_loss,
 )
 from .loop import Diverged, train
 from .metrics import Metrics, read_metrics
@@ -40,6 +41,7 @@ __all__ = [
     "kept_snapshots",
     "load_model",
     "load_snapshot",
+    "mean_loss",
     "read_metrics",
     "save_snapshot",
     "train",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -56,18 +57,24 @@ def evaluate_language_model(
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 
-def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
-    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each given what stands before.
+def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
+    """The mean of the model's loss over everything that counts in `batches`."""
 
-    tokens: on a side of a batch; see `data.TranslationBatches`.
-    """
-
-    def nats(model: Layer, batch: Any) -> tuple[float, int]:
+    def weighted(model: Layer, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
         return float(loss) * batch.weight, batch.weight
 
-    sums, counts = zip(*replicas.map_models(nats, pairs_in_order(pairs, tokens, subwords)), strict=True)
-    return {"loss": math.fsum(sums) / sum(counts)}
+    sums, counts = zip(*replicas.map_models(weighted, batches), strict=True)
+    return math.fsum(sums) / sum(counts)
+
+
+def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
+    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each token given those before
+    it.
+
+    tokens: on a side of a batch; see `data.TranslationBatches`.
+    """
+    return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords))}
 
 
 def evaluate_transformer_xl(
