@@ -118,9 +118,8 @@ def test_units_tells_both_scores_and_resumes(call, units, tmp_path):
     assert "2 steps" in again and load_snapshot(tmp_path / "run").optimizer["steps"] == 2
     told = float(re.search(r"images: ([0-9.]+)% of 360", again)[1])
     found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
-    assert 100 * float(re.search(r"^test: loss [0-9.]+, accuracy ([0-9.]+)$", found, re.M)[1]) == pytest.approx(
-        told, abs=0.011
-    )
+    accuracy = float(re.search(r"^test: loss [0-9.]+, accuracy ([0-9.]+)$", found, re.MULTILINE)[1])
+    assert 100 * accuracy == pytest.approx(told, abs=0.011)
 
 
 def test_the_structure_of_the_graph_is_worth_something(units):
