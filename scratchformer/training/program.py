@@ -92,7 +92,7 @@ class Program(Stage):
     def start(cls, argv: list[str] | None = None) -> None:
         """Run the program with this command line; raises whatever is wrong."""
         run = start_run(cls.name, cls.description or cls.__doc__ or "", cls.presets, argv, cls.options, cls.passing)
-        run.source = source_of(cls)
+        run.made_by = source_of(cls)
         program = cls(run)
         program.check()
         program.load()
@@ -164,7 +164,7 @@ def program_in(module: ModuleType, name: str) -> type[Program]:
 
 def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None) -> ModuleType:
     """The module that defines the program of a run: see `find_program`."""
-    source, name = settings.get("source") if file is None else file, settings["program"]
+    source, name = settings.get("made_by") if file is None else file, settings["program"]
     if not isinstance(source, str):
         raise ValueError(f"{run} does not say in which file its program {name!r} is: add --program FILE")
     if file is None and all(map(str.isidentifier, source.split("."))):

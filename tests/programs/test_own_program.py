@@ -79,7 +79,7 @@ def test_it_resumes_and_moves_with_its_file(call, runs, text_file, tmp_path):
         (shutil.copytree if name == "poems" else shutil.copy)(runs[0] / name, tmp_path / name)
     call("python", tmp_path / "poems.py", "--resume", tmp_path / "poems", "--steps", 3, "--device", "cpu")
     assert load_snapshot(tmp_path / "poems").state["step"] == 3
-    assert json.loads((tmp_path / "poems" / "settings.json").read_text())["source"] == str(tmp_path / "poems.py")
+    assert json.loads((tmp_path / "poems" / "settings.json").read_text())["made_by"] == str(tmp_path / "poems.py")
 
 
 def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tmp_path):
@@ -90,7 +90,7 @@ def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tm
     settings = json.loads((run / "settings.json").read_text())
 
     def refused(source, *command):
-        (run / "settings.json").write_text(json.dumps(settings | {"source": source}))
+        (run / "settings.json").write_text(json.dumps(settings | {"made_by": source}))
         line = fail("scratchformer", *command, run)
         assert not (tmp_path / "executed").exists()
         return line
@@ -104,6 +104,6 @@ def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tm
     own = json.loads((runs[0] / "own" / "settings.json").read_text())
     shutil.copy(runs[0] / "own" / "last.safetensors", run / "best.safetensors")
     settings |= {"program": "own"}
-    assert refused(own["source"], "generate").endswith(f"to execute that file, add --program {own['source']}")
+    assert refused(own["made_by"], "generate").endswith(f"to execute that file, add --program {own['source']}")
     named = call("scratchformer", "evaluate", runs[0] / "poems", "--program", script, "--device", "cpu").stdout
     assert named.startswith("test: loss") and (tmp_path / "executed").exists()
