@@ -19,9 +19,8 @@ from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_im
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
 from scratchformer.optim import AdamW, Group
-from scratchformer.training import best_snapshot, evaluate_classifier, evaluate_pretraining, load_model
+from scratchformer.training import Program, best_snapshot, evaluate_classifier, evaluate_pretraining, load_model
 from scratchformer.training.folder import holds_run
-from scratchformer.training.program import Program
 from scratchformer.training.stage import Stage
 
 PRESETS = {

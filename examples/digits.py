@@ -16,8 +16,7 @@ from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
 from scratchformer.plots import pyplot
-from scratchformer.training import mean_loss
-from scratchformer.training.program import Program
+from scratchformer.training import Program, mean_loss
 
 PRESETS = {
     "small": dict(

@@ -15,7 +15,7 @@ with the width and the number of steps that the tutorial names. Adam's rate rise
 
 from scratchformer.data import SegmentBatches
 from scratchformer.models import LanguageModel, TransformerXL
-from scratchformer.training.language import LanguageProgram
+from scratchformer.training import LanguageProgram
 
 PRESETS = {
     "small": dict(

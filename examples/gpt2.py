@@ -7,8 +7,7 @@ library, as with --data stdlib. A published model writes without any training: s
 
 from scratchformer.data import VALIDATION_BYTES, Subwords, as_text
 from scratchformer.models import GPT2
-from scratchformer.training import load_model
-from scratchformer.training.language import LanguageProgram
+from scratchformer.training import LanguageProgram, load_model
 from scratchformer.training.readers import load_gpt2
 
 PRESETS = {

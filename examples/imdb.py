@@ -15,8 +15,7 @@ norm 1, a text is its first 512 words, and nothing is dropped out. What differs 
 
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier
-from scratchformer.training import evaluate_classifier
-from scratchformer.training.program import Program
+from scratchformer.training import Program, evaluate_classifier
 
 PRESETS = {
     "small": dict(

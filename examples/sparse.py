@@ -14,7 +14,7 @@ import math
 import time
 
 from scratchformer.models import LanguageModel, SparseTransformer
-from scratchformer.training.language import LanguageProgram
+from scratchformer.training import LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)
 PRESETS = {

@@ -3,16 +3,13 @@
 The mean of the last snapshots is scored. Without --data the official files are downloaded.
 """
 
-import time
 from functools import cache
 
 from scratchformer.data import Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
-from scratchformer.training import average_snapshots, evaluate_translation, kept_snapshots, save_snapshot
-from scratchformer.training.program import Program
-from scratchformer.training.readers import MEAN, mean_snapshot
+from scratchformer.training import Program, evaluate_translation
 
 PRESETS = {
     "small": dict(
@@ -32,7 +29,6 @@ class Translate(Program):
     presets = PRESETS
 
     def load(self):
-        self.started = time.perf_counter()
         self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
         self.vocabulary = self.saved_vocabulary(Subwords)
         if self.vocabulary is None:
@@ -75,16 +71,6 @@ class Translate(Program):
         pairs, words = len(self.data.train.source), len(self.vocabulary)
         print(f"{pairs:,} pairs, {words:,} sub-words, {self.parameters} parameters")
         print(f"{len(self.batches)} batches an epoch")
-
-    def choose(self):
-        print(f"trained in {(time.perf_counter() - self.started) / 60:.0f} minutes")
-        if snapshots := kept_snapshots(self.out):  # none in less than an epoch
-            average_snapshots(snapshots, self.model)
-            print(f"scored is the mean of the last {len(snapshots)} epochs' models")
-        save_snapshot(self.out / MEAN, self.model, **self.identity())
-
-    def best(self):
-        return mean_snapshot(self.out)
 
     def test(self, replicas):
         return {}  # BLEU, in `report`

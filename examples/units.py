@@ -16,7 +16,7 @@ from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.models import Classifier
 from scratchformer.optim import Adam
-from scratchformer.training.program import Program
+from scratchformer.training import Program
 
 PATCH = 2  # pixels on a side
 PATCHES = (SIDE // PATCH) ** 2

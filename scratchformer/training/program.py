@@ -6,7 +6,7 @@ trains a language model on the text of --data:
     """Train a small language model on a text."""
 
     from scratchformer.models import LanguageModel
-    from scratchformer.training.language import LanguageProgram
+    from scratchformer.training import LanguageProgram
 
 
     class Poems(LanguageProgram):
@@ -45,7 +45,7 @@ from typing import Any, ClassVar, Self
 from safetensors import SafetensorError, safe_open
 
 from ..data.files import locked
-from .readers import load_vocabulary, vocabulary_file
+from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
 from .settings import open_run, read_settings, start_run
 from .snapshot import LAST, best_snapshot
@@ -103,8 +103,7 @@ class Program(Stage):
             for stage in stages:
                 started = time.perf_counter()
                 stage.fit()
-                if stage.folder:
-                    print(f"{stage.folder}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+                print(f"{stage.folder or cls.name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
     @classmethod
     def open(cls, run: Path, device: str, data: str | None = None) -> Self:
@@ -116,7 +115,7 @@ class Program(Stage):
     def scores(self, part: str) -> Iterator[str]:
         """A line for every scored stage: what it says of its best model, on "validation" or "test"."""
         for stage in self.scored_stages():
-            stage.load_best()
+            stage.load_weights(mean_snapshot(stage.out))
             with Replicas(stage.model) as replicas:
                 yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
 

@@ -16,9 +16,18 @@ from ..rng import Key
 from .estimate import estimate
 from .loop import train
 from .memory import resident_bytes
+from .readers import MEAN
 from .replicas import Replicas
 from .settings import Run
-from .snapshot import SnapshotError, best_snapshot, load_snapshot, restore
+from .snapshot import (
+    SnapshotError,
+    average_snapshots,
+    best_snapshot,
+    kept_snapshots,
+    load_snapshot,
+    restore,
+    save_snapshot,
+)
 
 
 class Stage:
@@ -76,10 +85,6 @@ class Stage:
     def prepare(self, replicas: Replicas) -> None:
         """Called before training; it may still change the run's settings, such as its number of steps."""
 
-    def choose(self) -> None:
-        """Give the model the weights that are to be scored after training."""
-        self.load_best()
-
     def test(self, replicas: Replicas) -> dict[str, float]:
         """The scores of the chosen model that `report` prints."""
         return self.evaluate(replicas, "test")
@@ -92,10 +97,6 @@ class Stage:
     def summary(self, replicas: Replicas, part: str) -> str:
         """What `scratchformer evaluate` says of the model."""
         return as_text(self.evaluate(replicas, part))
-
-    def best(self) -> Path:
-        """The snapshot that is scored."""
-        return best_snapshot(self.out)
 
     def largest_batch(self) -> Any:
         """The batch whose memory is estimated."""
@@ -167,13 +168,23 @@ class Stage:
             test = self.test(replicas)
         self.report(state, test)
 
+    def choose(self) -> None:
+        """Give the model the weights to be scored: the mean of the snapshots that `train` was told to keep, which is
+        saved too, or if there are none those of the best model.
+        """
+        if snapshots := kept_snapshots(self.out):
+            average_snapshots(snapshots, self.model)
+            print(f"the mean of the last {len(snapshots)} snapshots is scored")
+            save_snapshot(self.out / MEAN, self.model, **self.identity())
+        else:
+            self.load_weights(best_snapshot(self.out))
+
     def save(self) -> None:
         """Write what the run needs to be resumed; called by `train` when the folder belongs to it."""
         self.run.save()
 
-    def load_best(self) -> None:
-        """Give the model the weights of `best()`. Raises SnapshotError if they belong to other data."""
-        path = self.best()
+    def load_weights(self, path: Path) -> None:
+        """Give the model the weights of a snapshot. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
         for name, own in json.loads(json.dumps(self.identity())).items():
             if (found := snapshot.state.get(name)) != own:

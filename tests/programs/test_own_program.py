@@ -104,6 +104,6 @@ def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tm
     own = json.loads((runs[0] / "own" / "settings.json").read_text())
     shutil.copy(runs[0] / "own" / "last.safetensors", run / "best.safetensors")
     settings |= {"program": "own"}
-    assert refused(own["made_by"], "generate").endswith(f"to execute that file, add --program {own['source']}")
+    assert refused(own["made_by"], "generate").endswith(f"to execute that file, add --program {own['made_by']}")
     named = call("scratchformer", "evaluate", runs[0] / "poems", "--program", script, "--device", "cpu").stdout
     assert named.startswith("test: loss") and (tmp_path / "executed").exists()
