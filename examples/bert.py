@@ -13,7 +13,7 @@ Without --data the official archive is downloaded. With --pretrained the weights
 BERT are fine-tuned, from a Hugging Face folder.
 """
 
-from functools import cache, cached_property
+from functools import cached_property
 
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
 from scratchformer.models import BertClassifier, BertPretraining
@@ -143,12 +143,13 @@ class Classification(BertStage):
     def length(self):
         return min(self.run.max_length, self.model.config["max_length"])
 
-    @cache  # noqa: B019 (a process has one program)
-    def texts(self, part):
-        return single_texts(getattr(self.data, part), self.data.vocabulary)
+    @cached_property
+    def texts(self):
+        parts = ("train", "validation", "test")
+        return {part: single_texts(getattr(self.data, part), self.data.vocabulary) for part in parts}
 
     def make_batches(self, key):
-        return LabelledBatches(self.texts("train"), self.run.tuning_batch_size, self.length, key, keep="both")
+        return LabelledBatches(self.texts["train"], self.run.tuning_batch_size, self.length, key, keep="both")
 
     @property
     def steps(self):
@@ -174,7 +175,7 @@ class Classification(BertStage):
         return dict(evaluate_every=max(100, len(self.batches) // 2), select=("accuracy", "max"))
 
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, self.texts(part), self.length, "both")
+        return evaluate_classifier(replicas, self.texts[part], self.length, "both")
 
     def describe(self):
         pass
@@ -231,13 +232,12 @@ class Bert(Program):
         return {"vocabulary": self.vocabulary.fingerprint, "data": self.data.fingerprint}
 
     def stages(self):
-        return [
-            Pretraining(self) if stage == "pretrain" else Classification(self, stage, self.tune_of(stage))
-            for stage in self.chosen()
-        ]
-
-    def tune_of(self, stage):
-        return self.run.tune if stage == "finetune" else "all"
+        kinds = {
+            "pretrain": Pretraining(self),
+            "finetune": Classification(self, "finetune", self.run.tune),
+            "scratch": Classification(self, "scratch"),
+        }
+        return [kinds[stage] for stage in self.chosen()]
 
     def scored_stages(self):
         classifiers = [*(Classification(self, "finetune", tune) for tune in TRAINED), Classification(self, "scratch")]

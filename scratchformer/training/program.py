@@ -36,7 +36,7 @@ import importlib.util
 import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -75,11 +75,11 @@ class Program(Stage):
     def load(self) -> None:
         """Read the data."""
 
-    def stages(self) -> Sequence[Stage]:
+    def stages(self) -> list[Stage]:
         """What is trained, one after the other."""
         return [self]
 
-    def scored_stages(self) -> Sequence[Stage]:
+    def scored_stages(self) -> list[Stage]:
         """The stages whose models `scratchformer evaluate` scores."""
         return [self]
 
@@ -99,8 +99,9 @@ class Program(Stage):
         stages = program.stages()
         if run.estimate:
             return stages[0].fit()
-        with locked(run.out) if any(stage.folder for stage in stages) else nullcontext():  # `train` locks one folder
-            for stage in stages:
+        several = any(stage.folder for stage in stages)  # `train` locks the folder of one
+        with locked(run.out) if several else nullcontext():
+            for stage in one_by_one(stages):
                 started = time.perf_counter()
                 stage.fit()
                 print(f"{stage.folder or cls.name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
@@ -114,7 +115,7 @@ class Program(Stage):
 
     def scores(self, part: str) -> Iterator[str]:
         """A line for every scored stage: what it says of its best model, on "validation" or "test"."""
-        for stage in self.scored_stages():
+        for stage in one_by_one(self.scored_stages()):
             stage.load_weights(mean_snapshot(stage.out))
             with Replicas(stage.model) as replicas:
                 yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
@@ -130,6 +131,12 @@ class Program(Stage):
         if self.vocabulary is not None and not self.run.resume:
             self.vocabulary.save(vocabulary_file(self.run.out, type(self.vocabulary)))
         super().save()
+
+
+def one_by_one(stages: list[Stage]) -> Iterator[Stage]:
+    """Each stage in turn. The list is emptied, so that the memory of a model is free before the next one is made."""
+    while stages:
+        yield stages.pop(0)
 
 
 def source_of(program: type[Program]) -> str | None:
