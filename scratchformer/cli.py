@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def add_run(command: argparse.ArgumentParser, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
-    command.add_argument("--program", metavar="FILE", help="the program of the run, if it is not found by itself")
+    command.add_argument("--program", metavar="FILE", help="the file of the run's program, if it is not found without")
 
 
 def doctor(args: argparse.Namespace) -> None:

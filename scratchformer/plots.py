@@ -20,12 +20,11 @@ from .training import best_snapshot, load_model, read_metrics
 from .training.readers import load_reader, load_vocabulary, reads_text
 from .training.settings import read_settings
 
-TEXTS = {  # by the kind of model, the first that fits
+TEXTS = {  # shown by default, by the kind of model
     EncoderDecoder: "A man in an orange hat looks at something.",
     Classifier: "i expected nothing , but this is not a bad film : the plot is thin , the acting is wonderful .",
     LanguageModel: "The [[French Revolution]] of 1789 was a period",
 }
-SCORES = ("accuracy", "bits_per_byte", "bits_per_pixel", "masked_accuracy")  # of a validation
 
 
 def pyplot() -> Any:
@@ -42,7 +41,7 @@ def pyplot() -> Any:
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
     """Draw pictures of the run in folder `run` into `out`, and yield their paths: curves.png, or one for each stage; if
-    the model reads text, attention.png; and if its text is a single one, positions.png.
+    the model reads text, attention.png; and unless it translates, positions.png.
 
     text: the text whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
     """
@@ -114,14 +113,15 @@ def attention_maps(model: Layer, ids: np.ndarray, target: np.ndarray | None = No
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
-    """Training and validation loss, the score that chose the best model, and the learning rate, by step."""
+    """Training and validation loss, the first other score of the validation part, and the learning rate, by step."""
     plt = pyplot()
 
     def series(name: str) -> tuple[list, list]:
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
-    score = next((s for s in SCORES if any(f"validation_{s}" in r for r in records)), "loss")
+    names = [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
+    score = next((name for name in names if name != "loss"), "loss")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     width = max(1, len(loss) // 40)  # points that the smooth curve averages
@@ -136,7 +136,9 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     steps, values = series(f"validation_{score}")
     percent = score.endswith("accuracy")
     values = [100 * v if percent else v for v in values]
-    best = int(np.argmax(values) if percent else np.argmin(values)) if values else None
+    best = None  # unknown for a score of which neither more nor less is known to be better
+    if values and (percent or score == "loss" or score.startswith("bits_")):
+        best = int(np.argmax(values) if percent else np.argmin(values))
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
     if best is not None:
         middle.plot(steps[best], values[best], "o", color="tab:red", label=f"best: {values[best]:.4g} at {steps[best]}")
