@@ -1,8 +1,8 @@
 """Train a sparse transformer on images as sequences of pixels, then let it draw: scikit-learn's handwritten digits.
 
 An image of 8 × 8 pixels is read row by row after a token that says which digit it is. Half of the heads see the last
-eight pixels, the other half every eighth before them. The picture digits.png in the run's folder has real images of
-the test part, images that were generated, and test images whose lower half was generated. The data comes with
+eight pixels, the other half every eighth pixel before them. The picture digits.png in the run's folder shows real
+images of the test part, generated images, and test images whose lower half was generated. The data comes with
 scikit-learn: pip install 'scratchformer[units]'.
 """
 
@@ -15,7 +15,7 @@ from scratchformer.data import DrawnBatches, Images, TextBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
-from scratchformer.plots import pyplot
+from scratchformer.plots import plot_images
 from scratchformer.training import Program, mean_loss
 
 PRESETS = {
@@ -24,19 +24,21 @@ PRESETS = {
         weight_decay=0.01, warmup=50, steps=1500,
     ),
 }  # fmt: skip
-DRAWN = 4  # images generated of each digit
+DRAWN = 4  # generated images of each digit
 TEMPERATURE = 0.8
 
 
 def as_sequences(images: Images) -> TextBatch:
-    """Of each image the token of its digit and all pixels but the last; and as targets all pixels."""
+    """Each image as the token of its digit and all pixels but the last; the targets are all pixels."""
     pixels = images.pixels.reshape(len(images.labels), -1).astype(np.int32)
     digits = GREYS + images.labels[:, None].astype(np.int32)
     return TextBatch(np.concatenate([digits, pixels[:, :-1]], axis=1), pixels)
 
 
 def bits_of_frequencies(train: Images, test: Images) -> float:
-    """The baseline, bits per pixel: how often each grey stands at each pixel of each digit, every grey once more."""
+    """The baseline in bits per pixel: the frequency of each grey at each pixel of each digit, with one added to every
+    count.
+    """
     bits = 0.0
     for digit in range(CLASSES):
         seen, new = (part.pixels[part.labels == digit].reshape(-1, SIDE * SIDE) for part in (train, test))
@@ -47,25 +49,11 @@ def bits_of_frequencies(train: Images, test: Images) -> float:
 
 
 def draw(model: SparseTransformer, prompts: np.ndarray, key: Key) -> np.ndarray:
-    """Images (n, SIDE, SIDE) that begin as prompts (n, 1 + pixels) do, and are sampled from there on."""
+    """Images (n, SIDE, SIDE) that begin with the pixels of prompts (n, 1 + pixels); the others are sampled."""
     known, greys = prompts[:, 1:], np.arange(GREYS + CLASSES) < GREYS
     missing = SIDE * SIDE - known.shape[1]
     sampled = generate(model, prompts, missing, temperature=TEMPERATURE, key=key, allowed=greys)
     return np.concatenate([known, np.stack(list(sampled), axis=1)], axis=1).reshape(-1, SIDE, SIDE)
-
-
-def save_picture(path, rows: dict[str, np.ndarray]) -> None:
-    """A row of images (n, SIDE, SIDE) for each name, in a grid."""
-    plt = pyplot()
-    columns = max(map(len, rows.values()))
-    figure, axes = plt.subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)))
-    for (name, images), line in zip(rows.items(), axes, strict=True):
-        for image, cell in zip(images, line, strict=True):
-            cell.imshow(image, cmap="gray_r", vmin=0, vmax=GREYS - 1)
-            cell.set(xticks=[], yticks=[])
-        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
-    figure.savefig(path, dpi=80, bbox_inches="tight")
-    plt.close(figure)
 
 
 class Digits(Program):
@@ -108,8 +96,7 @@ class Digits(Program):
         baseline = bits_of_frequencies(self.digits.train, self.digits.test)
         print(f"{bits:.4f} bits per pixel on {images} test images, the best of {self.steps} steps")
         print(f"{baseline:.4f} by each pixel's frequencies, {math.log2(GREYS):.4f} if all greys were equally likely")
-        save_picture(self.out / "digits.png", self.pictures())
-        print(self.out / "digits.png")
+        print(plot_images(self.pictures(), GREYS - 1, self.out / "digits.png"))
 
     def pictures(self):
         """Rows of images, each under its name: one of every digit."""

@@ -1,11 +1,11 @@
 """Not only text: the same classifier on sets of units whose structure is the attention pattern.
 
-Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other; beside it
-stands logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977), who attend along
-the edges of their friendships alone; two of them, the instructor and the officer, are labelled, and the club that each
-other member joined when it split is predicted; beside it stands the same model without the structure, where all
-attend to all. --steps are those of the images, and the most of the graph. The data comes with scikit-learn and
-networkx: pip install 'scratchformer[units]'.
+Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other. For
+comparison there is logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977) attend
+only along the edges of their friendships. Two of them, the instructor and the officer, are labelled; the model predicts
+which club each of the others joined when the club split. For comparison there is the same model without the structure,
+where all attend to all. --steps is the number of steps for the images, and an upper limit for the graph. The data comes
+with scikit-learn and networkx: pip install 'scratchformer[units]'.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ PRESETS = {
 
 
 def as_patches(images: Images) -> LabelledBatch:
-    """Units (n, PATCHES, PATCH²), the grey of their pixels from 0 to 1, patches row by row."""
+    """Units (n, PATCHES, PATCH²): the greys of a patch's pixels, from 0 to 1; patches row by row."""
     n, across = len(images.labels), SIDE // PATCH
     patches = images.pixels.reshape(n, across, PATCH, across, PATCH).swapaxes(2, 3)  # (n, down, across, y, x)
     units = patches.reshape(n, PATCHES, PATCH * PATCH).astype(np.float32) / (GREYS - 1)
@@ -37,7 +37,7 @@ def as_patches(images: Images) -> LabelledBatch:
 
 
 def logistic_regression(train_part: Images, test: Images) -> float:
-    """The baseline's accuracy, on pixels in a row."""
+    """The accuracy of the baseline, which sees an image as a row of pixels."""
     from sklearn.linear_model import LogisticRegression
 
     x, x_test = (part.pixels.reshape(len(part.labels), -1) / (GREYS - 1) for part in (train_part, test))
@@ -45,7 +45,7 @@ def logistic_regression(train_part: Images, test: Images) -> float:
 
 
 def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The friendships (n, n), boolean and with oneself; the two that are labelled (2,); the club of each (n,)."""
+    """Who is friends with whom (n, n), each also with themselves; the labelled two (2,); the club of each (n,)."""
     try:
         import networkx
     except ImportError as error:
@@ -57,9 +57,9 @@ def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np.ndarray, key: Key) -> float:
-    """Train on the members that are `known`, and say for how many of the others the club is right."""
+    """Train on the members that are `known`; returns the share of the others whose club is predicted."""
     n, size = len(clubs), run.graph
-    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says who it is and no more
+    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says only which member it is
     labels = np.full((1, n), ops.IGNORED)
     labels[0, known] = clubs[known]
     labels = to_device(labels, run.device)

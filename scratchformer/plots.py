@@ -193,6 +193,21 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     return path
 
 
+def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
+    """A grid with a row of grey images (n, height, width) for each name; pixels are from 0, white, to `black`."""
+    plt = pyplot()
+    columns = max(map(len, rows.values()))
+    figure, axes = plt.subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
+    for (name, images), line in zip(rows.items(), axes, strict=True):
+        for image, cell in zip(images, line, strict=True):
+            cell.imshow(image, cmap="gray_r", vmin=0, vmax=black)
+            cell.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
 def plot_positions(model: Layer, path: Path) -> Path:
     """The model's position encodings, learned or sinusoidal, as a heat map, and the cosine of any two of them. With
     relative positions they are the encodings of distances.
