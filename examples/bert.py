@@ -68,16 +68,16 @@ class BertStage(Stage):
         self.program, self.data = program, program.data
         self.identity, self.save = program.identity, program.save
 
-    def sizes(self):
+    def model_sizes(self):
         names = ("d_model", "heads", "depth", "max_length", "embedding_std")
-        return {"vocab_size": len(self.data.vocabulary), **super().sizes(*names)}
+        return {"vocab_size": len(self.data.vocabulary), **self.sizes(*names)}
 
 
 class Pretraining(BertStage):
     folder = "pretrain"
 
     def make_model(self, key):
-        return BertPretraining(key=key, dropout=self.run.dropout, **self.sizes())
+        return BertPretraining(key=key, dropout=self.run.dropout, **self.model_sizes())
 
     def masked(self, texts, key, **options):
         run = self.run
@@ -130,7 +130,7 @@ class Classification(BertStage):
         elif self.run.pretrained:
             model = program.published or program.load_published()
         else:
-            model = BertClassifier(num_classes=2, key=key, dropout=self.run.tuning_dropout, **self.sizes())
+            model = BertClassifier(num_classes=2, key=key, dropout=self.run.tuning_dropout, **self.model_sizes())
             if self.stage == "finetune":
                 model.start_from(program.load_pretrained())
         if self.tune == "head":

@@ -89,14 +89,15 @@ def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tm
     script.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n{POEMS}")
     settings = json.loads((run / "settings.json").read_text())
 
-    def refused(source, *command):
+    def refused(source, *command, **options):
         (run / "settings.json").write_text(json.dumps(settings | {"made_by": source}))
-        line = fail("scratchformer", *command, run)
+        line = fail("scratchformer", *command, run, **options)
         assert not (tmp_path / "executed").exists()
         return line
 
-    line = refused(str(script), "evaluate")
-    assert line == f"error: {run} was made by {script}; to execute that file, add --program {script}"
+    for cwd in tmp_path, run:
+        line = refused(str(script), "evaluate", cwd=cwd)
+        assert line == f"error: {run} was made by {script}; to execute that file, add --program {script}"
     assert "is no file here: add --program FILE" in refused(str(tmp_path / "gone.py"), "evaluate")
     assert "the module poems.main, is not found" in refused("poems.main", "evaluate")
     assert "does not say in which file its program 'poems' is: add --program FILE" in refused(None, "evaluate")
