@@ -152,9 +152,9 @@ def find_program(run: Path, file: str | None = None) -> type[Program]:
     """The program that made the run in folder `run`: from `file`, or from where the run says that it is defined.
 
     Finding a program executes the code of its module, and settings may come from a stranger. So a module is imported
-    by its name, as `load_model` does. A script that the settings name is executed only if it lies in a folder from which
-    Python imports modules, in the current folder, or below the folder that holds this package, and not in the run's
-    folder. Any other must be given as `file`. Raises ValueError, saying what to do, if there is no such program.
+    by its name, as `load_model` does. A script that the settings name is executed only if it lies in a folder from
+    which Python imports modules, in the current folder, or below the folder that holds this package, and not in the
+    run's folder. Any other must be given as `file`. Raises ValueError, saying what to do, if there is no such program.
     """
     settings = read_settings(run)
     return program_in(load_source(run, settings, file), settings["program"])
