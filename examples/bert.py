@@ -1,43 +1,33 @@
 """Pre-train BERT on film reviews without their labels, then fine-tune it to tell the good ones from the bad.
 
-Beside it the same model is trained from nothing on the labels alone. Stages: pretrain, finetune, scratch; each has a
-folder of its own in that of the run, and --resume continues where the run stopped. --steps is the number of steps of
-pre-training, and the most that the other stages take. Models are chosen on a validation part of the training reviews,
-which is not pre-trained on either, and scored once on the test reviews.
+For comparison, the same model is trained from nothing on the labels alone. The stages are pretrain, finetune and
+scratch; each has a folder of its own in that of the run, and --resume continues where the run stopped. --steps is the
+number of steps of pre-training, and an upper limit for the other stages. Models are chosen on a validation part of the
+training reviews, which pre-training does not read either, and scored once on the test reviews.
 
-Fine-tuning trains everything. With --tune head it trains only the layers after the body (pooler and output), and with
---tune lora these and low-rank changes of attention's query and value matrices (`nn.LoRA`). Each way has a folder of its
-own, so one pre-trained model can be tuned in all three: --resume RUN --stage finetune --tune head.
+Fine-tuning trains the whole model. With --tune head it trains only the layers after the body (pooler and output), and
+with --tune lora these and low-rank changes of attention's query and value matrices (`nn.LoRA`). Each has a folder of
+its own, so one pre-trained model can be tuned in all three ways: --resume RUN --stage finetune --tune head.
 
 Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
 BERT are fine-tuned, from a Hugging Face folder.
 """
 
-import time
+from functools import cached_property
 
-from scratchformer import Key
 from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_imdb_subwords, single_texts
-from scratchformer.data.files import locked
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
-from scratchformer.optim import AdamW, Cosine, Group
-from scratchformer.training import (
-    Replicas,
-    best_snapshot,
-    estimate,
-    evaluate_classifier,
-    evaluate_pretraining,
-    load_model,
-    train,
-)
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.program import SUBWORDS, run_program, start_run
+from scratchformer.optim import AdamW, Group
+from scratchformer.training import Program, best_snapshot, evaluate_classifier, evaluate_pretraining, load_model
+from scratchformer.training.folder import holds_run
+from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(
         d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
-        dropout=0.0, chosen=0.3,  # of pre-training
-        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # and this
+        dropout=0.0, chosen=0.3,  # in pre-training
+        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # this too
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
         head_lr=3e-3, lora_lr=3e-3, lora_rank=8, lora_alpha=16,
@@ -61,7 +51,7 @@ OPTIONS = {
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, from a Hugging Face folder"),
 }
 VALIDATION_BATCHES = 25
-PUBLISHED_LR = 3e-5  # of the paper's three, the one in the middle
+PUBLISHED_LR = 3e-5  # the middle one of the three in the paper
 HEAD = [Group("pooler.*"), Group("output.*")]  # what comes after the body
 TRAINED = {
     "all": [],
@@ -70,165 +60,191 @@ TRAINED = {
 }
 
 
-def load_published(run):
-    """The published model of --pretrained, with a new output, and its vocabulary; those of the run if it has them."""
-    last = run.out / folder_of("finetune", run.tune) / "last.safetensors"
-    if last.exists():
-        return load_model(last)[0], Subwords.load(run.out / SUBWORDS)
-    key = Key(run.seed).fold("finetune", "weights")
-    model = BertClassifier.from_pretrained(run.pretrained, 2, key=key, new_head=run.new_head)
-    return model, Subwords.from_bert(run.pretrained)
+class BertStage(Stage):
+    """What the stages share: the program's data, vocabulary and settings."""
+
+    def __init__(self, program):
+        super().__init__(program.run)
+        self.program, self.data = program, program.data
+        self.identity, self.save = program.identity, program.save
+
+    def model_sizes(self):
+        names = ("d_model", "heads", "depth", "max_length", "embedding_std")
+        return {"vocab_size": len(self.data.vocabulary), **self.sizes(*names)}
 
 
-def load_data(run, vocabulary):
-    """The reviews, in this vocabulary, or in that of the run; and what saves the run's settings and vocabulary."""
-    path = run.out / SUBWORDS
-    if run.resume and vocabulary is None:
-        vocabulary = Subwords.load(path)
-    data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
+class Pretraining(BertStage):
+    folder = "pretrain"
 
-    def save():
-        if not run.resume:
-            data.vocabulary.save(path)
-        run.save()
+    def make_model(self, key):
+        return BertPretraining(key=key, dropout=self.run.dropout, **self.model_sizes())
 
-    return data, save
-
-
-def sizes(run, data):
-    names = ("d_model", "heads", "depth", "max_length", "embedding_std")
-    return {"vocab_size": len(data.vocabulary), **{name: getattr(run, name) for name in names}}
-
-
-def training(run, data, save, folder, lr, warmup, steps):
-    """The arguments that every stage gives to `train`."""
-    return dict(
-        schedule=Cosine(lr, min(warmup, steps // 5), steps),
-        steps=steps,
-        out=run.out / folder,
-        seed=run.seed,
-        identity={"vocabulary": data.vocabulary.fingerprint, "data": data.fingerprint},
-        resume=run.resume,
-        tensorboard=run.tensorboard,
-        on_start=save,
-    )
-
-
-def pretrain(run, data, save):
-    before, key = resident_bytes(), Key(run.seed)
-    model = BertPretraining(key=key.fold("weights"), dropout=run.dropout, **sizes(run, data)).to(run.device)
-    tokens = sum(map(len, data.unlabelled))
-    if len(data.unlabelled) <= len(data.train.labels):
-        print("the reviews without labels (train/unsup) are not among the data: the training reviews are all there is")
-    print(f"{len(data.unlabelled):,} reviews of {tokens:,} tokens, {model.flat.data.size:,} parameters")
-    rows = (data.vocabulary, run.batch_size, run.max_length)
-    short_steps = round(run.short_share * run.steps)
-    short = dict(short_length=run.short_length, short_steps=short_steps)
-    batches = MaskedBatches(data.unlabelled, *rows, key.fold("batches"), **short, chosen=run.chosen)
-    validation = MaskedBatches(data.validation.ids, *rows, key.fold("validation"), chosen=run.chosen)
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(replicas.describe(batches.batch(0)))
-        if run.estimate:
-            return print(estimate(replicas, batches.batch(0), before))
-        state = train(
-            replicas,
-            AdamW(model.parameters(), run.lr, betas=(0.9, run.beta2), weight_decay=run.weight_decay),
-            batches=batches,
-            evaluate=lambda: evaluate_pretraining(replicas, validation, min(VALIDATION_BATCHES, len(validation))),
-            evaluate_every=max(250, run.steps // 20),
-            **training(run, data, save, "pretrain", run.lr, run.warmup, run.steps),
+    def masked(self, texts, key, **options):
+        run = self.run
+        return MaskedBatches(
+            texts, self.data.vocabulary, run.batch_size, run.max_length, key, chosen=run.chosen, **options
         )
-    print(f"pre-trained: {state['best']}")
+
+    def make_batches(self, key):
+        short_steps = round(self.run.short_share * self.steps)
+        return self.masked(self.data.unlabelled, key, short_length=self.run.short_length, short_steps=short_steps)
+
+    @cached_property
+    def validation(self):
+        return self.masked(self.data.validation.ids, self.key.fold("validation"))
+
+    def optimizer(self, model):
+        return AdamW(model.parameters(), self.lr, betas=(0.9, self.run.beta2), weight_decay=self.run.weight_decay)
+
+    def training(self):
+        return dict(evaluate_every=max(250, self.steps // 20))
+
+    def evaluate(self, replicas, part):
+        return evaluate_pretraining(replicas, self.validation, min(VALIDATION_BATCHES, len(self.validation)))
+
+    def describe(self):
+        texts = self.data.unlabelled
+        if len(texts) <= len(self.data.train.labels):
+            print("the data has no reviews without labels (train/unsup): pre-training reads the training reviews alone")
+        print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens, {self.parameters} parameters")
+
+    def test(self, replicas):
+        return {}
+
+    def report(self, state, test):
+        print(f"pre-trained: {state['best']}")
 
 
-def folder_of(stage, tune):
-    """The folder of a stage: each way to fine-tune has its own."""
-    return stage if stage != "finetune" or tune == "all" else f"{stage}-{tune}"
+class Classification(BertStage):
+    """Fine-tuning, or training from nothing. tune: what is trained, see TRAINED."""
+
+    def __init__(self, program, stage, tune="all"):
+        super().__init__(program)
+        self.stage, self.tune = stage, tune
+        self.folder, self.key = stage if tune == "all" else f"{stage}-{tune}", self.key.fold(stage)
+
+    def make_model(self, key):
+        last, program = self.out / "last.safetensors", self.program
+        if last.exists():
+            model = load_model(last)[0]
+        elif self.run.pretrained:
+            model = program.published or program.load_published()
+        else:
+            model = BertClassifier(num_classes=2, key=key, dropout=self.run.tuning_dropout, **self.model_sizes())
+            if self.stage == "finetune":
+                model.start_from(program.load_pretrained())
+        if self.tune == "head":
+            model.body = Frozen(model.body)
+        elif self.tune == "lora" and "lora" not in model.config:  # a model that was loaded above has them
+            add_lora(model, self.run.lora_rank, self.run.lora_alpha, key=self.key.fold("lora"))
+        return model
+
+    @property
+    def length(self):
+        return min(self.run.max_length, self.model.config["max_length"])
+
+    @cached_property
+    def texts(self):
+        parts = ("train", "validation", "test")
+        return {part: single_texts(getattr(self.data, part), self.data.vocabulary) for part in parts}
+
+    def make_batches(self, key):
+        return LabelledBatches(self.texts["train"], self.run.tuning_batch_size, self.length, key, keep="both")
+
+    @property
+    def steps(self):
+        return min(self.run.steps, getattr(self.run, f"{self.stage}_epochs") * len(self.batches))
+
+    @property
+    def lr(self):
+        if self.tune != "all":
+            return getattr(self.run, f"{self.tune}_lr")
+        return PUBLISHED_LR if self.run.pretrained else getattr(self.run, f"{self.stage}_lr")
+
+    @property
+    def warmup(self):
+        return len(self.batches) // 5
+
+    def optimizer(self, model):
+        optimizer = AdamW(model.parameters(), self.lr, weight_decay=self.run.weight_decay, groups=TRAINED[self.tune])
+        trained, bytes_each = optimizer.m.size, optimizer.m.itemsize
+        print(f"trains {trained:,} of {self.parameters} parameters, {bytes_each * trained:,} bytes")
+        return optimizer
+
+    def training(self):
+        return dict(evaluate_every=max(100, len(self.batches) // 2), select=("accuracy", "max"))
+
+    def evaluate(self, replicas, part):
+        return evaluate_classifier(replicas, self.texts[part], self.length, "both")
+
+    def describe(self):
+        pass
+
+    def report(self, state, test):
+        print(f"best on validation: {state['best']}")
+        reviews = len(self.data.test.labels)
+        print(f"{self.folder}: test accuracy on {reviews:,} reviews: {100 * test['accuracy']:.2f}%")
 
 
-def classify(run, data, save, stage, published=None):
-    key, tune = Key(run.seed).fold(stage), run.tune if stage == "finetune" else "all"
-    folder = folder_of(stage, tune)
-    lr, epochs = (run.finetune_lr, run.finetune_epochs) if stage == "finetune" else (run.scratch_lr, run.scratch_epochs)
-    if published is not None:
-        model, lr = published, PUBLISHED_LR
-    else:
-        model = BertClassifier(num_classes=2, key=key.fold("weights"), dropout=run.tuning_dropout, **sizes(run, data))
-        if stage == "finetune":
-            model.start_from(load_pretrained(run))
-    if tune == "head":
-        lr, model.body = run.head_lr, Frozen(model.body)
-    elif tune == "lora":
-        lr = run.lora_lr
-        if "lora" not in model.config:  # the published model of a resumed run has them already
-            add_lora(model, run.lora_rank, run.lora_alpha, key=key.fold("lora"))
-    model.to(run.device)
-    optimizer = AdamW(model.parameters(), lr, weight_decay=run.weight_decay, groups=TRAINED[tune])
-    trained, total = optimizer.m.size, model.flat.data.size
-    print(f"trains {trained:,} of {total:,} parameters, {optimizer.m.itemsize * trained:,} bytes")
-    length = min(run.max_length, model.body.max_length)
-    training_part, validation, test = (
-        single_texts(part, data.vocabulary) for part in (data.train, data.validation, data.test)
-    )
-    batches = LabelledBatches(training_part, run.tuning_batch_size, length, key.fold("batches"), keep="both")
-    steps = min(run.steps, epochs * len(batches))
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(replicas.describe(batches.batch(0)))
-        state = train(
-            replicas,
-            optimizer,
-            batches=batches,
-            evaluate=lambda: evaluate_classifier(replicas, validation, length, "both"),
-            evaluate_every=max(100, len(batches) // 2),
-            select=("accuracy", "max"),
-            **training(run, data, save, folder, lr, len(batches) // 5, steps),
-        )
-        best, _ = load_model(best_snapshot(run.out / folder))
-        model.load_state_dict(best.state_dict())
-        found = evaluate_classifier(replicas, test, length, "both")
-    print(f"best on validation: {state['best']}")
-    print(f"{folder}: test accuracy on {len(test.labels):,} reviews: {100 * found['accuracy']:.2f}%")
+class Bert(Program):
+    name = "bert"
+    description = __doc__
+    presets = PRESETS
+    options = OPTIONS
+    passing = ("stage", "tune")
+    published = None  # the model of --pretrained
 
-
-def check_pretrained(run):
-    folder = run.out / "pretrain"
-    if not (folder / "last.safetensors").exists():
-        raise ValueError(f"{folder} holds no pre-trained model: --stage pretrain comes first")
-
-
-def load_pretrained(run):
-    model, state = load_model(best_snapshot(run.out / "pretrain"))
-    print(f"starts from the model of {state['step']} of {run.steps} steps of pre-training")
-    return model
-
-
-def main(argv=None):
-    run = start_run("bert", __doc__, PRESETS, argv, OPTIONS, passing=("stage", "tune"))
-    stages = STAGES if run.stage in (None, "all") else (run.stage,)
-    if "tune" in run.given and "finetune" not in stages:
-        raise ValueError(f"--tune: it says what fine-tuning trains, and --stage {run.stage} does none")
-    published = vocabulary = None
-    if run.pretrained:
-        if run.stage not in (None, "all", "finetune"):
+    def check(self):
+        run, chosen = self.run, self.chosen()
+        if "tune" in run.given and "finetune" not in chosen:
+            raise ValueError(f"--tune: it says what fine-tuning trains, and --stage {run.stage} does none")
+        if run.pretrained and run.stage not in (None, "all", "finetune"):
             raise ValueError(f"--pretrained: published weights are fine-tuned, so there is no --stage {run.stage}")
-        stages = ("finetune",)
-        published, vocabulary = load_published(run)
-    elif stages == ("finetune",):
-        check_pretrained(run)
-    data, save = load_data(run, vocabulary)
-    if run.estimate:
-        if stages[0] != "pretrain":
+        if run.estimate and chosen[0] != "pretrain":
             raise ValueError("--estimate: what is estimated is pre-training, so leave out --stage and --pretrained")
-        return pretrain(run, data, save)
-    with locked(run.out):  # during all stages; `train` locks the folder of one
-        for stage in stages:
-            started = time.perf_counter()
-            if stage == "pretrain":
-                pretrain(run, data, save)
-            else:
-                classify(run, data, save, stage, published)
-            print(f"{stage}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+        if chosen == ("finetune",) and not run.pretrained and not (run.out / "pretrain" / "last.safetensors").exists():
+            raise ValueError(f"{run.out / 'pretrain'} holds no pre-trained model: --stage pretrain comes first")
+
+    def chosen(self):
+        """The names of the stages that are run."""
+        if self.run.pretrained:
+            return ("finetune",)
+        return STAGES if self.run.stage in (None, "all") else (self.run.stage,)
+
+    def load_published(self):
+        """The published model, with a new output."""
+        key = self.key.fold("finetune", "weights")
+        return BertClassifier.from_pretrained(self.run.pretrained, 2, key=key, new_head=self.run.new_head)
+
+    def load_pretrained(self):
+        model, state = load_model(best_snapshot(self.run.out / "pretrain"))
+        print(f"starts from the model of {state['step']} of {self.run.steps} steps of pre-training")
+        return model
+
+    def load(self):
+        run, vocabulary = self.run, self.saved_vocabulary(Subwords)
+        if run.pretrained and vocabulary is None:
+            self.published, vocabulary = self.load_published(), Subwords.from_bert(run.pretrained)
+        self.data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
+        self.vocabulary = self.data.vocabulary
+
+    def identity(self):
+        return {"vocabulary": self.vocabulary.fingerprint, "data": self.data.fingerprint}
+
+    def stages(self):
+        kinds = {
+            "pretrain": Pretraining(self),
+            "finetune": Classification(self, "finetune", self.run.tune),
+            "scratch": Classification(self, "scratch"),
+        }
+        return [kinds[stage] for stage in self.chosen()]
+
+    def scored_stages(self):
+        classifiers = [*(Classification(self, "finetune", tune) for tune in TRAINED), Classification(self, "scratch")]
+        if found := [stage for stage in classifiers if holds_run(stage.out)]:
+            return found
+        raise ValueError(f"{self.run.out} holds no classifier: it is only pre-trained yet")
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Bert.main()

@@ -13,22 +13,9 @@ with the width and the number of steps that the tutorial names. Adam's rate rise
 - A byte is scored given at least the 128 bytes before it; in that program given all 256 that the model reads.
 """
 
-from scratchformer import Key
-from scratchformer.data import VALIDATION_BYTES, SegmentBatches, TextBatches
-from scratchformer.generation import printable, stream_text
+from scratchformer.data import SegmentBatches
 from scratchformer.models import LanguageModel, TransformerXL
-from scratchformer.optim import Adam, Constant, Cosine
-from scratchformer.training import (
-    Replicas,
-    best_snapshot,
-    estimate,
-    evaluate_language_model,
-    evaluate_transformer_xl,
-    load_model,
-    train,
-)
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.program import load_corpus, run_program, start_run
+from scratchformer.training import LanguageProgram
 
 PRESETS = {
     "small": dict(
@@ -40,7 +27,7 @@ PRESETS = {
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
-# Of a Transformer-XL: its maps from distances cost more than vectors of positions, so xl_d_ff is below 4 d_model.
+# xl_d_ff is below 4 d_model, since the maps from distances of a Transformer-XL have more parameters than positions.
 OPTIONS = {
     "model": dict(choices=("plain", "xl"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="of the plain model, instead of learned ones"),
@@ -48,61 +35,40 @@ OPTIONS = {
 }
 
 
-def main(argv=None):
-    run = start_run("enwik8", __doc__, PRESETS, argv, OPTIONS)
-    if run.model == "xl" and run.positions:
-        raise ValueError(f"--positions {run.positions}: those of a Transformer-XL are relative, so leave it out")
-    corpus = load_corpus(run)
-    before, key = resident_bytes(), Key(run.seed)
-    sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context", "norm", "embedding_std")}
-    order = (corpus.train, run.batch_size, run.context, key.fold("batches"))
-    if run.model == "xl":
-        model = TransformerXL(256, memory=run.memory, d_ff=run.xl_d_ff, key=key.fold("weights"), **sizes)
-        batches, evaluate = SegmentBatches(*order, run.depth, run.d_model), evaluate_transformer_xl
-    else:
-        positions = {"positions": run.positions} if run.positions else {}
-        model = LanguageModel(256, key=key.fold("weights"), **sizes, **positions)
-        batches, evaluate = TextBatches(*order), evaluate_language_model
-    model.to(run.device)
-    warmup = min(run.warmup, run.steps // 5)
-    cosine, constant = Cosine(run.lr, warmup, run.steps, floor=run.lr / 10), Constant(run.lr, warmup)
-    print(f"{corpus.name}: {len(corpus.train):,} training bytes; {model.flat.data.size:,} parameters")
+class Enwik8(LanguageProgram):
+    name = "enwik8"
+    description = __doc__
+    presets = PRESETS
+    options = OPTIONS
 
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(replicas.describe(batches.batch(0)))
-        if run.estimate:
-            return print(estimate(replicas, batches.batch(0), before))
-        validation = corpus.validation[:VALIDATION_BYTES]
-        state = train(
-            replicas,
-            Adam(model.parameters(), run.lr),
-            cosine if run.schedule == "cosine" else constant,
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: evaluate(replicas, validation),
-            evaluate_every=max(250, run.steps // 20),
-            select=("bits_per_byte", "min"),
-            seed=run.seed,
-            identity={"corpus": corpus.name, "data": corpus.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=run.save,
-        )
-        best, _ = load_model(best_snapshot(run.out))
-        model.load_state_dict(best.state_dict())
-        test = evaluate(replicas, corpus.test)["bits_per_byte"]
-        print(f"{corpus.name}: {test:.4f} bits per byte on the last 5%, the best of {state['step']} steps")
-        if run.model == "xl":
-            longer = evaluate(replicas, corpus.test, memory=2 * run.memory)["bits_per_byte"]
-            print(f"{corpus.name}: {longer:.4f} with a memory twice as long as in training")
+    def check(self):
+        if self.run.model == "xl" and self.run.positions:
+            raise ValueError(f"--positions {self.run.positions}: a Transformer-XL has relative ones, so leave it out")
 
-    prompt = corpus.test[: run.context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
-    print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt)}|", end="")
-    for text in stream_text(model, prompt, tokens=400, temperature=0.7, key=key.fold("sample")):
-        print(printable(text), end="", flush=True)
-    print(f"\n---\nmore of it: scratchformer generate {run.out}")
+    def make_model(self, key):
+        sizes = self.sizes("d_model", "heads", "depth", "context", "norm", "embedding_std")
+        if self.run.model == "xl":
+            return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes)
+        return LanguageModel(256, key=key, **sizes, **self.sizes("positions"))
+
+    def make_batches(self, key):
+        if self.run.model != "xl":
+            return super().make_batches(key)
+        sizes = self.sizes("batch_size", "context", "depth", "d_model")
+        return SegmentBatches(self.tokens("train"), key=key, **sizes)
+
+    def test(self, replicas):
+        found = super().test(replicas)
+        if self.run.model == "xl":
+            found["longer"] = self.evaluate(replicas, "test", memory=2 * self.run.memory)["bits_per_byte"]
+        return found
+
+    def described(self, state, test):
+        described = super().described(state, test)
+        if "longer" in test:
+            described += f"\n{self.corpus.name}: {test['longer']:.4f} with a memory twice as long as in training"
+        return described
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Enwik8.main()

@@ -13,13 +13,9 @@ norm 1, a text is its first 512 words, and nothing is dropped out. What differs 
 - 2,500 reviews are set aside to choose the best model; that program sets a fifth aside, or none, only to report on.
 """
 
-from scratchformer import Key
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier
-from scratchformer.optim import AdamW, Constant, Cosine
-from scratchformer.training import Replicas, best_snapshot, estimate, evaluate_classifier, load_model, train
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.program import run_program, start_run
+from scratchformer.training import Program, evaluate_classifier
 
 PRESETS = {
     "small": dict(
@@ -40,53 +36,42 @@ OPTIONS = {
 }
 
 
-def main(argv=None):
-    run = start_run("imdb", __doc__, PRESETS, argv, OPTIONS)
-    words = run.out / "vocabulary.txt"
-    known = Vocabulary.load(words) if (run.out / "last.safetensors").exists() else None
-    data = load_imdb(run.data, run.vocabulary, seed=run.seed, vocabulary=known)
-    before, key = resident_bytes(), Key(run.seed)
-    names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std")
-    sizes = {name: getattr(run, name) for name in names} | ({"positions": run.positions} if run.positions else {})
-    model = Classifier(len(data.vocabulary), 2, key=key.fold("weights"), **sizes).to(run.device)
-    print(f"{len(data.train.labels):,} reviews, {len(data.vocabulary):,} words, {model.flat.data.size:,} parameters")
+class Imdb(Program):
+    name = "imdb"
+    description = __doc__
+    presets = PRESETS
+    options = OPTIONS
 
-    def save():
-        if known is None:
-            data.vocabulary.save(words)
-        run.save()
+    def load(self):
+        known = self.saved_vocabulary(Vocabulary)
+        self.data = load_imdb(self.run.data, self.run.vocabulary, seed=self.run.seed, vocabulary=known)
+        self.vocabulary = self.data.vocabulary
 
-    batches = LabelledBatches(
-        data.train, run.batch_size, run.max_length, key.fold("batches"), run.keep, run.word_dropout
-    )
-    warmup = min(run.warmup, run.steps // 5)
-    cosine, constant = Cosine(run.lr, warmup, run.steps), Constant(run.lr, warmup)
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(replicas.describe(batches.batch(0)))
-        if run.estimate:
-            return print(estimate(replicas, batches.batch(0), before))
-        state = train(
-            replicas,
-            AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
-            cosine if run.schedule == "cosine" else constant,
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: evaluate_classifier(replicas, data.validation, run.max_length, run.keep),
-            evaluate_every=len(batches) // 2,
-            select=("accuracy", "max"),
-            seed=run.seed,
-            identity={"vocabulary": data.vocabulary.fingerprint, "data": data.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=save,
-        )
-        best, _ = load_model(best_snapshot(run.out))
-        model.load_state_dict(best.state_dict())
-        test = evaluate_classifier(replicas, data.test, run.max_length, run.keep)
-    print(f"best on validation: {state['best']}")
-    print(f"test accuracy on {len(data.test.labels):,} reviews: {100 * test['accuracy']:.2f}%")
+    def identity(self):
+        return {"vocabulary": self.vocabulary.fingerprint, "data": self.data.fingerprint}
+
+    def make_model(self, key):
+        names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std", "positions")
+        return Classifier(len(self.vocabulary), 2, key=key, **self.sizes(*names))
+
+    def make_batches(self, key):
+        run = self.run
+        return LabelledBatches(self.data.train, run.batch_size, run.max_length, key, run.keep, run.word_dropout)
+
+    def training(self):
+        return dict(evaluate_every=len(self.batches) // 2, select=("accuracy", "max"))
+
+    def evaluate(self, replicas, part):
+        return evaluate_classifier(replicas, getattr(self.data, part), self.run.max_length, self.run.keep)
+
+    def describe(self):
+        reviews, words = len(self.data.train.labels), len(self.vocabulary)
+        print(f"{reviews:,} reviews, {words:,} words, {self.parameters} parameters")
+
+    def report(self, state, test):
+        print(f"best on validation: {state['best']}")
+        print(f"test accuracy on {len(self.data.test.labels):,} reviews: {100 * test['accuracy']:.2f}%")
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Imdb.main()

@@ -4,23 +4,17 @@
     python examples/sparse.py --preset fixed                 # the fixed pattern
     python examples/sparse.py --preset full --minutes 10     # beside it, full attention of context 256
 
-The models have the same width and depth, a step reads as many bytes, and each is scored with its whole context. With
---minutes the number of steps is what the time allows, from the time that a few steps take at the start. Without --data
-the official archive is downloaded; without a network, the program says so and trains on the sources of Python's
-standard library, as with --data stdlib.
+The models have the same width and depth, read equally many bytes in a step, and are scored with their whole context.
+With --minutes the number of steps is what the time allows, judging by a few steps at the start. Without --data the
+official archive is downloaded; without a network, the program says so and trains on the sources of Python's standard
+library, as with --data stdlib.
 """
 
 import math
 import time
 
-from scratchformer import Key
-from scratchformer.data import VALIDATION_BYTES, TextBatches
-from scratchformer.generation import printable, stream_text
 from scratchformer.models import LanguageModel, SparseTransformer
-from scratchformer.optim import Adam, Cosine
-from scratchformer.training import Replicas, best_snapshot, estimate, evaluate_language_model, load_model, train
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.program import load_corpus, run_program, start_run
+from scratchformer.training import LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)
 PRESETS = {
@@ -34,72 +28,46 @@ OPTIONS = {
 }
 
 
-def make_model(run, key: Key) -> LanguageModel:
-    sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "context")}
-    if run.kind == "full":
-        return LanguageModel(256, norm="pre", activation="gelu", embedding_std=0.02, key=key, **sizes)
-    return SparseTransformer(256, stride=run.stride, kind=run.kind, width=run.width, key=key, **sizes)
+class Sparse(LanguageProgram):
+    name = "sparse"
+    description = __doc__
+    presets = PRESETS
+    options = OPTIONS
+    evaluations = 10
 
+    def check(self):
+        minutes = self.run.minutes
+        if minutes is not None and not 0 < minutes < math.inf:
+            raise ValueError(f"--minutes: expected a number > 0, got {minutes}")
+        if {"minutes", "steps"} <= self.run.given:
+            raise ValueError("--minutes: instead of a number of steps, so leave out --steps")
 
-def seconds_per_step(replicas: Replicas, batches: TextBatches, key: Key) -> float:
-    """The mean of a few steps, of forward and backward, which nearly all of a step's time goes to."""
-    for step in range(1 + MEASURED):
-        if step == 1:
-            start = time.perf_counter()
-        replicas.gradients(batches.batch(step), key)
-    return (time.perf_counter() - start) / MEASURED
+    def make_model(self, key):
+        sizes = self.sizes("d_model", "heads", "depth", "context")
+        if self.run.kind == "full":
+            return LanguageModel(256, norm="pre", activation="gelu", embedding_std=0.02, key=key, **sizes)
+        return SparseTransformer(256, key=key, **sizes, **self.sizes("stride", "kind", "width"))
 
-
-def main(argv=None):
-    run = start_run("sparse", __doc__, PRESETS, argv, OPTIONS)
-    if run.minutes is not None and not 0 < run.minutes < math.inf:
-        raise ValueError(f"--minutes: expected a number > 0, got {run.minutes}")
-    if {"minutes", "steps"} <= run.given:
-        raise ValueError("--minutes: instead of a number of steps, so leave out --steps")
-    corpus = load_corpus(run)
-    before, key = resident_bytes(), Key(run.seed)
-    model = make_model(run, key.fold("weights")).to(run.device)
-    print(f"{corpus.name}: {len(corpus.train):,} training bytes; {model.flat.data.size:,} parameters")
-
-    batches = TextBatches(corpus.train, run.batch_size, run.context, key.fold("batches"))
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(replicas.describe(batches.batch(0)))
-        if run.estimate:
-            return print(estimate(replicas, batches.batch(0), before))
+    def prepare(self, replicas):
+        run = self.run
         if run.minutes and not run.resume:
-            seconds = seconds_per_step(replicas, batches, key)
+            seconds = self.seconds_per_step(replicas)
             run.steps = max(1, round(60 * run.minutes / seconds))
             print(f"{seconds:.3f} s a step: {run.steps} steps in {run.minutes:g} minutes")
-        validation = corpus.validation[:VALIDATION_BYTES]
-        train(
-            replicas,
-            Adam(model.parameters(), run.lr),
-            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps, floor=run.lr / 10),
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: evaluate_language_model(replicas, validation),
-            evaluate_every=max(250, run.steps // 10),
-            select=("bits_per_byte", "min"),
-            seed=run.seed,
-            identity={"corpus": corpus.name, "data": corpus.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=run.save,
-        )
-        best, _ = load_model(best_snapshot(run.out))
-        model.load_state_dict(best.state_dict())
-        test = evaluate_language_model(replicas, corpus.test)["bits_per_byte"]
-        tokens = run.steps * run.batch_size * run.context
-        print(f"{corpus.name}: {test:.4f} bits per byte on the last 5%, {run.kind} attention, context {run.context:,},")
-        print(f"after {run.steps} steps, {tokens:,} bytes read")
 
-    prompt = corpus.test[: run.context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
-    print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt[-200:])}|", end="")
-    for text in stream_text(model, prompt, tokens=400, temperature=0.7, key=key.fold("sample")):
-        print(printable(text), end="", flush=True)
-    print(f"\n---\nmore of it: scratchformer generate {run.out}")
+    def seconds_per_step(self, replicas):
+        """The mean of a few steps, of forward and backward, which take nearly all of a step's time."""
+        for step in range(1 + MEASURED):
+            if step == 1:
+                start = time.perf_counter()
+            replicas.gradients(self.batches.batch(step), self.key)
+        return (time.perf_counter() - start) / MEASURED
+
+    def described(self, state, test):
+        run = self.run
+        read = f"after {run.steps} steps, {run.steps * run.batch_size * run.context:,} bytes read"
+        return f"{run.kind} attention, context {run.context:,},\n{read}"
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Sparse.main()

@@ -1,27 +1,15 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-The model that is scored is the mean of the last snapshots. Without --data the official files are downloaded.
+The mean of the last snapshots is scored. Without --data the official files are downloaded.
 """
 
-import time
+from functools import cache
 
-from scratchformer import Key
 from scratchformer.data import Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
-from scratchformer.training import (
-    Replicas,
-    average_snapshots,
-    estimate,
-    evaluate_translation,
-    kept_snapshots,
-    load_snapshot,
-    save_snapshot,
-    train,
-)
-from scratchformer.training.memory import resident_bytes
-from scratchformer.training.program import SUBWORDS, load_subwords, run_program, start_run
+from scratchformer.training import Program, evaluate_translation
 
 PRESETS = {
     "small": dict(
@@ -35,65 +23,76 @@ PRESETS = {
 }  # fmt: skip
 
 
-def main(argv=None):
-    run = start_run("translate", __doc__, PRESETS, argv)
-    started, words = time.perf_counter(), run.out / SUBWORDS
-    data = load_multi30k(run.data, run.source, run.target)
-    known = (run.out / "last.safetensors").exists()
-    if known:
-        subwords = load_subwords(run.out, load_snapshot(run.out).state)
-    else:
-        subwords = Subwords.bpe(data.train.source + data.train.target, run.vocabulary)
-    training, validation = (
-        encode_pairs(subwords, getattr(data, part), run.max_length, part) for part in ("train", "validation")
-    )
-    before, key = resident_bytes(), Key(run.seed)
-    sizes = {name: getattr(run, name) for name in ("d_model", "heads", "depth", "d_ff", "dropout")}
-    model = EncoderDecoder(len(subwords), key=key.fold("weights"), **sizes).to(run.device)
-    print(f"{len(training.source):,} pairs, {len(subwords):,} sub-words, {model.flat.data.size:,} parameters")
+class Translate(Program):
+    name = "translate"
+    description = __doc__
+    presets = PRESETS
 
-    def save():
-        if not known:
-            subwords.save(words)
-        run.save()
+    def load(self):
+        self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
+        self.vocabulary = self.saved_vocabulary(Subwords)
+        if self.vocabulary is None:
+            self.vocabulary = Subwords.bpe(self.data.train.source + self.data.train.target, self.run.vocabulary)
 
-    batches = TranslationBatches(training, run.tokens, subwords, key.fold("batches"))
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        print(f"{len(batches)} batches an epoch; {replicas.describe(batches.batch(0))}")
-        if run.estimate:
-            largest = max(map(batches.batch, range(len(batches))), key=lambda b: b.source.size + b.target.size)
-            return print(estimate(replicas, largest, before))
-        train(
-            replicas,
-            Adam(model.parameters(), run.lr, betas=(0.9, 0.98), eps=1e-9),
-            InverseSquareRoot(run.lr, min(run.warmup, max(1, run.steps // 4))),
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: evaluate_translation(replicas, validation, run.tokens, subwords),
-            evaluate_every=len(batches),
-            snapshot_every=len(batches),
-            keep=run.average,
-            seed=run.seed,
-            identity={"subwords": subwords.fingerprint, "data": data.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=save,
+    def identity(self):
+        return {"subwords": self.vocabulary.fingerprint, "data": self.data.fingerprint}
+
+    @cache  # noqa: B019 (a process has one program)
+    def pairs(self, part):
+        return encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
+
+    def make_model(self, key):
+        return EncoderDecoder(
+            len(self.vocabulary), key=key, **self.sizes("d_model", "heads", "depth", "d_ff", "dropout")
         )
-        print(f"trained in {(time.perf_counter() - started) / 60:.0f} minutes")
-        snapshots = kept_snapshots(run.out)
-        if snapshots:  # none in less than an epoch
-            average_snapshots(snapshots, model)
-            print(f"scored is the mean of the last {len(snapshots)} epochs' models")
-        save_snapshot(run.out / "average.safetensors", model, subwords=subwords.fingerprint, data=data.fingerprint)
 
-    for beam in sorted({1, run.beam}):
-        found = list(translate(model, subwords, data.test.source, beam, run.length_penalty))
-        score, signature = bleu(found, data.test.target)
-        print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
-    for source, written, reference in list(zip(data.test.source, found, data.test.target, strict=True))[:5]:
-        print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")
+    def make_batches(self, key):
+        training, _ = map(self.pairs, ("train", "validation"))  # both, so that bad sentences are found at once
+        return TranslationBatches(training, self.run.tokens, self.vocabulary, key)
+
+    def largest_batch(self):
+        batches = map(self.batches.batch, range(len(self.batches)))
+        return max(batches, key=lambda batch: batch.source.size + batch.target.size)
+
+    def optimizer(self, model):
+        return Adam(model.parameters(), self.lr, betas=(0.9, 0.98), eps=1e-9)
+
+    def schedule(self):
+        return InverseSquareRoot(self.lr, min(self.run.warmup, max(1, self.steps // 4)))
+
+    def training(self):
+        epoch = len(self.batches)
+        return dict(evaluate_every=epoch, snapshot_every=epoch, keep=self.run.average)
+
+    def evaluate(self, replicas, part):
+        return evaluate_translation(replicas, self.pairs(part), self.run.tokens, self.vocabulary)
+
+    def describe(self):
+        pairs, words = len(self.data.train.source), len(self.vocabulary)
+        print(f"{pairs:,} pairs, {words:,} sub-words, {self.parameters} parameters")
+        print(f"{len(self.batches)} batches an epoch")
+
+    def test(self, replicas):
+        return {}  # BLEU, in `report`
+
+    def translations(self, part, beam):
+        """Those of all sentences of a part, and their BLEU with its signature."""
+        sentences = getattr(self.data, part)
+        found = translate(self.model, self.vocabulary, sentences.source, beam, self.run.length_penalty)
+        return found, *bleu(found, sentences.target)
+
+    def summary(self, replicas, part):
+        _, score, signature = self.translations(part, self.run.beam)
+        return f"bleu {score:.2f}, beam {self.run.beam} ({signature})"
+
+    def report(self, state, test):
+        run, sentences = self.run, self.data.test
+        for beam in sorted({1, run.beam}):
+            found, score, signature = self.translations("test", beam)
+            print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
+        for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
+            print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Translate.main()

@@ -1,23 +1,22 @@
 """Not only text: the same classifier on sets of units whose structure is the attention pattern.
 
-Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other; beside it
-stands logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977), who attend along
-the edges of their friendships alone; two of them, the instructor and the officer, are labelled, and the club that each
-other member joined when it split is predicted; beside it stands the same model without the structure, where all
-attend to all. --steps are those of the images, and the most of the graph. The data comes with scikit-learn and
-networkx: pip install 'scratchformer[units]'.
+Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other. For
+comparison there is logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977) attend
+only along the edges of their friendships. Two of them, the instructor and the officer, are labelled; the model predicts
+which club each of the others joined when the club split. For comparison there is the same model without the structure,
+where all attend to all. --steps is the number of steps for the images, and an upper limit for the graph. The data comes
+with scikit-learn and networkx: pip install 'scratchformer[units]'.
 """
 
 import numpy as np
 
 from scratchformer import Key, ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.data import Images, LabelledBatch, load_digits
+from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.models import Classifier
-from scratchformer.optim import Adam, AdamW, Cosine
-from scratchformer.training import Replicas, best_snapshot, load_model, train
-from scratchformer.training.program import run_program, start_run
+from scratchformer.optim import Adam
+from scratchformer.training import Program
 
 PATCH = 2  # pixels on a side
 PATCHES = (SIDE // PATCH) ** 2
@@ -30,73 +29,23 @@ PRESETS = {
 
 
 def as_patches(images: Images) -> LabelledBatch:
-    """Units (n, PATCHES, PATCH²), the grey of their pixels from 0 to 1, patches row by row."""
+    """Units (n, PATCHES, PATCH²): the greys of a patch's pixels, from 0 to 1; patches row by row."""
     n, across = len(images.labels), SIDE // PATCH
     patches = images.pixels.reshape(n, across, PATCH, across, PATCH).swapaxes(2, 3)  # (n, down, across, y, x)
     units = patches.reshape(n, PATCHES, PATCH * PATCH).astype(np.float32) / (GREYS - 1)
     return LabelledBatch(units, np.full(n, PATCHES), images.labels)
 
 
-class PatchBatches:
-    """Training batches: images drawn at random at every step."""
-
-    def __init__(self, images: Images, batch_size: int, key: Key) -> None:
-        self.batch_size, self.key, self.all = batch_size, key, as_patches(images)
-
-    def batch(self, step: int) -> LabelledBatch:
-        rows = self.key.fold(step).generator().integers(0, len(self.all.labels), self.batch_size)
-        return LabelledBatch(*(a[rows] for a in self.all))
-
-
-def score(replicas: Replicas, images: Images) -> dict[str, float]:
-    batch = replicas.move(as_patches(images))
-    loss, _ = replicas.model.loss(*batch)
-    right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
-    return {"loss": float(loss), "accuracy": float(right.mean())}
-
-
 def logistic_regression(train_part: Images, test: Images) -> float:
-    """The baseline's accuracy, on pixels in a row."""
+    """The accuracy of the baseline, which sees an image as a row of pixels."""
     from sklearn.linear_model import LogisticRegression
 
     x, x_test = (part.pixels.reshape(len(part.labels), -1) / (GREYS - 1) for part in (train_part, test))
     return LogisticRegression(max_iter=1000).fit(x, train_part.labels).score(x_test, test.labels)
 
 
-def train_on_images(run) -> None:
-    digits, key = load_digits(), Key(run.seed)
-    model = Classifier(
-        None, CLASSES, run.d_model, run.heads, run.depth, PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu",
-        dropout=run.dropout, embedding_std=0.5, key=key.fold("weights"),
-    ).to(run.device)  # fmt: skip
-    print(f"images: {len(digits.train.labels):,} for training, of {PATCHES} units; {model.flat.data.size:,} parameters")
-    batches = PatchBatches(digits.train, run.batch_size, key.fold("batches"))
-    with Replicas(model, **run.replicas_on_device()) as replicas:
-        train(
-            replicas,
-            AdamW(model.parameters(), run.lr, weight_decay=run.weight_decay),
-            Cosine(run.lr, min(run.warmup, run.steps // 5), run.steps),
-            batches,
-            run.steps,
-            run.out,
-            evaluate=lambda: score(replicas, digits.validation),
-            evaluate_every=max(25, run.steps // 20),
-            select=("accuracy", "max"),
-            seed=run.seed,
-            identity={"data": digits.fingerprint},
-            resume=run.resume,
-            tensorboard=run.tensorboard,
-            on_start=run.save,
-        )
-        best, _ = load_model(best_snapshot(run.out))
-        model.load_state_dict(best.state_dict())
-        accuracy = score(replicas, digits.test)["accuracy"]
-    beside = logistic_regression(digits.train, digits.test)
-    print(f"images: {accuracy:.2%} of {len(digits.test.labels)} test images right; logistic regression {beside:.2%}")
-
-
 def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The friendships (n, n), boolean and with oneself; the two that are labelled (2,); the club of each (n,)."""
+    """Who is friends with whom (n, n), each also with themselves; the labelled two (2,); the club of each (n,)."""
     try:
         import networkx
     except ImportError as error:
@@ -108,9 +57,9 @@ def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np.ndarray, key: Key) -> float:
-    """Train on the members that are `known`, and say for how many of the others the club is right."""
+    """Train on the members that are `known`; returns the share of the others whose club is predicted."""
     n, size = len(clubs), run.graph
-    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says who it is and no more
+    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says only which member it is
     labels = np.full((1, n), ops.IGNORED)
     labels[0, known] = clubs[known]
     labels = to_device(labels, run.device)
@@ -138,13 +87,48 @@ def train_on_graph(run) -> None:
         print(f"graph: {name}, {mean:.1%} of the other {len(clubs) - 2} right; mean of {len(keys)}, least {least:.1%}")
 
 
-def main(argv=None):
-    run = start_run("units", __doc__, PRESETS, argv)
-    if run.data or run.estimate:
-        raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
-    train_on_images(run)
-    train_on_graph(run)
+class Units(Program):
+    name = "units"
+    description = __doc__
+    presets = PRESETS
+
+    def check(self):
+        if self.run.data or self.run.estimate:
+            raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
+
+    def load(self):
+        self.digits = load_digits()
+
+    def identity(self):
+        return {"data": self.digits.fingerprint}
+
+    def make_model(self, key):
+        return Classifier(
+            None, CLASSES, max_length=PATCHES, units=PATCH * PATCH, norm="pre", activation="gelu", embedding_std=0.5,
+            key=key, **self.sizes("d_model", "heads", "depth", "dropout"),
+        )  # fmt: skip
+
+    def make_batches(self, key):
+        return DrawnBatches(as_patches(self.digits.train), self.run.batch_size, key)
+
+    def training(self):
+        return dict(evaluate_every=max(25, self.steps // 20), select=("accuracy", "max"))
+
+    def evaluate(self, replicas, part):
+        batch = replicas.move(as_patches(getattr(self.digits, part)))
+        loss, _ = replicas.model.loss(*batch)
+        right = replicas.model(batch.ids).argmax(axis=-1) == batch.labels
+        return {"loss": float(loss), "accuracy": float(right.mean())}
+
+    def describe(self):
+        images = len(self.digits.train.labels)
+        print(f"images: {images:,} for training, of {PATCHES} units; {self.parameters} parameters")
+
+    def report(self, state, test):
+        beside, images = logistic_regression(self.digits.train, self.digits.test), len(self.digits.test.labels)
+        print(f"images: {test['accuracy']:.2%} of {images} test images right; logistic regression {beside:.2%}")
+        train_on_graph(self.run)
 
 
 if __name__ == "__main__":
-    run_program(main)
+    Units.main()

@@ -18,20 +18,14 @@ from .nn import Layer
 from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
-from .training.program import load_subwords, read_settings
+from .training.readers import load_reader, load_vocabulary, reads_text
+from .training.settings import read_settings
 
-TEXTS = {
-    "EncoderDecoder": "A man in an orange hat looks at something.",
-    "Classifier": "i expected nothing , but this is not a bad film : the plot is thin , the acting is wonderful .",
-    "LanguageModel": "The [[French Revolution]] of 1789 was a period",
+TEXTS = {  # shown by default, by the kind of model
+    EncoderDecoder: "A man in an orange hat looks at something.",
+    Classifier: "i expected nothing , but this is not a bad film : the plot is thin , the acting is wonderful .",
+    LanguageModel: "The [[French Revolution]] of 1789 was a period",
 }
-OTHERS = ("digits", "units")  # programs whose models do not read text
-SCORES = (
-    "accuracy",
-    "bits_per_byte",
-    "bits_per_pixel",
-    "masked_accuracy",
-)  # of a validation
 
 
 def pyplot() -> Any:
@@ -47,10 +41,10 @@ def pyplot() -> Any:
 
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
-    """Draw pictures of the run in folder `run` into `out`, and yield their paths: curves.png (of a run in stages one
-    for each); of a model that reads text attention.png, and where it has positions in a line positions.png.
+    """Draw pictures of the run in folder `run` into `out`, and yield their paths: curves.png, or one for each stage; if
+    the model reads text, attention.png; and unless it translates, positions.png.
 
-    text: whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
+    text: the text whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
     """
     settings, out = read_settings(run), out or run / "plots"
     folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
@@ -62,18 +56,17 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     if not curves:
         raise ValueError(f"{run}: nothing to plot yet, no loss is in metrics.jsonl")
     model, state = load_model(best_snapshot(folders[0]))
-    kind = next((kind for kind in (Classifier, LanguageModel, EncoderDecoder) if isinstance(model, kind)), None)
-    if kind is not None and settings["program"] not in OTHERS:
-        text = TEXTS[kind.__name__] if text is None else text
-        rows, columns, *inputs = encode(model, text, run, state)
+    example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
+    readable = example is not None and reads_text(model, state)
+    if readable:
+        rows, columns, *inputs = encode(model, example if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)
     for name, records in curves.items():
         yield plot_curves(records, settings, out / f"{name}.png")
-    if kind is None or settings["program"] in OTHERS:
-        return
-    yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
-    if kind is not EncoderDecoder:
-        yield plot_positions(model, out / "positions.png")
+    if readable:
+        yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
+        if not isinstance(model, EncoderDecoder):
+            yield plot_positions(model, out / "positions.png")
 
 
 def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
@@ -82,22 +75,22 @@ def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) ->
     state: of the snapshot.
     """
     if isinstance(model, EncoderDecoder):
-        subwords = load_subwords(run, state)
+        subwords = load_vocabulary(run, state)
         source = np.append(subwords.encode(text), subwords[END])[None, :]
         lengths = np.array([source.shape[1]])
         (found,) = beam_search(model, source, lengths, subwords[BEGIN], subwords[END])
         target = np.concatenate([[subwords[BEGIN]], found.ids])[None, :]
         name = subwords.tokenizer.id_to_token
         return [name(int(i)) for i in (*found.ids, subwords[END])], [name(int(i)) for i in source[0]], source, target
-    if isinstance(model, Classifier):
-        vocabulary = Vocabulary.load(run / "vocabulary.txt", state.get("vocabulary"))
-        ids = vocabulary.encode(text)[: model.body.max_length]
+    vocabulary, longest = load_reader(run, model, state), model.body.max_length
+    if isinstance(vocabulary, Vocabulary):
+        ids = vocabulary.encode(text)[:longest]
         labels = vocabulary.decode(ids).split()
-    elif subwords := load_subwords(run, state):
-        ids = subwords.encode(text)[: model.context]
-        labels = [subwords.pieces[i].decode("utf-8", "replace").replace(" ", "␣") for i in ids]
+    elif vocabulary is not None:
+        ids = vocabulary.encode(text)[:longest]
+        labels = [vocabulary.pieces[i].decode("utf-8", "replace").replace(" ", "␣") for i in ids]
     else:
-        ids = np.frombuffer(text.encode("utf-8"), np.uint8)[: model.context]
+        ids = np.frombuffer(text.encode("utf-8"), np.uint8)[:longest]
         labels = [chr(i) if 32 < i < 127 else "␣" if i == 32 else "·" for i in ids]
     if len(ids) == 0:
         raise ValueError("--text: expected at least one token")
@@ -130,14 +123,15 @@ def probabilities(cache: Any) -> np.ndarray | None:
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
-    """Training and validation loss, the score that chose the best model, and the learning rate, by step."""
+    """Training and validation loss, the first other score of the validation part, and the learning rate, by step."""
     plt = pyplot()
 
     def series(name: str) -> tuple[list, list]:
         points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
         return [step for step, _ in points], [value for _, value in points]
 
-    score = next((s for s in SCORES if any(f"validation_{s}" in r for r in records)), "loss")
+    names = [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
+    score = next((name for name in names if name != "loss"), "loss")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     width = max(1, len(loss) // 40)  # points that the smooth curve averages
@@ -152,7 +146,9 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     steps, values = series(f"validation_{score}")
     percent = score.endswith("accuracy")
     values = [100 * v if percent else v for v in values]
-    best = int(np.argmax(values) if percent else np.argmin(values)) if values else None
+    best = None  # unknown for a score of which neither more nor less is known to be better
+    if values and (percent or score == "loss" or score.startswith("bits_")):
+        best = int(np.argmax(values) if percent else np.argmin(values))
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
     if best is not None:
         middle.plot(steps[best], values[best], "o", color="tab:red", label=f"best: {values[best]:.4g} at {steps[best]}")
@@ -207,9 +203,24 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     return path
 
 
+def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
+    """A grid with a row of grey images (n, height, width) for each name; pixels are from 0, white, to `black`."""
+    plt = pyplot()
+    columns = max(map(len, rows.values()))
+    figure, axes = plt.subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
+    for (name, images), line in zip(rows.items(), axes, strict=True):
+        for image, cell in zip(images, line, strict=True):
+            cell.imshow(image, cmap="gray_r", vmin=0, vmax=black)
+            cell.set(xticks=[], yticks=[])
+        line[0].set_ylabel(name, rotation=0, ha="right", va="center", fontsize=9)
+    figure.savefig(path, dpi=80, bbox_inches="tight")
+    plt.close(figure)
+    return path
+
+
 def plot_positions(model: Layer, path: Path) -> Path:
-    """The model's position encodings, learned or sinusoidal, as a heat map, and the likeness of any two of them. With
-    relative positions they are those of distances.
+    """The model's position encodings, learned or sinusoidal, as a heat map, and the cosine of any two of them. With
+    relative positions they are the encodings of distances.
     """
     plt = pyplot()
     positions = model.body.positions

@@ -2,9 +2,10 @@
 
 import pytest
 
-from scratchformer.data import DataError, Vocabulary
+from scratchformer.data import Vocabulary
 from scratchformer.models import Classifier
 from scratchformer.plots import encode
+from scratchformer.training import SnapshotError
 
 
 def test_a_vocabulary_that_is_cut_short_is_refused(tmp_path):
@@ -13,5 +14,5 @@ def test_a_vocabulary_that_is_cut_short_is_refused(tmp_path):
     model, state = Classifier(4, 2, 8, 2, 1, 4), {"vocabulary": words.fingerprint}
     assert encode(model, "bad, good", tmp_path, state)[0] == ["bad", "<unk>", "good"]
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(DataError, match=r"vocabulary\.txt: expected fingerprint .* \(3 words\)"):
+    with pytest.raises(SnapshotError, match=r"another vocabulary than .*vocabulary\.txt"):
         encode(model, "bad, good", tmp_path, state)

@@ -1,6 +1,7 @@
 """Data: reading corpora, building vocabularies and making batches."""
 
 from .batching import (
+    DrawnBatches,
     LabelledBatch,
     LabelledBatches,
     SegmentBatch,
@@ -34,6 +35,7 @@ __all__ = [
     "Corpus",
     "DataError",
     "Digits",
+    "DrawnBatches",
     "Images",
     "Imdb",
     "Labelled",

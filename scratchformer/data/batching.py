@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -148,6 +148,19 @@ class TextBatches:
         generator = self.key.fold(step).generator()
         starts = generator.integers(0, len(self.data) - self.context, size=self.batch_size)
         return _text_batch(self.data, starts, self.context)
+
+
+class DrawnBatches:
+    """Training batches of `batch_size` rows of one large batch, `whole`, drawn at random at every step."""
+
+    def __init__(self, whole: Any, batch_size: int, key: Key) -> None:
+        expect_positive(batch_size=batch_size)
+        self.whole, self.batch_size, self.key = whole, batch_size, key
+
+    def batch(self, step: int) -> Any:
+        """The batch of training step `step`, the same whenever it is asked for."""
+        rows = self.key.fold(step).generator().integers(0, len(self.whole[0]), self.batch_size)
+        return type(self.whole)(*(a[rows] for a in self.whole))
 
 
 class SegmentBatches:

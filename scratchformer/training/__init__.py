@@ -1,4 +1,4 @@
-"""Training: the loop, replicas, snapshots, metrics."""
+"""Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
 from .estimate import Estimate, estimate
 from .evaluate import (
@@ -7,9 +7,12 @@ from .evaluate import (
     evaluate_pretraining,
     evaluate_transformer_xl,
     evaluate_translation,
+    mean_loss,
 )
+from .language import LanguageProgram
 from .loop import Diverged, train
 from .metrics import Metrics, read_metrics
+from .program import Program
 from .replicas import Replicas
 from .snapshot import (
     Snapshot,
@@ -25,7 +28,9 @@ from .snapshot import (
 __all__ = [
     "Diverged",
     "Estimate",
+    "LanguageProgram",
     "Metrics",
+    "Program",
     "Replicas",
     "Snapshot",
     "SnapshotError",
@@ -40,6 +45,7 @@ __all__ = [
     "kept_snapshots",
     "load_model",
     "load_snapshot",
+    "mean_loss",
     "read_metrics",
     "save_snapshot",
     "train",

@@ -1,8 +1,9 @@
-"""Evaluation on held-out data, shared out over the replicas. Nothing is dropped out and nothing is learned."""
+"""Evaluation on held-out data, shared out over the replicas. Nothing is dropped out or learned."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -33,12 +34,12 @@ def evaluate_language_model(
     batch_size: int | None = None,
     sizes: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Loss (nats a token) and bits per byte of `data`, tokens (n,), each of which but the first is predicted once.
+    """Loss (nats a token) and bits per byte of `data`, tokens (n,). Each token but the first is predicted once.
 
-    A window has the model's context; the next begins `stride` tokens later, and only what no window before it has
-    predicted is counted. stride: half the context by default, so that every prediction but the first has at least
-    that much text before it. batch_size: windows at once; by default as many as in training. sizes: how many
-    bytes each token of the vocabulary stands for, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    A window is as long as the model's context, and the next begins `stride` tokens later; only tokens that no earlier
+    window predicted are counted. stride: half the context by default, so that all predictions but the first window's
+    have at least that much text before them. batch_size: windows at once; by default as many as in training. sizes:
+    the number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
@@ -56,30 +57,36 @@ def evaluate_language_model(
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 
-def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
-    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each given what stands before.
+def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
+    """The mean of the model's loss over everything that counts in `batches`."""
 
-    tokens: on a side of a batch; see `data.TranslationBatches`.
-    """
-
-    def nats(model: Layer, batch: Any) -> tuple[float, int]:
+    def weighted(model: Layer, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
         return float(loss) * batch.weight, batch.weight
 
-    sums, counts = zip(*replicas.map_models(nats, pairs_in_order(pairs, tokens, subwords)), strict=True)
-    return {"loss": math.fsum(sums) / sum(counts)}
+    sums, counts = zip(*replicas.map_models(weighted, batches), strict=True)
+    return math.fsum(sums) / sum(counts)
+
+
+def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
+    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each token given those before
+    it.
+
+    tokens: on a side of a batch; see `data.TranslationBatches`.
+    """
+    return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords))}
 
 
 def evaluate_transformer_xl(
     replicas: Replicas, data: np.ndarray, memory: int | None = None, streams: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats a token) and bits per byte of `data`, bytes (n,), read in order; each byte but the first is predicted
+    """Loss (nats a token) and bits per byte of `data`, bytes (n,), read in order. Each byte but the first is predicted
     once.
 
-    memory: how many vectors of the past each layer keeps from segment to segment; by default as many as in training.
-    streams: into how many consecutive parts the text is cut, which are read side by side. All but the first begin a
-    memory's length early, and what is read there is not counted; 1 reads the text as one. By default as many as the
-    replicas take in training, of which each has at least four times as much to predict as it sees at once.
+    memory: how many past vectors each layer keeps from segment to segment; by default as many as in training. streams:
+    the number of consecutive parts into which the text is cut, to be read side by side. All but the first begin a
+    memory's length early, where nothing is counted; 1 reads the text as a whole. By default as many as the replicas
+    take in training, provided that each has at least four times as much to predict as it sees at once.
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     model = replicas.model
@@ -141,8 +148,8 @@ def evaluate_classifier(
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:
-    """Of a `BertPretraining` on the first `count` of `batches`: the loss, as it is trained (nats); the share of the
-    chosen tokens that it predicts; and the share of rows of which it knows whether the second text follows the first.
+    """Scores of a `BertPretraining` on the first `count` of `batches`: the training loss (nats); the share of the
+    chosen tokens that it predicts; and the share of rows for which it knows whether the second text follows the first.
     """
 
     def score(model: Layer, batch: MaskedBatch) -> list[tuple[float, int, int]]:

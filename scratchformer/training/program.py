@@ -1,222 +1,235 @@
-"""What the example programs share: their options, the folder of a run, and errors as one line."""
+'''A training program: its command line, the folder of its run, and how `scratchformer evaluate` finds it again.
+
+A program says what its data, its model and its results are; everything else is done here and in `Stage`. This one
+trains a language model on the text of --data:
+
+    """Train a small language model on a text."""
+
+    from scratchformer.models import LanguageModel
+    from scratchformer.training import LanguageProgram
+
+
+    class Poems(LanguageProgram):
+        name = "poems"
+        description = __doc__
+        presets = {
+            "small": dict(d_model=64, heads=4, depth=2, context=64, batch_size=16, lr=1e-3, warmup=50, steps=500)
+        }
+
+        def make_model(self, key):
+            return LanguageModel(256, key=key, **self.sizes("d_model", "heads", "depth", "context"))
+
+
+    if __name__ == "__main__":
+        Poems.main()
+
+It has all options of the programs in examples/ (`python poems.py --help`), and its runs can be given to `scratchformer
+evaluate`, `plot` and `generate`. A program for other data derives from `Program`: it loads the data (`load`), makes its
+batches and its model (`make_batches`, `make_model`), scores the model on a part of the data (`evaluate`), and says by
+what the data is known (`identity`). See examples/digits.py.
+'''
 
 from __future__ import annotations
 
-import argparse
+import importlib
+import importlib.util
 import json
-import os
 import sys
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar, Self
 
-from ..backend import Device, cores, get_device
-from ..data import STANDARD_LIBRARY, Corpus, NoConnection, Subwords, load_enwik8
-from ..data.files import locked, replacing
-from ..models import GPT2, LanguageModel
-from ..models.pretrained import PretrainedError
-from .folder import holds_run, read_run
-from .snapshot import SnapshotError, best_snapshot, load_model
+from safetensors import SafetensorError, safe_open
 
-SETTINGS = "settings.json"
-SUBWORDS = "vocabulary.json"
-# Names that every settings.json has.
-NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch", "tensorboard")
-# Options that a run keeps, so that --resume takes none of them.
-KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+from ..data.files import locked
+from .readers import load_vocabulary, mean_snapshot, vocabulary_file
+from .replicas import Replicas
+from .settings import open_run, read_settings, start_run
+from .snapshot import LAST, best_snapshot
+from .stage import Stage
+
+PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and in a checkout the examples too
 
 
-# What a run does not keep.
-PASSING = ("device", "out", "resume", "estimate", "given")
+class Program(Stage):
+    """A training program; `main` is its main function. See the beginning of this module for how to write one.
 
+    name: the default folder of a run is runs/NAME. description: for --help. presets: settings by name; one of them is
+    "small", the default. Every preset has "steps"; the defaults of `Stage` also read "lr" and "warmup". options,
+    passing: see `start_run`.
+    """
 
-class Run(argparse.Namespace):
-    """The settings of a run: those of the preset, overridden by the options, and those of PASSING."""
+    name: ClassVar[str] = ""
+    description: ClassVar[str] = ""
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    passing: ClassVar[Collection[str]] = ()
+    vocabulary: Any = None  # set by `load` where there is one; it is saved with the run
 
-    device: Device
-    out: Path
-    resume: bool
-    estimate: bool
-    given: frozenset[str]  # names of the settings that are options of the command line
+    def check(self) -> None:
+        """Raise ValueError for options that do not go together, before any data is read."""
 
-    def replicas_on_device(self) -> dict[str, int | None]:
-        """The arguments of `Replicas`."""
-        return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
+    def load(self) -> None:
+        """Read the data."""
+
+    def stages(self) -> list[Stage]:
+        """What is trained, one after the other."""
+        return [self]
+
+    def scored_stages(self) -> list[Stage]:
+        """The stages whose models `scratchformer evaluate` scores."""
+        return [self]
+
+    @classmethod
+    def main(cls) -> None:
+        """The program itself: a mistake of the user ends it with one line."""
+        run_program(cls.start)
+
+    @classmethod
+    def start(cls, argv: list[str] | None = None) -> None:
+        """Run the program with this command line; raises whatever is wrong."""
+        run = start_run(cls.name, cls.description or cls.__doc__ or "", cls.presets, argv, cls.options, cls.passing)
+        run.made_by = source_of(cls)
+        program = cls(run)
+        program.check()
+        program.load()
+        stages = program.stages()
+        if run.estimate:
+            return stages[0].fit()
+        several = any(stage.folder for stage in stages)  # `train` locks the folder of one
+        with locked(run.out) if several else nullcontext():
+            for stage in one_by_one(stages):
+                started = time.perf_counter()
+                stage.fit()
+                print(f"{stage.folder or cls.name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+
+    @classmethod
+    def open(cls, run: Path, device: str, data: str | None = None) -> Self:
+        """The program of a finished run, its data read, so that its model can be scored."""
+        program = cls(open_run(cls.name, cls.presets, cls.options, run, device, data))
+        program.load()
+        return program
+
+    def scores(self, part: str) -> Iterator[str]:
+        """A line for every scored stage: what it says of its best model, on "validation" or "test"."""
+        for stage in one_by_one(self.scored_stages()):
+            stage.load_weights(mean_snapshot(stage.out))
+            with Replicas(stage.model) as replicas:
+                yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
+
+    def saved_vocabulary(self, kind: type) -> Any:
+        """The vocabulary of a run that goes on or is scored, of the class `kind`; None if the run is a new one.
+
+        kind: `Vocabulary`, `Subwords`, or a class with the same `load`, `save` and `fingerprint`.
+        """
+        return load_vocabulary(self.run.out, self.run.state, kind) if self.run.resume else None
 
     def save(self) -> None:
-        """Write the settings to the run's folder: for `train` to call when it is about to begin (`on_start`).
-
-        Whatever else the run needs to be resumed, such as its vocabulary, must be written before: a folder without
-        settings may be used by another run.
-        """
-        settings = {name: value for name, value in vars(self).items() if name not in PASSING}
-        self.out.mkdir(parents=True, exist_ok=True)
-        with replacing(self.out / SETTINGS) as unfinished:
-            unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if self.vocabulary is not None and not self.run.resume:
+            self.vocabulary.save(vocabulary_file(self.run.out, type(self.vocabulary)))
+        super().save()
 
 
-def start_run(
-    name: str,
-    description: str,
-    presets: Mapping[str, Mapping[str, Any]],
-    argv: list[str] | None,
-    options: Mapping[str, Mapping[str, Any]] = {},
-    passing: Collection[str] = (),
-) -> Run:
-    """Parse the command line of an example program; with --resume, read the settings from the run's folder.
+def one_by_one(stages: list[Stage]) -> Iterator[Stage]:
+    """Each stage in turn. The list is emptied, so that the memory of a model is free before the next one is made."""
+    while stages:
+        yield stages.pop(0)
 
-    presets: settings by name; "small" is the default, or the preset that is called as an option of `options` that is
-    given. options: those of this program alone, by name, with the arguments of argparse's `add_argument`; their values
-    become settings. One with the metavar PATH is a path.
-    A resumed run goes on as it began, with the default of an option that there was not yet then: only --device, --data,
-    --steps, and those of `options` that are `passing`, may be given then. Raises ValueError if the folder already holds
-    a run, or with --resume if it holds none.
+
+def source_of(program: type[Program]) -> str | None:
+    """Where a program's class is defined: the name of a module that Python can import, or the path of a script."""
+    module = sys.modules.get(program.__module__)
+    if (spec := getattr(module, "__spec__", None)) is not None:
+        return spec.name
+    file = getattr(module, "__file__", None)
+    return None if file is None else str(Path(file).absolute())
+
+
+def find_program(run: Path, file: str | None = None) -> type[Program]:
+    """The program that made the run in folder `run`: from `file`, or from where the run says that it is defined.
+
+    Finding a program executes the code of its module, and settings may come from a stranger. So a module is imported
+    by its name, as `load_model` does. A script that the settings name is executed only if it lies in a folder from
+    which Python imports modules, in the current folder, or below the folder that holds this package, and not in the
+    run's folder. Any other must be given as `file`. Raises ValueError, saying what to do, if there is no such program.
     """
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
-    parser.add_argument("--data", metavar="PATH", help="an archive, file or folder with the data, not downloaded")
-    parser.add_argument("--preset", choices=presets, help="sizes and settings (default: small)")
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps, instead of the preset's number")
-    parser.add_argument("--seed", type=int, help="of the weights, the batches and dropout (default: 0)")
-    parser.add_argument("--out", metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
-    parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
-    parser.add_argument("--estimate", action="store_true", help="print how much memory the run will take, and stop")
-    parser.add_argument("--tensorboard", action="store_true", default=None, help="log to TensorBoard too")
-    for option, described in options.items():
-        parser.add_argument(f"--{option}", **{**described, "default": None})
-    args = parser.parse_args(argv)
-    if args.steps is not None and args.steps < 1:
-        raise ValueError(f"--steps: expected at least 1, got {args.steps}")
-    if args.seed is not None and args.seed < 0:
-        raise ValueError(f"--seed: expected a number >= 0, got {args.seed}")
-    for option, value in (("--replicas", args.replicas), ("--micro-batch", args.micro_batch)):
-        if value is not None and value < 1:
-            raise ValueError(f"{option}: expected at least 1, got {value}")
-
-    names = [name.replace("-", "_") for name in options]
-    defaults = {name: described.get("default") for name, described in zip(names, options.values(), strict=True)}
-    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
-    kept = [name for name in given if name not in ("steps", "data", *passing)]
-    device = get_device(args.device)
-    if args.resume is not None:
-        if kept:
-            refused = ", ".join("--" + name.replace("_", "-") for name in kept)
-            raise ValueError(f"--resume: the run goes on as it began, so leave out {refused}")
-        out = Path(args.resume)
-        _check_folder(out, lock=not args.estimate)
-        settings = read_settings(out)
-        if settings["program"] != name:
-            raise ValueError(f"--resume: {out} is a run of {settings['program']}, not of {name}")
-        preset = presets.get(settings["preset"], presets["small"])
-        required = [name for name in preset if defaults.get(name) is None]
-        settings = defaults | read_settings(out, *required) | given
-        for option, described in zip(names, options.values(), strict=True):
-            if settings[option] not in (None, *described.get("choices", (settings[option],))):
-                raise ValueError(f"{out / SETTINGS} is damaged: {option} is {settings[option]!r}")
-        for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
-            read_run(folder)  # of every stage, before the first of them goes on
-    else:
-        out = Path(given.pop("out", None) or _unused(Path("runs") / name))
-        if out.exists() and not out.is_dir():
-            raise ValueError(f"--out: {out} is no folder")
-        _check_folder(out, lock=not args.estimate)
-        if holds_run(out) or os.path.lexists(out / SETTINGS):
-            raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
-        preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
-        settings = {"program": name, "preset": preset, "seed": 0, "data": None}
-        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
-        settings |= {**defaults, **presets[preset], **given}
-    for path in ("data", *(name for name in names if options[name.replace("_", "-")].get("metavar") == "PATH")):
-        if settings[path] and Path(settings[path]).exists():
-            settings[path] = str(Path(settings[path]).absolute())
-    print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
-    passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate)
-    return Run(**settings, **passed, given=frozenset(given))
+    settings = read_settings(run)
+    return program_in(load_source(run, settings, file), settings["program"])
 
 
-def read_settings(run: Path, *names: str) -> dict[str, Any]:
-    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged.
+def program_in(module: ModuleType, name: str) -> type[Program]:
+    """The program of this name in a module. Raises ValueError if there is none."""
+    for found in vars(module).values():
+        if isinstance(found, type) and issubclass(found, Program) and found.name == name:
+            return found
+    raise ValueError(f"{module.__file__} has no program {name!r} in it")
 
-    names: of the program's own settings, that must be among them.
-    """
+
+def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None) -> ModuleType:
+    """The module that defines the program of a run: see `find_program`."""
+    source, name = settings.get("made_by") if file is None else file, settings["program"]
+    if not isinstance(source, str):
+        raise ValueError(f"{run} does not say in which file its program {name!r} is: add --program FILE")
+    if file is None and all(map(str.isidentifier, source.split("."))):
+        try:
+            return importlib.import_module(source)
+        except Exception as error:  # whatever a module does when it is imported
+            hint = f"add --program FILE, with the file of {name!r}"
+            raise ValueError(f"{run}: its program, the module {source}, is not found ({error}): {hint}") from error
+    path = Path(source)
+    if not path.is_file():
+        raise ValueError(f"{run}: its program {source} is no file here: add --program FILE, with the file of {name!r}")
+    if file is None and (run.resolve() in path.resolve().parents or not _is_importable(path)):
+        raise ValueError(f"{run} was made by {source}; to execute that file, add --program {source}")
+    return load_file(path)
+
+
+def load_file(path: Path) -> ModuleType:
+    """Execute a Python file as a module. As with `python FILE`, it finds the modules beside it. Raises ValueError."""
+    spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ValueError(f"{path} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    module.__spec__ = None  # like a script, it cannot be imported by its name
+    sys.modules[spec.name] = module
+    if (folder := str(path.absolute().parent)) not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        settings = dict(json.loads((run / SETTINGS).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(f"{run} holds no run ({SETTINGS} is missing)") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{run / SETTINGS} is damaged: {error}") from error
-    if missing := [name for name in (*NAMES, *names) if name not in settings]:
-        raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
-    return settings
+        spec.loader.exec_module(module)
+    except Exception as error:  # whatever the file does
+        raise ValueError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
 
 
-def load_corpus(run: Run) -> Corpus:
-    """The text of `run.data`, or enwik8; where that cannot be downloaded, the standard library's sources instead."""
+def use_models_of(run: Path, file: str | None = None) -> None:
+    """Let `load_model` find the class of a model that is defined in the script of its run: see `find_program`.
+
+    run: a run's folder, or one of its snapshots. Does nothing if the class is found without the script.
+    """
+    folder, snapshot = run if run.is_dir() else run.parent, best_snapshot(run)
+    module, _, kind = _model_class(snapshot / LAST if snapshot.is_dir() else snapshot).partition(":")
+    main, kind = sys.modules["__main__"], kind.partition(".")[0]
+    if module == "__main__" and not hasattr(main, kind):
+        source = load_source(folder, read_settings(folder), file)
+        setattr(main, kind, getattr(source, kind, None))
+
+
+def _model_class(snapshot: Path) -> str:
+    """The name of the model's class in a snapshot; "" if there is none, which `load_model` says better."""
     try:
-        return load_enwik8(run.data)
-    except NoConnection:
-        if run.resume:  # it trained on enwik8
-            raise
-        run.data = STANDARD_LIBRARY
-        corpus = load_enwik8(run.data)
-        print(f"no connection to download enwik8: training on {corpus.name} instead")
-        return corpus
+        with safe_open(snapshot, framework="numpy") as opened:
+            return str(json.loads(opened.metadata()["model"])["class"])
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):
+        return ""
 
 
-def load_subwords(snapshot: Path | str, state: Mapping[str, Any]) -> Subwords | None:
-    """The sub-word vocabulary beside a snapshot (in the folder of its run), None for a model of bytes.
-
-    state: that of the snapshot. Raises DataError if the file is missing or damaged, SnapshotError if it is another
-    vocabulary.
-    """
-    if "subwords" not in state:
-        return None
-    path = Path(snapshot) / SUBWORDS if Path(snapshot).is_dir() else Path(snapshot).with_name(SUBWORDS)
-    vocabulary = Subwords.load(path)
-    if vocabulary.fingerprint != state["subwords"]:
-        raise SnapshotError(f"{snapshot}: the snapshot was made with another vocabulary than {path}")
-    return vocabulary
-
-
-def load_writer(path: Path | str) -> tuple[LanguageModel, Subwords | None]:
-    """A language model that writes, and its vocabulary (None: bytes), of a run's folder, a snapshot, or a folder with
-    a published GPT-2. Raises ValueError for a model that does not write, and as the loading does.
-    """
-    if (Path(path) / "config.json").is_file():
-        return load_gpt2(path, dropout=0.0)
-    model, state = load_model(best_snapshot(path))
-    if not isinstance(model, LanguageModel):
-        raise ValueError(f"{path} holds a {type(model).__name__}, which does not write")
-    subwords = load_subwords(path, state)
-    if subwords is None and model.config["vocab_size"] != 256:
-        raise ValueError(f"{path}: its {model.config['vocab_size']} tokens are neither bytes nor sub-words of a text")
-    return model, subwords
-
-
-def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
-    """A published GPT-2 and its vocabulary; raises as the loading of both does, and if they do not fit each other."""
-    model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
-    if len(vocabulary) != (size := model.config["vocab_size"]):
-        raise PretrainedError(f"{folder}: vocab.json has {len(vocabulary):,} tokens, the model of config.json {size:,}")
-    return model, vocabulary
-
-
-def _check_folder(run: Path, lock: bool) -> None:
-    """Refuse at once a folder that another process uses; `train` does so too, but only after all data was read."""
-    if lock and run.is_dir():
-        with locked(run):
-            pass
-
-
-def _unused(folder: Path) -> Path:
-    """`folder`, or the first of folder-2, folder-3, ... that holds no run."""
-    number, candidate = 1, folder
-    while os.path.lexists(candidate / SETTINGS) or holds_run(candidate):
-        number += 1
-        candidate = folder.with_name(f"{folder.name}-{number}")
-    return candidate
+def _is_importable(path: Path) -> bool:
+    """Whether a file lies where Python, or `python -m`, would import it from, or below this package's folder."""
+    folders = {Path(folder or ".").resolve() for folder in ("", *sys.path)}
+    return path.is_absolute() and (path.resolve().parent in folders or PACKAGE in path.resolve().parents)
 
 
 def run_program(program: Callable[[], None]) -> None:

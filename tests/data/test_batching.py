@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from scratchformer.data import (
     DataError,
+    DrawnBatches,
     Labelled,
     LabelledBatch,
     LabelledBatches,
@@ -84,6 +85,17 @@ def test_every_start_is_drawn_the_first_and_the_last_too():
     starts = np.concatenate([batches.batch(step).ids[:, 0] for step in range(10)])
     assert set(starts.tolist()) == {0, 1, 2, 3, 4}
     assert TextBatches(np.arange(4), 2, 3, Key(0)).batch(0).targets.tolist() == [[1, 2, 3]] * 2
+
+
+def test_drawn_batches_are_whole_rows_drawn_by_key_and_step():
+    ids = np.arange(20).reshape(10, 2).astype(np.int32)
+    batches = [DrawnBatches(TextBatch(ids, ids + 100), 6, Key(seed)) for seed in (1, 1, 2)]
+    first, again, other = ([batch.batch(step) for step in range(20)] for batch in batches)
+    for batch, same in zip(first, again, strict=True):
+        assert equal(batch, same) and batch.ids.shape == (6, 2) and type(batch) is TextBatch
+        np.testing.assert_array_equal(batch.targets, batch.ids + 100)
+    assert {tuple(row) for batch in first for row in batch.ids} == {tuple(row) for row in ids}
+    assert not equal(first[0], first[1]) and not equal(first[0], other[0])
 
 
 def test_a_corpus_shorter_than_the_context():

@@ -1,7 +1,6 @@
 """Running programs as a user does, on small data and without a network."""
 
 import gzip
-import importlib.util
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from scratchformer.data.subwords import GPT2_END
 from scratchformer.models import GPT2
 from scratchformer.models.gpt2 import stored_as
 from scratchformer.rng import Key
+from scratchformer.training.program import Program, load_file, program_in
 
 HERE = Path(__file__).parent
 PROGRAMS = {
@@ -110,18 +110,26 @@ def fail(call: Callable[..., subprocess.CompletedProcess]) -> Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def tiny_main() -> Callable[[str], Callable[[list[str]], None]]:
-    """tiny_main("enwik8") is the main function of this program, to be called in this process on a CPU, with an own
-    preset "small" of three steps of a tiny model. "xl" is enwik8's other model.
+def example() -> Callable[[str], type[Program]]:
+    """example("imdb") is the program examples/imdb.py, loaded anew, so that its presets may be changed."""
+
+    def example(name: str) -> type[Program]:
+        return program_in(load_file(PROGRAMS[name][0]), name)
+
+    return example
+
+
+@pytest.fixture(scope="session")
+def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callable[[list[str]], None]]:
+    """tiny_main("enwik8") starts this program, in this process and on a CPU, with a preset "small" of its own: three
+    steps of a tiny model. "xl" is enwik8's other model.
     """
 
     def tiny_main(name: str) -> Callable[[list[str]], None]:
         name = {"xl": "enwik8"}.get(name, name)
-        specification = importlib.util.spec_from_file_location(f"{name}_program", PROGRAMS[name][0])
-        program = importlib.util.module_from_spec(specification)
-        specification.loader.exec_module(program)
-        program.PRESETS["small"] |= TINY[name]
-        return lambda argv: program.main(argv if "--device" in argv else [*argv, "--device", "cpu"])
+        program = example(name)
+        program.presets["small"] |= TINY[name]
+        return lambda argv: program.start(argv if "--device" in argv else [*argv, "--device", "cpu"])
 
     return tiny_main
 

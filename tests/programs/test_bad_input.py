@@ -61,7 +61,7 @@ def test_options_out_of_range(fail, tmp_path, program, options, message):
 
 def test_positions_of_an_xl_are_no_choice(fail, text_file, tmp_path):
     options = ("--model", "xl", "--positions", "relative", "--data", text_file, "--out", tmp_path / "run")
-    assert "--positions relative: those of a Transformer-XL are relative" in fail("enwik8", *options)
+    assert "--positions relative: a Transformer-XL has relative ones" in fail("enwik8", *options)
     assert not (tmp_path / "run").exists()
 
 
@@ -229,7 +229,7 @@ def test_resuming_with_other_reviews_or_without_the_vocabulary(fail, imdb_copy, 
     line = fail("imdb", "--resume", imdb_copy, "--data", other, "--steps", 7)
     assert "last.safetensors has data '" in line
     line = fail("scratchformer", "evaluate", imdb_copy, "--data", other, "--device", "cpu")
-    assert line == "error: the model was trained on other data, not on these reviews"
+    assert line.startswith(f"error: {imdb_copy / 'best.safetensors'} was made with other data: data '")
     assert content(imdb_copy) == before
     (imdb_copy / "vocabulary.txt").unlink()
     before = content(imdb_copy)
@@ -278,8 +278,9 @@ def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
     lines[5], lines[6] = lines[6], lines[5]
     words.write_text("\n".join(lines) + "\n")
     before = content(imdb_copy)
-    assert "last.safetensors has vocabulary" in fail("imdb", "--resume", imdb_copy)
-    assert "made with another vocabulary" in fail("scratchformer", "evaluate", imdb_copy)
+    assert f"made with another vocabulary than {words}" in fail("imdb", "--resume", imdb_copy)
+    line = fail("scratchformer", "evaluate", imdb_copy)
+    assert line.startswith(f"error: {imdb_copy / 'best.safetensors'} was made with other data: vocabulary '")
     assert content(imdb_copy) == before
     words.write_text("no vocabulary\n")
     assert "vocabulary.txt is damaged" in fail("imdb", "--resume", imdb_copy)
@@ -425,7 +426,11 @@ def test_generate_with_options_out_of_range(call, enwik8_run, options, message):
 def test_evaluate_on_another_text(fail, enwik8_run, tmp_path, name):
     (tmp_path / name).write_bytes(b"another text " * 100)
     line = fail("scratchformer", "evaluate", enwik8_run.folder, "--data", tmp_path / name)
-    assert line == f"error: the model was trained on other data: text.txt, not this {name}"
+    best = enwik8_run.folder / "best.safetensors"
+    if name == "other.txt":
+        assert line == f"error: {best} was made with other data: corpus 'text.txt' in it, 'other.txt' here"
+    else:
+        assert line.startswith(f"error: {best} was made with other data: data '")
 
 
 def test_check_of_an_unknown_name(fail):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scratchformer.training import load_model, load_snapshot, read_metrics
-from scratchformer.training.program import read_settings
+from scratchformer.training.settings import read_settings
 
 NUMBER = r"([0-9.]+)"
 RUN_FILES = {"best.safetensors", "last.safetensors", "metrics.jsonl", "settings.json"}
@@ -160,11 +160,12 @@ def test_validation_is_scored_on_as_much_as_in_training(enwik8_copy, monkeypatch
     """With a smaller limit the command reads less: so it is that limit which both read."""
     from scratchformer import cli
     from scratchformer.data import load_enwik8
+    from scratchformer.training import language
 
     corpus, seen = load_enwik8(read_settings(enwik8_copy)["data"]), []
-    monkeypatch.setattr("scratchformer.data.VALIDATION_BYTES", 1000)
+    monkeypatch.setattr(language, "VALIDATION_BYTES", 1000)
     monkeypatch.setattr(
-        "scratchformer.training.evaluate_language_model", lambda _, part: seen.append(part) or {"loss": 1.0}
+        language, "evaluate_language_model", lambda _, part, **options: seen.append(part) or {"loss": 1.0}
     )
     cli.main(["evaluate", str(enwik8_copy), "--part", "validation", "--device", "cpu"])
     np.testing.assert_array_equal(seen[0], corpus.validation[:1000])

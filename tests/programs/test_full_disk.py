@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from scratchformer.data import files, subwords, vocabulary
-from scratchformer.training import load_snapshot, loop, metrics, program, snapshot
+from scratchformer.training import load_snapshot, loop, metrics, settings, snapshot
 
-MODULES = (subwords, vocabulary, loop, metrics, program, snapshot)
+MODULES = (subwords, vocabulary, loop, metrics, settings, snapshot)
 
 
 @pytest.fixture

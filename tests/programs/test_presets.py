@@ -1,40 +1,31 @@
 """What the presets called tutorial train with: the settings of the tutorial's own program."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pytest
 
 from scratchformer.optim import Constant, Cosine
+from scratchformer.training import stage
+from scratchformer.training.settings import start_run
 
 
 class Captured(Exception):
     """Ends a program where it begins to train."""
 
 
-def program(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parents[2] / "examples" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def trained(text_file, reviews_folder, tmp_path):
+def trained(example, text_file, reviews_folder, tmp_path, monkeypatch):
     """trained("imdb", "--preset", "tutorial"): model, optimizer, schedule, batches and steps that `train` is given."""
 
     def run(name, *options):
-        module = program(name)
-
         def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
             raise Captured(replicas.model, optimizer, schedule, batches, steps)
 
-        module.train = train
+        monkeypatch.setattr(stage, "train", train)
         data = text_file if name == "enwik8" else reviews_folder
         folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
         with pytest.raises(Captured) as captured:
-            module.main([str(x) for x in ("--data", data, "--device", "cpu", *folder, *options)])
+            example(name).start([str(x) for x in ("--data", data, "--device", "cpu", *folder, *options)])
         return captured.value.args
 
     return run
@@ -64,9 +55,9 @@ def test_the_schedule_is_an_option(trained):
 
 
 @pytest.mark.parametrize("preset", ["small", "tutorial"])
-def test_a_run_from_before_there_was_a_choice_keeps_its_schedule(trained, tmp_path, preset):
-    module, options = program("enwik8"), ["--out", str(tmp_path), "--preset", preset]
-    module.start_run("enwik8", "", module.PRESETS, options, module.OPTIONS).save()
+def test_a_run_from_before_there_was_a_choice_keeps_its_schedule(trained, example, tmp_path, preset):
+    program, options = example("enwik8"), ["--out", str(tmp_path), "--preset", preset]
+    start_run("enwik8", "", program.presets, options, program.options).save()
     settings = json.loads((tmp_path / "settings.json").read_text())
     del settings["schedule"]
     (tmp_path / "settings.json").write_text(json.dumps(settings))

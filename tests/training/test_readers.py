@@ -1,7 +1,6 @@
-"""What the programs read: published models and the vocabularies of runs."""
+"""Models that write, and their vocabularies: from runs, snapshots and published folders."""
 
 import json
-import shutil
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ from scratchformer.models import GPT2, Classifier, LanguageModel
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.rng import Key
 from scratchformer.training import SnapshotError, save_snapshot
-from scratchformer.training.program import load_subwords, load_writer, start_run
+from scratchformer.training.readers import load_vocabulary, load_writer
 
 pytest.importorskip("tokenizers")
 
@@ -35,7 +34,7 @@ def test_a_run_or_one_of_its_snapshots(vocabulary, tmp_path):
         found, subwords = load_writer(path)
         assert type(found) is GPT2 and subwords.fingerprint == vocabulary.fingerprint
     with pytest.raises(SnapshotError, match=r"made with another vocabulary than .*vocabulary\.json"):
-        load_subwords(tmp_path, {"subwords": "0"})
+        load_vocabulary(tmp_path, {"subwords": "0"})
     (tmp_path / "vocabulary.json").unlink()
     with pytest.raises(DataError, match=r"vocabulary\.json: no such file"):
         load_writer(tmp_path)
@@ -70,37 +69,3 @@ def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
     (tmp_path / "merges.txt").unlink()
     with pytest.raises(DataError, match=r"merges\.txt: no such file"):
         load_writer(tmp_path)
-
-
-def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
-    """If given, it selects the preset of its name, is saved with the run, and may not change."""
-    monkeypatch.chdir(tmp_path)
-    presets = {"small": {"steps": 5, "width": 3}, "weights": {"steps": 7}}
-    options = {"weights": {"metavar": "PATH"}}
-    start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
-    plain, loaded, chosen = start(), start("--weights", "."), start("--weights", ".", "--preset", "small")
-    assert (plain.preset, plain.weights, plain.width) == ("small", None, 3)
-    assert (loaded.preset, loaded.weights, loaded.steps) == ("weights", str(tmp_path), 7)
-    assert (chosen.preset, chosen.weights) == ("small", str(tmp_path))
-    loaded.save()
-    shutil.move(loaded.out, "run")
-    resumed = start("--resume", "run")
-    assert (resumed.preset, resumed.weights, resumed.steps) == ("weights", str(tmp_path), 7)
-    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --weights"):
-        start("--resume", "run", "--weights", ".")
-
-
-def test_options_of_a_program_that_are_not_paths(tmp_path, monkeypatch, capsys):
-    """They have their defaults, and may change on resume if they are in `passing`."""
-    monkeypatch.chdir(tmp_path)
-    options = {"kind": {"choices": ("a", "b"), "default": "a"}, "stage": {"type": int}}
-    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["stage"])  # noqa: E731
-    run = start("--kind", "b", "--stage", "1")
-    assert (start().kind, start().stage) == ("a", None)
-    assert (run.kind, run.stage) == ("b", 1)
-    (tmp_path / "b").mkdir()  # a folder of that name does not make it a path
-    run.save()
-    shutil.move(run.out, "run")
-    assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
-    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --kind"):
-        start("--resume", "run", "--kind", "b")

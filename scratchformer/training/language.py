@@ -1,0 +1,104 @@
+"""Programs that train a language model: their corpus, their score in bits per byte, and what the model writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
+from ..generation import printable, stream_text
+from ..models import TransformerXL
+from ..rng import Key
+from .evaluate import evaluate_language_model, evaluate_transformer_xl
+from .program import Program
+from .replicas import Replicas
+from .settings import Run
+
+
+class LanguageProgram(Program):
+    """A program that trains a language model on a text, scores it in bits per byte, and lets it continue the test part.
+
+    A subclass needs a `make_model`. The text is that of --data, else enwik8. Its tokens are bytes, unless `load` also
+    sets a `vocabulary` (`Subwords.byte_bpe`). The settings of a preset are "context", "batch_size", "lr", "warmup" and
+    "steps"; "test_bytes", if there, says how much of the test part is scored.
+    """
+
+    evaluations = 20  # during training
+
+    def load(self) -> None:
+        self.corpus = load_corpus(self.run)
+
+    @cache  # noqa: B019 (a process has one program)
+    def tokens(self, part: str) -> np.ndarray:
+        """The tokens (n,) of a part of the corpus: all of "train", as much of "validation" and "test" as is scored."""
+        limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
+        data = getattr(self.corpus, part)[:limit]
+        return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
+
+    def make_batches(self, key: Key) -> Any:
+        training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, so that bad text is found at once
+        return TextBatches(training, self.run.batch_size, self.model.context, key)
+
+    def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
+        if isinstance(replicas.model, TransformerXL):
+            return evaluate_transformer_xl(replicas, self.tokens(part), **options)
+        sizes = None if self.vocabulary is None else self.vocabulary.sizes
+        return evaluate_language_model(replicas, self.tokens(part), sizes=sizes, **options)
+
+    def identity(self) -> dict[str, Any]:
+        subwords = {} if self.vocabulary is None else {"subwords": self.vocabulary.fingerprint}
+        return {"corpus": self.corpus.name, "data": self.corpus.fingerprint, **subwords}
+
+    def schedule(self, floor: float | None = None) -> Any:
+        return super().schedule(self.lr / 10 if floor is None else floor)
+
+    def training(self) -> dict[str, Any]:
+        every = max(250, self.steps // self.evaluations)
+        return dict(evaluate_every=every, select=("bits_per_byte", "min"))
+
+    def describe(self) -> None:
+        tokens = ""
+        if self.vocabulary is not None:
+            tokens = f", {len(self.tokens('train')):,} tokens of {len(self.vocabulary):,} kinds"
+        print(f"{self.corpus.name}: {len(self.corpus.train):,} training bytes{tokens}; {self.parameters} parameters")
+
+    def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
+        nats = "" if self.vocabulary is None else f" ({test['loss']:.4f} nats per token)"
+        limit = getattr(self.run, "test_bytes", None)
+        where = "the last 5%" if limit is None else f"{limit:,} bytes of the last 5%"
+        bits = test["bits_per_byte"]
+        print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")
+        self.write()
+
+    def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
+        """How the model came about that was scored: the end of the sentence that says its score."""
+        return f"the best of {state['step']} steps"
+
+    def write(self) -> None:
+        """Let the model continue a text of the test part."""
+        vocabulary, context = self.vocabulary, self.model.context
+        if vocabulary is None:
+            prompt = self.corpus.test[: context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
+        else:
+            prompt = vocabulary.decode(self.tokens("test")[: min(64, context // 2)])
+        print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt[-200:])}|", end="")
+        count, key = 400 if vocabulary is None else 150, self.key.fold("sample")
+        for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key):
+            print(printable(text), end="", flush=True)
+        print(f"\n---\nmore of it: scratchformer generate {self.run.out}")
+
+
+def load_corpus(run: Run) -> Corpus:
+    """The text of `run.data`, or enwik8; where that cannot be downloaded, the standard library's sources instead."""
+    try:
+        return load_enwik8(run.data)
+    except NoConnection:
+        if run.resume:  # it trained on enwik8
+            raise
+        run.data = STANDARD_LIBRARY
+        corpus = load_enwik8(run.data)
+        print(f"no connection to download enwik8: training on {corpus.name} instead")
+        return corpus

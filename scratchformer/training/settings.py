@@ -1,0 +1,203 @@
+"""The settings of a run: from a preset and the command line, or from the folder of a run that goes on."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..backend import Device, cores, get_device
+from ..data.files import locked, replacing
+from .folder import holds_run, read_run
+
+SETTINGS = "settings.json"
+# Names that every settings.json has.
+NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch", "tensorboard")
+# Options that a resumed run keeps, so --resume refuses them.
+KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+# Attributes of a Run that are not saved.
+PASSING = ("device", "out", "resume", "estimate", "given", "state")
+
+
+class Run(argparse.Namespace):
+    """The settings of a run: those of its preset, overridden by options, and the attributes of PASSING."""
+
+    device: Device
+    out: Path
+    resume: bool
+    estimate: bool
+    given: frozenset[str]  # names of the settings that were given on the command line
+    state: Mapping[str, Any]  # of the snapshot from which a resumed run goes on; empty if there is none
+
+    def replicas_on_device(self) -> dict[str, int | None]:
+        """The arguments of `Replicas`."""
+        return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
+
+    def save(self) -> None:
+        """Write the settings to the run's folder. `train` calls this when it is about to begin (`on_start`).
+
+        Whatever else is needed to resume the run, such as its vocabulary, must be written first: a folder without
+        settings may be used by another run.
+        """
+        settings = {name: value for name, value in vars(self).items() if name not in PASSING}
+        self.out.mkdir(parents=True, exist_ok=True)
+        with replacing(self.out / SETTINGS) as unfinished:
+            unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def start_run(
+    name: str,
+    description: str,
+    presets: Mapping[str, Mapping[str, Any]],
+    argv: list[str] | None,
+    options: Mapping[str, Mapping[str, Any]] = {},
+    passing: Collection[str] = (),
+) -> Run:
+    """Parse the command line of a program; with --resume, read the settings from the run's folder.
+
+    presets: settings by name. The default is the preset named after an option that is given, else "small". options:
+    options of this program alone, by name, with the arguments of argparse's `add_argument`; their values become
+    settings. An option with the metavar PATH is a path.
+    A resumed run goes on as it began. Only --device, --data, --steps and the options in `passing` may be given, and an
+    option added since the run began has its default. Raises ValueError if the folder already holds a run, or with
+    --resume if it holds none.
+    """
+    args = _parser(name, description, presets, options).parse_args(argv)
+    _check_numbers(args)
+    names = [_setting(option) for option in options]
+    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
+    device = get_device(args.device)
+    state: Mapping[str, Any] = {}
+    if args.resume is not None:
+        if kept := [name for name in given if name not in ("steps", "data", *passing)]:
+            refused = ", ".join("--" + name.replace("_", "-") for name in kept)
+            raise ValueError(f"--resume: the run goes on as it began, so leave out {refused}")
+        out = Path(args.resume)
+        _check_folder(out, lock=not args.estimate)
+        settings = saved_settings(out, name, presets, options) | given
+        for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
+            snapshot = read_run(folder)  # of every stage, before the first of them goes on
+            state = snapshot.state if snapshot is not None and folder == out else state
+    else:
+        out = Path(given.pop("out", None) or _unused(Path("runs") / name))
+        if out.exists() and not out.is_dir():
+            raise ValueError(f"--out: {out} is no folder")
+        _check_folder(out, lock=not args.estimate)
+        if holds_run(out) or os.path.lexists(out / SETTINGS):
+            raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
+        preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
+        settings = {"program": name, "preset": preset, "seed": 0, "data": None}
+        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
+        settings |= {**_defaults(options), **presets[preset], **given}
+    for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
+        if settings[path] and Path(settings[path]).exists():
+            settings[path] = str(Path(settings[path]).absolute())
+    print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
+    passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
+    return Run(**settings, **passed, given=frozenset(given))
+
+
+def open_run(
+    name: str,
+    presets: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Mapping[str, Any]],
+    out: Path,
+    device: str,
+    data: str | None = None,
+) -> Run:
+    """The run of program `name` in folder `out`, to be scored rather than trained: its `resume` is True. data: a path,
+    unless the data is where the run found it. Raises as `saved_settings`.
+    """
+    settings = saved_settings(out, name, presets, options) | ({"data": data} if data else {})
+    passed = dict(device=get_device(device), out=out, resume=True, estimate=False, given=frozenset(), state={})
+    return Run(**settings, **passed)
+
+
+def read_settings(run: Path, *names: str) -> dict[str, Any]:
+    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged.
+
+    names: settings of the program itself that must be among them.
+    """
+    try:
+        settings = dict(json.loads((run / SETTINGS).read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise ValueError(f"{run} holds no run ({SETTINGS} is missing)") from error
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{run / SETTINGS} is damaged: {error}") from error
+    if missing := [name for name in (*NAMES, *names) if name not in settings]:
+        raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
+    return settings
+
+
+def saved_settings(
+    run: Path, name: str, presets: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Any]:
+    """All settings of a run of program `name`, with the defaults of options added since. Raises ValueError if they
+    are damaged, or are those of another program.
+    """
+    settings, defaults = read_settings(run), _defaults(options)
+    if settings["program"] != name:
+        raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")
+    preset = presets.get(settings["preset"], presets["small"])
+    required = [name for name in preset if defaults.get(name) is None]
+    settings = defaults | read_settings(run, *required)
+    for option, described in options.items():
+        value = settings[_setting(option)]
+        if value not in (None, *described.get("choices", (value,))):
+            raise ValueError(f"{run / SETTINGS} is damaged: {_setting(option)} is {value!r}")
+    return settings
+
+
+def _parser(
+    name: str, description: str, presets: Collection[str], options: Mapping[str, Mapping[str, Any]]
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
+    parser.add_argument("--data", metavar="PATH", help="an archive, file or folder with the data, not downloaded")
+    parser.add_argument("--preset", choices=presets, help="sizes and settings (default: small)")
+    parser.add_argument("--steps", type=int, metavar="N", help="training steps, instead of the preset's number")
+    parser.add_argument("--seed", type=int, help="of the weights, the batches and dropout (default: 0)")
+    parser.add_argument("--out", metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)")
+    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
+    parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
+    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
+    parser.add_argument("--estimate", action="store_true", help="print how much memory the run will take, and stop")
+    parser.add_argument("--tensorboard", action="store_true", default=None, help="log to TensorBoard too")
+    for option, described in options.items():
+        parser.add_argument(f"--{option}", **{**described, "default": None})
+    return parser
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    if args.seed is not None and args.seed < 0:
+        raise ValueError(f"--seed: expected a number >= 0, got {args.seed}")
+    for option, value in (("steps", args.steps), ("replicas", args.replicas), ("micro-batch", args.micro_batch)):
+        if value is not None and value < 1:
+            raise ValueError(f"--{option}: expected at least 1, got {value}")
+
+
+def _setting(option: str) -> str:
+    return option.replace("-", "_")
+
+
+def _defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {_setting(option): described.get("default") for option, described in options.items()}
+
+
+def _check_folder(run: Path, lock: bool) -> None:
+    """Refuse at once a folder that another process uses; `train` does so too, but only after all data was read."""
+    if lock and run.is_dir():
+        with locked(run):
+            pass
+
+
+def _unused(folder: Path) -> Path:
+    """`folder`, or the first of folder-2, folder-3, ... that holds no run."""
+    number, candidate = 1, folder
+    while os.path.lexists(candidate / SETTINGS) or holds_run(candidate):
+        number += 1
+        candidate = folder.with_name(f"{folder.name}-{number}")
+    return candidate

@@ -1,0 +1,197 @@
+"""One training: a model, its batches and its scores, and everything that is the same for every program."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from ..nn import Layer
+from ..optim import Adam, AdamW, Constant, Cosine
+from ..optim.optimizer import Optimizer
+from ..rng import Key
+from .estimate import estimate
+from .loop import train
+from .memory import resident_bytes
+from .readers import MEAN
+from .replicas import Replicas
+from .settings import Run
+from .snapshot import (
+    SnapshotError,
+    average_snapshots,
+    best_snapshot,
+    kept_snapshots,
+    load_snapshot,
+    restore,
+    save_snapshot,
+)
+
+
+class Stage:
+    """One training of a run. Most programs have one, and are one (see `Program`); BERT's program has three.
+
+    A subclass must say what the model, its batches and its scores are: `make_model`, `make_batches`, `evaluate`. The
+    other methods have defaults. All of them find the settings in `self.run`, as `self.run.d_model`.
+    """
+
+    folder = ""  # within that of the run, for its snapshots and metrics
+
+    def __init__(self, run: Run) -> None:
+        self.run, self.key = run, Key(run.seed)
+
+    def make_model(self, key: Key) -> Layer:
+        """A new model, its weights drawn with `key`: see `Replicas` for what it must have."""
+        raise NotImplementedError
+
+    def make_batches(self, key: Key) -> Any:
+        """Training batches: `batch(step)` gives that of a step, see `Replicas` for what it must have."""
+        raise NotImplementedError
+
+    def evaluate(self, replicas: Replicas, part: str) -> dict[str, float]:
+        """The scores of `replicas.model` on a part of the data, "validation" or "test"."""
+        raise NotImplementedError
+
+    def identity(self) -> dict[str, Any]:
+        """JSON values by which the data is known: a run is not resumed or scored with others."""
+        return {}
+
+    def training(self) -> dict[str, Any]:
+        """Further arguments of `train`: when to evaluate, which score chooses the best model, what to keep."""
+        return {}
+
+    def optimizer(self, model: Layer) -> Optimizer:
+        """AdamW if the run has a `weight_decay`, else Adam."""
+        decay = getattr(self.run, "weight_decay", None)
+        if decay is None:
+            return Adam(model.parameters(), self.lr)
+        return AdamW(model.parameters(), self.lr, weight_decay=decay)
+
+    def schedule(self, floor: float = 0.0) -> Any:
+        """A cosine down to `floor`, or a constant rate if that is the run's `schedule`; first a warm-up that takes at
+        most a fifth of the steps.
+        """
+        warmup = min(self.warmup, self.steps // 5)
+        if getattr(self.run, "schedule", "cosine") == "constant":
+            return Constant(self.lr, warmup)
+        return Cosine(self.lr, warmup, self.steps, floor)
+
+    def describe(self) -> None:
+        """Print what is trained on what, before training."""
+        print(f"{self.parameters} parameters")
+
+    def prepare(self, replicas: Replicas) -> None:
+        """Called before training; it may still change the run's settings, such as its number of steps."""
+
+    def test(self, replicas: Replicas) -> dict[str, float]:
+        """The scores of the chosen model that `report` prints."""
+        return self.evaluate(replicas, "test")
+
+    def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
+        """Print the results. state: what `train` returned; test: what `test` did."""
+        print(f"best on validation: {state['best']}")
+        print(f"test: {as_text(test)}")
+
+    def summary(self, replicas: Replicas, part: str) -> str:
+        """What `scratchformer evaluate` says of the model."""
+        return as_text(self.evaluate(replicas, part))
+
+    def largest_batch(self) -> Any:
+        """The batch whose memory is estimated."""
+        return self.batches.batch(0)
+
+    @property
+    def steps(self) -> int:
+        return self.run.steps
+
+    @property
+    def lr(self) -> float:
+        """The learning rate, at its highest."""
+        return self.run.lr
+
+    @property
+    def warmup(self) -> int:
+        """Steps until then, at most."""
+        return self.run.warmup
+
+    # What follows is not meant to be overridden.
+
+    @property
+    def out(self) -> Path:
+        return self.run.out / self.folder
+
+    @cached_property
+    def model(self) -> Layer:
+        return self.make_model(self.key.fold("weights")).to(self.run.device)
+
+    @cached_property
+    def batches(self) -> Any:
+        return self.make_batches(self.key.fold("batches"))
+
+    @property
+    def parameters(self) -> str:
+        """How many parameters the model has, for people to read."""
+        return f"{self.model.flat.data.size:,}"
+
+    def sizes(self, *names: str) -> dict[str, Any]:
+        """The settings of these names as arguments of a model; those that are None are left to its defaults."""
+        return {name: value for name in names if (value := getattr(self.run, name)) is not None}
+
+    def fit(self) -> None:
+        """Train the model and print its results, or with --estimate how much memory that takes."""
+        run = self.run
+        before = resident_bytes() - self.model.flat.data.nbytes  # what the process has without the model
+        self.describe()
+        with Replicas(self.model, **run.replicas_on_device()) as replicas:
+            print(replicas.describe(self.batches.batch(0)))
+            if run.estimate:
+                return print(estimate(replicas, self.largest_batch(), before))
+            self.prepare(replicas)
+            state = train(
+                replicas,
+                self.optimizer(self.model),
+                self.schedule(),
+                self.batches,
+                self.steps,
+                self.out,
+                evaluate=lambda: self.evaluate(replicas, "validation"),
+                seed=run.seed,
+                identity=self.identity(),
+                resume=run.resume,
+                tensorboard=run.tensorboard,
+                on_start=self.save,
+                **self.training(),
+            )
+            self.choose()
+            test = self.test(replicas)
+        self.report(state, test)
+
+    def choose(self) -> None:
+        """Give the model the weights to be scored: the mean of the snapshots that `train` was told to keep, which is
+        saved too, or if there are none those of the best model.
+        """
+        if snapshots := kept_snapshots(self.out):
+            average_snapshots(snapshots, self.model)
+            print(f"the mean of the last {len(snapshots)} snapshots is scored")
+            save_snapshot(self.out / MEAN, self.model, **self.identity())
+        else:
+            self.load_weights(best_snapshot(self.out))
+
+    def save(self) -> None:
+        """Write what the run needs to be resumed; called by `train` when the folder belongs to it."""
+        self.run.save()
+
+    def load_weights(self, path: Path) -> None:
+        """Give the model the weights of a snapshot. Raises SnapshotError if it was made with other data."""
+        snapshot = load_snapshot(path, earlier=True)
+        for name, own in json.loads(json.dumps(self.identity())).items():
+            if (found := snapshot.state.get(name)) != own:
+                found, own = (shorten(repr(value), 100, placeholder="...") for value in (found, own))
+                raise SnapshotError(f"{path} was made with other data: {name} {found} in it, {own} here")
+        restore(snapshot, self.model)
+
+
+def as_text(scores: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())

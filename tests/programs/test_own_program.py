@@ -1,0 +1,110 @@
+"""A user's own program, in a file of theirs: the commands work on its runs, and execute it only where they may."""
+
+import json
+import re
+import shutil
+import sys
+from inspect import cleandoc
+
+import pytest
+
+from scratchformer import cli
+from scratchformer.training import load_snapshot, program
+
+POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
+OWN_MODEL = """
+from poems import Poems
+from scratchformer.models import LanguageModel
+
+
+class Mine(LanguageModel):
+    pass
+
+
+class Own(Poems):
+    name = "own"
+
+    def make_model(self, key):
+        return Mine(256, key=key, **self.sizes("d_model", "heads", "depth", "context"))
+
+
+if __name__ == "__main__":
+    Own.main()
+"""
+
+
+@pytest.fixture(scope="module")
+def runs(call, text_file, tmp_path_factory):
+    """A folder with the program of the documentation, poems.py, another with a model of its own, own.py, and a run of
+    each after two steps; and what the first printed.
+    """
+    folder = tmp_path_factory.mktemp("own programs")
+    (folder / "poems.py").write_text(POEMS)
+    (folder / "own.py").write_text(OWN_MODEL)
+    options = ("--data", text_file, "--steps", 2, "--device", "cpu", "--out")
+    told = [call("python", folder / f"{name}.py", *options, folder / name).stdout for name in ("poems", "own")]
+    return folder, told[0]
+
+
+@pytest.fixture
+def command(runs, monkeypatch, capsys):
+    """command("evaluate", "poems", ...): what a command prints on the run of this name, called in its folder."""
+    monkeypatch.chdir(runs[0])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def command(name, run, *options):
+        capsys.readouterr()
+        cli.main([name, run, *map(str, options)])
+        return capsys.readouterr().out
+
+    return command
+
+
+@pytest.mark.parametrize("name", ["poems", "own"])
+def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
+    found = command("evaluate", name, "--device", "cpu")
+    bits = float(re.fullmatch(r"test: loss [0-9.]+, bits_per_byte ([0-9.]+)\n", found)[1])
+    told = float(re.search(r"text\.txt: ([0-9.]+) bits per byte on the last 5%, the best of 2 steps", runs[1])[1])
+    assert bits == pytest.approx(told, abs=1.01e-4)  # both models are the same
+    best = load_snapshot(runs[0] / name).state["best"]["bits_per_byte"]
+    assert f"bits_per_byte {best:.4f}" in command("evaluate", name, "--part", "validation", "--device", "cpu")
+    assert command("generate", name, "--prompt", "the ", "--tokens", 5).startswith("the ")
+    pytest.importorskip("matplotlib")
+    paths = [str(tmp_path / f"{picture}.png") for picture in ("curves", "attention", "positions")]
+    assert command("plot", name, "--out", tmp_path).split() == paths
+
+
+def test_it_resumes_and_moves_with_its_file(call, runs, text_file, tmp_path):
+    for name in "poems", "poems.py":
+        (shutil.copytree if name == "poems" else shutil.copy)(runs[0] / name, tmp_path / name)
+    call("python", tmp_path / "poems.py", "--resume", tmp_path / "poems", "--steps", 3, "--device", "cpu")
+    assert load_snapshot(tmp_path / "poems").state["step"] == 3
+    assert json.loads((tmp_path / "poems" / "settings.json").read_text())["made_by"] == str(tmp_path / "poems.py")
+
+
+def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tmp_path):
+    """Whatever the settings of a run say, which may come from a stranger."""
+    run = shutil.copytree(runs[0] / "poems", tmp_path / "run")
+    script = run / "poems.py"
+    script.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n{POEMS}")
+    settings = json.loads((run / "settings.json").read_text())
+
+    def refused(source, *command, **options):
+        (run / "settings.json").write_text(json.dumps(settings | {"made_by": source}))
+        line = fail("scratchformer", *command, run, **options)
+        assert not (tmp_path / "executed").exists()
+        return line
+
+    for cwd in tmp_path, run:
+        line = refused(str(script), "evaluate", cwd=cwd)
+        assert line == f"error: {run} was made by {script}; to execute that file, add --program {script}"
+    assert "is no file here: add --program FILE" in refused(str(tmp_path / "gone.py"), "evaluate")
+    assert "the module poems.main, is not found" in refused("poems.main", "evaluate")
+    assert "does not say in which file its program 'poems' is: add --program FILE" in refused(None, "evaluate")
+    assert call("scratchformer", "generate", run, "--tokens", 3).stdout  # needs no code of the program
+    own = json.loads((runs[0] / "own" / "settings.json").read_text())
+    shutil.copy(runs[0] / "own" / "last.safetensors", run / "best.safetensors")
+    settings |= {"program": "own"}
+    assert refused(own["made_by"], "generate").endswith(f"to execute that file, add --program {own['made_by']}")
+    named = call("scratchformer", "evaluate", runs[0] / "poems", "--program", script, "--device", "cpu").stdout
+    assert named.startswith("test: loss") and (tmp_path / "executed").exists()

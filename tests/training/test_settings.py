@@ -1,0 +1,41 @@
+"""The settings of a run: from presets, options, and the folder of a run that goes on."""
+
+import shutil
+
+import pytest
+
+from scratchformer.training.settings import start_run
+
+
+def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
+    """One that is given chooses the preset of its name, is kept with the run, and may not change."""
+    monkeypatch.chdir(tmp_path)
+    presets = {"small": {"steps": 5, "width": 3}, "weights": {"steps": 7}}
+    options = {"weights": {"metavar": "PATH"}}
+    start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
+    plain, loaded, chosen = start(), start("--weights", "."), start("--weights", ".", "--preset", "small")
+    assert (plain.preset, plain.weights, plain.width) == ("small", None, 3)
+    assert (loaded.preset, loaded.weights, loaded.steps) == ("weights", str(tmp_path), 7)
+    assert (chosen.preset, chosen.weights) == ("small", str(tmp_path))
+    loaded.save()
+    shutil.move(loaded.out, "run")
+    resumed = start("--resume", "run")
+    assert (resumed.preset, resumed.weights, resumed.steps) == ("weights", str(tmp_path), 7)
+    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --weights"):
+        start("--resume", "run", "--weights", ".")
+
+
+def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
+    """They have their defaults, and those that pass may change."""
+    monkeypatch.chdir(tmp_path)
+    options = {"kind": {"choices": ("a", "b"), "default": "a"}, "stage": {"type": int}}
+    start = lambda *argv: start_run("name", "", {"small": {"steps": 5}}, list(argv), options, ["stage"])  # noqa: E731
+    run = start("--kind", "b", "--stage", "1")
+    assert (start().kind, start().stage) == ("a", None)
+    assert (run.kind, run.stage) == ("b", 1)
+    (tmp_path / "b").mkdir()  # a folder of that name does not make it a path
+    run.save()
+    shutil.move(run.out, "run")
+    assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
+    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --kind"):
+        start("--resume", "run", "--kind", "b")
