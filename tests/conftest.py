@@ -1,9 +1,14 @@
 """Fixtures and Hypothesis profiles for all tests."""
 
+import itertools
 import os
+import random
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each core has its tests: BLAS, loaded below, is not to put threads in between
     os.environ["OMP_NUM_THREADS"] = "1"
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
@@ -18,15 +23,51 @@ settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
 
 
-# Of the scope of the session, since Hypothesis objects to function-scoped fixtures beside @given.
-@pytest.fixture(scope="session", params=["numpy", "strict", "cupy"])
-def device(request: pytest.FixtureRequest) -> Device:
-    """Every backend in turn: NumPy, the strict stand-in for a device, and CuPy where there is a GPU."""
-    if request.param == "numpy":
-        return CPU
-    if request.param == "strict":
-        return STRICT
+@pytest.fixture(scope="session")
+def thorough() -> bool:
+    """Whether HYPOTHESIS_PROFILE=thorough: every combination, every element, however long it takes."""
+    return settings.get_current_profile_name() == "thorough"
+
+
+@pytest.fixture
+def combinations(request: pytest.FixtureRequest, thorough: bool) -> Callable[..., Iterator[dict[str, Any]]]:
+    """combinations(2, scale=SCALES, small=[False, True]) gives two dicts: a scale, a value of small, and a seed.
+
+    They are drawn by the name of the test, so they are the same in every run, and others for another case. No value
+    comes again before all of its kind have come. `thorough` gives the whole product, and twenty times as many at least.
+    Each dict is printed; of a test that fails, pytest shows them, and the last is the one it failed for.
+    """
+
+    def draw(count: int, **values: Sequence[Any]) -> Iterator[dict[str, Any]]:
+        rng = random.Random(request.node.nodeid)
+        if thorough:
+            product = list(itertools.product(*values.values()))
+            rows = itertools.islice(itertools.cycle(product), max(len(product), 20 * count))
+        else:
+            orders = [itertools.cycle(rng.sample(kind, len(kind))) for kind in map(list, values.values())]
+            rows = ([next(order) for order in orders] for _ in range(count))
+        for row in rows:
+            drawn = {"seed": rng.randrange(2**32), **dict(zip(values, row, strict=True))}
+            print(drawn)
+            yield drawn
+
+    return draw
+
+
+def _devices() -> dict[str, Device]:
+    """Every backend: NumPy, the strict stand-in for a device, and CuPy where there is a GPU."""
+    devices = {"numpy": CPU, "strict": STRICT}
     try:
-        return get_device("gpu")
-    except DeviceError as reason:
-        pytest.skip(str(reason))
+        return devices | {"cupy": get_device("gpu")}
+    except DeviceError:
+        return devices
+
+
+_DEVICES = _devices()
+
+
+# Of the scope of the session, since Hypothesis objects to function-scoped fixtures beside @given.
+@pytest.fixture(scope="session", params=_DEVICES)
+def device(request: pytest.FixtureRequest) -> Device:
+    """Every backend in turn."""
+    return _DEVICES[request.param]

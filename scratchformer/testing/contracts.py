@@ -40,20 +40,15 @@ def as_tuple(x: Any) -> tuple:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
-def shares_memory(a: Any, b: Any) -> bool:
-    """Whether two arrays of any backend share an element; numbers share nothing."""
-    if not (is_array(a) and is_array(b)) or not a.size or not b.size:
-        return False
-    if type(a) is not type(b):
-        return False
-    return bool(array_module(a).shares_memory(a, b))
-
-
 def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
-    """Raise GradientError if an array of `named` shares memory with one of `others`."""
+    """Raise GradientError if an array of `named` shares memory with one of `others`; numbers share with nothing."""
+    arrays = {other: y for other, y in others.items() if is_array(y) and y.size}
     for name, x in named.items():
-        for other, y in others.items():
-            if shares_memory(x, y):
+        if not is_array(x) or not x.size:
+            continue
+        shares_memory = array_module(x).shares_memory
+        for other, y in arrays.items():
+            if type(x) is type(y) and shares_memory(x, y):
                 raise GradientError(f"{name} shares memory with {other}: writing to one would change the other")
 
 

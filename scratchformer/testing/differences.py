@@ -233,16 +233,22 @@ def compare_elements(
 
 
 def compare_directions(
-    tensor: Tensor, differences: Differences, count: int, rng: np.random.Generator, rtol: float
+    tensors: list[Tensor], differences: Differences, count: int, rng: np.random.Generator, rtol: float
 ) -> list[Comparison]:
-    """Compare the gradient along `count` random directions, which involve every element, with central differences."""
+    """Compare the gradients of `tensors` along `count` random directions with central differences.
+
+    A direction moves every element of all of them, each tensor in proportion to its scale.
+    """
+    scale = max(t.scale for t in tensors)
+    where = f"{' and '.join(t.name for t in tensors)} along a random direction"
     found = []
-    for _ in range(count if tensor.base.size else 0):
-        direction = rng.standard_normal(tensor.base.shape)
-        estimate = differences.estimate(tensor.along(direction), tensor.scale, rtol)
-        analytic = float(np.sum(tensor.gradient * direction))
-        noise = tensor.noise * float(np.abs(direction).sum())
-        found.append(compare(f"{tensor.name} along a random direction", analytic, estimate, noise, rtol))
+    for _ in range(count):
+        directions = [t.scale / scale * rng.standard_normal(t.base.shape) for t in tensors]
+        moves = [t.along(direction) for t, direction in zip(tensors, directions, strict=True)]
+        estimate = differences.estimate(lambda t, moves=moves: [move(t) for move in moves], scale, rtol)
+        analytic = sum(float(np.sum(t.gradient * d)) for t, d in zip(tensors, directions, strict=True))
+        noise = sum(t.noise * float(np.abs(d).sum()) for t, d in zip(tensors, directions, strict=True))
+        found.append(compare(where, analytic, estimate, noise, rtol))
     return found
 
 

@@ -145,6 +145,7 @@ def check_layer(
     rtol: float = 1e-6,
     max_elements: int = 200,
     directions: int = 2,
+    together: int = 1,
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
@@ -155,7 +156,11 @@ def check_layer(
     of its parameters; `named_parameters()`, a dict of objects with `.data` and `.grad`; `zero_grad()`; and
     `to(device=, dtype=)`. It must be possible to deep-copy it.
 
-    Values are compared as in `check_gradients`. The contract: forward writes to no input, parameter or gradient;
+    Values are compared as in `check_gradients`, but a random direction moves `together` tensors at once: a model with
+    many parameters is checked faster with more. Tensors whose gradients have about the same size go together. If they
+    disagree, or if a gradient wrong by a thousandth of the smallest of them could pass, each is compared by itself.
+
+    The contract: forward writes to no input, parameter or gradient;
     backward writes only to gradients, and adds to them; two forwards followed by their two backwards give the sum of
     both, so nothing is remembered outside the cache; no returned array shares memory with a parameter or its gradient;
     float32 gives float32; neither pass replaces the data or gradient array of a parameter by another; `layer` itself is
@@ -166,6 +171,8 @@ def check_layer(
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
     """
     _expect_comparisons(rtol, max_elements, directions)
+    if together < 1:
+        raise ValueError(f"together: expected a number >= 1, got {together}")
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
         original = Untouched(_layer_arrays(layer))
@@ -187,6 +194,7 @@ def check_layer(
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
+            together=together,
         )
         original.check("the check of a deep copy")
         return report
@@ -369,6 +377,7 @@ def _compare_all(
     rtol: float,
     max_elements: int,
     directions: int,
+    together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
     """Compare each tensor's gradient with numerical derivatives. Returns a Report, or raises GradientError with the
@@ -378,17 +387,39 @@ def _compare_all(
     differences = Differences(outputs, dy)
     differences.measure_noise(tensors, gradients, rng)
     report, found = Report(), {}
+    along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     for t in tensors:
         indices = elements(t, max_elements, rng)
         by_element = compare_elements(t, differences, indices, rtol)
         by_element += extra(t, indices, differences.round_off(FIRST_STEP * t.scale)) if extra else []
-        by_direction = compare_directions(t, differences, directions, rng, rtol)
+        by_direction = along_directions[t.name]
         found[t.name] = by_element, by_direction
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
     _raise_worst(found)
     _expect_decided(found)
     return report
+
+
+def _compare_together(
+    tensors: list[Tensor], differences: Differences, count: int, together: int, rng: np.random.Generator, rtol: float
+) -> dict[str, list[Comparison]]:
+    """The comparisons along `count` random directions by the name of the tensor; `check_layer` says which go together."""
+    found = {}
+    tensors = sorted(tensors, key=_sensitivity)
+    for group in (tensors[i : i + together] for i in range(0, len(tensors), together)):
+        comparisons = compare_directions(group, differences, count, rng, rtol)
+        smallest = _sensitivity(group[0]) / max(t.scale for t in group)
+        decided = all(c.agrees and c.tolerance <= smallest / 1000 for c in comparisons)
+        for t in group:
+            alone = len(group) > 1 and not decided
+            found[t.name] = compare_directions([t], differences, count, rng, rtol) if alone else comparisons
+    return found
+
+
+def _sensitivity(tensor: Tensor) -> float:
+    """How far F moves, by the analytic gradient, when the tensor moves by its scale."""
+    return tensor.scale * float(np.linalg.norm(tensor.gradient))
 
 
 def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:

@@ -27,27 +27,28 @@ def log_probabilities(model, b, target):
     return to_cpu(log_p)[0]
 
 
-def every_translation(model, b, longest, alpha):
-    """The score of each translation there can be."""
+def every_translation(model, b, longest):
+    """Each translation there can be, with its log-probability and its length, the end included."""
     for n in range(longest + 1):
         for ys in itertools.product([0, 2, 3, 4], repeat=n):
             log_p = log_probabilities(model, b, [BEGIN, *ys])
             total = sum(log_p[i, y] for i, y in enumerate(ys))
             if n < longest:
-                yield (total + log_p[n, END]) / ((5 + n + 1) / 6) ** alpha, ys
+                yield total + log_p[n, END], n + 1, ys
             else:  # cut off
-                yield total / ((5 + n) / 6) ** alpha, ys
+                yield total, n, ys
 
 
-@pytest.mark.parametrize("alpha", [0, 0.6, 2])
-@pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_finds_the_best_of_all(seed, alpha):
-    model = make(CPU, seed)
-    found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
-    for b in range(2):
-        score, best = max(every_translation(model, b, LENGTHS[b] + 1, alpha))
-        assert tuple(found[b].ids) == best
-        assert found[b].score == pytest.approx(score, rel=1e-9)
+def test_a_wide_beam_finds_the_best_of_all(combinations):
+    for drawn in combinations(2, model=range(4)):
+        model = make(CPU, drawn["model"])
+        there_are = [list(every_translation(model, b, LENGTHS[b] + 1)) for b in range(2)]
+        for alpha in (0, 0.6, 2):
+            found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=300, length_penalty=alpha, longer=1)
+            for b in range(2):
+                score, best = max((total / ((5 + n) / 6) ** alpha, ys) for total, n, ys in there_are[b])
+                assert tuple(found[b].ids) == best
+                assert found[b].score == pytest.approx(score, rel=1e-9)
 
 
 def plain_beam_search(model, b, beam, alpha, longest):

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from scratchformer import ops
@@ -20,7 +20,6 @@ from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 
 TWINS = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.twins]
-SEEDS = st.integers(0, 2**32 - 1)
 
 
 @contextmanager
@@ -47,12 +46,13 @@ def run(case, args, dy=None):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("name", TWINS)
-@settings(max_examples=max(3, settings.default.max_examples // 6))
-@given(seed=SEEDS)
-def test_twin_gives_what_the_reference_gives(name, scale, dtype, small, seed):
+def test_twin_gives_what_the_reference_gives(name, dtype, combinations):
+    for drawn in combinations(4, scale=SCALES, small=[False, True]):
+        expect_what_the_reference_gives(name, dtype, **drawn)
+
+
+def expect_what_the_reference_gives(name, dtype, scale, small, seed):
     case = OPERATIONS[name](Draw(seed, scale, largest=17))
     args = [x.astype(dtype) if is_array(x) and is_floating(x) else x for x in case.args]
     with pieces(small):
@@ -69,15 +69,12 @@ def test_twin_gives_what_the_reference_gives(name, scale, dtype, small, seed):
         np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("name", TWINS)
-@settings(max_examples=max(2, settings.default.max_examples // 12))
-@given(seed=SEEDS)
-def test_gradients(name, scale, small, seed):
+def test_gradients(name, combinations, thorough):
     """Central differences and the contract of a pair, of the twin in several tiles and pieces."""
-    with pieces(small):
-        check_operation(name, Draw(seed, scale), max_elements=20)
+    for drawn in combinations(2, scale=SCALES, small=[False, True] if thorough else [True]):
+        with pieces(drawn["small"]):
+            check_operation(name, Draw(drawn["seed"], drawn["scale"]), max_elements=20 if thorough else 4)
 
 
 @pytest.mark.parametrize("name", TWINS)

@@ -1,10 +1,11 @@
 """Mistakes that others made in hand-written gradients, planted one at a time: the suite must fail for each.
 
-Each is planted in a copy of the package, and the tests that are responsible for it run there in a process of their
-own. A mistake is a list of replacements in one file; each replaced text must occur there exactly once, so that a
-mistake which no longer fits the code is noticed.
+The tests that are responsible for a mistake run in a process of their own, which imports the mistaken code instead of
+the file; the file stays as it is. A mistake is a list of replacements in one file; each replaced text must occur there
+exactly once, so that a mistake which no longer fits the code is noticed.
 """
 
+import json
 import os
 import shlex
 import shutil
@@ -489,56 +490,69 @@ MISTAKES = [
 ]  # fmt: skip
 
 
-# An editable installation would find modules of the project that are missing in the copy.
-ONLY_THE_COPY = """
-import sys
-sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
-"""
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """pytest without plugins, which take long to start, and without shrinking; what is compiled is kept for the next."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("compiled")), "OMP_NUM_THREADS": "1"}
+    settings = {"HYPOTHESIS_PROFILE": "unshrunk", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    return kept | compiled | settings | {"PYTHONPATH": str(ROOT)}
 
 
-def copy_of_the_project(folder: Path) -> None:
-    for name in ("scratchformer", "tests", "examples", "docs"):
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "mutations"))
-    for name in ("pyproject.toml", "README.md"):
-        shutil.copy(ROOT / name, folder)
-    (folder / "sitecustomize.py").write_text(ONLY_THE_COPY)
+@pytest.fixture(scope="module")
+def run_tests(environment, tmp_path_factory):
+    """run_tests("tests/optim", path, code) gives pytest's exit status, 1 if a test failed, and what it printed."""
+    output = tmp_path_factory.mktemp("output") / "output.txt"
+    command = [sys.executable, Path(__file__).with_name("runner.py")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as runner:
 
+        def run(tests, path="", code=""):
+            request = {"tests": shlex.split(tests), "path": str(path), "code": code, "output": str(output)}
+            print(json.dumps(request), file=runner.stdin, flush=True)
+            return int(runner.stdout.readline()), output.read_text(encoding="utf-8")[-3000:]
 
-def run_tests(folder: Path, tests: str) -> subprocess.CompletedProcess:
-    """pytest in the copy, up to the first failure; exit status 1 means that a test failed."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", *shlex.split(tests)]
-    settings = {"HYPOTHESIS_PROFILE": "unshrunk", "PYTHONPATH": str(folder)}
-    without_plugins = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}  # they take long to start
-    environment = {**os.environ, **settings, **without_plugins}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+        yield run
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.name)
-def test_the_suite_fails_for(mistake, tmp_path):
-    copy_of_the_project(tmp_path)
-    path = tmp_path / "scratchformer" / mistake.file
+def test_the_suite_fails_for(mistake, run_tests):
+    path = ROOT / "scratchformer" / mistake.file
     if mistake.file.startswith("kernels/") and not path.exists():
         pytest.skip("no kernels")
     code = path.read_text(encoding="utf-8")
     for right, wrong in mistake.replacements:
         assert code.count(right) == 1, f"{mistake.file} has {code.count(right)} times: {right}"
         code = code.replace(right, wrong)
-    path.write_text(code, encoding="utf-8")
-    result = run_tests(tmp_path, mistake.tests)
-    assert result.returncode == 1, result.stdout[-3000:] + result.stderr[-2000:]
+    status, output = run_tests(mistake.tests, path, code)
+    assert status == 1, output
 
 
-def test_without_kernels_nothing_but_speed_is_lost(tmp_path):
-    copy_of_the_project(tmp_path)
+def test_without_a_mistake_the_tests_pass(run_tests):
+    """So that it is the mistakes which fail, and not the way they are planted."""
+    path = ROOT / "scratchformer/ops/softmax.py"
+    tests = "tests/optim tests/ops/test_softmax.py tests/ops/test_positions.py"
+    status, output = run_tests(tests, path, path.read_text(encoding="utf-8"))
+    assert status == 0, output
+
+
+# An editable installation would find the modules that are missing in the copy.
+ONLY_THE_COPY = """
+import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
+"""
+
+
+def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
+    for name in ("scratchformer", "tests"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "mutations"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "sitecustomize.py").write_text(ONLY_THE_COPY)
     shutil.rmtree(tmp_path / "scratchformer" / "kernels", ignore_errors=True)
     tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_dense.py tests/nn/test_block.py tests/optim"
     tests += " tests/generation tests/training/test_replicas.py tests/test_dispatch.py"
-    result = run_tests(tmp_path, tests + " -k 'not strict'")  # where the kernels have no part
-    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]
-
-
-def test_a_copy_without_a_mistake_passes(tmp_path):
-    """So that it is the mistakes which fail, and not the copying."""
-    copy_of_the_project(tmp_path)
-    result = run_tests(tmp_path, "tests/optim tests/ops/test_softmax.py tests/ops/test_positions.py")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
+    command += ["-k", "not strict"]  # where the kernels have no part
+    environment = environment | {"PYTHONPATH": str(tmp_path)}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]

@@ -3,81 +3,88 @@
 import copy
 import functools
 import inspect
-import itertools
+import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scratchformer import models, nn
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.dispatch import reference_only
-from scratchformer.testing import cases
+from scratchformer.testing import GradientError, cases, check_layer
 from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating, labelled
 from scratchformer.testing.strategies import SCALES
 
-SEEDS = st.integers(0, 2**32 - 1)
 LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute")
 MODELS = [name for name in LAYERS if name.partition(",")[0] in models.__all__]
 BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
 SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
 
 
-def few_examples(share):
-    """A share of the examples of the profile, but two at least: the simplest, and a random one."""
-    return settings(max_examples=max(2, round(share * settings.default.max_examples)))
+@pytest.fixture
+def check_gradients(device, combinations, thorough):
+    """A function that checks a case at `count` pairs of a scale of the inputs and one of the parameters, each with
+    sizes of its own; on the strict device, which shows where arrays of two kinds meet, at one pair.
 
-
-def check_with_and_without_twins(name, draw, max_elements):
-    """For tests that run on NumPy alone, where the references would not be met otherwise."""
-    check_layer_case(name, draw, max_elements=max_elements)
-    with reference_only():
-        check_layer_case(name, draw, max_elements=max_elements)
-
-
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", SMALL)
-@few_examples(1 / 12)
-@given(seed=SEEDS)
-def test_gradients_of_layers(name, scale, device, seed):
-    """Elements of every tensor and random directions against central differences, and the contract of a layer.
-
-    On NumPy with the fast twins, on the strict device, which has none, with the plain references.
+    On NumPy with the fast twins and with the plain references.
     """
-    check_layer_case(name, Draw(seed, scale, device), max_elements=40)
+
+    def check(name, count, **options):
+        options = {"max_elements": 40} if thorough else options
+        count = count if device is CPU or thorough else 1
+        for drawn in combinations(count, scale=SCALES, parameter_scale=SCALES):
+            draw = functools.partial(Draw, drawn["seed"], drawn["scale"], device, drawn["parameter_scale"])
+            check_layer_case(name, draw(), **options)
+            if device is CPU:
+                with reference_only():
+                    check_layer_case(name, draw(), **options)
+
+    return check
 
 
-@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", SMALL)
+def test_gradients_of_layers(name, check_gradients):
+    """Elements of every tensor and random directions against central differences, and the contract of a layer."""
+    check_gradients(name, 4, max_elements=5)
+
+
 @pytest.mark.parametrize("name", BLOCKS)
-@few_examples(1 / 25)
-@given(seed=SEEDS)
-def test_gradients_of_blocks(name, scale, device, seed):
-    check_layer_case(name, Draw(seed, scale, device), max_elements=8)
+def test_gradients_of_blocks(name, check_gradients):
+    """An element of every tensor, and directions that move several tensors at once."""
+    check_gradients(name, 4, max_elements=1, directions=1, together=8)
 
 
 @pytest.mark.parametrize("name", MODELS)
-@few_examples(1 / 25)
-@given(seed=SEEDS)
-def test_gradients_of_models(name, device, seed):
-    check_layer_case(name, Draw(seed, 1.0, device), max_elements=5)
+def test_gradients_of_models(name, check_gradients):
+    """Directions that move several tensors at once."""
+    check_gradients(name, 2, max_elements=0, directions=1, together=8)
 
 
-@pytest.mark.parametrize(("seed", "scales"), list(enumerate(itertools.product(SCALES, SCALES))))
-@pytest.mark.parametrize("name", SMALL + BLOCKS)
-def test_gradients_at_scales_of_inputs_and_parameters(name, seed, scales):
-    """Every pair of a scale of the inputs and one of the parameters, each with sizes of its own."""
-    scale, parameter_scale = scales
-    check_with_and_without_twins(name, Draw(seed, scale, parameter_scale=parameter_scale), max_elements=5)
+@pytest.mark.parametrize("name", BLOCKS + MODELS)
+def test_a_wrong_gradient_of_one_parameter_is_found(name, combinations):
+    """Wrong by a hundredth, though the checks above move several parameters at once."""
+    draw = Draw(1)
+    layer, inputs, options = case = LAYERS[name](draw)
+    for p in layer.parameters():
+        p.data[...] = draw.generator.standard_normal(p.data.shape)
+    gradients = run(layer, case, CPU, np.float64)
+    size = {n: np.abs(gradients[n]).max() for n in layer.named_parameters()}
+    not_zero = [n for n, s in size.items() if s > 1e-6 * max(size.values())]  # as that of a key's bias is
+    for drawn in combinations(1, wrong=not_zero):
 
+        class Wrong(type(layer)):
+            def backward(self, dy, cache, name=drawn["wrong"]):
+                p = self.named_parameters()[name]
+                before = p.grad.copy()
+                dx = super().backward(dy, cache)
+                p.grad += 0.01 * (p.grad - before)
+                return dx
 
-@pytest.mark.parametrize("parameter_scale", SCALES)
-@pytest.mark.parametrize("name", MODELS)
-@few_examples(1 / 25)
-@given(seed=SEEDS)
-def test_gradients_of_models_at_scales_of_parameters(name, parameter_scale, seed):
-    check_with_and_without_twins(name, Draw(seed, parameter_scale=parameter_scale), max_elements=3)
+        wrong = copy.deepcopy(layer)
+        wrong.__class__ = Wrong
+        with pytest.raises(GradientError, match=f"wrong gradient at {re.escape(drawn['wrong'])} along"):
+            check_layer(wrong, *inputs, max_elements=0, directions=1, together=8, **options)
 
 
 @pytest.mark.parametrize("name", LAYERS)

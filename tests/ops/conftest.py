@@ -1,8 +1,6 @@
 """Gradient checks for the operations that a file tests."""
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scratchformer.backend import CPU
 from scratchformer.dispatch import reference_only
@@ -19,26 +17,23 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("case", cases)
 
 
-@pytest.fixture(params=SCALES)
-def check_gradients(request, device):
-    """A function that checks a case at one scale, on shapes and numbers from drawn seeds.
+@pytest.fixture
+def check_gradients(device, combinations, thorough):
+    """A function that checks a case at drawn scales, on shapes and numbers from drawn seeds; on the strict device, which
+    shows where arrays of two kinds meet, at one scale.
 
-    It compares every element, and random directions, with central differences, and checks the contract of the pair
-    (what may be written to, what may share memory) and the types: see `scratchformer.testing.check_gradients`. An
-    operation that has fast twins is checked twice, with the twin and with the reference.
+    It compares elements, and random directions, with central differences, and checks the contract of the pair (what
+    may be written to, what may share memory) and the types: see `scratchformer.testing.check_gradients`. An operation
+    that has fast twins is checked twice, with the twin and with the reference.
     """
 
     def check(case):
         has_twins = device is CPU and bool(OPERATIONS[case](Draw()).op.twins)
-
-        @settings(max_examples=max(2, settings.default.max_examples // 12))
-        @given(seed=st.integers(0, 2**32 - 1))
-        def check_seed(seed):
-            check_operation(case, Draw(seed, request.param, device))
+        elements = 200 if thorough else 20
+        for drawn in combinations(4 if device is CPU or thorough else 1, scale=SCALES):
+            check_operation(case, Draw(drawn["seed"], drawn["scale"], device), max_elements=elements)
             if has_twins:
                 with reference_only():
-                    check_operation(case, Draw(seed, request.param, device))
-
-        check_seed()
+                    check_operation(case, Draw(drawn["seed"], drawn["scale"], device), max_elements=elements)
 
     return check

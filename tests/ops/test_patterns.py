@@ -153,9 +153,8 @@ def covered(pattern, b, T, S, xp=np):
 
 
 @pytest.mark.parametrize("name", PATTERNS)
-@pytest.mark.parametrize("side", [1, 2, 3, 64])
-@given(tables())
-def test_pieces_contain_every_allowed_pair_once(device, name, side, table):
+@given(tables(), st.sampled_from([1, 2, 3, 64]))
+def test_pieces_contain_every_allowed_pair_once(device, name, table, side):
     T, S, n = table
     make, may_see = PATTERNS[name]
     pattern, expected = make(to_device(n, device)), brute_force(may_see, T, S, n)

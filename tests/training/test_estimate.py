@@ -29,7 +29,7 @@ from scratchformer.training.memory import resident_bytes
 kind, recompute = sys.argv[1], sys.argv[2] == "recompute"
 if kind == "LanguageModel":
     model = lambda: LanguageModel(256, 192, 6, 6, 128, key=Key(0), recompute=recompute)
-    batches = TextBatches(np.zeros(10_000, np.uint8), 16, 128, Key(1))
+    batches = TextBatches(np.zeros(5_000, np.uint8), 16, 128, Key(1))
 elif kind == "EncoderDecoder":
     model = lambda: EncoderDecoder(5000, 128, 4, 3, 256, key=Key(0), dropout=0.1)
     ids = np.ones((128, 32), np.int32)
@@ -37,7 +37,7 @@ elif kind == "EncoderDecoder":
         batch = lambda step: TranslationBatch(ids, np.full(128, 32), ids, ids)
 elif kind == "TransformerXL":
     model = lambda: TransformerXL(256, 192, 6, 6, 128, 128, key=Key(0), recompute=recompute)
-    batches = SegmentBatches(np.zeros(10_000, np.uint8), 16, 128, Key(1), 6, 192)
+    batches = SegmentBatches(np.zeros(5_000, np.uint8), 16, 128, Key(1), 6, 192)
 else:
     model = lambda: Classifier(8000, 2, 128, 4, 4, 300, key=Key(0), dropout=0.1, recompute=recompute)
     texts = Labelled([np.full(300, 2, np.int32)] * 64, np.zeros(64, np.int64))
@@ -47,7 +47,7 @@ model = model()
 with Replicas(model, 2) as replicas:
     found = estimate(replicas, batches.batch(0), before)
     adam = Adam(model.parameters(), 1e-3)
-    for step in range(3):
+    for step in range(2):  # the second with the moments of the first
         remember = (lambda memories: batches.remember(step, memories)) if kind == "TransformerXL" else None
         replicas.gradients(batches.batch(step), Key(step), remember)
         adam.step(replicas.map)
@@ -57,7 +57,7 @@ with Replicas(model, 2) as replicas:
         evaluate_transformer_xl(replicas, batches.data)
     elif kind == "Classifier":
         evaluate_classifier(replicas, texts, 300)
-    save_snapshot(sys.argv[3], model, adam, step=3)
+    save_snapshot(sys.argv[3], model, adam, step=2)
 print(found.peak, resident_bytes(peak=True))
 """
 

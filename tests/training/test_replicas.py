@@ -8,7 +8,7 @@ import weakref
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -265,6 +265,7 @@ UNEQUAL = np.arange(T) < np.arange(B)[:, None] + 2  # in the first row two do no
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@settings(max_examples=settings.default.max_examples // 3)
 @given(arrays(bool, (B, T)), st.integers(1, B), st.integers(1, 3), st.integers(0, 99))
 @example(UNEQUAL, 2, 1, 0)
 @example(UNEQUAL, 1, 2, 0)

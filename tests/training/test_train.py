@@ -72,9 +72,9 @@ def content(folder):
 
 
 @both_models
-def test_the_loss_falls(device, tmp_path, train_tiny, kind):
+def test_the_loss_falls(tmp_path, train_tiny, kind):
     state, _, _ = train_tiny(
-        kind, tmp_path, 150, device, total=150, evaluate_every=50, snapshot_every=100, model_options={"dropout": 0.0}
+        kind, tmp_path, 150, total=150, evaluate_every=50, snapshot_every=100, model_options={"dropout": 0.0}
     )
     records = read_metrics(tmp_path / "metrics.jsonl")
     losses = [r["loss"] for r in records if "loss" in r]

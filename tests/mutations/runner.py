@@ -1,0 +1,52 @@
+"""A process that runs tests again and again, each time in a fork of its own, with a mistake planted or without.
+
+It has imported what takes long, and nothing of the project: each fork imports that anew, and one file of it as it is
+told. A line of JSON on standard input holds pytest's arguments, "tests"; "path" and "code", a file and what is to be
+read in its place; and "output", the file that the tests print to. The answer is a line with their exit status.
+"""
+
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+
+import hypothesis  # noqa: F401
+import pytest
+import scipy.special  # noqa: F401
+
+SECONDS = 300
+
+
+def plant(path: str, code: str) -> None:
+    """Let this code be imported from this path, whatever stands there."""
+    loader = importlib.machinery.SourceFileLoader
+    as_it_stands = loader.get_code
+
+    def get_code(self: importlib.machinery.SourceFileLoader, name: str) -> object:
+        return compile(code, path, "exec") if self.path == path else as_it_stands(self, name)
+
+    loader.get_code = get_code
+
+
+def run(request: dict) -> int:
+    """In the fork: the exit status of pytest."""
+    signal.alarm(SECONDS)
+    output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    plant(request["path"], request["code"])
+    return pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--no-header", *request["tests"]])
+
+
+for line in sys.stdin:
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    else:
+        status = 70
+        try:
+            status = run(json.loads(line))
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
