@@ -287,7 +287,7 @@ MISTAKES = [
     Mistake(
         "a kernel: tiled attention without the row sum of dO times O",
         "kernels/numpy_attention.py",
-        [("output_delta, values_one = with_column(output, -delta)", "output_delta, values_one = with_column(output, 0 * delta)")],
+        [("output_delta = with_column(output, -delta)", "output_delta = with_column(output, 0 * delta)")],
         "tests/kernels -k attention",
     ),
     Mistake(

@@ -19,8 +19,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def check_gradients(device, combinations, thorough):
-    """A function that checks a case at drawn scales, on shapes and numbers from drawn seeds; on the strict device, which
-    shows where arrays of two kinds meet, at one scale.
+    """A function that checks a case at drawn scales, on shapes and numbers from drawn seeds; at one scale on the
+    strict device, which shows where arrays of two kinds meet.
 
     It compares elements, and random directions, with central differences, and checks the contract of the pair (what
     may be written to, what may share memory) and the types: see `scratchformer.testing.check_gradients`. An operation
