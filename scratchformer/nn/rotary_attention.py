@@ -1,4 +1,4 @@
-"""Self-attention with rotary positions, whose heads may share keys and values: that of Llama."""
+"""Llama's self-attention: rotary positions, and query heads that may share keys and values."""
 
 from __future__ import annotations
 
@@ -18,27 +18,28 @@ class RotarySelfAttentionCache(NamedTuple):
     query: Any
     key: Any
     value: Any
-    turned_q: Any
-    turned_k: Any
+    rotated_q: Any
+    rotated_k: Any
     attention: Any
     unify: Any
 
 
 class RotarySelfAttention(Layer):
-    """Multi-head self-attention whose queries and keys are turned by their place: see `ops.rotary`.
+    """Multi-head self-attention whose queries and keys are rotated according to their positions: see `ops.rotary`.
 
-    d_model: C. heads: H, of queries. kv_heads: G, of keys and values, each shared by H/G neighbouring query heads; H by
-    default. head_width: D, even, by default C/H. base, scaling: of the angles, see `ops.rotary_frequencies`. causal:
-    position t sees only positions up to t. window: W, position t sees only those less than W places away, with
-    `causal` the last W, itself included; all by default. Both on top of any pattern that is given. bias: of the maps to
-    queries, keys and values. output_bias: of the map that unifies the heads. x, y: (B, T, C), for any T. Raises
-    ValueError for numbers of heads and widths that do not fit together.
+    d_model: C. heads: H, the number of query heads. kv_heads: G, the number of key and value heads, each shared by H/G
+    neighbouring query heads; H by default. head_width: D, even; C/H by default. base, scaling: of the angles, see
+    `ops.rotary_frequencies`. causal: position t sees only positions up to t. window: W, position t sees only positions
+    less than W away: with `causal`, the last W, itself included; all by default. Both apply in addition to any given
+    pattern. bias: whether the query, key and value projections have one. output_bias: whether the output projection,
+    `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
+    together.
 
-    Backward. As in `CrossAttention`, with a step more: what attention passes back is for the turned queries and keys,
-    and `rotary_backward` turns it back. x feeds all three maps, so its gradient is their sum:
+    Backward. As in `CrossAttention`, with one more step: attention returns the gradients of the rotated queries and
+    keys, and `rotary_backward` rotates them back. x feeds all three projections, so its gradient is their sum:
 
-        dq = ops.rotary_backward(dq, cache.turned_q)
-        dk = ops.rotary_backward(dk, cache.turned_k)
+        dq = ops.rotary_backward(dq, cache.rotated_q)
+        dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dx = dx + self.key.backward(self.join_heads(dk), cache.key)
         dx = dx + self.value.backward(self.join_heads(dv), cache.value)
@@ -85,44 +86,44 @@ class RotarySelfAttention(Layer):
         q, query = self.query.forward(x)
         k, key = self.key.forward(x)
         v, value = self.value.forward(x)
-        q, turned_q = self.turn(q)
-        k, turned_k = self.turn(k)
+        q, rotated_q = self.rotate(q)
+        k, rotated_k = self.rotate(k)
         y, attention = ops.attention(q, k, self.split_heads(v), self.seen(pattern, self.causal))
         y, unify = self.unify.forward(self.join_heads(y))
-        return y, RotarySelfAttentionCache(query, key, value, turned_q, turned_k, attention, unify)
+        return y, RotarySelfAttentionCache(query, key, value, rotated_q, rotated_k, attention, unify)
 
     def backward(self, dy: Array, cache: RotarySelfAttentionCache) -> Array:
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
-        dq = ops.rotary_backward(dq, cache.turned_q)
-        dk = ops.rotary_backward(dk, cache.turned_k)
+        dq = ops.rotary_backward(dq, cache.rotated_q)
+        dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dx = dx + self.key.backward(self.join_heads(dk), cache.key)
         dx = dx + self.value.backward(self.join_heads(dv), cache.value)
         return dx
 
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
-        """Empty keys and values, (B, G, length, D) each: room for `length` places of sequences like x (B, T, C)."""
+        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""
         shape = (x.shape[0], self.kv_heads, length, self.head_width)
         return tuple(array_module(x).empty(shape, x.dtype) for _ in range(2))
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output for new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
+        """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.
 
-        stored: as `allocate` gives them, filled up to `past`; those of x are written next, the keys turned by their
-        places. Causal, on top of any pattern that is given; a pattern counts from the first key that is stored.
+        stored: from `allocate`, filled up to `past`; the rotated keys and the values of x are written after that.
+        Causal, in addition to any given pattern. A pattern counts keys from the first stored one.
         """
         keys, values = stored
         total = past + x.shape[1]
-        keys[:, :, past:total], _ = self.turn(self.key(x), past)
+        keys[:, :, past:total], _ = self.rotate(self.key(x), past)
         values[:, :, past:total] = self.split_heads(self.value(x))
-        q, _ = self.turn(self.query(x), past)
-        pattern = self.seen(pattern, causal=x.shape[1] > 1)  # a last position has no later one
+        q, _ = self.rotate(self.query(x), past)
+        pattern = self.seen(pattern, causal=x.shape[1] > 1)  # a single new position is the last
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))
 
     def seen(self, pattern: ops.Pattern | None, causal: bool) -> ops.Pattern | None:
-        """The pattern together with the layer's own restrictions."""
+        """`pattern` combined with the restrictions of the layer."""
         own = [ops.Causal()] if causal else []
         if self.window is not None:
             own.append(ops.Local(self.window - 1))
@@ -130,8 +131,8 @@ class RotarySelfAttention(Layer):
             pattern = restriction if pattern is None else restriction & pattern
         return pattern
 
-    def turn(self, x: Array, start: int = 0) -> tuple[Array, Any]:
-        """(B, T, heads · D) as heads (B, heads, T, D), turned by their places from `start` on, and the cache."""
+    def rotate(self, x: Array, start: int = 0) -> tuple[Array, Any]:
+        """(B, T, heads · D) -> (B, heads, T, D), rotated for positions from `start` on, and the cache."""
         return ops.rotary(self.split_heads(x), start, self.base, self.scaling)
 
     def split_heads(self, x: Array) -> Array:
