@@ -1,6 +1,6 @@
-"""BERT: an encoder that learns from text without labels, and is then fine-tuned.
+"""BERT: an encoder that is pre-trained on text without labels and then fine-tuned.
 
-Source of all of it: Devlin, Chang, Lee, Toutanova, "BERT: pre-training of deep bidirectional transformers for language
+Source: Devlin, Chang, Lee, Toutanova, "BERT: pre-training of deep bidirectional transformers for language
 understanding", 2019.
 """
 
@@ -49,22 +49,22 @@ class BertCache(NamedTuple):
 
 
 class Bert(Model):
-    """Token, position and segment embeddings, added; layer norm; dropout; blocks.
+    """The sum of token, position and segment embeddings; layer norm; dropout; blocks.
 
     ids: (B, T) with T ≤ max_length, "[CLS] text [SEP]" or "[CLS] text [SEP] other text [SEP]". lengths: (B,), after
-    which a row is padding, or None. segments: (B, T), which of the texts a token is in, or None for all in text 0.
+    which a row is padding, or None. segments: (B, T), the text that each token is in, or None for all in text 0.
     Returns (B, T, C), a vector for each token.
 
-    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the number
-    of texts there may be. eps: of the layer norms. embedding_std: of the embeddings at the start. Those of the
-    positions start as sinusoids of this size, so that near positions are alike before anything is learned of them.
+    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. d_ff: F, by default 4 C. segments: the largest
+    number of texts in a row. eps: of the layer norms. embedding_std: the standard deviation of the initial embeddings.
+    Position embeddings start as sinusoids of this size, so that nearby positions are similar from the beginning.
     activation: "gelu", "gelu_tanh" or "relu".
 
-    What differs from the `Body` of the classifier and the language model: segments are embedded, since two texts can be
-    read at once; the sum of the embeddings is normalised before dropout; blocks are post-norm, as in the tutorial, with
-    biases in all their maps and by default the exact GELU. Every position attends to every other of its row but the
-    padding: what is to be predicted is hidden in the input instead (`BertPretraining`), so that both sides of it can be
-    used. The paper drops out attention's probabilities too; the attention here does not.
+    The differences from the `Body` of classifier and language model: segments are embedded, since a row can hold two
+    texts; the sum of the embeddings is normalised before dropout; blocks are post-norm, as in the tutorial, with biases
+    in all their maps and by default the exact GELU. Every position attends to every other in its row except padding:
+    the tokens to predict are hidden in the input (`BertPretraining`), so that the text on both sides can be used. The
+    paper also applies dropout to the attention probabilities; this attention does not.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Bert(Model):
         self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def check(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
-        """Raise ValueError, TypeError or IndexError unless these fit each other and the model."""
+        """Raise ValueError, TypeError or IndexError unless the arguments fit each other and the model."""
         expect_shape("ids", ids, "B T")
         B, T = ids.shape
         if not 1 <= T <= self.max_length:
@@ -151,16 +151,16 @@ class BertPretrainingCache(NamedTuple):
 
 
 class BertPretraining(Model):
-    """`Bert` with what it learns from text alone: hidden tokens, and whether a text follows another.
+    """`Bert` with its two pre-training tasks: predicting hidden tokens, and whether one text follows another.
 
-    15% of the tokens of a row are chosen; most of them are replaced, and all of them are to be predicted
-    (`MaskedPrediction`; `data.MaskedBatches` chooses). An affine map of the pooled first vector of a row tells whether
-    the second text is the continuation of the first (0) or from elsewhere (1). The loss is the sum of the two means.
-    next_sentence: False leaves the second task out, for published weights that were made without it.
+    15% of the tokens of a row are chosen (by `data.MaskedBatches`); most of them are replaced, and all of them are
+    predicted (`MaskedPrediction`). From the pooled first vector of a row, an affine map predicts whether the second
+    text is the continuation of the first (0) or from elsewhere (1). The loss is the sum of the two means.
+    next_sentence: False omits the second task, for published weights that were trained without it.
     The other arguments are those of `Bert`.
 
-    The `LanguageModel` predicts every token from those before it; here 15% of the tokens are predicted, but from both
-    sides.
+    The `LanguageModel` predicts every token from the tokens before it; here only 15% of the tokens are predicted, but
+    from both sides.
     """
 
     body_class = Bert
@@ -186,7 +186,7 @@ class BertPretraining(Model):
     def forward(
         self, ids: Array, lengths: Array | None, segments: Array | None, places: Array, key: Key | None = None
     ) -> tuple[tuple[Array, ...], BertPretrainingCache]:
-        """Logits (B, K, V) of the tokens at places (B, K), and, with next_sentence, logits (B, 2) of the rows."""
+        """Logits (B, K, V) of the tokens at positions `places` (B, K) and, with next_sentence, (B, 2) of the rows."""
         x, body = self.body.forward(ids, lengths, segments, key)
         masked_logits, masked = self.masked.forward(x, places)
         if self.pooler is None:
@@ -211,9 +211,11 @@ class BertPretraining(Model):
         unrelated: Array | None = None,
         key: Key | None = None,
     ) -> tuple[Array, tuple]:
-        """The mean over the chosen places (B, K) of −log p(target), in nats, plus the mean over the rows of
-        −log p(unrelated); unrelated: (B,), 1 where the second text does not follow the first. Without next_sentence
-        there is no second mean, and unrelated is not used. Raises IndexError for a place in the padding.
+        """The mean of −log p(target) over the chosen positions, in nats, plus the mean of −log p(unrelated) over rows.
+
+        places: (B, K), the chosen positions. unrelated: (B,), 1 where the second text does not follow the first.
+        Without next_sentence, the second mean is omitted and `unrelated` is not used. Raises IndexError for a position
+        in the padding.
         """
         if self.pooler is not None:
             expect_shape("unrelated", unrelated, "B")
@@ -230,7 +232,7 @@ class BertPretraining(Model):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str, dropout: float | None = None) -> Self:
-        """A published BERT with its heads; without next_sentence if the file has no such head.
+        """A published BERT with its heads; next_sentence is False if the file has no head for it.
 
         See `BertClassifier.from_pretrained`.
         """
@@ -250,14 +252,14 @@ class BertLogitsCache(NamedTuple):
 
 
 class BertClassifier(ClassPredictor):
-    """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of a class.
+    """`Bert` -> pooled first vector -> dropout -> linear -> log-probabilities of the classes.
 
-    num_classes: of the output. output_dropout: the dropout before it, by default that of the rest. The other arguments
-    are those of `Bert`.
+    num_classes: of the output. output_dropout: the dropout before the output, by default the same as in the body. The
+    other arguments are those of `Bert`.
 
-    The `Classifier` takes the mean of all vectors; here the first one, that of [CLS], stands for the text. As in the
-    paper only the output is new in fine-tuning; body and pooler come from pre-training (`start_from`), and all of them
-    are trained further. (The paper names only the first vector; its published program has the pooler between.)
+    The `Classifier` takes the mean of all vectors; here the first one, that of [CLS], represents the text. As in the
+    paper, only the output is new in fine-tuning: body and pooler come from pre-training (`start_from`), and all three
+    are trained. (The paper mentions only the first vector; its published program adds the pooler.)
     """
 
     body_class = Bert
@@ -294,7 +296,7 @@ class BertClassifier(ClassPredictor):
         return z, BertLogitsCache(body, pooler, dropout, output)
 
     def logits_backward(self, dz: Array, cache: BertLogitsCache) -> None:
-        """Add to the gradients of the parameters, from dz, that of the logits."""
+        """Add to the gradients of the parameters, given dz, the gradient of the logits."""
         dx = self.output.backward(dz, cache.output)
         dx = self.pooler.backward(self.dropout.backward(dx, cache.dropout), cache.pooler)
         self.body.backward(dx, cache.body)
@@ -313,7 +315,7 @@ class BertClassifier(ClassPredictor):
         return loss, (logits, cross_entropy)
 
     def start_from(self, pretrained: BertPretraining) -> None:
-        """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError for another model."""
+        """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError if they do not fit."""
         for name in ("vocab_size", "d_model", "heads", "depth", "max_length", "d_ff", "segments", "eps", "activation"):
             if (found := pretrained.body.config[name]) != (own := self.body.config[name]):
                 raise ValueError(f"pretrained: expected a model with {name} {own}, got {found}")
@@ -330,19 +332,19 @@ class BertClassifier(ClassPredictor):
         key: Key = Key(0),
         new_head: bool = False,
     ) -> Self:
-        """A published BERT from a Hugging Face folder, of `BertModel` or one with heads.
+        """A published BERT from a Hugging Face folder, of a `BertModel` or one with heads.
 
-        num_classes: of the output; None for that of the output in the folder. An output in the folder is kept: it must
-        be that of a `BertForSequenceClassification`, and have this number of classes. new_head: True puts a new output
-        in its place. A folder without an output gets a new one too. A new output is drawn from `key`, and so is a
-        pooler where the folder has none, such as that of a `BertForMaskedLM`.
-        dropout: one for the whole model; None for those of the folder, hidden_dropout_prob and, before the output,
-        classifier_dropout. Raises PretrainedError, naming file and tensor or setting, for what is missing, unknown or
-        of another shape, and for a setting that asks for another computation than the one here; ValueError for a
-        num_classes or dropout out of range, or a new_head without num_classes.
+        num_classes: of the output; None for the number in the folder. An output in the folder is kept: it must be that
+        of a `BertForSequenceClassification` and have this number of classes. With new_head=True, or if the folder has
+        no output, the model gets a new one. A new output is drawn from `key`, and so is the pooler if the folder has
+        none, as for a `BertForMaskedLM`.
+        dropout: one for the whole model; None for the folder's hidden_dropout_prob and, before the output,
+        classifier_dropout. Raises PretrainedError, naming the file and the tensor or setting, for what is missing,
+        unknown or of the wrong shape, and for a setting that would change the computation; ValueError for a num_classes
+        or dropout out of range, or for new_head without num_classes.
         """
         if num_classes is None and new_head:
-            raise ValueError("num_classes: expected that of the new head, got None")
+            raise ValueError("num_classes: expected the number of classes of the new head, got None")
         if not (num_classes is None or (isinstance(num_classes, Integral) and num_classes >= 1)):
             raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
         config, names = bert_config(folder, dropout), tensor_names(folder, PREFIX)
@@ -354,8 +356,8 @@ class BertClassifier(ClassPredictor):
             stored = stored_classes(folder, names)
             if num_classes not in (None, stored):
                 raise PretrainedError(
-                    f"{folder} has an output for {stored} classes, and num_classes is {num_classes}: say new_head=True "
-                    "for a new output in its place"
+                    f"{folder} has an output for {stored} classes, and num_classes is {num_classes}: "
+                    "pass new_head=True to replace it"
                 )
             num_classes = stored
         else:

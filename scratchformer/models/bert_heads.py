@@ -1,4 +1,4 @@
-"""The heads of a BERT: what is learned from the vectors of its body.
+"""The heads of BERT, which turn the vectors of its body into predictions.
 
 Source: Devlin, Chang, Lee, Toutanova, "BERT: pre-training of deep bidirectional transformers for language
 understanding", 2019.
@@ -23,9 +23,9 @@ class PoolerCache(NamedTuple):
 
 
 class Pooler(Layer):
-    """y = tanh(x₀ w + b), of the first of each row's vectors, that of [CLS]. x: (B, T, C). Returns (B, C).
+    """y = tanh(x₀ w + b), where x₀ is the first vector of each row, that of [CLS]. x: (B, T, C). Returns (B, C).
 
-    What is known of the whole row must be gathered there, since nothing else is told to the layers after it.
+    The body must collect there what it knows of the whole row, since later layers see no other vector.
     """
 
     def __init__(self, d_model: int, key: Key = Key(0)) -> None:
@@ -50,41 +50,41 @@ class MaskedPredictionCache(NamedTuple):
 
 
 class MaskedPrediction(Layer):
-    """z = norm(gelu(u w + b)) tableᵀ + c, with u the vectors at the chosen places: which token was there?
+    """z = norm(gelu(u w + b)) tableᵀ + c, with u the vectors at the chosen positions: logits of the hidden tokens.
 
-    x: (B, T, C), the encoder's vectors. places: (B, K), the chosen places of each row. embedding: whose table is the
-    output's too (`TiedOutput`). Returns the logits z, (B, K, V).
+    x: (B, T, C), the encoder's vectors. places: (B, K), the chosen positions in each row. embedding: the layer whose
+    table is shared with the output (`TiedOutput`). Returns the logits z (B, K, V).
 
-    The masked-prediction loss is the mean over the n = B K chosen places i = (b, k), with target v_i, the token that
-    was there before it was hidden. From the encoder's vectors on it is
+    The masked-prediction loss is the mean over the n = B K chosen positions i = (b, k), with the hidden token v_i as
+    target. Starting from the encoder's vectors, it is
 
         u_ic = x_btc with t = places_bk              chosen
-        h_i  = norm(gelu(u_i w + b))                 an affine map, an activation and a layer norm, for each alone
+        h_i  = norm(gelu(u_i w + b))                 an affine map, an activation and a layer norm, for each i
         z_iv = Σ_c h_ic table_vc + c_v               a logit for every token of the vocabulary
         loss = 1/n Σ_i (log Σ_v exp(z_iv) − z_iv_i)  cross-entropy
 
-    Places are chosen first, since the product with the table is the largest of the model: V-wide vectors are made for
-    the 15% of the places that are chosen, and for no others.
+    Positions are chosen first because the product with the table is the largest in the model: V logits are computed
+    only for the 15% of the positions that are chosen.
 
-    Backward. Step by step from the end, each being the derivative of one line above:
+    Backward. Step by step from the end, each the derivative of one line above:
 
         dz_iv     = 1/n (p_iv − [v = v_i])    with p_i = softmax(z_i): see `cross_entropy`
         dc_v      = Σ_i dz_iv
-        dtable_vc = Σ_i dz_iv h_ic            and beside it what the input's embedding adds: see `TiedOutput`
+        dtable_vc = Σ_i dz_iv h_ic            plus the gradient of the input embedding: see `TiedOutput`
         dh_ic     = Σ_v dz_iv table_vc
         du        from dh by the norm and the affine map with GELU: see `layernorm` and `dense`
         dx_btc    = Σ_k [places_bk = t] du_bkc
 
-    So only the chosen places start a gradient; it reaches the others through attention, in the blocks. Every row of
-    the table gets one, from the tokens that were not there as well.
+    So only the chosen positions get a gradient here; in the blocks, attention passes it on to the others. Every row of
+    the table gets one, including those of tokens that do not occur.
 
         dh = self.output.backward(dz, cache.output)
         du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
         dx = ops.gather_backward(du, cache.gather)
 
-    A micro-batch of m of the n places has the loss 1/m Σ_i …; times its share m/n it is its part of the sum above. All
-    rows of a batch have the same number K of places, so m/n is its share of the rows, and the same weight serves the
-    mean over rows of the next-sentence loss.
+    A micro-batch with m of the n positions has the loss 1/m Σ_i …; times its share m/n, this is its part of the sum
+    above. All rows of a batch have the same number K of positions, so m/n is also its share of the rows, and the same
+    weight is right for the next-sentence loss, a mean over rows.
 
     Source: Devlin et al., 2019, section 3.1, task 1; the layers before the output as in their published program.
     """
@@ -112,7 +112,7 @@ class MaskedPrediction(Layer):
 
 
 def expect_in_text(places: Array, lengths: Array) -> None:
-    """Raise IndexError, naming the row, unless all places (B, K) are within the texts' lengths (B,)."""
+    """Raise IndexError, naming the row, unless the positions `places` (B, K) are within the texts' lengths (B,)."""
     padding = places >= lengths[:, None]
     if padding.any():
         row = int(padding.any(axis=1).argmax())

@@ -1,4 +1,4 @@
-"""What the classifier and the language model share: from token ids, or units, to a vector for each position."""
+"""The body of classifier and language model: from token ids, or other units, to a vector for each position."""
 
 from __future__ import annotations
 
@@ -33,22 +33,22 @@ class BodyCache(NamedTuple):
 
 
 class Body(Model):
-    """Token embedding + positions, dropout, blocks, and a last norm: an `EmbeddingSum` and a `Stack`.
+    """Token embedding + positions, dropout, blocks, and a final norm: an `EmbeddingSum` and a `Stack`.
 
-    ids: (B, T) with T ≤ max_length. Returns (B, T, C). With units=I and no vocab_size, the units of a sequence are not
-    tokens but vectors (B, T, I), and a linear layer takes the place of the token embedding; then backward gives their
-    gradient, for ids None.
+    ids: (B, T) with T ≤ max_length. Returns (B, T, C). With units=I and no vocab_size, a sequence consists not of
+    tokens but of vectors (B, T, I), and a linear layer replaces the token embedding. `backward` returns the gradient of
+    these units, or None for ids.
 
-    positions: "learned", "sinusoidal", "relative" (in every block's attention), "none", or a layer that adds some.
-    dropout: after the embedding, and an option of the blocks if it is not 0. causal: no position sees a later one.
-    recompute: gradient checkpointing of every block. embedding_std: of the tokens' and positions' vectors at the start
-    (1 as in the tutorial).
+    positions: "learned", "sinusoidal", "relative" (in the attention of every block), "none", or a layer that adds
+    position embeddings. dropout: after the embedding; if it is not 0, also passed to the blocks. causal: no position
+    sees a later one. recompute: gradient checkpointing of every block. embedding_std: the standard deviation of the
+    initial token and position embeddings (1 as in the tutorial).
 
-    block: a class of layers, or a function that makes one, called as `block(d_model, heads, key=key, **options)` for
-    every block: see `Stack` for what a block must have. options: all arguments that the body does not take itself. They
-    are those of `TransformerBlock` by default: norm, wide, d_ff, activation, bias, eps.
-    final_norm: what makes the norm after the last block, called as `final_norm(d_model)`. By default it is a
-    `LayerNorm` with norm="pre", and there is none otherwise.
+    block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
+    every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
+    default, `TransformerBlock`, these are norm, wide, d_ff, activation, bias, eps.
+    final_norm: creates the norm after the last block, called as `final_norm(d_model)`. The default is a `LayerNorm` if
+    norm="pre", and otherwise none.
     """
 
     fixed: ClassVar[Mapping[str, str]] = {"relative": 'has it from positions="relative"'}
@@ -119,7 +119,7 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), for each block what preceded its input; see `TransformerBlock`."""
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
@@ -133,20 +133,20 @@ class Body(Model):
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)
 
     def allocate(self, batch_size: int) -> list[Stored]:
-        """What each block stores of `batch_size` sequences of the longest length, for `extend`."""
+        """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
         weights = self.parameters()[0].data
         return self.stack.allocate(
             array_module(weights).empty((batch_size, 0, self.d_model), weights.dtype), self.max_length
         )
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The vectors of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
+        """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
         self.check(ids, past)
         x, _ = self.embedding.forward(ids, start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and room for `past` + T of them."""
+        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length."""
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
         if self.units is not None:
             expect_floating(units=ids)

@@ -1,4 +1,4 @@
-"""The classification transformer: which class does a text belong to, an image, or each unit of a set?"""
+"""The classification transformer: the class of a text, of an image, or of each unit of a set."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class LogitsCache(NamedTuple):
 
 
 class Classifier(ClassPredictor):
-    """Token ids -> body -> pooling over each text's true length -> linear -> log-probabilities.
+    """Token ids -> body -> pooling over each text without its padding -> linear -> log-probabilities.
 
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
-    longest text. pool: "mean", "max", or "none" to classify every unit of a sequence by itself. `body` takes the
-    remaining options of `Body`: positions, dropout, causal, recompute, embedding_std, units, block, final_norm, and
+    longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. `body`: the other
+    options of `Body`, which are positions, dropout, causal, recompute, embedding_std, units, block, final_norm, and
     those of the block: norm, wide, d_ff, activation, bias, eps.
 
-    Every position attends to every other of its text, but not to padding: a text's class does not depend on what it
-    was batched with.
+    Every position attends to all of its text, but not to padding, so the class of a text does not depend on the other
+    texts in the batch.
 
-    A text is one kind of a set of units with a structure. With vocab_size None and units=I the units are vectors
-    (B, T, I), such as the patches of images. A pattern in `forward` gives the structure, such as the edges of a graph
-    (`ops.Edges`, in a model with positions="none"). Backward gives the gradient of units, and None for ids.
+    A text is only one example of a structured set of units. With vocab_size=None and units=I, the units are vectors
+    (B, T, I), such as the patches of an image. The pattern of `forward` gives the structure, such as the edges of a
+    graph (`ops.Edges`, in a model with positions="none"). `backward` returns the gradient of units, or None for ids.
     """
 
     body_class = Body
@@ -69,10 +69,10 @@ class Classifier(ClassPredictor):
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
     ) -> tuple[Array, LogitsCache]:
-        """Logits (B, num_classes), with pool "none" (B, T, num_classes), of ids (B, T) or units (B, T, I).
+        """Logits (B, num_classes), or (B, T, num_classes) with pool "none", of ids (B, T) or units (B, T, I).
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
-        from 1 to T. pattern: which may attend to which; None for all.
+        from 1 to T. pattern: which positions may attend to which; None for all.
         """
         if lengths is not None:
             self.body.check(ids)
@@ -89,7 +89,7 @@ class Classifier(ClassPredictor):
         return z, LogitsCache(body, pooled, output)
 
     def logits_backward(self, dz: Array, cache: LogitsCache) -> Array | None:
-        """The gradient of units, or None for ids, from that of the logits."""
+        """The gradient of units, or None for ids, given the gradient of the logits."""
         dx = self.output.backward(dz, cache.output)
         if self.pool != "none":
             _, pool_backward = POOLS[self.pool]
@@ -106,7 +106,8 @@ class Classifier(ClassPredictor):
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,).
 
-        With pool "none" labels are (B, T), and one of `ops.IGNORED` does not count: padding, or units of unknown class.
+        With pool "none" labels are (B, T), and labels equal to `ops.IGNORED` do not count: padding, or units of unknown
+        class.
         """
         z, logits = self.logits(ids, lengths, key, pattern)
         loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)

@@ -1,4 +1,4 @@
-"""The transformer of "Attention is all you need": from a text in one language to its translation."""
+"""The transformer of "Attention is all you need", which translates a text from one language to another."""
 
 from __future__ import annotations
 
@@ -38,20 +38,21 @@ class EncoderDecoderCache(NamedTuple):
 
 
 class EncoderDecoder(Predictor):
-    """Source ids -> encoder -> memory; target ids so far -> decoder, which looks at the memory -> the next target id.
+    """Source ids -> encoder -> memory; target ids so far -> decoder, which attends to the memory -> next target id.
 
-    Unlike the language model it has two texts. The encoder reads the source whole, every place seeing every other, as
-    the classifier does. The decoder writes the target as the language model does, each place seeing those before it,
-    and in every block it also attends to what the encoder made of the source. In training the decoder is given the true
-    target (teacher forcing), so that all places are predicted in one forward; when it translates it is given what it
-    has written.
+    Unlike the language model, it works on two texts. The encoder reads the whole source, with every position attending
+    to every other, as in the classifier. The decoder produces the target like the language model, with each position
+    attending to those before it, and in every block it also attends to the output of the encoder. In training the
+    decoder is given the true target (teacher forcing), so that one forward predicts all positions; when translating, it
+    is given its own output so far.
 
-    vocab_size: V, of one vocabulary for both languages. d_model, heads, d_ff: C, H and F. depth: blocks of the encoder,
-    and of the decoder. dropout: on what every part of a block returns, and on the sum of embedding and position, as in
-    section 5.4. One table (V, C) embeds source and target, scaled by √C, and transposed it is the output (section 3.4):
-    see `nn.TiedOutput`. It starts normal with deviation 1/√C, so that embeddings start with deviation 1, as large as
-    positions, and logits with that of the decoder's output. Positions are sinusoidal: texts may be of any length.
-    label_smoothing: of the training loss. norm: "post" as in the paper, or "pre", with a norm after the last blocks.
+    vocab_size: V, of one vocabulary for both languages. d_model, heads, d_ff: C, H and F. depth: the number of blocks
+    in the encoder, and in the decoder. dropout: on the output of every branch of a block, and on the sum of embedding
+    and position, as in section 5.4. One table (V, C), scaled by √C, embeds source and target, and its transpose is the
+    output map (section 3.4): see `nn.TiedOutput`. It is initially normal with standard deviation 1/√C. So embeddings
+    start with deviation 1, as large as the positions, and logits with the deviation of the decoder's output. Positions
+    are sinusoidal, so texts can have any length. label_smoothing: of the training loss. norm: "post", as in the paper,
+    or "pre", with a norm after the last blocks.
 
     Source: Vaswani et al., "Attention is all you need", 2017.
     """
@@ -87,10 +88,10 @@ class EncoderDecoder(Predictor):
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
     ) -> tuple[Array, EncoderDecoderCache]:
-        """Logits (B, T, V): those at [b, t] predict the target after target[b, t].
+        """Logits (B, T, V): those at [b, t] predict the token after target[b, t].
 
-        source: (B, S), whose text b ends after lengths[b] tokens, from 1 to S. target: (B, T), beginning with a token
-        that stands for the beginning. What stands after a target's end changes nothing before it.
+        source: (B, S), whose text b ends after lengths[b] tokens, from 1 to S. target: (B, T), each row starting with a
+        token that marks the beginning. Tokens after the end of a target do not change the logits before it.
         """
         expect_tokens("source", source)
         expect_tokens("target", target, B=source.shape[0])
@@ -102,14 +103,14 @@ class EncoderDecoder(Predictor):
         return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
 
     def backward(self, dlogits: Array, cache: EncoderDecoderCache) -> None:
-        """The memory went to every block of the decoder, and `Stack` returns the sum of its gradients."""
+        """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients."""
         encoder, decoder, output = cache
         dx, dmemory = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
         self.embedding.backward(dx, decoder.embedding)
         self.embedding.backward(self.encoder_stack.backward(dmemory, encoder.stack), encoder.embedding)
 
     def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, SideCache]:
-        """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError as `forward` does."""
+        """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError like `forward`."""
         expect_tokens("source", source)
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])
@@ -133,9 +134,9 @@ class EncoderDecoder(Predictor):
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of target (B, T).
+        """The mean cross-entropy, in nats per token, of targets (B, T), the token after each of target (B, T).
 
-        A target of `ops.IGNORED` does not count. With a key, while training, labels are smoothed.
+        Targets equal to `ops.IGNORED` do not count. With a key, in training, labels are smoothed.
         """
         logits, forward = self.forward(source, lengths, target, key)
         smoothing = 0.0 if key is None else self.label_smoothing
@@ -152,14 +153,15 @@ class EncoderDecoder(Predictor):
     ) -> Array:
         """Logits (B, T, V) of new target tokens ids (B, T) after `past` stored ones: see `generation.DecoderCache`.
 
-        memory: for each block of the decoder what its `cross.project` made of the encoder's output.
+        memory: for each block of the decoder, the keys and values that its `cross.project` returns for the encoder's
+        output.
         """
         x, _ = self.embedding.forward(ids, start=past)
         return self.output(self.decoder_stack.extend(x, stored, past, memory, pattern=pattern))
 
 
 def expect_tokens(name: str, ids: Array, **sizes: int) -> None:
-    """Raise ValueError unless ids are (B, T), of the B given, with T ≥ 1."""
+    """Raise ValueError unless ids are (B, T) with T ≥ 1, and with the given B."""
     expect_shape(name, ids, "B T", **sizes)
     if not ids.shape[1]:
         raise ValueError(f"{name}: expected (B, T) with T >= 1, got {tuple(ids.shape)}")

@@ -1,4 +1,4 @@
-"""The text-generation transformer: which token comes next?"""
+"""The text-generation transformer, which predicts the next token."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from .predictor import Predictor
 class LanguageModelCache(NamedTuple):
     body: Any
     output: Any
-    memory: Any = None  # that of a TransformerXL: (B, depth, M, C)
+    memory: Any = None  # of a TransformerXL, (B, depth, M, C)
 
 
 class LanguageModel(Predictor):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
-    sequence. `body` takes the remaining options of `Body`: positions, dropout, recompute, embedding_std, block,
+    sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std, block,
     final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
     """
 
     body_class = Body
     fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens"}
-    pattern: ops.Pattern | None = None  # of every block, on top of causal
+    pattern: ops.Pattern | None = None  # of every block, in addition to causal
 
     def __init__(
         self,
@@ -60,18 +60,18 @@ class LanguageModel(Predictor):
         self.body.backward(self.output.backward(dlogits, cache.output), cache.body)
 
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of ids (B, T).
+        """The mean cross-entropy, in nats per token, of targets (B, T), the token after each of ids (B, T).
 
-        A target of `ops.IGNORED` does not count.
+        Targets equal to `ops.IGNORED` do not count.
         """
         logits, forward = self.forward(ids, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
 
     def allocate(self, batch_size: int) -> list[Stored]:
-        """What `extend` needs of the past of `batch_size` sequences; `generation.KeyValueCache` keeps it."""
+        """Room for what `extend` stores of the past of `batch_size` sequences; `generation.KeyValueCache` holds it."""
         return self.body.allocate(batch_size)
 
     def extend(self, ids: Array, stored: list[Stored], past: int) -> Array:
-        """Logits (B, 1, V) after the last of new tokens ids (B, T), which follow `past` stored ones."""
+        """Logits (B, 1, V) for the token after new tokens ids (B, T), which follow `past` stored ones."""
         return extend_output(self.body.extend(ids, stored, past, self.pattern)[:, -1:], self.output)

@@ -1,4 +1,4 @@
-"""What all models have in common: they are made from sizes and options, keep them, and refuse others by name."""
+"""What all models have in common: they store their arguments and reject unknown ones by name."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Model(Layer):
-    """A layer that is made from sizes and options, and can be made again from them: `type(model)(**model.config)`.
+    """A layer that records its arguments, so that it can be created again: `type(model)(**model.config)`.
 
-    config: the arguments by name, defaults included, without the key.
+    config: the arguments by name, including defaults, without the key.
 
-    What a model takes as `**options` it passes on, to its `body_class`. A keyword that neither of them takes raises
-    TypeError, which lists those that are taken. `fixed`: options that the model sets itself, each with words for the
-    message; giving one raises ValueError.
+    A model passes its `**options` on to its `body_class`. A keyword that neither of them takes raises TypeError, which
+    lists the valid ones. `fixed`: options that the model sets itself, each with its reason, for the message; passing
+    one raises ValueError.
     """
 
     body_class: ClassVar[Callable | None] = None
@@ -36,24 +36,24 @@ class Model(Layer):
         model = super().__new__(cls)
         places = [name for name, p in known.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
         defaults = {name: p.default for name, p in named(cls.__init__).items() if p.default is not Parameter.empty}
-        model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # what is wrong, __init__ will say
+        model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # __init__ reports errors
         model.config.pop("key", None)
         return model
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
-        """As for every layer; a layer among the arguments, in `config`, is not meant."""
+        """As for every layer, but without the layers that are arguments in `config`."""
         yield from named_parts("", {name: value for name, value in vars(self).items() if name != "config"})
 
     @classmethod
     def passes_to(cls, options: Mapping[str, Any]) -> Callable | None:
-        """What takes the options that the model does not take itself."""
+        """The class or function that gets the options that the model does not take itself."""
         return cls.body_class
 
     @classmethod
     def options(cls, given: Mapping[str, Any] = {}) -> tuple[dict[str, Parameter], bool]:
-        """The arguments that may be given by name, sizes included, in their order; and whether any others may be too.
+        """The arguments that can be passed by name, in order, and whether any other keyword is accepted too.
 
-        given: options on which the answer may depend.
+        given: the options passed, on which the answer may depend.
         """
         found: dict[str, Parameter] = {}
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
@@ -74,10 +74,10 @@ class Model(Layer):
 
 
 def named(function: Callable) -> dict[str, Parameter]:
-    """The parameters of a function, or of a class, that can be given by name, without `self`."""
+    """The parameters of a function or class that can be passed by name, without `self`."""
     return {name: p for name, p in signature(function).parameters.items() if p.kind in NAMED and name != "self"}
 
 
 def passes_on(function: Callable) -> bool:
-    """Whether a function takes keywords that it does not name."""
+    """Whether a function accepts arbitrary keywords."""
     return any(p.kind is Parameter.VAR_KEYWORD for p in signature(function).parameters.values())

@@ -1,4 +1,4 @@
-"""What models with logits have in common: the cross-entropy of the logits is their loss."""
+"""What models with logits have in common: their loss is the cross-entropy of the logits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .model import Model
 class Predictor(Model):
     """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
 
-    A subclass has `backward(dlogits, cache)`, from the gradient of the logits.
+    A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits.
     """
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
@@ -30,10 +30,10 @@ class LogProbabilitiesCache(NamedTuple):
 
 
 class ClassPredictor(Predictor):
-    """A model whose forward returns log-probabilities of classes.
+    """A model whose `forward` returns log-probabilities of classes.
 
     A subclass has `logits(...)`, which returns logits (..., K) and a cache, and `logits_backward(dlogits, cache)`.
-    `forward` takes the log-softmax of the logits, and `loss` their cross-entropy, which needs no second softmax.
+    `forward` returns the log-softmax of the logits. `loss` is their cross-entropy, which does not need a softmax first.
     """
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Array, LogProbabilitiesCache]:

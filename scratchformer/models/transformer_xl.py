@@ -1,4 +1,4 @@
-"""Transformer-XL: a text read segment after segment, with a memory of the segments before."""
+"""Transformer-XL: a language model that reads a text in segments, with a memory of earlier segments."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from .language_model import LanguageModel, LanguageModelCache
 
 
 class TransformerXL(LanguageModel):
-    """The language model with a memory: it reads a text in segments, and in each layer sees what stood before.
+    """A language model with a memory: it reads a text in segments, and each layer also sees its inputs from before.
 
     vocab_size, d_model, heads, depth: as in `LanguageModel`. context: T, the tokens of a segment. memory: how many
-    vectors of the past each layer keeps from one segment to the next; 0 for none. `body` takes the remaining options
-    of `LanguageModel` but positions.
+    past vectors each layer keeps from one segment to the next; 0 for none. `body`: the other options of
+    `LanguageModel`, except positions.
 
-    What changed from the language model, and why.
+    The differences from `LanguageModel`, with reasons:
 
-    1. It has no window that starts from nothing. There the first predictions of every window know hardly any text,
-       and no prediction more than the context. Here the vectors that entered block l in the segments before are kept,
-       and block l makes keys and values of them, [memory, x], as if the text had been longer. A vector in the memory
-       has itself seen a memory, so what a prediction depends on grows by a memory's length with every layer.
-    2. The memory is a constant: no gradient goes back into the segment before, whose caches are gone. A step costs what
-       a segment costs, however long the text.
-    3. Positions are relative, in every block's attention (`nn.RelativeSelfAttention`). Vectors of absolute places would
-       tell the model that the memory's last token and the segment's last token stand at one place. Distances fit any
-       length, so the memory may be longer in evaluation than it was in training.
-    4. Training goes through the text in order (`data.SegmentBatches`), so that each segment meets the memory of the
-       one before it.
+    1. Windows do not start from nothing. In `LanguageModel` the first predictions of every window are based on hardly
+       any text, and no prediction on more than the context. Here the vectors that entered block l in earlier segments
+       are kept, and block l computes keys and values from [memory, x], as if the text had been longer. A vector in the
+       memory has itself seen a memory, so the range of a prediction grows by the memory's length with every layer.
+    2. The memory is constant: no gradient goes back into the previous segment, whose caches are gone. A step costs the
+       same however long the text is.
+    3. Positions are relative, in the attention of every block (`nn.RelativeSelfAttention`). With absolute positions,
+       the last token of the memory and the last token of the segment would have the same position. Distances work for
+       any length, so the memory can be longer in evaluation than in training.
+    4. Training goes through the text in order (`data.SegmentBatches`), so that each segment is read with the memory of
+       the one before.
 
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
@@ -65,32 +65,32 @@ class TransformerXL(LanguageModel):
     def forward(
         self, ids: Array, memory: Array | None = None, key: Key | None = None
     ) -> tuple[Array, LanguageModelCache]:
-        """Logits (B, T, V) of a segment ids (B, T) after a memory (B, depth, M, C), of any length M; None for none.
+        """Logits (B, T, V) of a segment ids (B, T) after a memory (B, depth, M, C) of any length M, or None.
 
-        The memory of the next segment is `remember(cache)`. Raises TypeError for a memory of another type than the
-        model's, unless it is empty.
+        The memory for the next segment is `remember(cache)`. Raises TypeError if the memory is not empty and not of the
+        model's dtype.
         """
         if memory is None:
             memory = self.nothing(ids)
         dtype = self.body.tokens.table.data.dtype
         if (found := getattr(memory, "dtype", dtype)) != dtype:
             if memory.size:
-                raise TypeError(f"memory: expected {dtype}, as the model is, got {found}")
+                raise TypeError(f"memory: expected {dtype}, the dtype of the model, got {found}")
             memory = memory.astype(dtype)
         x, body = self.body.forward(ids, key=key, memory=memory)
         logits, output = self.output.forward(x)
         return logits, LanguageModelCache(body, output, memory)
 
     def nothing(self, ids: Array) -> Array:
-        """The memory (B, depth, 0, C) before the first segment ids (B, T)."""
+        """The empty memory (B, depth, 0, C) before the first segment ids (B, T)."""
         table = self.body.tokens.table.data
         return array_module(ids, table).zeros((ids.shape[0], len(self.body.blocks), 0, table.shape[1]), table.dtype)
 
     def remember(self, cache: LanguageModelCache, length: int | None = None) -> Array:
-        """The memory (B, depth, M, C) for the next segment, from the cache of a forward.
+        """The memory (B, depth, M, C) for the next segment, from the cache of `forward`.
 
-        For each layer it has the last M vectors of the old memory and the segment together. M is `length`, by default
-        that of training, or less if there are fewer vectors. They share no memory with the cache.
+        For each layer it has the last M vectors of the old memory followed by the segment. M is `length`, by default
+        the model's `memory`, or less if there are fewer vectors. The arrays of the cache are copied.
         """
         length = self.memory if length is None else length
         expect_at_least(0, length=length)
@@ -106,9 +106,9 @@ class TransformerXL(LanguageModel):
     def loss(
         self, ids: Array, targets: Array, memory: Array | None = None, key: Key | None = None
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats a token, of targets (B, T), the token after each of a segment ids (B, T).
+        """The mean cross-entropy, in nats per token, of targets (B, T), the token after each of a segment ids (B, T).
 
-        A target of `ops.IGNORED` does not count. memory: see `forward`. The cache begins with that of `forward`.
+        Targets equal to `ops.IGNORED` do not count. memory: see `forward`. The cache begins with that of `forward`.
         """
         logits, forward = self.forward(ids, memory, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)

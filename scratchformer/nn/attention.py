@@ -1,4 +1,4 @@
-"""Multi-head attention: of a sequence to itself, and of one sequence to another."""
+"""Multi-head self-attention and cross-attention."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ class MultiHeadCache(NamedTuple):
 
 
 class CrossAttention(Layer):
-    """Queries from one sequence, keys and values from another: y_t is a mean over the memory, chosen by x_t.
+    """Each position of x attends to another sequence, the memory: queries come from x, keys and values from the memory.
 
-    d_model: C, the width of x (B, T, C), of memory (B, M, C) and of y (B, T, C).
-    heads: H. wide: False gives "narrow" heads of width D = C/H, which split the work of one head of width C; True
-    gives every head the full width D = C, at H times the cost. bias: of the query, key and value maps (the tutorial
-    has none); the map that unifies the heads always has one. Raises ValueError if narrow heads do not divide C.
+    d_model: C, the width of x (B, T, C), memory (B, M, C) and y (B, T, C).
+    heads: H. wide: False gives "narrow" heads of width D = C/H, which together cost as much as one head of width C;
+    True gives every head the full width D = C, at H times the cost. bias: whether the query, key and value projections
+    have a bias (the tutorial's have none); the output projection, `unify`, always has one. Raises ValueError if heads
+    are narrow and H does not divide C.
 
-    All heads are computed at once. A map to H·D columns is H maps to D columns side by side, so that (B, T, H D) is
-    cut into (B, T, H, D), and the heads are brought in front of time, (B, H, T, D), as a second batch axis.
+    All heads are computed at once. A projection to H D columns is H projections to D columns side by side. So
+    (B, T, H D) is reshaped to (B, T, H, D) and transposed to (B, H, T, D), where the heads are a second batch axis.
 
-    Backward. Cutting and moving axes only places numbers; their backward puts them back. x feeds queries alone. The
-    memory feeds keys and values: with wk_chd and wv_chd for head h's columns of the two maps,
+    Backward. Reshaping and transposing only move numbers, and their backward moves them back. x feeds only the queries.
+    The memory feeds keys and values. With wk_chd and wv_chd for the columns of head h in the two projections,
 
         k_bhsd = Σ_c memory_bsc wk_chd        v_bhsd = Σ_c memory_bsc wv_chd
 
-    so its gradient is the sum of what both pass back:
+    so its gradient has two terms:
 
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
         dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
 
-    With both sides padded: of sequence b let n_b places of x be text, and m_b of the M places of the memory, which are
-    the S keys. By the pattern `Padding(m)` the sums over the memory end at m_b. With z_bhts = Σ_d q_bhtd k_bhsd/√D,
+    With padding on both sides, let the text in sequence b be the first n_b positions of x and the first m_b of the M
+    positions of the memory, which are the S keys. The pattern `Padding(m)` ends the sums over the memory at m_b. With
+    z_bhts = Σ_d q_bhtd k_bhsd/√D,
 
         p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')      y_bhtd = Σ_s p_bhts v_bhsd
 
@@ -51,14 +53,14 @@ class CrossAttention(Layer):
         dz_bhts = p_bhts (dp_bhts − Σ_s' p_bhts' dp_bhts')      da_bhts = dz_bhts/√D
         dq_bhtd = Σ_s da_bhts k_bhsd      dk_bhsd = Σ_t da_bhts q_bhtd      dv_bhsd = Σ_t p_bhts dy_bhtd
 
-    A place s ≥ m_b of the memory has p_bhts = 0, and so da_bhts = 0, for every t. One of the two is a factor of each
-    term of dk_bhsd and dv_bhsd, so both gradients are 0 there. No pattern is needed for a place t ≥ n_b of x. Its y is
-    a number that nobody uses: a loss that does not count it has dy_bhtd = 0, hence dp_bhts = da_bhts = 0, and it adds
-    nothing to any dk, dv or dq. Each place of the memory collects the gradients of all heads and queries:
+    In the padding of the memory, s ≥ m_b, p_bhts = 0 and so da_bhts = 0 for every t. Each term of dk_bhsd and dv_bhsd
+    has one of them as a factor, so both gradients are 0 there. The padding of x, t ≥ n_b, needs no pattern: the loss
+    ignores its y, so dy_bhtd = 0, hence dp_bhts = da_bhts = 0, and it adds nothing to dk, dv or dq. Each position of
+    the memory collects the gradients of all heads and queries:
 
         dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d [t < n_b] (p_bhts dy_bhtd wv_chd + da_bhts q_bhtd wk_chd)
 
-    Backward gives (dx, dmemory).
+    `backward` returns (dx, dmemory).
     """
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
@@ -74,7 +76,7 @@ class CrossAttention(Layer):
         self.unify = Linear(width, d_model, key=key.fold("unify"))
 
     def forward(self, x: Array, memory: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
-        """x: (B, T, C), memory: (B, M, C), pattern: which queries may see which places of the memory."""
+        """x: (B, T, C), memory: (B, M, C), pattern: which queries may see which positions of the memory."""
         expect_floating(x=x, memory=memory)
         expect_shape("x", x, "B T C", C=self.d_model)
         expect_shape("memory", memory, "B M C", B=x.shape[0], C=self.d_model)
@@ -98,7 +100,7 @@ class CrossAttention(Layer):
         return self.split_heads(self.key(memory)), self.split_heads(self.value(memory))
 
     def attend(self, x: Array, k: Array, v: Array, pattern: ops.Pattern | None = None) -> Array:
-        """What `forward` gives for x (B, T, C), of a memory whose keys and values are known."""
+        """The output of `forward` for x (B, T, C), given the keys and values of the memory, from `project`."""
         y, _ = ops.attention(self.split_heads(self.query(x)), k, v, pattern)
         return self.unify(self.join_heads(y))
 
@@ -121,12 +123,12 @@ class CrossAttention(Layer):
 
 
 class SelfAttention(CrossAttention):
-    """Multi-head attention of a sequence to itself: `CrossAttention` whose memory is x.
+    """Multi-head self-attention: `CrossAttention` with x as its own memory.
 
-    causal: position t sees only positions up to t, on top of any pattern that is given. The rest as in
+    causal: position t sees only positions up to t, in addition to any given pattern. The other arguments are those of
     `CrossAttention`. x, y: (B, T, C).
 
-    Backward. x is both the queries' and the memory's sequence, so its gradient is the sum of the two.
+    Backward. x is the input and the memory of `CrossAttention`, so its gradient is dx + dmemory.
     """
 
     def __init__(
@@ -152,21 +154,21 @@ class SelfAttention(CrossAttention):
         return dx + dmemory
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output at new positions x (B, T, C), whose `past` predecessors have their keys and values stored.
+        """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.
 
-        stored: as `allocate` made it, filled up to `past`; the keys and values of x are written next. Causal, on top of
-        any pattern that is given; a pattern counts from the first key that is stored.
+        stored: from `allocate`, filled up to `past`; the keys and values of x are written after that. Causal, in
+        addition to any given pattern. A pattern counts keys from the first stored one.
         """
         (keys, values), total = stored, past + x.shape[1]
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q = self.split_heads(self.query(x))
-        if x.shape[1] > 1:  # a last position has no later one
+        if x.shape[1] > 1:  # a single new position is the last, with no later one to hide
             pattern = causal(pattern)
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))
 
 
 def causal(pattern: ops.Pattern | None) -> ops.Pattern:
-    """The pattern that also forbids every position to see a later one; None stands for all pairs."""
+    """`pattern`, restricted so that no position sees a later one; None allows all pairs."""
     return ops.Causal() if pattern is None else ops.Causal() & pattern

@@ -25,13 +25,14 @@ class BlockCache(NamedTuple):
 
 
 class Block(Layer):
-    """Two residual branches, self-attention and then a feed-forward layer, each with a norm of its own.
+    """Two residual branches, self-attention and then a feed-forward layer, each with its own norm.
 
-    attention: a layer such as `SelfAttention`, with `forward(x, pattern)`; its `allocate` and `extend` serve generation
-    (see `Stack`). feedforward: a layer that treats every position by itself. norm1, norm2: of the two branches.
-    norm: their order, "post" or "pre". dropout: of what a branch returns, before it is added.
+    attention: a layer such as `SelfAttention`, with `forward(x, pattern)`; generation uses its `allocate` and `extend`
+    if it has them (see `Stack`). feedforward: a layer that acts on each position separately. norm1, norm2: the norms of
+    the two branches. norm: their order, "post" or "pre", see `Residual`. dropout: the probability of dropout on the
+    output of a branch, before the sum.
 
-    x, y: (B, T, C). The mathematics is that of `Residual`, twice.
+    x, y: (B, T, C). For the mathematics see `Residual`.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class Block(Layer):
         self.norm = norm
         self.attention, self.norm1, self.feedforward, self.norm2 = attention, norm1, feedforward, norm2
         self.dropout = Dropout(dropout)
-        self.branches()  # raises what is wrong with the order
+        self.branches()  # raises ValueError for an unknown order
 
     def branches(self) -> tuple[Residual, Residual]:
-        """The two branches, made of the layers that the block has now."""
+        """The two branches, built from the block's current layers."""
         return (
             Residual(self.attention, self.norm1, self.norm, self.dropout),
             Residual(self.feedforward, self.norm2, self.norm, self.dropout),
@@ -58,7 +59,7 @@ class Block(Layer):
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None, **options: Any
     ) -> tuple[Array, BlockCache]:
-        """options: of the attention."""
+        """options: passed on to the attention."""
         key1, key2 = (None, None) if key is None else (key.fold(1), key.fold(2))
         first, second = self.branches()
         h, attention = first.forward(x, pattern, key=key1, **options)
@@ -70,7 +71,7 @@ class Block(Layer):
         return first.backward(second.backward(dy, cache.feedforward), cache.attention)
 
     def allocate(self, x: Array, length: int) -> Stored:
-        """What the attention stores of `length` positions of sequences like x (B, any T, C)."""
+        """Room for what the attention stores for `length` positions of sequences like x (B, any T, C)."""
         return getattr(self.attention, "allocate", allocate_inputs)(x, length)
 
     def extend(self, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
@@ -86,14 +87,14 @@ class TransformerBlock(Block):
         post-norm, as in the tutorial:      h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
         pre-norm, as in GPT-2:              h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
 
-    x, y: (B, T, C). Dropout acts on what attention and feed-forward return, before it is added (the tutorial's acts on
-    h and y, after the norms).
-    d_ff, activation: see `FeedForward`. causal, wide, bias: see `SelfAttention`. eps: of the norms. relative: attention
-    is a `RelativeSelfAttention`. Then a block may be given a memory (B, M, C), vectors that preceded x here and are now
-    constants: attention sees [memory, x] (normed alike, with pre-norm) in place of x.
+    x, y: (B, T, C). Dropout applies to the outputs of attention and feed-forward layer, before the sum (the tutorial
+    applies it to h and y, after the norms).
+    d_ff, activation: see `FeedForward`. causal, wide, bias: see `SelfAttention`. eps: of the norms. relative: whether
+    attention is a `RelativeSelfAttention`. If so, `forward` takes a memory (B, M, C), the inputs of this block at the M
+    positions before x, now constants. Attention then sees [memory, x] instead of x (with pre-norm, both normalised).
 
-    Backward. See `Residual`. A memory gets no gradient, but parameters do get theirs from it, since the maps to keys
-    and values, and the norm before them, are applied to the memory too.
+    Backward. See `Residual`. The memory gets no gradient, but it contributes to the gradients of the parameters: the
+    key and value projections, and the norm before them, are applied to it too.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class TransformerBlock(Block):
 
 @operation
 def extend_block(x: Array, block: Block, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
-    """What `Block.extend` returns: forward alone, with the keys and values of the past stored."""
+    """What `Block.extend` returns: forward only, with the keys and values of past positions stored."""
     first, second = block.branches()
     h = first.around(lambda n: block.attention.extend(n, stored, past, pattern), x)
     return second.around(block.feedforward, h)
@@ -149,5 +150,5 @@ def extend_block(x: Array, block: Block, stored: Stored, past: int, pattern: ops
 
 @operation
 def extend_output(x: Array, output: Layer) -> Array:
-    """The logits (B, T, V) of x (B, T, C) by a model's output layer, without a cache."""
+    """The logits (B, T, V) that a model's output layer gives for x (B, T, C), without a cache."""
     return output(x)

@@ -1,4 +1,4 @@
-"""The decoder's block: a transformer block that also looks at another sequence."""
+"""The decoder block: a transformer block that also attends to another sequence."""
 
 from __future__ import annotations
 
@@ -23,21 +23,20 @@ class DecoderBlockCache(NamedTuple):
 
 
 class DecoderBlock(Layer):
-    """Causal self-attention, attention to the memory, and a feed-forward layer, each with a residual and a norm.
+    """Causal self-attention, cross-attention to a memory, and a feed-forward layer, each with a residual and a norm.
 
         post-norm, as in the paper:   g = norm1(x + attention(x))          pre-norm:   g = x + attention(norm1(x))
                                       h = norm2(g + cross(g, memory))                  h = g + cross(norm2(g), memory)
                                       y = norm3(h + feedforward(h))                    y = h + feedforward(norm3(h))
 
-    x, y: (B, T, C). memory: (B, M, C), what the encoder made of the other sequence. pattern: which queries may see
-    which places of the memory (its `Padding`). The options are those of `TransformerBlock`.
+    x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
+    which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. The memory enters once, through the keys and values of the cross-attention. With both sequences padded:
-    a place after the end of the memory has probability 0 for every query, and by `attention` neither its key nor its
-    value gets a gradient; a place after the end of x has a loss that does not count, so its dy is 0, its query passes
-    nothing to the memory, and because self-attention is causal no place before the end has looked at it. Each branch
-    is a `Residual`. Backward gives (dx, dmemory); the encoder's output goes to every block, so a `Stack` of them adds
-    up their dmemory.
+    Backward. Each branch is a `Residual`. The memory enters once, through the keys and values of the cross-attention.
+    If the memory is padded, its padding has probability 0 for every query, so the keys and values there get no gradient
+    (see `attention`). If x is padded, the loss ignores its padding: dy is 0 there, so those queries pass nothing to the
+    memory, and because self-attention is causal, no position before the end of x has seen them. `backward` returns
+    (dx, dmemory). The encoder's output goes to every block, so a `Stack` adds up the dmemory of its blocks.
 
     Source: Vaswani et al., "Attention is all you need", 2017, sections 3.1 and 3.2.3, figure 1.
     """
@@ -62,10 +61,10 @@ class DecoderBlock(Layer):
         self.feedforward = FeedForward(d_model, d_ff, activation, key.fold("feedforward"))
         self.norm3 = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
-        self.branches()  # raises what is wrong with the order
+        self.branches()  # raises ValueError for an unknown order
 
     def branches(self) -> tuple[Residual, Residual, Residual]:
-        """The three branches, made of the layers that the block has now."""
+        """The three branches, built from the block's current layers."""
         return (
             Residual(self.attention, self.norm1, self.norm, self.dropout),
             Residual(self.cross, self.norm2, self.norm, self.dropout),
@@ -97,7 +96,7 @@ class DecoderBlock(Layer):
     ) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones, without dropout: see `Stack`.
 
-        memory: what `cross.project` made of the encoder's output. pattern: of the memory.
+        memory: the keys and values that `cross.project` returns for the encoder's output. pattern: for the memory.
         """
         first, second, third = self.branches()
         g = first.around(lambda n: self.attention.extend(n, stored, past), x)

@@ -10,7 +10,7 @@ from .layer import Layer
 
 
 class Dropout(Layer):
-    """Zeroes each element with probability p and scales the rest, given a key; without a key, or with p = 0, y = x."""
+    """With a key, zeroes each element with probability p and scales the rest; with no key, or p = 0, y = x."""
 
     def __init__(self, p: float) -> None:
         expect_fraction("dropout", p, letter="p")

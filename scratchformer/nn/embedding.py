@@ -15,10 +15,10 @@ from .layer import Layer, Param
 
 
 class TokenEmbedding(Layer):
-    """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens, normal at the start.
+    """y = table[ids]: a learned vector of width d_model for each of vocab_size tokens.
 
-    std: of the normal distribution. ids: (B, T), integers. Returns (B, T, C).
-    There is nothing to pass back to ids, so backward gives None.
+    std: the standard deviation of the initial values, which are normal. ids: (B, T), integers. Returns (B, T, C).
+    ids have no gradient, so `backward` returns None.
     """
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
@@ -35,21 +35,21 @@ class TokenEmbedding(Layer):
 
 
 class TiedOutput(Layer):
-    """y = x tableᵀ + b: the logits of each token are the products of x with its vector in a `TokenEmbedding`'s table.
+    """y = x tableᵀ + b: the logit of a token is the product of x with its vector in the table of a `TokenEmbedding`.
 
-    embedding: the layer whose table is shared. bias: whether there is a b, (V,), zero at the start. x: (..., C).
+    embedding: the layer whose table is shared. bias: whether there is a b (V,), initially zero. x: (..., C).
     Returns (..., V).
 
-    Backward. The loss depends on the one table through both its uses, and a derivative through several ways is their
-    sum. With ids i_n at the input and x_n before the output,
+    Backward. The loss depends on the table through both its uses, and the gradient is the sum over these two paths.
+    With ids i_n at the input and x_n before the output,
 
         e_nc = table_{i_n c},  z_nv = Σ_c x_nc table_vc + b_v
 
         dtable_vc = Σ_n dz_nv x_nc + Σ_n [i_n = v] de_nc
 
-    The first sum is that of an affine map with w = tableᵀ, whose gradient dw_cv is transposed back; the second is added
-    by the embedding's own backward (see `embedding`). Both go into one `.grad`, whichever comes first; a token's row
-    gets a gradient from every place that predicts, even where the token never stands.
+    The first sum is the gradient dw_cv of an affine map with w = tableᵀ, transposed back. The second is added by the
+    embedding's own backward (see `ops.embedding`). Both are added to the same `.grad`, in either order. A token's row
+    gets a gradient from every position where a token is predicted, even if this token does not occur in the input.
 
         self.table.grad += dw.T
 
@@ -73,11 +73,13 @@ class TiedOutput(Layer):
 
 
 class PositionEmbedding(Layer):
-    """y = x + table[:T]: a learned vector for each of max_length positions, normal at the start.
+    """y = x + table[:T]: a learned vector for each of max_length positions.
 
-    std: of the normal distribution. x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
+    std: the standard deviation of the initial values, which are normal. x: (B, T, C) with T ≤ max_length; `start` is
+    the position of x[:, 0].
 
-    Backward: y_btc = x_btc + table_tc, so dx = dy, and a position collects from every sequence, dtable_tc = Σ_b dy_btc.
+    Backward: y_btc = x_btc + table_tc, so dx = dy, and the vector of a position collects the gradients of all
+    sequences, dtable_tc = Σ_b dy_btc.
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
@@ -106,21 +108,23 @@ class GridCache(NamedTuple):
 
 
 class GridPositions(Layer):
-    """y_t = x_t + rows[⌊t/width⌋] + columns[t mod width]: a learned vector for each row of a grid, and each column.
+    """y_t = x_t + rows[⌊t/width⌋] + columns[t mod width]: a learned vector for each row and each column of a grid.
 
-    A sequence is read as a grid, row after row, as the pixels of an image are: two positions of one column, or of one
-    row, have a vector in common. max_length: of the sequences. width: columns of the grid. std: of the normal
-    distribution at the start. x: (B, T, C) with T ≤ max_length; `start` is the position of x[:, 0].
+    The sequence is a grid read row by row, like the pixels of an image; positions in the same row, or in the same
+    column, share a vector. max_length: of the sequences. width: the number of columns of the grid. std: the standard
+    deviation of the initial values, which are normal. x: (B, T, C) with T ≤ max_length; `start` is the position of
+    x[:, 0].
 
     Backward. With R the rows' table and K the columns',
 
         y_btc = x_btc + Σ_r [⌊t/width⌋ = r] R_rc + Σ_k [t mod width = k] K_kc
 
-    so dx = dy. A position collects from every sequence, g_tc = Σ_b dy_btc, and gives it to its row and to its column:
+    so dx = dy. The gradient at a position is summed over the sequences, g_tc = Σ_b dy_btc, and goes to both its row and
+    its column:
 
         dR_rc = Σ_t [⌊t/width⌋ = r] g_tc        dK_kc = Σ_t [t mod width = k] g_tc
 
-    each of which is the gradient of a table (see `ops.embedding`) for the T rows, or columns, that were looked up.
+    Each is the gradient of a table in which T vectors were looked up (see `ops.embedding`).
 
         g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
         ops.embedding_backward(g, cache.rows, out=self.rows.grad)
@@ -157,7 +161,7 @@ class GridPositions(Layer):
 
 
 class SinusoidalPositions(Layer):
-    """y = x + P[:T], with the fixed clock faces of `ops.sinusoidal_positions`; dx = dy. For any length."""
+    """y = x + P[:T], with the fixed sinusoids P of `ops.sinusoidal_positions`, for any length T; dx = dy."""
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, None]:
         expect_floating(x=x)

@@ -1,4 +1,4 @@
-"""The sum of embeddings: the input of every model."""
+"""The sum of embeddings that every model starts with."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ class EmbeddingSumCache(NamedTuple):
 
 
 class EmbeddingSum(Layer):
-    """y = dropout(norm(positions(scale · Σ_i embedding_i(input_i)))): what the first block of a model reads.
+    """y = dropout(norm(positions(scale · Σ_i embedding_i(input_i)))): the input of a model's first block.
 
-    embeddings: layers that give vectors (B, T, C), one for each input of `forward`, such as a `TokenEmbedding` for ids
-    (B, T), or a `Linear` for vectors (B, T, I). positions: a layer that adds what tells positions apart; it takes
-    `start=`, the position of the first, if that is not 0. norm: a layer. dropout: a `Dropout`. Each of the three may be
-    None, and is left out then. scale: a number.
+    embeddings: layers that return vectors (B, T, C), one for each input of `forward`: a `TokenEmbedding` for ids
+    (B, T), or a `Linear` for vectors (B, T, I). positions: a layer that adds position embeddings; it is called with
+    `start=`, the first position, unless that is 0. norm: a layer. dropout: a `Dropout`. Each of these three may be
+    None, and is then left out. scale: a number.
 
-    Backward. With e = Σ_i embedding_i(input_i), every term has the same gradient, the one of the scaled sum times the
-    scale:
+    Backward. Every term of e = Σ_i embedding_i(input_i) has the same gradient, de. With dx for the gradient of scale e,
 
         de = self.scale * dx
 
-    Backward returns what the first embedding sends back: the gradient of its input, or None for ids.
+    `backward` returns what the first embedding's backward returns: the gradient of its input, or None for ids.
     """
 
     def __init__(

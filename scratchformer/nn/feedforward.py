@@ -1,4 +1,4 @@
-"""The feed-forward part of a block: two affine layers with an activation between them, at every position alike."""
+"""The feed-forward layer of a block: two affine maps with an activation between them, at each position separately."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class FeedForwardCache(NamedTuple):
 class FeedForward(Layer):
     """y = activation(x w₁ + b₁) w₂ + b₂, with widths C → F → C.
 
-    d_ff: F, by default 4 C. activation: a name, or a pair of your own, see `Linear`. x: (..., C).
+    d_ff: F, by default 4 C. activation: a name or your own pair of functions, see `Linear`. x: (..., C).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A part of a model that is not trained, and costs no backward."""
+"""A part of a model that is not trained and needs no backward pass."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from .layer import Layer, Param
 
 
 class Frozen(Layer):
-    """Runs `layer` and leaves its parameters as they are: forward keeps no cache, and backward does nothing.
+    """Runs `layer` without training it: forward keeps no cache, and backward does nothing.
 
-    For the layers nearest to the input, such as the body of a classifier, if only its head is trained:
-    `model.body = Frozen(model.body)`. Backward gives None: no gradient passes through, so what lies below is not
-    trained either. The parameters become `frozen`, and optimizers leave them out. They keep their names, so weights are
-    saved and loaded as before. All other attributes are those of the layer (`body.max_length`).
+    For the layers nearest the input, such as the body of a classifier when only its head is trained:
+    `model.body = Frozen(model.body)`. `backward` returns None: no gradient passes through, so layers below are not
+    trained either. The parameters become `frozen`, and optimizers skip them. They keep their names, so weights are
+    saved and loaded as before. Other attributes are looked up on the layer (`body.max_length`).
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -25,7 +25,7 @@ class Frozen(Layer):
             p.frozen = True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "layer":  # a copy that is being made has none yet
+        if name == "layer":  # a copy in the making has none yet
             raise AttributeError(name)
         return getattr(self.layer, name)
 

@@ -1,4 +1,4 @@
-"""Parameters and layers: who owns the weights, and how they all come to lie in one flat array."""
+"""Parameters and layers, and the flat arrays that hold all weights and gradients of a model."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from ..backend import CPU, Array, Device, array_module, device_of, get_device, t
 
 
 class Param:
-    """A trainable array and its gradient, of one shape. Sharing a Param between two layers ties their weights.
+    """A trainable array and its gradient, of the same shape. Sharing a Param between two layers ties their weights.
 
-    `name` is the leaf name ("w", "gamma"); the full name comes from where the Param stands in a model. `flat` is the
-    FlatParameters that `data` and `grad` are views of, or None while they are arrays of their own. `frozen`: True if
-    optimizers are to leave it as it is.
+    `name` is the leaf name ("w", "gamma"); the full name depends on where the Param is in a model. `flat` is the
+    FlatParameters whose arrays `data` and `grad` are views of, or None if they are separate arrays. `frozen`: whether
+    optimizers leave it unchanged.
 
-    Assigning to `data` or `grad` copies the values into the array that is there, so that the flat arrays keep them:
-    `w.grad = w.grad + dw` does what `w.grad += dw` does. Raises ValueError for another shape, TypeError for anything
-    but a floating-point array, DeviceError for an array of another device.
+    Assigning to `data` or `grad` copies the values into the existing array, which may be a view of a flat array:
+    `w.grad = w.grad + dw` has the same effect as `w.grad += dw`. Raises ValueError for another shape, TypeError for
+    anything but a floating-point array, DeviceError for an array on another device.
     """
 
     def __init__(self, data: Array, name: str) -> None:
         if getattr(getattr(data, "dtype", None), "kind", None) != "f":
             found = getattr(data, "dtype", type(data).__name__)
             raise TypeError(f"{name}: expected an array of floating-point numbers, got {found}")
-        grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory before it is written to
+        grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory until it is written to
         self.bind(data, grad, None)
         self.name = name
         self.frozen = False
 
     def bind(self, data: Array, grad: Array, flat: FlatParameters | None) -> None:
-        """Make these the arrays of the Param, views of `flat` if that is not None."""
+        """Use these arrays from now on; they are views of `flat` unless that is None."""
         self._data, self._grad, self.flat = data, grad, flat
 
     @property
@@ -60,7 +60,7 @@ class Param:
         return vars(self) | {"flat": None}  # a pickled Param has its own arrays
 
     def twin(self, data: Array, grad: Array | None = None) -> Param:
-        """A Param like this one with other arrays, in no flat array; without `grad` its gradient is zero."""
+        """A Param like this one with other arrays, not in a flat array; without `grad` its gradient is zero."""
         twin = Param(data, self.name)
         twin.frozen = self.frozen
         if grad is not None:
@@ -74,18 +74,18 @@ class Param:
 class FlatParameters:
     """All parameters of a model as one array `data` (P,), and all their gradients as another, `grad` (P,).
 
-    Every Param becomes a view into both, so zeroing, clipping, Adam, casting, adding gradients of replicas, and saving
-    are each one operation on a flat array. Assigning to `data` or `grad` copies into the array, as for a Param.
+    Every Param becomes a view into both, so zeroing, clipping, Adam, casting, summing the gradients of replicas, and
+    saving are each one operation on a flat array. Assigning to `data` or `grad` copies into the array, as for a Param.
     """
 
     def __init__(self, params: list[Param], data: Array | None = None) -> None:
-        """Lay `params` out one after the other: in `data`, which has their values, or in a new array.
+        """Lay `params` out one after another, in `data`, which already has their values, or in a new array.
 
-        Raises ValueError if they are not all of one type.
+        Raises ValueError if they do not all have the same dtype.
         """
         if len(dtypes := {str(p.data.dtype) for p in params}) > 1:
             found = ", ".join(sorted(dtypes))
-            raise ValueError(f"parameters of several types ({found}): cast all of them with layer.to(dtype=...)")
+            raise ValueError(f"parameters of several types ({found}): cast them all with layer.to(dtype=...)")
         xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
         self.params = params
         self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
@@ -115,21 +115,21 @@ class FlatParameters:
         return FlatParameters, (self.params,)  # a copy lays out the copies of the parameters
 
     def slices(self) -> dict[int, slice]:
-        """Where each parameter lies in the flat arrays, by its id."""
+        """The slice of the flat arrays that each parameter occupies, by the parameter's id."""
         stops = accumulate(p.data.size for p in self.params)
         return {id(p): slice(stop - p.data.size, stop) for p, stop in zip(self.params, stops, strict=True)}
 
     def views(self, flat: Array) -> Iterator[Array]:
-        """Cut a flat array (P,) into one view for each parameter, of its shape."""
+        """Views of a flat array (P,), one for each parameter and of its shape."""
         for p, where in zip(self.params, self.slices().values(), strict=True):
             yield flat[where].reshape(p.data.shape)
 
     @staticmethod
     def of(params: Iterable[Param]) -> FlatParameters:
-        """The flat arrays of exactly these parameters. If there are none they are made; parameters that lay in the flat
-        arrays of a part of a model are moved to the new ones.
+        """The flat arrays of exactly these parameters, created if necessary. Parameters that are in the flat arrays of
+        a part of the model are moved to the new ones.
 
-        Raises ValueError for no parameters, and if some of them belong to the flat arrays of a larger model.
+        Raises ValueError if there are no parameters, or if some belong to the flat arrays of a larger model.
         """
         params = list(params)
         if not params:
@@ -139,14 +139,14 @@ class FlatParameters:
             return flat
         if any(id(p) not in own for flat in {p.flat for p in params} - {None} for p in flat.params if p.flat is flat):
             raise ValueError(
-                "these parameters are part of a model whose flat arrays hold more than them; "
-                "layer.to() gives a layer arrays of its own"
+                "these parameters share the flat arrays of a larger model; "
+                "layer.to() moves a layer's parameters to separate arrays"
             )
         return FlatParameters(params)
 
 
 class Parameters(list):
-    """The parameters of `layer`, each once: a list that knows its layer, from which an optimizer has their names."""
+    """The parameters of `layer`, each once: a list that knows its layer, so that an optimizer can look up names."""
 
     def __init__(self, layer: Layer) -> None:
         super().__init__(layer.named_parameters().values())
@@ -157,19 +157,19 @@ class Layer:
     """Something with parameters, a forward and a backward.
 
         y, cache = layer.forward(x)
-        dx = layer.backward(dy, cache)      # and adds ∂L/∂w into the .grad of each of its parameters
+        dx = layer.backward(dy, cache)      # and adds ∂L/∂w to the .grad of each of its parameters
 
-    The cache is all that passes from forward to backward: the layer keeps no activation. So it can be called twice
-    before either backward, from several threads, or once more in backward. `layer(x)` gives y alone.
+    The cache is all that passes from forward to backward; the layer keeps no activations. So forward can run twice
+    before either backward, from several threads, or again during backward. `layer(x)` returns only y.
 
-    y may be x itself (dropout without a key) and dx may be dy: write to neither, nor to what a layer returned.
+    y may be x itself (dropout without a key) and dx may be dy, so do not write to what a layer was given or returned.
 
-    Parameters and sub-layers are found among the attributes, in the order of their assignment, also inside lists,
-    tuples and dicts.
+    Parameters and sub-layers are found among the attributes, in the order of their assignment, including those in
+    lists, tuples and dicts.
 
-    A layer with parameters takes `key=` when it is made: two layers made with the same key, and so two with none,
-    start with the same weights. A composite layer folds its key for each of its parts. A layer that drops out takes a
-    `key=` in forward; without one it runs as in evaluation.
+    A layer with random initial weights takes `key=` in its constructor: two layers with the same key, or both without
+    one, start with the same weights. A composite layer folds its key for each of its parts. A layer with dropout takes
+    `key=` in `forward`; without one it runs in evaluation mode.
     """
 
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, Any]:
@@ -193,13 +193,13 @@ class Layer:
                 yield from child.named_layers(f"{prefix}.{name}" if prefix else name)
 
     def named_parameters(self) -> dict[str, Param]:
-        """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, under its first."""
+        """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, by its first name."""
         found: dict[int, tuple[str, Param]] = {}
         self._collect("", found)
         return dict(found.values())
 
     def _collect(self, prefix: str, found: dict[int, tuple[str, Param]]) -> None:
-        """Add the parameters to `found`, by their ids: the layer's own first, then those of the layers in it."""
+        """Add the parameters to `found`, by their ids: the layer's own first, then those of its sub-layers."""
         children = list(self.named_children())
         for name, child in children:
             if isinstance(child, Param):
@@ -214,12 +214,12 @@ class Layer:
 
     @property
     def flat(self) -> FlatParameters:
-        """The flat arrays that hold all parameters; made at the first call."""
+        """The flat arrays that hold all parameters; created on first use."""
         return FlatParameters.of(self.parameters())
 
     @property
     def device(self) -> Device:
-        """Where the parameters are: its `xp` is their array library."""
+        """The device of the parameters; its `xp` is their array library."""
         return next((device_of(p.data) for p in self.parameters()), CPU)
 
     def zero_grad(self) -> None:
@@ -230,12 +230,12 @@ class Layer:
     def to(self, device: Device | str | None = None, dtype: Any = None) -> Self:
         """Move all parameters and gradients to `device`, cast them to `dtype`, and return the layer itself.
 
-        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays: make optimizers and replicas
-        afterwards. (After a move or a cast the next step of an older one raises ValueError.)
+        device: a Device, or the name of one ("cpu", "gpu:1"). The layer gets new arrays, so create optimizers and
+        replicas afterwards. (After a move or a cast, the next step of an older one raises ValueError.)
         """
         device = get_device(device) if isinstance(device, str) else device
         if not (device is None or isinstance(device, Device)):
-            raise TypeError(f"device: expected a Device or its name, got {device!r}; a type is given as dtype=")
+            raise TypeError(f"device: expected a Device or its name, got {device!r}; pass a type as dtype=")
         if dtype is not None and np.dtype(dtype).kind != "f":
             raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
         for p in self.parameters():
@@ -243,7 +243,7 @@ class Layer:
         return self
 
     def replica(self) -> Self:
-        """A copy of the layer that shares the parameter array and owns a gradient array (zero)."""
+        """A copy of the layer that shares the parameter array and has its own gradient array (zero)."""
         flat = self.flat
         params = [p.twin(p.data) for p in flat.params]
         FlatParameters(params, data=flat.data)
@@ -256,8 +256,8 @@ class Layer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Copy the arrays of `state`, floating-point numbers of any precision, into the parameters.
 
-        Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer; the message
-        names the tensors that are missing, left over, of another shape, or not floating-point.
+        Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer. The message
+        lists the tensors that are missing, unexpected, of the wrong shape, or not floating-point.
         """
         params = self.named_parameters()
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]
@@ -276,7 +276,7 @@ class Layer:
 
 
 def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:
-    """The layers and parameters in a container, and in those within it: "0", "heads.query"."""
+    """The layers and parameters in a container and in containers inside it, by name ("0", "heads.query")."""
     for name, value in container.items() if isinstance(container, Mapping) else enumerate(container):
         if isinstance(value, Layer | Param):
             yield f"{prefix}{name}", value
@@ -285,8 +285,8 @@ def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Ite
 
 
 def _assign(name: str, own: Array, value: Array) -> None:
-    """Copy `value` into `own`, whatever is a view of it: see `Param`."""
-    if value is own:  # `w.grad += dw` ends here: it has already added in place
+    """Copy `value` into the array `own`, for an assignment: see `Param`."""
+    if value is own:  # `w.grad += dw` has already added in place
         return
     shape = tuple(own.shape)
     if not hasattr(value, "dtype"):

@@ -16,10 +16,10 @@ from .layer import Layer, Param
 class Linear(Layer):
     """y = x w + b, or y = f(x w + b) with an activation f.
 
-    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b start uniform in ±1/√d_in, drawn from `key`:
-    two layers of one size made with the same key, or both without one, start with the same weights.
-    activation: None, "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward) of your own, see
-    `ops.activation_pair`. A layer with an activation has a bias.
+    d_in, d_out: the widths of x (..., d_in) and y (..., d_out). w and b are initially uniform in ±1/√d_in, drawn from
+    `key`: two layers of the same size with the same key, or both without one, start with the same weights.
+    activation: None, "relu", "gelu", "gelu_tanh", "silu", or your own pair (op, op_backward), see
+    `ops.activation_pair`. A layer with an activation must have a bias.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Linear(Layer):
         if activation is not None:
             ops.activation_pair(activation)
             if not bias:
-                raise ValueError("bias: a layer with an activation has one")
+                raise ValueError("bias: expected True, since the layer has an activation, got False")
         draw, bound = key.generator(), 1 / math.sqrt(d_in)
         self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32, copy=False), "w")
         self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32, copy=False), "b") if bias else None

@@ -1,4 +1,4 @@
-"""Low-rank adaptation: a trained model is tuned with a few numbers beside its matrices."""
+"""Low-rank adaptation: fine-tuning a trained model with a few parameters beside its weight matrices."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class LoRACache(NamedTuple):
 
 
 class LoRA(Layer):
-    """y = x w + c + s (x a) b: the w and the bias c of an affine layer stay as they are; a low-rank change is learned.
+    """y = x w + c + s (x a) b: the weight w and bias c of an affine layer stay fixed; a low-rank change is learned.
 
-    linear: the layer that is adapted; its Params become `frozen`. rank: K, of the change; a, the Param `lora_a`, is
-    (I, K), and b, `lora_b`, (K, O). alpha: s = alpha/K, so that a learning rate that suits one rank suits another; by
-    default K, so that s = 1. x: (..., I). Returns (..., O). a starts uniform in ±1/√I, as a Linear's w, and b at zero:
-    the layer begins as the one that it adapts. Raises ValueError for a Linear with an activation, a rank below 1, or an
-    alpha that is not positive.
+    linear: the layer to adapt; its Params become `frozen`. rank: K, the rank of the change; a, the Param `lora_a`, is
+    (I, K), and b, the Param `lora_b`, is (K, O). alpha: gives s = alpha/K, so that a learning rate that suits one rank
+    suits another; K by default, so that s = 1. x: (..., I). Returns (..., O). a is initially uniform in ±1/√I, like the
+    w of a Linear, and b is zero, so at first the layer computes what `linear` does. Raises ValueError for a Linear with
+    an activation, a rank below 1, or an alpha that is not positive.
 
     Backward. With h_nk = Σ_i x_ni a_ik, in indices y_no = Σ_i x_ni w_io + c_o + s Σ_k h_nk b_ko, so that
 
         db_ko = s Σ_n h_nk dy_no         dh_nk = s Σ_o dy_no b_ko
         da_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk a_ik
 
-    These are the gradients of two affine maps, one after the other (see `ops.linear`); the second is
-    given s dy. dx also has a part from x w + c. The gradients of w and c are not computed: here they are constants.
+    These are the gradients of two affine maps, one after the other (see `ops.linear`), of which the second gets s dy.
+    dx also has a term from x w + c. w and c are constants here, so their gradients are not computed.
 
         dh, db = ops.linear_backward(self.scale * dy, cache.b)
         dx, da = ops.linear_backward(dh, cache.a)
@@ -77,7 +77,7 @@ class LoRA(Layer):
         return self.linear.b
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:
-        """w and b, under the names that they had, then lora_a and lora_b."""
+        """w and b under their former names, then lora_a and lora_b."""
         yield from self.linear.named_children()
         yield from (("lora_a", self.lora_a), ("lora_b", self.lora_b))
 
@@ -96,7 +96,7 @@ class LoRA(Layer):
         return dx
 
     def merge(self) -> Linear:
-        """Add the change to w, and return the Linear: it now computes the same, and is `frozen` as it was before."""
+        """Add the change to w and return the Linear, which now computes the same. `frozen` is as it was before."""
         self.w.data += self.scale * (self.lora_a.data @ self.lora_b.data)
         for p, frozen in zip(self.linear.parameters(), self.frozen_before, strict=True):
             p.frozen = frozen
@@ -106,29 +106,28 @@ class LoRA(Layer):
 def add_lora(
     model: Layer, rank: int, alpha: float | None = None, layers: Sequence[str] = ATTENTION, key: Key = Key(0)
 ) -> None:
-    """Put a `LoRA` in the place of each Linear of `model` whose full name matches one of the patterns `layers`.
+    """Replace each Linear of `model` whose full name matches one of the patterns `layers` by a `LoRA`.
 
-    Only w and b of these layers are frozen. An optimizer's groups say which of the other parameters are trained,
-    such as `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]` keeps what was
-    done, so that `training.load_model` does it again. Make optimizers and replicas afterwards. Raises ValueError, and
-    changes nothing, if a pattern matches no Linear without an activation, or if the model has LoRA layers already.
+    Only w and b of these layers are frozen. The groups of an optimizer decide which of the other parameters are
+    trained, for example `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
+    records the arguments, so that `training.load_model` can repeat the call. Create optimizers and replicas afterwards.
+    Raises ValueError, and changes nothing, if a pattern matches no Linear without an activation, if the weights of a
+    matching one are shared, or if the model already has LoRA layers.
     """
     found = [place for place in _attributes(model, Linear) if getattr(*place[1:]).activation is None]
     chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
     if next(_attributes(model, LoRA), None):
-        raise ValueError("model: it has LoRA layers already; merge_lora makes them plain ones")
+        raise ValueError("model: it already has LoRA layers; merge_lora turns them into Linear layers")
     if not layers:
         raise ValueError("layers: expected at least one pattern, got none")
     for pattern in layers:
         if not any(fnmatchcase(name, pattern) for name, *_ in chosen):
             names = ", ".join(name for name, *_ in found)
-            raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; there are {names}")
+            raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; the model has {names}")
     holders = Counter(id(getattr(*place[1:]).w) for place in _attributes(model, Linear))
     for name, owner, attribute in chosen:
         if holders[id(getattr(owner, attribute).w)] > 1:
-            raise ValueError(
-                f"layers: the weights of {name} are shared with another layer, whose change would be its own"
-            )
+            raise ValueError(f"layers: {name} shares its weights with another layer, which would not get the change")
     made = [LoRA(getattr(owner, attribute), rank, alpha, key.fold(name)) for name, owner, attribute in chosen]
     for (_, owner, attribute), lora in zip(chosen, made, strict=True):
         setattr(owner, attribute, lora)
@@ -137,9 +136,9 @@ def add_lora(
 
 
 def merge_lora(model: Layer) -> None:
-    """Turn every `LoRA` of `model` into the Linear that computes the same, for generation at full speed.
+    """Replace every `LoRA` of `model` by a Linear that computes the same, for generation at full speed.
 
-    The parameters get new arrays: make optimizers and replicas afterwards.
+    The parameters get new arrays, so create optimizers and replicas afterwards.
     """
     for _, owner, attribute in list(_attributes(model, LoRA)):
         setattr(owner, attribute, getattr(owner, attribute).merge())
@@ -149,9 +148,9 @@ def merge_lora(model: Layer) -> None:
 
 
 def _attributes(model: Layer, kind: type) -> Iterator[tuple[str, Layer, str]]:
-    """Each attribute of a layer in `model` that is a `kind`: its full name, the layer, and the attribute's own name.
+    """Every attribute of type `kind` of a layer in `model`: its full name, the layer, and the attribute's own name.
 
-    Those of a layer that is used in several places come once.
+    A layer that is used several times is visited once.
     """
     seen = set()
     for prefix, layer in model.named_layers():

@@ -14,10 +14,10 @@ class RecomputeCache(NamedTuple):
 
 
 class Recompute(Layer):
-    """Runs `layer`, but remembers only its inputs: backward runs forward once more to get the cache back.
+    """Runs `layer` but stores only its inputs; backward runs forward again to rebuild the cache.
 
-    The memory for activations falls to the layer's input, the time grows by one forward. Dropout comes out the same
-    the second time because its key is among the options. Parameters keep the names they have without it.
+    This reduces the stored activations to the layer's inputs and costs one more forward. Dropout draws the same mask
+    again, since its key is among the options. The names of the parameters do not change.
     Source: Chen et al., "Training deep nets with sublinear memory cost", 2016.
     """
 

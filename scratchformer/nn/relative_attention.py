@@ -1,4 +1,4 @@
-"""Self-attention by relative positions, of a sequence that may begin with a memory."""
+"""Self-attention with relative positions, on a sequence that may begin with a memory."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ class RelativeSelfAttentionCache(NamedTuple):
 
 
 class RelativeSelfAttention(CrossAttention):
-    """Self-attention that knows how far apart two places are, and not where they are: see `ops.relative_attention`.
+    """Self-attention that depends on how far apart positions are, not on where they are: see `ops.relative_attention`.
 
-    d_model, heads, wide, bias: see `CrossAttention`. causal: place t sees only places up to t, on top of any pattern
-    that is given. Besides the maps to queries, keys and values there is one from distances, `position`: each head's
-    vector of distance δ is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
-    (H, D), zero at the start, stand for the query's own place: `content_bias` and `position_bias`. x may have any
-    length.
+    d_model, heads, wide, bias: see `CrossAttention`. causal: position t sees only positions up to t, in addition to any
+    given pattern. Besides the query, key and value projections there is one of distances, `position`: the vector of
+    distance δ in each head is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
+    (H, D), initially zero, stand in for the query's absolute position: `content_bias` and `position_bias`. x may have
+    any length.
 
-    x: (B, S, C). queries: T, how many of the last places ask; all by default. The M = S − T places before them are a
-    memory: they give keys and values, and no output. y: (B, T, C). pattern: of T queries and S keys. Raises ValueError
-    if the shapes do not fit, or T is not in 1 ... S.
+    x: (B, S, C). queries: T, so that only the last T positions have queries and outputs; all by default. The M = S − T
+    positions before them are a memory, which provides only keys and values. y: (B, T, C). pattern: for T queries and S
+    keys. Raises ValueError if the shapes do not fit, or T is not in 1 ... S.
 
-    Backward. x feeds keys and values at all places, and queries at the last T: there its gradient is the sum of the
-    two. So the places of a memory get a gradient too, from keys and values; whoever remembered them may drop it. The
-    sinusoids P (R, C) are fixed: of r = P W only dW = Pᵀ dr is wanted, as in `linear`.
+    Backward. x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both.
+    So a memory gets a gradient too, from keys and values; a caller for whom it is constant drops this. The sinusoids P
+    (R, C) are fixed, so of r = P W only dW = Pᵀ dr is needed, as in `linear`.
 
         dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
@@ -74,7 +74,7 @@ class RelativeSelfAttention(CrossAttention):
         S = x.shape[1]
         T = S if queries is None else queries
         if not 1 <= T <= S:
-            raise ValueError(f"queries: expected a number from 1 to {S}, the places of x, got {T}")
+            raise ValueError(f"queries: expected a number from 1 to {S}, the length of x, got {T}")
         if self.causal:
             pattern = causal(pattern)
         q, query = self.query.forward(x[:, S - T :])
@@ -99,11 +99,11 @@ class RelativeSelfAttention(CrossAttention):
         return dx
 
     def distances(self, T: int, S: int, like: Array) -> Array:
-        """(R, C): the sinusoids of all distances, from S − 1 down to −(T − 1), in the type of `like`."""
+        """The sinusoids (R, C) of all distances, from S − 1 down to −(T − 1), in the dtype of `like`."""
         return ops.sinusoidal_positions(S + T - 1, self.d_model, array_module(like), like.dtype, start=1 - T)[::-1]
 
     def attend(self, q: Array, k: Array, v: Array, r: Array, pattern: ops.Pattern | None) -> tuple[Array, Any]:
-        """Attention of q (B, H, T, D) to k and v (B, H, S, D) by vectors of distances r (R, H D)."""
+        """Attention of q (B, H, T, D) to k and v (B, H, S, D), with the vectors r (R, H D) of all distances."""
         r = self.split_heads(r[None])[0]  # (H, R, D)
         return ops.relative_attention(q, k, v, r, self.content_bias.data, self.position_bias.data, pattern)
 

@@ -31,7 +31,7 @@ class Residual(Layer):
     S − T before them are a memory: the branch reads them, but they are constants without a residual or a gradient.
     y: (B, T, C). Raises ValueError for any other order.
 
-    A residual only connects layers, so a block can own the layers under names of its own and connect them when it runs:
+    A residual only connects layers, so a block can own the layers under its own names and connect them when it runs:
     see `Block`.
 
     Backward. The sum s = x + f(x) uses x twice, so its gradient has two terms: ds itself, and ds sent back through f.

@@ -1,4 +1,4 @@
-"""Llama's self-attention: rotary positions, and heads that may share keys and values."""
+"""Llama's self-attention: rotary positions, and query heads that may share keys and values."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class RotarySelfAttentionCache(NamedTuple):
 
 
 class RotarySelfAttention(Layer):
-    """Multi-head self-attention that rotates queries and keys by their positions: see `ops.rotary`.
+    """Multi-head self-attention whose queries and keys are rotated according to their positions: see `ops.rotary`.
 
-    d_model: C. heads: H, of queries. kv_heads: G, of keys and values, each shared by H/G neighbouring query heads; H by
-    default. head_width: D, even, by default C/H. base, scaling: of the angles, see `ops.rotary_frequencies`. causal:
-    position t sees only positions up to t. window: W, position t sees only positions less than W away; with `causal`
-    the last W, itself included. Both apply on top of any pattern that is given. bias: of the maps to queries, keys and
-    values. output_bias: of the map that unifies the heads. x, y: (B, T, C), for any T. Raises ValueError for numbers of
-    heads and widths that do not fit together.
+    d_model: C. heads: H, the number of query heads. kv_heads: G, the number of key and value heads, each shared by H/G
+    neighbouring query heads; H by default. head_width: D, even; C/H by default. base, scaling: of the angles, see
+    `ops.rotary_frequencies`. causal: position t sees only positions up to t. window: W, position t sees only positions
+    less than W away: with `causal`, the last W, itself included; all by default. Both apply in addition to any given
+    pattern. bias: whether the query, key and value projections have one. output_bias: whether the output projection,
+    `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
+    together.
 
     Backward. As in `CrossAttention`, with one more step: attention returns the gradients of the rotated queries and
-    keys, which `rotary_backward` rotates back. x feeds all three maps, so its gradient is the sum of theirs:
+    keys, and `rotary_backward` rotates them back. x feeds all three projections, so its gradient is their sum:
 
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
@@ -102,22 +103,22 @@ class RotarySelfAttention(Layer):
         return dx
 
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
-        """Empty keys and values, (B, G, length, D) each: room for `length` positions of sequences like x (B, T, C)."""
+        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""
         xp, shape = array_module(x), (x.shape[0], self.kv_heads, length, self.head_width)
         return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
-        """The output for new positions x (B, T, C), after `past` positions whose keys and values are stored.
+        """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.
 
-        stored: from `allocate`, filled up to `past`; the keys and values of x are written next, the keys rotated.
-        Causal, on top of any pattern that is given; a pattern counts from the first stored key.
+        stored: from `allocate`, filled up to `past`; the rotated keys and the values of x are written after that.
+        Causal, in addition to any given pattern. A pattern counts keys from the first stored one.
         """
         keys, values = stored
         total = past + x.shape[1]
         keys[:, :, past:total], _ = self.rotate(self.key(x), past)
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, _ = self.rotate(self.query(x), past)
-        pattern = self.seen(pattern, causal=x.shape[1] > 1)  # a last position has no later one
+        pattern = self.seen(pattern, causal=x.shape[1] > 1)  # a single new position is the last
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))
 

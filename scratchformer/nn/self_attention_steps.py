@@ -1,10 +1,10 @@
-"""Self-attention one step at a time, as the tutorial builds it; each class is the one before and one idea more.
+"""Self-attention one step at a time, as in the tutorial: each class adds one idea to the one before.
 
     BasicSelfAttention     no parameters: a sequence attends to itself
     SingleHeadAttention    queries, keys and values, scaling, and a causal mask
-    MultiHeadLoop          several narrow heads, one after the other, and a matrix that unifies them
+    MultiHeadLoop          several narrow heads, one after another, and an output projection that unifies them
 
-They are for reading, and the tests hold each to the next. `attention.SelfAttention` computes all heads at once.
+They are for reading; tests compare each with the next. `attention.SelfAttention` computes all heads at once.
 Source: Bloem, "Transformers from scratch", 2019.
 """
 
@@ -27,13 +27,13 @@ class BasicCache(NamedTuple):
 
 
 class BasicSelfAttention(Layer):
-    """y_t = Σ_s w_ts x_s with w_t = softmax_s(x_t · x_s): every vector becomes a mean of all, by their likeness to it.
+    """y_t = Σ_s w_ts x_s with w_t = softmax_s(x_t · x_s): a mean of all vectors, weighted by their similarity to x_t.
 
     x: (B, T, C). No parameters, no scaling.
 
-    Backward. x stands in three places, and the gradient is the sum over them. As the values, dx_s = Σ_t w_ts dy_t.
-    The weights get dw_ts = dy_t · x_s, the scores z_ts = x_t · x_s get dz (see `ops.softmax`), and a score gives
-    dz_ts x_s to x_t, as the query, and dz_ts x_t to x_s, as the key:
+    Backward. x is used three times, and its gradient is the sum over the three uses. As the values, dx_s = Σ_t w_ts
+    dy_t. The weights get dw_ts = dy_t · x_s, and the scores z_ts = x_t · x_s get dz (see `ops.softmax`). A score passes
+    dz_ts x_s to the query x_t and dz_ts x_t to the key x_s:
 
         dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
     """
@@ -59,9 +59,9 @@ class SingleHeadCache(NamedTuple):
 
 
 class SingleHeadAttention(Layer):
-    """One head: x is made into queries, keys and values by three matrices, and attends to itself through them.
+    """One head: three matrices project x to queries, keys and values.
 
-    d_model: C, the width of x (B, T, C). d_head: D, the width of the head and of y (B, T, D); C if not given.
+    d_model: C, the width of x (B, T, C). d_head: D, the width of the head and of y (B, T, D); C by default.
     causal: position t sees only positions up to t.
     """
 
@@ -97,12 +97,12 @@ class MultiHeadLoopCache(NamedTuple):
 
 
 class MultiHeadLoop(Layer):
-    """y = [head_1(x), ..., head_H(x)] w + b: narrow heads of width C/H in a loop, side by side, then unified.
+    """y = [head_1(x), ..., head_H(x)] w + b: narrow heads of width C/H, computed in a loop, concatenated and unified.
 
     x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
 
-    Backward. Concatenation only places numbers, so each head gets its own columns of the gradient, and since
-    every head reads the same x, dx is the sum of what they return.
+    Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient. Every head reads the
+    same x, so dx is the sum over the heads.
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:

@@ -1,4 +1,4 @@
-"""The stack: blocks one after another."""
+"""A stack of blocks."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from .attention import causal
 from .layer import Layer
 from .recompute import Recompute
 
-Stored = tuple[Array, ...]  # what one block keeps of past positions while generating
+Stored = tuple[Array, ...]  # what one block stores for past positions during generation
 
 
 class StackCache(NamedTuple):
     blocks: list  # the cache of each block
     norm: Any
-    block_inputs: list  # with memories, what each block was given, (B, T, C)
+    block_inputs: list  # with memories, the input (B, T, C) of each block
 
 
 class Stack(Layer):
-    """y = norm(block_n(... block_1(x))): blocks one after another, and a last norm if there is one.
+    """y = norm(block_n(... block_1(x))): blocks one after another, and an optional final norm.
 
-    blocks: layers with `y, cache = forward(x, *shared, pattern=..., key=...)`, from (B, T, C) to (B, T, C). That is all
-    that training asks of a block. `shared` are further inputs that every block gets, such as an encoder's output.
+    blocks: layers with `y, cache = forward(x, *shared, pattern=..., key=...)`, from (B, T, C) to (B, T, C). Training
+    needs nothing more of a block. `shared` are further inputs that every block gets, such as an encoder's output.
     pattern says which positions may interact (None: all), and key is for dropout (None: evaluation).
 
     For generation a block may also have these two methods:
@@ -34,15 +34,15 @@ class Stack(Layer):
         allocate(x, length) -> stored      room for `length` positions of sequences like x (B, any T, C)
         extend(x, stored, past, *shared, pattern=...) -> y
 
-    `stored` is a tuple of arrays whose axis 0 counts sequences and axis 2 positions, such as keys and values
-    (B, H, length, D). `extend` gives what `forward` gives at new positions x (B, T, C), after `past` positions that are
-    in `stored` already, and adds x to them; a position never sees a later one. A block without these methods keeps its
-    inputs, and runs forward over all of them for every new position: the same numbers, slowly.
+    `stored` is a tuple of arrays with sequences along axis 0 and positions along axis 2, such as keys and values
+    (B, H, length, D). `extend` returns what `forward` returns at new positions x (B, T, C), after `past` positions that
+    are already in `stored`, and stores x too; a position never sees a later one. For a block without these methods the
+    stack stores the inputs and runs forward over all of them at every new position: the same numbers, more slowly.
 
     norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`.
 
-    Backward. The blocks run in reverse order. A shared input was copied to every block, so its gradient is the sum of
-    theirs, and is returned after dx.
+    Backward. The blocks run in reverse order. A shared input goes to every block, so its gradient is the sum over the
+    blocks. It is returned after dx.
     """
 
     def __init__(self, blocks: Sequence[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
@@ -55,7 +55,7 @@ class Stack(Layer):
     def forward(
         self, x: Array, *shared: Any, key: Key | None = None, memories: Array | None = None, **options: Any
     ) -> tuple[Array, StackCache]:
-        """memories: (B, depth, M, C), for each block what preceded its input: see `TransformerBlock`."""
+        """memories: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
         caches, inputs, norm = [], [], None
         for i, block in enumerate(self.trained()):
             own = {"key": None if key is None else key.fold(i)}
@@ -99,7 +99,7 @@ def allocate_inputs(x: Array, length: int) -> Stored:
 def extend_inputs(
     block: Layer, x: Array, stored: Stored, past: int, *shared: Any, pattern: ops.Pattern | None = None
 ) -> Array:
-    """What `extend` gives, for a block that has none: forward over all inputs so far, of which the last T are new."""
+    """The result of `extend` for a block without one: forward over all inputs so far, of which the last T are new."""
     (inputs,), T = stored, x.shape[1]
     inputs[:, 0, past : past + T] = x
     return block(inputs[:, 0, : past + T], *shared, pattern=causal(pattern))[:, -T:]

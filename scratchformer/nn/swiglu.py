@@ -20,11 +20,11 @@ class SwiGLUCache(NamedTuple):
 
 
 class SwiGLU(Layer):
-    """y = (silu(x w_gate) ∘ x w_up) w_down, with widths C → F → C, at every position alike.
+    """y = (silu(x w_gate) ∘ x w_up) w_down, with widths C → F → C, at each position separately.
 
-    d_model: C. d_ff: F. bias: of the three maps, none by default. x, y: (..., C).
+    d_model: C. d_ff: F. bias: whether the three maps have one. x, y: (..., C).
 
-    Backward. x feeds the gate and the values that it scales, so its gradient is the sum of the two:
+    Backward. x feeds both factors of the product, so its gradient is the sum of two terms:
 
         dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
 

@@ -469,7 +469,7 @@ def test_files_with_fewer_or_other_heads(tmp_path):
         BertPretraining.from_pretrained(folder)
     edit(folder, lambda tensors: [tensors.pop(f"classifier.{leaf}") for leaf in ("weight", "bias")])
     with pytest.raises(
-        PretrainedError, match=r"has no output for classes of texts \(BertForSequenceClassification\): say how many"
+        PretrainedError, match=r"has no output for classes of texts \(BertForSequenceClassification\): pass num_classes"
     ):
         BertClassifier.from_pretrained(folder)
 
@@ -541,7 +541,7 @@ def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
     folder = write_folder(tmp_path, model)
     for classes in (None, K):
         assert np.array_equal(BertClassifier.from_pretrained(folder, classes)(IDS), model(IDS))
-    message = f"has an output for {K} classes, and num_classes is 2: say new_head=True for a new output"
+    message = f"has an output for {K} classes, and num_classes is 2: pass new_head=True to replace it"
     with pytest.raises(PretrainedError, match=message):
         BertClassifier.from_pretrained(folder, 2)
     for classes in (2, K):
@@ -549,7 +549,7 @@ def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
         drawn = BertClassifier(V, classes, *SIZES[1:], key=Key(4)).output
         assert np.array_equal(new.output.w.data, drawn.w.data) and np.array_equal(new.output.b.data, drawn.b.data)
         assert np.array_equal(new.pooler(new.body(IDS)), model.pooler(model.body(IDS)))
-    with pytest.raises(ValueError, match=r"^num_classes: expected that of the new head, got None$"):
+    with pytest.raises(ValueError, match=r"^num_classes: expected the number of classes of the new head, got None$"):
         BertClassifier.from_pretrained(folder, new_head=True)
 
 
@@ -570,7 +570,7 @@ def test_an_output_of_one_number_is_no_output_for_classes(tmp_path, changes, cla
 @pytest.mark.parametrize("classes", [None, K])
 def test_an_output_of_another_task_is_refused_by_name(tmp_path, kind, classes):
     folder = write_folder(tmp_path, BertClassifier(V, K, *SIZES[1:]), architectures=[kind])
-    with pytest.raises(PretrainedError, match=rf"has no output for classes of texts \({kind}\): say how many"):
+    with pytest.raises(PretrainedError, match=rf"has no output for classes of texts \({kind}\): pass num_classes"):
         BertClassifier.from_pretrained(folder, classes)
 
 

@@ -253,9 +253,9 @@ def test_many_problems_are_counted(tmp_path):
         ({"layer_norm_epsilon": float("nan")}, "layer_norm_epsilon: expected a number >= 0, got nan"),
         ({"resid_pdrop": -0.1}, "resid_pdrop: expected a number >= 0, got -0.1"),
         ({"embd_pdrop": "x"}, "embd_pdrop: expected a number >= 0, got 'x'"),
-        ({"embd_pdrop": 0.2, "resid_pdrop": 0.3}, "embd_pdrop: expected that of resid_pdrop, 0.3, got 0.2: say which"),
-        ({"embd_pdrop": 0.2}, "embd_pdrop: expected that of resid_pdrop, 0.1, got 0.2: say which"),
-        ({"resid_pdrop": 0.2}, "embd_pdrop: expected that of resid_pdrop, 0.2, got 0.1: say which"),
+        ({"embd_pdrop": 0.2, "resid_pdrop": 0.3}, "embd_pdrop: expected the same as resid_pdrop, 0.3, got 0.2: choose"),
+        ({"embd_pdrop": 0.2}, "embd_pdrop: expected the same as resid_pdrop, 0.1, got 0.2: choose"),
+        ({"resid_pdrop": 0.2}, "embd_pdrop: expected the same as resid_pdrop, 0.2, got 0.1: choose"),
         ({"embd_pdrop": 1.5, "resid_pdrop": 1.5}, "no such model can be made: dropout: expected 0 <= p < 1, got 1.5"),
         (
             {"activation_function": "relu"},

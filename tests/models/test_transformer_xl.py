@@ -227,7 +227,7 @@ def test_a_memory_of_another_type_is_refused(device, narrow, wide):
     for own, other in ((narrow, wide), (wide, narrow)):
         model = make(device).to(dtype=own)
         memory = to_device(np.random.default_rng(0).standard_normal((2, L, T, C)).astype(own), device)
-        expected = f"^memory: expected {np.dtype(own)}, as the model is, got {np.dtype(other)}$"
+        expected = f"^memory: expected {np.dtype(own)}, the dtype of the model, got {np.dtype(other)}$"
         with pytest.raises(TypeError, match=expected):
             model(ids, memory.astype(other))
         with pytest.raises(TypeError, match=expected):

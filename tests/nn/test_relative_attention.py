@@ -119,7 +119,7 @@ def test_extend_gives_what_forward_gives(device, pieces):
 
 @pytest.mark.parametrize("queries", [0, S + 1])
 def test_queries_out_of_range(queries):
-    with pytest.raises(ValueError, match=f"queries: expected a number from 1 to 7, the places of x, got {queries}"):
+    with pytest.raises(ValueError, match=f"queries: expected a number from 1 to 7, the length of x, got {queries}"):
         nn.RelativeSelfAttention(C, H)(np.ones((B, S, C)), queries=queries)
 
 

@@ -381,7 +381,7 @@ def test_parameters_are_floating_point_numbers():
     for dtype in int, bool, complex:
         with pytest.raises(TypeError, match=r"^dtype: expected a floating-point type"):
             Linear(2, 3).to(dtype=dtype)
-    with pytest.raises(TypeError, match=r"^device: expected a Device or its name, .* a type is given as dtype="):
+    with pytest.raises(TypeError, match=r"^device: expected a Device or its name, .* pass a type as dtype="):
         Linear(2, 3).to(np.float64)
 
 
