@@ -402,7 +402,7 @@ def _compare_all(
 def _compare_together(
     tensors: list[Tensor], differences: Differences, count: int, together: int, rng: np.random.Generator, rtol: float
 ) -> dict[str, list[Comparison]]:
-    """The comparisons along `count` random directions by the name of the tensor; `check_layer` says which go together."""
+    """The comparisons along `count` random directions, by tensor; `check_layer` says which tensors go together."""
     found = {}
     tensors = sorted(tensors, key=_sensitivity)
     for group in (tensors[i : i + together] for i in range(0, len(tensors), together)):

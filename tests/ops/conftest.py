@@ -19,8 +19,8 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def check_gradients(device, combinations, thorough):
-    """A function that checks a case at drawn scales, on shapes and numbers from drawn seeds; on the strict device, which
-    shows where arrays of two kinds meet, at one scale.
+    """A function that checks a case at each scale, on drawn shapes and numbers; on the strict device, which shows where
+    arrays of two kinds meet, at one scale.
 
     It compares elements, and random directions, with central differences; then the contract of a pair (what may be
     written to, what may share memory) and its types. See `scratchformer.testing.check_gradients`. An operation that has
@@ -29,7 +29,7 @@ def check_gradients(device, combinations, thorough):
 
     def check(case):
         has_twins = device is CPU and bool(OPERATIONS[case](Draw()).op.twins)
-        elements = 200 if thorough else 20
+        elements = 200 if thorough else 10
         for drawn in combinations(4 if device is CPU or thorough else 1, scale=SCALES):
             check_operation(case, Draw(drawn["seed"], drawn["scale"], device), max_elements=elements)
             if has_twins:
