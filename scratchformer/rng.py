@@ -40,6 +40,11 @@ class Key:
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
+def fold(key: Key | None, *parts: int | str) -> Key | None:
+    """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
+    return None if key is None else key.fold(*parts)
+
+
 class Zeros(Key):
     """A key that gives zeros instead of random numbers, for a model whose weights will be loaded."""
 

@@ -34,7 +34,7 @@ def combinations(request: pytest.FixtureRequest, thorough: bool) -> Callable[...
     """combinations(2, scale=SCALES, small=[False, True]) gives two dicts: a scale, a value of small, and a seed.
 
     They are drawn by the name of the test, so they are the same in every run, and others for another case. No value
-    comes again before all of its kind have come. `thorough` gives the whole product, and twenty times as many at least.
+    comes again before all of its kind have come. `thorough` gives the whole product, and five times as many at least.
     Each dict is printed; of a test that fails, pytest shows them, and the last is the one it failed for.
     """
 
@@ -42,7 +42,7 @@ def combinations(request: pytest.FixtureRequest, thorough: bool) -> Callable[...
         rng = random.Random(request.node.nodeid)
         if thorough:
             product = list(itertools.product(*values.values()))
-            rows = itertools.islice(itertools.cycle(product), max(len(product), 20 * count))
+            rows = itertools.islice(itertools.cycle(product), max(len(product), 5 * count))
         else:
             orders = [itertools.cycle(rng.sample(kind, len(kind))) for kind in map(list, values.values())]
             rows = ([next(order) for order in orders] for _ in range(count))

@@ -35,7 +35,7 @@ from ..ops.checks import (
     expect_range,
     expect_shape,
 )
-from ..rng import Key, Zeros
+from ..rng import Key, Zeros, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
 from .model import Model
@@ -112,9 +112,9 @@ class Bert(Model):
         self.check(ids, lengths, segments)
         if segments is None:
             segments = array_module(ids).zeros_like(ids)
-        key1, key2 = (None, None) if key is None else (key.fold("embedding"), key.fold("block"))
-        x, embedding = self.embedding.forward(ids, segments, key=key1)
-        x, stack = self.stack.forward(x, key=key2, pattern=None if lengths is None else ops.Padding(lengths))
+        x, embedding = self.embedding.forward(ids, segments, key=fold(key, "embedding"))
+        pattern = None if lengths is None else ops.Padding(lengths)
+        x, stack = self.stack.forward(x, key=fold(key, "block"), pattern=pattern)
         return x, BertCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BertCache) -> None:
@@ -291,7 +291,7 @@ class BertClassifier(ClassPredictor):
         """
         x, body = self.body.forward(ids, lengths, segments, key)
         x, pooler = self.pooler.forward(x)
-        x, dropout = self.dropout.forward(x, None if key is None else key.fold("pooled"))
+        x, dropout = self.dropout.forward(x, fold(key, "pooled"))
         z, output = self.output.forward(x)
         return z, BertLogitsCache(body, pooler, dropout, output)
 

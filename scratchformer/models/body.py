@@ -23,7 +23,7 @@ from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
-from ..rng import Key
+from ..rng import Key, fold
 from .model import Model
 
 
@@ -123,10 +123,9 @@ class Body(Model):
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
-        key1, key2 = (None, None) if key is None else (key.fold("embedding"), key.fold("block"))
-        x, embedding = self.embedding.forward(ids, key=key1)
+        x, embedding = self.embedding.forward(ids, key=fold(key, "embedding"))
         pattern = and_causal(pattern) if self.causal else pattern
-        x, stack = self.stack.forward(x, key=key2, memories=memory, pattern=pattern)
+        x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:

@@ -22,7 +22,7 @@ from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
-from ..rng import Key
+from ..rng import Key, fold
 from .predictor import Predictor
 
 
@@ -96,9 +96,8 @@ class EncoderDecoder(Predictor):
         expect_tokens("source", source)
         expect_tokens("target", target, B=source.shape[0])
         memory, encoder = self.encode(source, lengths, key)
-        key1, key2 = (None, None) if key is None else (key.fold("target"), key.fold("decoder"))
-        x, embedding = self.embedding.forward(target, key=key1)
-        x, stack = self.decoder_stack.forward(x, memory, key=key2, pattern=ops.Padding(lengths))
+        x, embedding = self.embedding.forward(target, key=fold(key, "target"))
+        x, stack = self.decoder_stack.forward(x, memory, key=fold(key, "decoder"), pattern=ops.Padding(lengths))
         logits, output = self.output.forward(x)
         return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
 
@@ -114,9 +113,8 @@ class EncoderDecoder(Predictor):
         expect_tokens("source", source)
         expect_lengths(lengths, B=source.shape[0])
         expect_range("lengths", lengths, 1, source.shape[1])
-        key1, key2 = (None, None) if key is None else (key.fold("source"), key.fold("encoder"))
-        x, embedding = self.embedding.forward(source, key=key1)
-        x, stack = self.encoder_stack.forward(x, key=key2, pattern=ops.Padding(lengths))
+        x, embedding = self.embedding.forward(source, key=fold(key, "source"))
+        x, stack = self.encoder_stack.forward(x, key=fold(key, "encoder"), pattern=ops.Padding(lengths))
         return x, SideCache(embedding, stack)
 
     @property

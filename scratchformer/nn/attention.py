@@ -20,7 +20,39 @@ class MultiHeadCache(NamedTuple):
     unify: Any
 
 
-class CrossAttention(Layer):
+class MultiHead(Layer):
+    """The projections of multi-head attention, and how their columns become heads.
+
+    d_model: C. heads: H, of queries. kv_heads: G, of keys and values. head_width: D. bias: whether the query, key and
+    value projections have one. output_bias: whether `unify` has one, the projection from all heads to the output.
+    """
+
+    def __init__(
+        self, d_model: int, heads: int, kv_heads: int, head_width: int, bias: bool, output_bias: bool, key: Key
+    ) -> None:
+        self.d_model, self.heads, self.kv_heads, self.head_width = d_model, heads, kv_heads, head_width
+        self.query = Linear(d_model, heads * head_width, bias, key.fold("query"))
+        self.key = Linear(d_model, kv_heads * head_width, bias, key.fold("key"))
+        self.value = Linear(d_model, kv_heads * head_width, bias, key.fold("value"))
+        self.unify = Linear(heads * head_width, d_model, output_bias, key.fold("unify"))
+
+    def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
+        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""
+        xp, shape = array_module(x), (x.shape[0], self.kv_heads, length, self.head_width)
+        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
+
+    def split_heads(self, x: Array) -> Array:
+        """(B, T, H D) -> (B, H, T, D), a view; and the same for the G heads of keys and values."""
+        B, T, width = x.shape
+        return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)
+
+    def join_heads(self, x: Array) -> Array:
+        """(B, H, T, D) -> (B, T, H D)."""
+        B, H, T, D = x.shape
+        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)
+
+
+class CrossAttention(MultiHead):
     """Each position of x attends to another sequence, the memory: queries come from x, keys and values from the memory.
 
     d_model: C, the width of x (B, T, C), memory (B, M, C) and y (B, T, C).
@@ -68,12 +100,7 @@ class CrossAttention(Layer):
         expect_boolean(wide=wide, bias=bias)
         if d_model % heads and not wide:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
-        self.d_model, self.heads = d_model, heads
-        width = d_model * heads if wide else d_model  # H D
-        self.query = Linear(d_model, width, bias, key.fold("query"))
-        self.key = Linear(d_model, width, bias, key.fold("key"))
-        self.value = Linear(d_model, width, bias, key.fold("value"))
-        self.unify = Linear(width, d_model, key=key.fold("unify"))
+        super().__init__(d_model, heads, heads, d_model if wide else d_model // heads, bias, True, key)
 
     def forward(self, x: Array, memory: Array, pattern: ops.Pattern | None = None) -> tuple[Array, MultiHeadCache]:
         """x: (B, T, C), memory: (B, M, C), pattern: which queries may see which positions of the memory."""
@@ -103,23 +130,6 @@ class CrossAttention(Layer):
         """The output of `forward` for x (B, T, C), given the keys and values of the memory, from `project`."""
         y, _ = ops.attention(self.split_heads(self.query(x)), k, v, pattern)
         return self.unify(self.join_heads(y))
-
-    def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
-        """Room for the keys and values (B, H, length, D) of sequences like x (B, any T, C): see `Stack`."""
-        width = self.query.w.data.shape[1]
-        shape = (x.shape[0], self.heads, length, width // self.heads)
-        xp = array_module(x)
-        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
-
-    def split_heads(self, x: Array) -> Array:
-        """(B, T, H D) -> (B, H, T, D), a view."""
-        B, T, width = x.shape
-        return x.reshape(B, T, self.heads, width // self.heads).transpose(0, 2, 1, 3)
-
-    def join_heads(self, x: Array) -> Array:
-        """(B, H, T, D) -> (B, T, H D)."""
-        B, H, T, D = x.shape
-        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)
 
 
 class SelfAttention(CrossAttention):

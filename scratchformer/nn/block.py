@@ -8,7 +8,7 @@ from .. import ops
 from ..backend import Array, array_module
 from ..dispatch import operation
 from ..ops.checks import expect_boolean, expect_floating, expect_shape
-from ..rng import Key
+from ..rng import Key, fold
 from .attention import SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
@@ -60,10 +60,9 @@ class Block(Layer):
         self, x: Array, pattern: ops.Pattern | None = None, key: Key | None = None, **options: Any
     ) -> tuple[Array, BlockCache]:
         """options: passed on to the attention."""
-        key1, key2 = (None, None) if key is None else (key.fold(1), key.fold(2))
         first, second = self.branches()
-        h, attention = first.forward(x, pattern, key=key1, **options)
-        y, feedforward = second.forward(h, key=key2)
+        h, attention = first.forward(x, pattern, key=fold(key, 1), **options)
+        y, feedforward = second.forward(h, key=fold(key, 2))
         return y, BlockCache(attention, feedforward)
 
     def backward(self, dy: Array, cache: BlockCache) -> Array:

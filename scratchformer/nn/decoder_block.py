@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..rng import Key
+from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
@@ -74,11 +74,10 @@ class DecoderBlock(Layer):
     def forward(
         self, x: Array, memory: Array, pattern: ops.Pattern | None = None, key: Key | None = None
     ) -> tuple[Array, DecoderBlockCache]:
-        key1, key2, key3 = (None if key is None else key.fold(i) for i in (1, 2, 3))
         first, second, third = self.branches()
-        g, attention = first.forward(x, key=key1)
-        h, cross = second.forward(g, memory, pattern, key=key2)
-        y, feedforward = third.forward(h, key=key3)
+        g, attention = first.forward(x, key=fold(key, 1))
+        h, cross = second.forward(g, memory, pattern, key=fold(key, 2))
+        y, feedforward = third.forward(h, key=fold(key, 3))
         return y, DecoderBlockCache(attention, cross, feedforward)
 
     def backward(self, dy: Array, cache: DecoderBlockCache) -> tuple[Array, Array]:

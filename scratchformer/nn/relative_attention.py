@@ -60,11 +60,10 @@ class RelativeSelfAttention(CrossAttention):
     ) -> None:
         super().__init__(d_model, heads, wide, bias, key)
         expect_boolean(causal=causal)
-        width = self.query.w.data.shape[1]  # H D
         self.causal = causal
-        self.position = Linear(d_model, width, bias=False, key=key.fold("position"))
-        self.content_bias = Param(np.zeros((heads, width // heads), np.float32), "content_bias")
-        self.position_bias = Param(np.zeros((heads, width // heads), np.float32), "position_bias")
+        self.position = Linear(d_model, heads * self.head_width, bias=False, key=key.fold("position"))
+        self.content_bias = Param(np.zeros((heads, self.head_width), np.float32), "content_bias")
+        self.position_bias = Param(np.zeros((heads, self.head_width), np.float32), "position_bias")
 
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, queries: int | None = None

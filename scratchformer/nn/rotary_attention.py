@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from .. import ops
-from ..backend import Array, array_module
+from ..backend import Array
 from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key
-from .attention import CrossAttention
-from .layer import Layer
-from .linear import Linear
+from .attention import MultiHead
 
 
 class RotarySelfAttentionCache(NamedTuple):
@@ -24,7 +22,7 @@ class RotarySelfAttentionCache(NamedTuple):
     unify: Any
 
 
-class RotarySelfAttention(Layer):
+class RotarySelfAttention(MultiHead):
     """Multi-head self-attention whose queries and keys are rotated according to their positions: see `ops.rotary`.
 
     d_model: C. heads: H, the number of query heads. kv_heads: G, the number of key and value heads, each shared by H/G
@@ -73,12 +71,8 @@ class RotarySelfAttention(Layer):
         ops.rotary_frequencies(D, base, scaling)  # raises ValueError for what it does not support
         if window is not None:
             expect_positive(window=window)
-        self.d_model, self.kv_heads, self.head_width = d_model, kv_heads, D
+        super().__init__(d_model, heads, kv_heads, D, bias, output_bias, key)
         self.base, self.scaling, self.causal, self.window = base, scaling, causal, window
-        self.query = Linear(d_model, heads * D, bias, key.fold("query"))
-        self.key = Linear(d_model, kv_heads * D, bias, key.fold("key"))
-        self.value = Linear(d_model, kv_heads * D, bias, key.fold("value"))
-        self.unify = Linear(heads * D, d_model, output_bias, key.fold("unify"))
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, RotarySelfAttentionCache]:
         expect_floating(x=x)
@@ -101,11 +95,6 @@ class RotarySelfAttention(Layer):
         dx = dx + self.key.backward(self.join_heads(dk), cache.key)
         dx = dx + self.value.backward(self.join_heads(dv), cache.value)
         return dx
-
-    def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
-        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""
-        xp, shape = array_module(x), (x.shape[0], self.kv_heads, length, self.head_width)
-        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.
@@ -133,10 +122,3 @@ class RotarySelfAttention(Layer):
     def rotate(self, x: Array, start: int = 0) -> tuple[Array, Any]:
         """The heads (B, heads, T, D) of x (B, T, heads · D), rotated by their positions from `start` on; the cache."""
         return ops.rotary(self.split_heads(x), start, self.base, self.scaling)
-
-    def split_heads(self, x: Array) -> Array:
-        """(B, T, heads · D) -> (B, heads, T, D), a view."""
-        B, T, width = x.shape
-        return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)
-
-    join_heads = CrossAttention.join_heads

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..rng import Key
+from ..rng import Key, fold
 from .attention import causal
 from .layer import Layer
 from .recompute import Recompute
@@ -58,7 +58,7 @@ class Stack(Layer):
         """memories: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
         caches, inputs, norm = [], [], None
         for i, block in enumerate(self.trained()):
-            own = {"key": None if key is None else key.fold(i)}
+            own = {"key": fold(key, i)}
             if memories is not None:
                 own["memory"] = memories[:, i]
                 inputs.append(x)

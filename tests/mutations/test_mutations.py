@@ -409,7 +409,7 @@ MISTAKES = [
     Mistake(
         "BERT: no padding mask",
         "models/bert.py",
-        [("pattern=None if lengths is None else ops.Padding(lengths)", "pattern=None")],
+        [("        pattern = None if lengths is None else ops.Padding(lengths)", "        pattern = None")],
         "tests/models/test_bert.py",
     ),
     Mistake(

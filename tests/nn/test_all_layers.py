@@ -27,16 +27,16 @@ def check_gradients(device, combinations, thorough):
     """A function that checks a case at `count` pairs of a scale of the inputs and one of the parameters, each with
     sizes of its own; on the strict device, which shows where arrays of two kinds meet, at one pair.
 
-    On NumPy with the fast twins and with the plain references.
+    On NumPy with the fast twins, and every second time with the plain references too.
     """
 
     def check(name, count, **options):
         options = {"max_elements": 40} if thorough else options
         count = count if device is CPU or thorough else 1
-        for drawn in combinations(count, scale=SCALES, parameter_scale=SCALES):
+        for i, drawn in enumerate(combinations(count, scale=SCALES, parameter_scale=SCALES)):
             draw = functools.partial(Draw, drawn["seed"], drawn["scale"], device, drawn["parameter_scale"])
             check_layer_case(name, draw(), **options)
-            if device is CPU:
+            if device is CPU and (i % 2 == 0 or thorough):
                 with reference_only():
                     check_layer_case(name, draw(), **options)
 
@@ -51,14 +51,14 @@ def test_gradients_of_layers(name, check_gradients):
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients_of_blocks(name, check_gradients):
-    """An element of every tensor, and directions that move several tensors at once."""
-    check_gradients(name, 4, max_elements=1, directions=1, together=8)
+    """Directions that move several tensors at once."""
+    check_gradients(name, 4, max_elements=0, directions=1, together=8)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_models(name, check_gradients):
-    """Directions that move several tensors at once."""
-    check_gradients(name, 2, max_elements=0, directions=1, together=8)
+    """As of blocks."""
+    check_gradients(name, 1, max_elements=0, directions=1, together=8)
 
 
 @pytest.mark.parametrize("name", BLOCKS + MODELS)

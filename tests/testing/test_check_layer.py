@@ -131,6 +131,23 @@ def test_message_names_parameter_and_element():
     assert "blocks.0.query.w" in fails(Wrong())
 
 
+@pytest.mark.parametrize("together", [2, 3, 100])
+def test_what_is_small_beside_what_it_is_moved_with_is_found(together):
+    """A gradient a millionth of the others', wrong by a hundredth; it is compared by itself, and named."""
+
+    class Wrong(Affine):
+        def backward(self, dy, x):
+            dx = super().backward(dy, x)
+            self.b.grad += 0.01 * dy.sum(axis=0)
+            return dx
+
+    layer = Wrong()
+    layer.b.data *= 1e-6  # its scale
+    options = {"max_elements": 0, "directions": 1, "together": together}
+    assert "wrong gradient at b along" in fails(layer, X, **options)
+    assert [row.elements for row in check_layer(Affine(), X, **options)] == [0, 0, 0]
+
+
 def test_wrong_input_gradient():
     class Wrong(Affine):
         def backward(self, dy, x):
@@ -389,7 +406,9 @@ def test_parameters_that_are_not_finite():
         check_layer(layer, X)
 
 
-@pytest.mark.parametrize("options", [{"rtol": 1}, {"max_elements": 0, "directions": 0}, {"directions": -1}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"rtol": 1}, {"max_elements": 0, "directions": 0}, {"directions": -1}, {"together": 0}], ids=str
+)
 def test_options_with_which_any_gradient_would_pass(options):
     with pytest.raises(ValueError, match="expected"):
         check_layer(Affine(), X, **options)
