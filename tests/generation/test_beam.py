@@ -174,7 +174,7 @@ def test_a_beginning_or_end_that_is_no_token(name, token):
 
 
 def test_no_source():
-    with pytest.raises(ValueError, match=r"^source: expected \(B, S\) with B at least 1, got no text$"):
+    with pytest.raises(ValueError, match=r"^source: expected \(B, S\) with B >= 1, got no text$"):
         beam_search(make(CPU), SOURCE[:0], LENGTHS[:0], BEGIN, END)
 
 
@@ -189,7 +189,7 @@ def test_a_length_penalty_beyond_the_numbers_there_are():
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_vocabulary_of_another_size_than_the_model(subwords, more):
     model = EncoderDecoder(len(subwords) + more, 8, 2, 1)
-    sizes = f"expected {len(subwords) + more} tokens, as the model has, got {len(subwords)}"
+    sizes = f"expected {len(subwords) + more} tokens, as in the model, got {len(subwords)}"
     with pytest.raises(ValueError, match=f"^vocabulary: {sizes}$"):
         translate(model, subwords, ["a man"])
 
@@ -224,6 +224,6 @@ def test_bleu_is_that_of_sacrebleu():
 
 @pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
 def test_bleu_of_what_does_not_belong_together(found, references):
-    message = f"^found, references: expected as many of both, and any, got {len(found)} and {len(references)}$"
+    message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
     with pytest.raises(ValueError, match=message):
         bleu(found, references)
