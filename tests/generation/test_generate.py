@@ -101,7 +101,7 @@ def test_top_k_of_one_is_greedy(device, make_model):
     "bad", [np.zeros((1, 0), int), np.zeros((0, 3), int), np.zeros(3, int), np.zeros((1, 1, 1), int)]
 )
 def test_an_empty_prompt_or_one_of_the_wrong_rank_is_refused(make_model, bad):
-    with pytest.raises(ValueError, match=r"prompt: expected \(B, T\) with T at least 1"):
+    with pytest.raises(ValueError, match=r"prompt: expected \(B, T\) with T >= 1"):
         next(generate(make_model(), bad, 3))
 
 
@@ -262,7 +262,7 @@ def test_a_vocabulary_that_is_not_of_bytes_is_refused(make_model):
 
 @pytest.mark.parametrize("size", [255, 300])
 def test_a_model_of_other_tokens_than_bytes_needs_its_vocabulary(make_model, size):
-    message = f"^vocabulary: expected {size} tokens, as the model has, got 256, the bytes, for none was given$"
+    message = f"^vocabulary: expected {size} tokens, as in the model, got 256 bytes, the default$"
     with pytest.raises(ValueError, match=message):
         next(stream_text(make_model(vocab_size=size), "hello", 300))
 
@@ -270,7 +270,7 @@ def test_a_model_of_other_tokens_than_bytes_needs_its_vocabulary(make_model, siz
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_vocabulary_of_another_size_than_the_model(make_model, subwords, more):
     size = len(subwords)
-    message = f"^vocabulary: expected {size + more} tokens, as the model has, got {size}$"
+    message = f"^vocabulary: expected {size + more} tokens, as in the model, got {size}$"
     with pytest.raises(ValueError, match=message):
         next(stream_text(make_model(vocab_size=size + more), "the low", 3, subwords))
 

@@ -92,7 +92,7 @@ def test_with_some_tokens_allowed_it_is_the_distribution_of_them_alone(z, temper
 
 @pytest.mark.parametrize("allowed", [[True] * 5, [False] * 6, [1] * 6, [[True] * 6]], ids=str)
 def test_what_does_not_say_which_tokens_are_allowed(allowed):
-    with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\), at least one of them true$"):
+    with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\) of which at least one is true$"):
         probabilities(Z, allowed=np.array(allowed))
 
 
