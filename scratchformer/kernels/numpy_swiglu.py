@@ -1,4 +1,4 @@
-"""SwiGLU on NumPy: elementwise, in pieces that stay in cache, with few passes over them."""
+"""SwiGLU on NumPy, elementwise in a few passes over pieces that fit the cache."""
 
 from __future__ import annotations
 
