@@ -155,7 +155,7 @@ def test_a_function_that_makes_blocks():
     model = Classifier(V, 3, C, H, 2, T, block=block, key=Key(4))
     plain = Classifier(V, 3, C, H, 2, T, norm="pre", final_norm=lambda d_model: None, key=Key(4))
     assert np.array_equal(model(IDS), plain(IDS))
-    with pytest.raises(SnapshotError, match=r"cannot save a Classifier made with this: .*function"):
+    with pytest.raises(SnapshotError, match=r"cannot save a Classifier with these arguments: .*function"):
         save_snapshot("nowhere", model)
 
 
