@@ -16,19 +16,19 @@ SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
 
 def make(device, seed=0, norm="post"):
     model = EncoderDecoder(V, 8, 2, 2, 12, norm, key=Key(seed)).to(device, np.float64)
-    model.flat.data[...] = to_device(2 * to_cpu(model.flat.data), device)  # opinions of its own
+    model.flat.data[...] = to_device(2 * to_cpu(model.flat.data), device)  # stronger predictions
     return model
 
 
 def log_probabilities(model, b, target):
-    """(T, V) of the tokens behind each of `target`, by the whole forward for source b alone."""
+    """(T, V), for the token after each of `target`, from the full forward for source b alone."""
     arrays = (SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], np.array([target]))
     log_p, _ = ops.log_softmax(model(*(to_device(x, model.device) for x in arrays)))
     return to_cpu(log_p)[0]
 
 
 def every_translation(model, b, longest, alpha):
-    """The score of each translation there can be."""
+    """The score of every possible translation."""
     for n in range(longest + 1):
         for ys in itertools.product([0, 2, 3, 4], repeat=n):
             log_p = log_probabilities(model, b, [BEGIN, *ys])
@@ -51,7 +51,7 @@ def test_a_wide_beam_finds_the_best_of_all(seed, alpha):
 
 
 def plain_beam_search(model, b, beam, alpha, longest):
-    """The same, one source and one hypothesis at a time, each by a whole forward; it ends when `beam` have ended."""
+    """Beam search with one full forward per source and hypothesis; it stops when `beam` hypotheses have finished."""
     hypotheses, finished = [(0.0, [])], []
     for n in range(1, longest + 1):
         grown = [
@@ -71,7 +71,7 @@ def plain_beam_search(model, b, beam, alpha, longest):
 
 @pytest.mark.parametrize("beam", [2, 3])
 def test_it_is_the_plain_search(beam, device):
-    """Unlike it, the plain search does not stop before `beam` have ended; what is left open then is no better."""
+    """The plain search does not stop before `beam` have finished; what it finds after the early stop is no better."""
     for seed in range(8):
         model = make(device, seed)
         found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, 0.6, longer=3)
@@ -114,7 +114,7 @@ def test_a_length_penalty_favours_long_ones():
 
 
 def test_the_cache_gives_what_the_full_forward_gives(device):
-    """Also after rows have been reordered."""
+    """Also after rows are reordered."""
     model = make(device)
     cache = DecoderCache(model, SOURCE, LENGTHS, 4, copies=2)
     written = np.array([[BEGIN, 2], [BEGIN, 3], [BEGIN, 4], [BEGIN, 2]])
@@ -134,7 +134,7 @@ def subwords():
 
 
 def test_translate_keeps_the_order_of_the_sentences(subwords):
-    """Whatever their lengths; each is translated as it is alone."""
+    """Whatever their lengths; each gets the translation that it gets alone."""
     model = EncoderDecoder(len(subwords), 8, 2, 1, key=Key(3)).to(dtype=np.float64)
     sentences = ["the man eats a red apple", "a man", "the red red red apple eats the man", "apple"]
     together = translate(model, subwords, sentences, beam=2)
@@ -179,7 +179,7 @@ def test_no_source():
 
 
 def test_a_length_penalty_beyond_the_numbers_there_are():
-    """The division would overflow at 53 tokens, and at 4 does not."""
+    """The division would overflow at 53 tokens, but not at 4."""
     model = make(CPU)
     with pytest.raises(ValueError, match=r"^length_penalty: 400 is too large for translations of 53 tokens$"):
         beam_search(model, SOURCE, LENGTHS, BEGIN, END, length_penalty=400)
