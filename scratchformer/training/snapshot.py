@@ -70,9 +70,7 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     """
     name = type(model).__name__
     if not isinstance(getattr(model, "config", None), Mapping):
-        raise SnapshotError(
-            f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again"
-        )
+        raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`
@@ -334,7 +332,9 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
     for name, p in model.named_parameters().items():
         if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
             found = snapshot.model[name].dtype
-            raise SnapshotError(f"snapshot does not fit: {name} is {found} in the snapshot, {p.data.dtype} in the model")
+            raise SnapshotError(
+                f"snapshot does not fit: {name} is {found} in the snapshot, {p.data.dtype} in the model"
+            )
 
 
 def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:

@@ -182,7 +182,7 @@ def test_altered_tensors_are_refused(saved, alter):
     tensors, _ = read(path)
     alter(tensors)
     save_file(tensors, path, header)
-    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or not a snapshot: the checksum does not match"):
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or not a snapshot: the checksum does not"):
         load_model(path)
 
 
@@ -340,7 +340,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
 
     with pytest.warns(UserWarning, match="nowhere; put Local at the top of a module$"):
         save_snapshot(tmp_path / "last.safetensors", Local((2,)))
-    message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class defined inside a function cannot be found again"
+    message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class defined inside a function cannot be found"
     with pytest.raises(SnapshotError, match=message):
         load_model(tmp_path / "last.safetensors")
     model = Local((2,))
