@@ -31,9 +31,9 @@ the bound on the scores is not finite. Then forbidden scores are overwritten wit
 And for dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key
 has NaN in its dz anyway.
 
-Heads that share keys. If k and v have G heads and q has H, a tile holds whole groups of H/G heads, or a part of one
-where a pattern divides it. Queries then have one more axis, (B, G, H/G, T, D), over which products broadcast the keys.
-dv and dk also sum over the group: the rows of its heads are stacked, and one product sums over all of them.
+Shared keys. Where k and v have G heads for the H of q, a tile holds whole groups of H/G heads, or part of one where a
+pattern splits the group. Queries then have one more axis, (B, G, H/G, T, D), over which products broadcast the keys.
+dv and dk sum over the group as well: its rows are stacked, head after head, and one product sums over all of them.
 
 Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
 O(n²) memory", 2021.
@@ -127,7 +127,7 @@ class Group(NamedTuple):
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
     """All sequences and heads of `shape` (B, H, T, D), in groups as large as tiles of TILE scores allow.
 
-    shared: how many neighbouring heads share their keys. A group has whole sets of such heads, or part of one set.
+    shared: how many neighbouring heads share their keys. What goes together is whole sets of them, or part of one.
     """
     B, H, T, _ = shape
     if pattern.differs and 0 < T * S <= SHORT:
@@ -144,7 +144,7 @@ def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, sh
 
 
 def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
-    """Slices of at most `together` heads, each of whole sets of `shared` heads or within one of them."""
+    """Slices of at most `together` heads: each is made of whole sets of `shared` heads, or lies within one."""
     h = heads.start
     while h < heads.stop:
         size = min(together, heads.stop - h)
@@ -157,7 +157,7 @@ def cut_heads(heads: slice, together: int, shared: int) -> Iterator[slice]:
 
 
 def by_key_head(x: np.ndarray, heads: slice, shared: int) -> np.ndarray:
-    """(B, heads, ...) -> (B, key heads, heads that share one, ...), a view; x itself if every head has its own keys."""
+    """(B, heads, ...) -> (B, key heads, heads that share one, ...), a view; x itself if none share."""
     if shared == 1:
         return x
     size = min(shared, heads.stop - heads.start)
@@ -170,7 +170,7 @@ def key_heads(heads: slice, shared: int) -> slice:
 
 
 def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """aᵀ b (..., I, O) of a (..., rows, I) and b (..., rows, O), summed over heads that share keys, if any."""
+    """aᵀ b for a (..., rows, I) and b (..., rows, O): (..., I, O), summed over the heads that share keys."""
     if a.ndim == 5:
         a, b = (x.reshape(*x.shape[:2], -1, x.shape[-1]) for x in (a, b))
     return a.swapaxes(-1, -2) @ b
@@ -311,7 +311,7 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
         np.multiply(sum_dq, scale, out=own_dq)
         if heads.start % shared == 0:
             dk[own], dv[own] = sum_dk, sum_dv
-        else:  # more heads of a group that an earlier part began
+        else:  # the rest of a group whose first heads came before
             dk[own] += sum_dk
             dv[own] += sum_dv
     return dq, dk, dv

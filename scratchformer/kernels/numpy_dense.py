@@ -1,8 +1,8 @@
 """Affine map with activation on NumPy: after the product, bias and activation are applied to pieces that fit the cache.
 
-For ReLU both are applied to x w in place. y > 0 exactly where h > 0, so backward needs only y, and neither h nor a
-comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are computed piece by piece: both
-have the form y = h Φ(h) with a cumulative distribution function Φ. A user's own pair is left to the reference.
+For ReLU, both are applied to x w in place. y > 0 where h > 0, so backward needs nothing but y, and neither
+h nor a comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are made piece by piece:
+both are y = h Φ(h) with a distribution function Φ. A user's own pair is left to the reference.
 """
 
 from __future__ import annotations

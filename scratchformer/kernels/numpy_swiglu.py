@@ -1,4 +1,4 @@
-"""SwiGLU on NumPy, elementwise in a few passes over pieces that fit the cache."""
+"""SwiGLU on NumPy: piece by piece, so that a piece stays in cache from its sigmoid to its gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Elementwise activations: ReLU, GELU, SiLU and tanh; and what a layer accepts as its activation."""
+"""Activations: ReLU, GELU, SiLU and tanh, elementwise; and how a layer's activation is chosen."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
 
         density = 0.5 * (1 - t * t) * slope
 
-    The cache keeps only x: Φ is evaluated once more, but half the memory is enough.
+    The cache keeps x alone: Φ is evaluated again, which halves the memory.
     Source: Hendrycks, Gimpel, "Gaussian error linear units", 2016, section 2.
     """
     if approximate not in ("none", "tanh"):
@@ -142,7 +142,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
         dx = dy * (s * (1 + x * (1 - s)))
 
-    The cache keeps only x: σ is evaluated once more, but half the memory is enough.
+    The cache keeps x alone: σ is evaluated again, which halves the memory.
     Source: Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units for neural network function approximation in
     reinforcement learning", 2018, equations 1 and 2.
     """
@@ -172,11 +172,11 @@ ACTIVATIONS = {
 
 
 def activation_pair(activation: Activation) -> tuple[Callable, Callable]:
-    """(op, op_backward) of an activation, which is a name from ACTIVATIONS or your own pair of functions.
+    """(op, op_backward) for an activation: a name from ACTIVATIONS, or such a pair itself.
 
-    In a pair, `y, cache = op(x)` returns y of the shape of x, and `dx = op_backward(dy, cache)` its gradient. x has any
-    number of leading axes, so both must treat all rows alike. Raises ValueError for an unknown name, TypeError for
-    anything but a name or a pair of functions.
+    A pair of your own must give `y, cache = op(x)`, with y of the shape of x, and `dx = op_backward(dy, cache)`. x may
+    have any number of leading axes. Raises ValueError for an unknown name, TypeError for anything but a name or a pair
+    of functions.
     """
     if isinstance(activation, str):
         if activation not in ACTIVATIONS:

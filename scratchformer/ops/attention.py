@@ -44,12 +44,12 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, AttentionCache]:
     """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that query t may see.
 
-    q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses the keys and values of head ⌊h/(H/G)⌋, so
-    that H/G neighbouring query heads, a group, share them. They are not repeated in memory. With G = H every query head
-    has its own, with G = 1 all share one. pattern: which keys a query may see, see `patterns`; None for all. Returns y
-    (B, H, T, D) and the cache. A query that may see no key gets y = 0 and passes no gradient on. NaN in a key affects
-    y and dq only of the queries that may see it. Values must be finite even where no query may see them (padding), as
-    they are multiplied by 0. Raises ValueError if shapes do not fit, TypeError if `pattern` is not a Pattern.
+    q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
+    neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
+    has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
+    cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
+    queries that may see it, and no others. Values must be finite even where no query may see them (padding), since they
+    are multiplied by 0. Raises ValueError if shapes do not fit, TypeError if `pattern` is not a Pattern.
 
     Backward, for one sequence and one query head. The forward has four steps,
 

@@ -26,8 +26,8 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or an
     unknown name, TypeError for an activation that is neither a name nor a pair.
 
-    Backward. Let h = x w + b. Elementwise y = f(h), so dh = dy f'(h), which is the activation's backward; and dh is
-    passed to the backward of the affine map, see `linear`:
+    Backward. With h = x w + b, elementwise y = f(h), so dh = dy f'(h), which is the activation's backward. It is passed
+    on to the backward of the affine map, see `linear`:
 
         dh = cache.activation_backward(dy, cache.activated)
         dx, dw, db = linear_backward(dh, cache.linear)

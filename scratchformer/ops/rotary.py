@@ -15,7 +15,7 @@ from .checks import expect_at_least, expect_floating, expect_like, expect_number
 from .positions import BASE
 from .precision import widen
 
-# The rope types and the settings that each needs, named as in published configurations.
+# The rope types, and the numbers that each needs; names and meanings are those of published configurations.
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
@@ -32,14 +32,15 @@ class RotaryCache(NamedTuple):
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Raise TypeError unless it is None or a mapping with numbers, ValueError unless it has what its type needs."""
+    """Raise TypeError unless it is None or a mapping, ValueError unless it has exactly the numbers its type needs."""
     if scaling is None:
         return
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling: expected None or a mapping, got {type(scaling).__name__}")
-    kind, needed = scaling.get("rope_type"), {"rope_type", *SCALINGS.get(scaling.get("rope_type"), ())}
-    if kind not in SCALINGS:
+    kind = scaling.get("rope_type")
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"scaling: expected a rope_type of {', '.join(SCALINGS)}, got {kind!r}")
+    needed = {"rope_type", *SCALINGS[kind]}
     if scaling.keys() != needed:
         raise ValueError(f"scaling: {kind} takes {', '.join(sorted(needed))}, got {', '.join(sorted(scaling))}")
     for name in SCALINGS[kind]:
@@ -51,23 +52,25 @@ def check_scaling(scaling: Scaling) -> None:
 def rotary_frequencies(
     head_width: int, base: float = BASE, scaling: Scaling = None, dtype: Any = np.float64
 ) -> np.ndarray:
-    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angle by which pair i of a head rotates from position to position.
+    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angle by which pair i of a head rotates per position.
 
-    head_width: D, even. scaling: how a model was adapted to longer texts than it was first trained on; None, or a
-    mapping as in published configurations:
+    head_width: D, even. scaling: how a model was adapted to contexts longer than those of its first training; None, or
+    a mapping as in published configurations:
 
         {"rope_type": "linear", "factor": a}
-            θ/a: positions advance in steps of 1/a.
+            θ/a for every pair, as if positions were counted in steps of 1/a.
         {"rope_type": "llama3", "factor": a, "low_freq_factor": l, "high_freq_factor": h,
          "original_max_position_embeddings": n}
-            A pair makes f = n θ/2π full rotations within the n positions of the first training. It keeps θ if f > h and
-            gets θ/a if f < l. In between, with m = (f − l)/(h − l), it gets (1 − m) θ/a + m θ.
+            A pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if
+            f < l; between the two it gets (1 − m) θ/a + m θ with m = (f − l)/(h − l).
 
-    Returns (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or another type.
+    Returns (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or a scaling of
+    another type. Source: Chen et al., "Extending context window of large language models via positional
+    interpolation", 2023, for linear scaling; Llama 3.1's published code for the other.
     """
     expect_positive(head_width=head_width)
     if head_width % 2:
-        raise ValueError(f"head_width: expected an even number, since numbers are rotated in pairs, got {head_width}")
+        raise ValueError(f"head_width: expected an even number, to be split into pairs, got {head_width}")
     expect_number("base", base, zero=False)
     check_scaling(scaling)
     exponents = np.arange(0, head_width, 2).astype(dtype) / head_width
@@ -85,31 +88,29 @@ def rotary_frequencies(
 
 @operation
 def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None) -> tuple[Array, RotaryCache]:
-    """y_t = R_t x_t, where R_t rotates pair i of D/2, (x_i, x_{i+D/2}), by the angle φ_ti = (start + t) θ_i.
+    """y_t = R_t x_t: the vector at each position is rotated, pair (x_i, x_{i+D/2}) by the angle φ_ti = (start + t) θ_i.
 
     x: (B, H, T, D), queries or keys. start: the position of x[:, :, 0]. base, scaling: see `rotary_frequencies`, which
     gives θ. Returns y of the shape of x, and the cache. Raises ValueError for an odd D, TypeError for a start that is
-    not an integer. The pairs are those of the published Llama weights: one number from each half.
+    not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
 
-    Rotations preserve lengths, and (R_t q) · (R_s k) = q · (R_{s−t} k): the score of a query and a key depends on their
-    distance only, not on their positions. Angles are computed in the precision of x, as for the published weights.
+    A rotation keeps lengths, and (R_t q) · (R_s k) = q · (R_{s−t} k): the score of a query and a key depends on the
+    distance between them, not on where they are. Angles are computed in the precision of x, as published models do.
 
-    Backward. With a = x_{..., i} and b = x_{..., i+D/2} at position t, and φ = φ_ti,
+    Backward. With a = x_{..., i} and b = x_{..., i+D/2}, at position t and with φ = φ_ti,
 
         y_i = a cos φ − b sin φ        y_{i+D/2} = b cos φ + a sin φ
 
-    Both a and b occur in both, so
+    so a and b each collect from both outputs:
 
         da = dy_i cos φ + dy_{i+D/2} sin φ        db = dy_{i+D/2} cos φ − dy_i sin φ
 
-    This is R_tᵀ = R_t⁻¹: dy is rotated back, by −φ. The angles are constants.
+    This is R_tᵀ = R_t⁻¹, the rotation by −φ. The angles are constants and have no gradient.
 
         dx = rotate(dy, cache.cos, -cache.sin)
 
     The cache keeps the cosines and sines, (T, D/2) each; x is not needed.
-    Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34, with pairs
-    as in Llama; Chen et al., "Extending context window of large language models via positional interpolation", 2023,
-    for linear scaling.
+    Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34.
     """
     cos, sin = check_rotary(x, start, base, scaling)
     xp = array_module(x)
@@ -118,7 +119,7 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
 
 
 def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and sines for these arguments of `rotary`; raises TypeError or ValueError if they do not fit."""
+    """Raise TypeError or ValueError for arguments of `rotary` that do not fit; the cosines and sines for them."""
     expect_floating(x=x)
     expect_shape("x", x, "B H T D")
     expect_at_least(0, start=start)
@@ -132,18 +133,17 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, ...]:
-    """The cosines and sines (T, D/2), read-only because the results are shared. items: of the scaling."""
+def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines (T, D/2), read-only since they are shared. items: of the scaling."""
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
-    tables = tuple(f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
-    for table in tables:
-        table.flags.writeable = False
-    return tables
+    cos, sin = (f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
+    cos.flags.writeable = sin.flags.writeable = False
+    return cos, sin
 
 
 def rotate(x: Array, cos: Array, sin: Array) -> Array:
-    """Rotate the pairs of x (..., T, D), one number from each half, by angles with these cosines and sines (T, D/2)."""
+    """Rotate the pairs of x (..., T, D), one number from each half, by the angles with these cosines and sines."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return array_module(x).concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

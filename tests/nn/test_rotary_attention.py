@@ -47,7 +47,7 @@ def test_each_position_sees_its_window_and_no_more(device, window):
 
 
 def test_order_matters_only_through_rotary_positions(device):
-    """Without a causal pattern, reversing x reverses y if queries and keys are not rotated, and not if they are."""
+    """Without a causal pattern or rotation, reversing x reverses y; with the rotation it does not."""
     layer, x = make(device, causal=False), normal(B, T, C)
     y, reversed_y = (to_cpu(layer(to_device(a, device))) for a in (x, x[:, ::-1].copy()))
     assert np.abs(reversed_y[:, ::-1] - y).max() > 1e-3

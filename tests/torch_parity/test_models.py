@@ -186,7 +186,7 @@ def test_outputs(precision):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", [LanguageModel, Classifier])
 def test_twenty_steps_of_training(model, optimizer, norm, precision):
-    """With the same weights, batches and clipping, all losses agree, and so do the weights at the end."""
+    """The same weights, batches and clipping: every loss agrees, and so do the weights at the end."""
     ours, theirs = make(model, norm, precision)
     make_ours, make_theirs = OPTIMIZERS[optimizer]
     our_optimizer, their_optimizer = make_ours(ours.parameters()), make_theirs(theirs.parameters())
