@@ -1,4 +1,4 @@
-"""Translating: beam search over the decoder of an encoder-decoder."""
+"""Translation: beam search with the decoder of an encoder-decoder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ..ops.checks import expect_at_least
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
-LONGER = 50  # tokens that a translation may have more than its source: Vaswani et al., 2017, section 6.1
+LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 ROWS = 256  # hypotheses at once
-LARGEST = 700  # log of what log p may be divided by, in float64
+LARGEST = 700  # the largest log of lp(n), for float64
 
 
 class Hypothesis(NamedTuple):
-    """A translation that has ended: its score, and its ids without those of its beginning and end."""
+    """A finished translation: its score, and its ids without the begin and end tokens."""
 
     score: float
     ids: np.ndarray
@@ -42,15 +42,16 @@ def beam_search(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[Hypothesis]:
-    """For each source the translation of the highest score that the search finds.
+    """For each source, the translation with the highest score that the search finds.
 
-    source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K hypotheses of each source are kept; in a step
-    each is continued by every token, and of these the K likeliest that do not end go on. With K = 1 it is greedy. One
-    that ends is scored log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, `end` counted: log p falls with every token, so
-    without the division short ones would win. length_penalty: α ≥ 0. longer: a translation has at most as many tokens
-    more than its source; what has not ended then is scored as it is. A source is done when K have ended, or when no
-    open hypothesis can still reach the best: as lp is largest at the limit, log p/lp(limit) bounds its score.
-    begin, end: two of the model's V tokens. Raises ValueError for one of these out of range, and for no source.
+    source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source.
+    At each step every hypothesis is extended by every token, and the K most likely results that do not end are kept.
+    K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y|
+    includes `end`: log p falls with every token, so without the division short translations would win. length_penalty:
+    α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as
+    they are. The search for a source stops when K hypotheses have finished, or when no open one can still reach the
+    best score: lp is largest at the limit, so log p/lp(limit) is an upper bound. begin, end: two of the model's V
+    tokens. Raises ValueError for an option out of range, and if there is no source.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
@@ -60,14 +61,14 @@ def beam_search(
         if not (isinstance(token, Integral) and 0 <= token < V):
             raise ValueError(f"{name}: expected a token from 0 to {V - 1}, got {token}")
     if not len(lengths):
-        raise ValueError("source: expected (B, S) with B at least 1, got no text")
+        raise ValueError("source: expected (B, S) with B >= 1, got no text")
     B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
     most_tokens = int(limits.max())
     cache = DecoderCache(model, source, lengths, most_tokens, copies=K)
     if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:
         raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
-    scores[:, 0] = 0  # all K are the empty one, which counts once
+    scores[:, 0] = 0  # all K hypotheses are empty, and only one may count
     written = np.empty((B, K, 0), np.int64)
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]
     last = np.full(B * K, begin)
@@ -77,11 +78,11 @@ def beam_search(
             raise ValueError("logits: expected finite numbers")
         log_p, _ = ops.log_softmax(logits)
         total = (scores[:, :, None] + log_p.reshape(B, K, -1)).reshape(B, -1)  # (B, K V)
-        most = min(2 * K, total.shape[1])  # at most K of them end, so K go on
+        most = min(2 * K, total.shape[1])  # at most K of them end, so at least K do not
         best = np.argpartition(-total, most - 1, axis=1)[:, :most]
         best = np.take_along_axis(best, np.argsort(-np.take_along_axis(total, best, 1), axis=1, kind="stable"), 1)
         parents, tokens = np.divmod(best, log_p.shape[1])
-        chosen = np.zeros((B, K), np.int64)  # places in `best`
+        chosen = np.zeros((B, K), np.int64)  # indices into `best`
         for b in range(B):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
@@ -94,7 +95,7 @@ def beam_search(
                 if np.isfinite(score):
                     finished[b].append(Hypothesis(float(score), ids[ids != end]))
         scores = np.take_along_axis(np.take_along_axis(total, best, 1), chosen, 1)
-        scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # fewer than K go on
+        scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # where fewer than K go on
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
         written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(B, K, 1)], axis=2)
@@ -105,7 +106,7 @@ def beam_search(
 
 
 def expect_options(beam: int, longer: int, length_penalty: float) -> None:
-    """Raise ValueError unless these options of `beam_search` are in their ranges."""
+    """Raise ValueError unless these options of `beam_search` are in range."""
     whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (beam, longer))
     if not (whole and beam >= 1 and longer >= 1 and 0 <= length_penalty < math.inf):
         expected = "at least 1, 1, 0, the first two whole numbers and the last finite"
@@ -113,12 +114,12 @@ def expect_options(beam: int, longer: int, length_penalty: float) -> None:
 
 
 def penalty(n: int, length_penalty: float) -> float:
-    """lp(n), which log p is divided by."""
+    """lp(n), by which log p is divided."""
     return ((5 + n) / 6) ** length_penalty
 
 
 def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, length_penalty: float) -> bool:
-    """Whether the search for one source is over, of its finished hypotheses and the log p of its open ones (K,)."""
+    """Whether the search for a source is over, given its finished hypotheses and the log p (K,) of its open ones."""
     if not finished:
         return False
     return len(finished) >= beam or max(h.score for h in finished) >= scores.max() / penalty(limit, length_penalty)
@@ -132,14 +133,14 @@ def translate(
     length_penalty: float = 0.6,
     max_length: int | None = None,
 ) -> list[str]:
-    """The translations of `sentences`, by `beam_search`. On a CPU batches of them are shared out over its cores.
+    """The translations of `sentences` by `beam_search`. On a CPU, batches are distributed over the cores.
 
-    max_length: the most tokens that a sentence may have, with END; None for any number. Raises ValueError for a longer
-    or an empty sentence, with its number, for a vocabulary of another size than the model's, and as `beam_search`;
-    TypeError for one text in place of a list.
+    max_length: the largest number of tokens in a sentence, including END; None for no limit. Raises ValueError for a
+    longer or an empty sentence, with its number, if the vocabulary and the model differ in size, and like
+    `beam_search`; TypeError for a single text instead of a list.
     """
     expect_options(beam, LONGER, length_penalty)
-    if isinstance(sentences, str):  # its letters would be translated one by one
+    if isinstance(sentences, str):  # its characters would be translated one by one
         raise TypeError("sentences: expected a list of texts, got str")
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
@@ -168,14 +169,14 @@ def translate(
 
 
 def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
-    """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature: how it counts.
+    """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature of its settings.
 
     Raises ValueError unless there are as many references as translations, and at least one. Source: Post, "A call for
     clarity in reporting BLEU scores", 2018.
     """
     if not 0 < len(found) == len(references):
         raise ValueError(
-            f"found, references: expected as many of both, and any, got {len(found)} and {len(references)}"
+            f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"
         )
     try:
         from sacrebleu.metrics import BLEU

@@ -1,4 +1,4 @@
-"""The key-value caches: what generation need not compute again."""
+"""The key-value caches: what generation does not compute again."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ..ops.checks import expect_ids, expect_positive, expect_shape
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
-    """Raise an error unless ids (B, T), T ≥ 1, are tokens, one row for each of the B rows stored.
+    """Raise an error unless ids are tokens (B, T) with T ≥ 1, one row for each of the B sequences in the cache.
 
-    ValueError for the shape, TypeError if they are no integers, IndexError for one out of range, DeviceError if they
-    are on another device than `like`. A cache calls this before it changes anything, so ids that are refused leave it
-    as it was.
+    ValueError for the wrong shape, TypeError if they are not integers, IndexError if one is out of range, DeviceError
+    if they are not on the device of `like`. A cache calls this before it changes anything, so invalid ids leave it
+    unchanged.
     """
     expect_tokens("ids", ids, B=batch_size)
     array_module(ids, like)
@@ -26,20 +26,20 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
 
 
 class KeyValueCache:
-    """What a language model stores of the past tokens, such as keys and values, in arrays allocated once.
+    """What a language model stores for past tokens, such as keys and values, in arrays that are allocated once.
 
-    In a causal model the vectors at past positions do not depend on what comes later. So a new token needs only its
-    own query, and its own key and value are stored after the others. `logits` gives the very numbers of the full
-    forward. The model says what is stored: `allocate(batch_size)` makes the arrays, one tuple for each block, and
+    In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
+    query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
+    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block, and
     `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
-    When the context is full it slides: the later half of the tokens is kept and computed again, at positions from 0,
-    since positions are absolute. So a token is computed twice on average, the second time in a batch with others, and
+    When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
+    since positions are absolute. So on average a token is computed twice, the second time together with others, and
     every prediction sees at least half a context.
     """
 
     def __init__(self, model: LanguageModel, batch_size: int) -> None:
-        """Room for `batch_size` sequences of what the model sees at once; batch_size: B."""
+        """Room for B = `batch_size` sequences, each as long as the model can see at once."""
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.ids, self.length = model, batch_size, None, 0
         self.room = model.body.max_length
@@ -51,10 +51,10 @@ class KeyValueCache:
         expect_next(ids, self.batch_size, self.model.config["vocab_size"], self.weights)
 
     def logits(self, ids: Array) -> Array:
-        """Append the tokens ids (B, T) and return the logits (B, V) of what follows the last of them.
+        """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
 
-        Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are no integers, IndexError for one out of
-        range.
+        Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out
+        of range.
         """
         self.check(ids)
         self.ids = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
@@ -68,12 +68,11 @@ class KeyValueCache:
 
 
 class DecoderCache:
-    """What a decoder need not compute again: for each block the keys and values of the memory, computed once, and those
-    of the target tokens so far.
+    """What a decoder does not compute again: the keys and values of the memory and of the target tokens so far.
 
-    source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the most target tokens there may
-    be; this cache does not slide, since a translation is one whole text. copies: K hypotheses of each source, in rows
-    b K to b K + K − 1; all K see the same memory.
+    source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the largest number of target
+    tokens; this cache does not slide, since a translation is one whole text. copies: K, the number of hypotheses for
+    each source; those of source b are in rows b K to b K + K − 1 and see the same memory.
     """
 
     def __init__(
@@ -94,28 +93,28 @@ class DecoderCache:
         self.stored = model.decoder_stack.allocate(xp.empty((self.rows, 0, memory.shape[2]), memory.dtype), length)
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
-        """Append the tokens ids (B K, T) and return the logits (B K, V) of what follows the last of them.
+        """Append the tokens ids (B K, T) and return the logits (B K, V) of the token after the last of them.
 
-        Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError if ids are no integers,
-        IndexError for one out of range.
+        Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError if ids are not integers,
+        IndexError if one is out of range.
         """
         ids = to_device(ids, self.device)
         expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
-            raise ValueError(f"ids: expected at most {self.room} target tokens, as the cache is made for, got {total}")
+            raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
         logits = self.model.extend(ids, self.stored, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
         return to_cpu(logits[:, -1])
 
     def reorder(self, rows: np.ndarray) -> None:
-        """Make row i what row rows[i] was; rows: (B K,).
+        """Replace row i by row rows[i], for all rows at once; rows: (B K,).
 
         Raises ValueError unless every rows[i] belongs to the same source as i.
         """
         expect_shape("rows", rows, "rows", rows=self.rows)
         if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
             raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
-        if (rows == np.arange(len(rows))).all():  # always so with one hypothesis
+        if (rows == np.arange(len(rows))).all():  # always true with one hypothesis
             return
         rows = to_device(rows, self.device)
         for array in chain(*self.stored):
@@ -123,16 +122,16 @@ class DecoderCache:
 
 
 class SegmentCache(KeyValueCache):
-    """The keys and values of a `TransformerXL`: of its memory, and of the segment after it. The same interface.
+    """A `KeyValueCache` for a `TransformerXL`: the keys and values of its memory and of the current segment.
 
-    `logits` gives the very numbers of the model that reads segment after segment. When a segment is full it becomes
-    memory, and the last `model.memory` of all are kept. Nothing is computed again: keys and values do not depend on
-    positions, so what is kept need only be moved to the front.
+    `logits` returns the same numbers as the model when it reads segment after segment. A full segment becomes part of
+    the memory, of which the last `model.memory` positions are kept. Nothing is computed again: keys and values do not
+    depend on positions, so those that are kept are only moved to the front.
     """
 
     def __init__(self, model: TransformerXL, batch_size: int) -> None:
         super().__init__(model, batch_size)
-        self.begun = 0  # where in the arrays the segment begins: the length of the memory
+        self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
     def logits(self, ids: Array) -> Array:
         self.check(ids)
@@ -146,7 +145,7 @@ class SegmentCache(KeyValueCache):
         return logits[:, -1]
 
     def begin_segment(self) -> None:
-        """Let what is stored be the memory, as far as the model keeps one."""
+        """Turn the last `model.memory` stored positions into the memory."""
         kept = min(self.model.memory, self.length)
         for array in chain(*self.stored):
             array[:, :, :kept] = array[:, :, self.length - kept : self.length].copy()
@@ -154,5 +153,5 @@ class SegmentCache(KeyValueCache):
 
 
 def cache_for(model: LanguageModel, batch_size: int) -> KeyValueCache:
-    """The cache that fits the model."""
+    """The right kind of cache for the model."""
     return (SegmentCache if isinstance(model, TransformerXL) else KeyValueCache)(model, batch_size)

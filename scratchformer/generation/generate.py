@@ -1,4 +1,4 @@
-"""Generating token after token."""
+"""Generating text token by token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..rng import Key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
 
-ROWS = 8  # sequences that are worth a thread of their own
+ROWS = 8  # the smallest number of sequences worth a separate thread
 
 
 def generate(
@@ -32,16 +32,17 @@ def generate(
     key: Key = Key(0),
     allowed: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
-    """Yield `tokens` times the next token ids (B,) of prompts ids (B, T), T ≥ 1; each is appended before the next.
+    """Yield the next token ids (B,) after prompts (B, T) with T ≥ 1, `tokens` times, each appended before the next.
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
-    same text. If a prompt is longer than the model sees at once, only its end is read. On a CPU a large batch is shared
-    out over its cores. Raises ValueError, when the first is asked for, for an empty prompt or an option out of range.
+    same text. If a prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is
+    distributed over the cores. Raises ValueError, when the first token is asked for, for an empty prompt or an option
+    out of range.
     """
     expect_at_least(0, tokens=tokens)
     prompt = np.asarray(prompt)
     if prompt.ndim != 2 or prompt.size == 0:
-        raise ValueError(f"prompt: expected (B, T) with T at least 1, got {prompt.shape}")
+        raise ValueError(f"prompt: expected (B, T) with T >= 1, got {prompt.shape}")
     device, B = model.device, prompt.shape[0]
     threads = max(1, min(cores(), B // ROWS)) if device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
@@ -54,7 +55,7 @@ def generate(
     blas = ThreadpoolController().select(user_api="blas")
     with ThreadPoolExecutor(threads) as pool:
         for i in range(tokens):
-            # Products of a few rows wait for memory: several threads of BLAS would only wait for each other.
+            # Products with few rows are limited by memory, so more BLAS threads would only wait for each other.
             few = new.shape[1] == 1 and caches[0].length < caches[0].room
             with blas.limit(limits=1 if threads > 1 or few else None):
                 z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
@@ -64,31 +65,31 @@ def generate(
 
 
 def expect_vocabulary(model: Layer, size: int, note: str = "") -> None:
-    """Raise ValueError unless the model has as many tokens as its vocabulary, which is of this size."""
+    """Raise ValueError unless the model has as many tokens as the vocabulary, `size`."""
     if size != (expected := model.config["vocab_size"]):
-        raise ValueError(f"vocabulary: expected {expected:,} tokens, as the model has, got {size:,}{note}")
+        raise ValueError(f"vocabulary: expected {expected:,} tokens, as in the model, got {size:,}{note}")
 
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def printable(text: str) -> str:
-    """`text` with U+FFFD for control characters other than new line and tab: a terminal would obey them."""
+    """`text` with control characters, which a terminal would obey, replaced by U+FFFD, except newline and tab."""
     return _CONTROL.sub("\ufffd", text)
 
 
 def stream_text(
     model: LanguageModel, prompt: str | bytes, tokens: int, vocabulary: Subwords | None = None, **options: object
 ) -> Iterator[str]:
-    """Generate, and yield text as soon as the bytes of the tokens make up characters (UTF-8), starting after `prompt`.
+    """Generate tokens after `prompt`, and yield text as soon as their bytes form complete characters (UTF-8).
 
-    vocabulary: of the model, one of byte-pair encoding; None for a model whose tokens are the bytes. Its GPT2_END ends
-    the text. Bytes that are no UTF-8 come out as U+FFFD, control characters as they are: see `printable`. The other
-    options are those of `generate`. Raises ValueError for a vocabulary of another size than the model's.
+    vocabulary: the model's byte-pair encoding, whose GPT2_END ends the text; None for a model whose tokens are bytes.
+    Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The other options are
+    those of `generate`. Raises ValueError if the vocabulary and the model differ in size.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     if vocabulary is None:
-        pieces, end, note = [bytes([i]) for i in range(256)], None, ", the bytes, for none was given"
+        pieces, end, note = [bytes([i]) for i in range(256)], None, " bytes, the default"
         ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)
     else:
         pieces, end, note = vocabulary.pieces, vocabulary[GPT2_END], ""

@@ -17,13 +17,13 @@ def probabilities(
     top_p: float | None = None,
     allowed: np.ndarray | None = None,
 ) -> np.ndarray:
-    """The distribution to sample from, (B, V), for logits (B, V), on the CPU in float64.
+    """The distributions (B, V) to sample from, for logits (B, V), on the CPU in float64.
 
-    temperature: τ > 0; softmax(z/τ), sharper below 1 and flatter above. τ = 0 puts all on the likeliest token (greedy).
-    top_k: only the k likeliest tokens; of equal ones, those of the lower number. top_p: only the fewest likeliest
-    tokens whose probabilities add up to p (Holtzman et al. 2020). What is left is scaled to sum 1.
-    allowed: booleans (V,), true for the tokens that may be chosen at all; None for all of them.
-    Raises ValueError for a value out of range, or logits that are not finite; TypeError for a top_k that is no integer.
+    temperature: τ in softmax(z/τ), which is sharper for τ < 1 and flatter for τ > 1; τ = 0 gives the most likely token
+    probability 1 (greedy). top_k: keep only the k most likely tokens; of equally likely ones, those with lower ids.
+    top_p: keep only the smallest set of most likely tokens whose probabilities add up to p (Holtzman et al. 2020). The
+    rest is normalised again. allowed: booleans (V,), true for the tokens that may be chosen; None for all.
+    Raises ValueError for a value out of range or logits that are not finite; TypeError if top_k is not an integer.
     """
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
@@ -38,7 +38,7 @@ def probabilities(
     if allowed is not None:
         allowed = np.asarray(allowed)
         if allowed.dtype != bool or allowed.shape != z.shape[-1:] or not allowed.any():
-            raise ValueError(f"allowed: expected booleans ({z.shape[-1]},), at least one of them true")
+            raise ValueError(f"allowed: expected booleans ({z.shape[-1]},) of which at least one is true")
         z = np.where(allowed, z, -np.inf)
     if temperature == 0:
         top_k, temperature = 1, 1.0
@@ -53,24 +53,24 @@ def probabilities(
 def _likeliest(
     z: np.ndarray, top: np.ndarray, temperature: float, top_k: int | None, top_p: float | None
 ) -> np.ndarray:
-    """Which tokens top_k and top_p leave, boolean (B, V).
+    """The tokens that top_k and top_p keep, boolean (B, V).
 
-    The logits are sorted, but not the tokens, which takes several times as long: the n likeliest are those above the
-    n-th largest logit, and as many of those equal to it as are left.
+    Only the logits are sorted, since sorting the tokens too takes several times as long. The n most likely tokens are
+    those above the n-th largest logit, and as many of those equal to it as are needed.
     """
-    ranked = np.sort(z, axis=-1)[:, ::-1][:, :top_k]  # the largest first
+    ranked = np.sort(z, axis=-1)[:, ::-1][:, :top_k]  # largest first
     n = np.full((len(z), 1), ranked.shape[1])
     if top_p is not None:
         p = np.exp((ranked - top) / temperature)
         p /= p.sum(axis=-1, keepdims=True)
-        n = (np.cumsum(p, axis=-1) - p < top_p).sum(axis=-1, keepdims=True)  # what the likelier ones add up to
+        n = (np.cumsum(p, axis=-1) - p < top_p).sum(axis=-1, keepdims=True)  # those before which the sum is < p
     last = np.take_along_axis(ranked, n - 1, axis=-1)
     above, equal = z > last, z == last
     return above | (equal & (np.cumsum(equal, axis=-1) <= n - above.sum(axis=-1, keepdims=True)))
 
 
 def sample(p: np.ndarray, key: Key) -> np.ndarray:
-    """One token (B,) from each distribution of p (B, V): where a uniform number falls among the cumulated sums.
+    """One token (B,) from each distribution of p (B, V): where a uniform number falls among the cumulative sums.
 
     Raises ValueError if the sum of a row is not positive and finite.
     """

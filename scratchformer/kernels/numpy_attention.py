@@ -1,34 +1,35 @@
-"""Attention by tiles on NumPy: no (T, S) array is ever whole, in forward or backward.
+"""Tiled attention on NumPy: neither forward nor backward ever holds a whole (T, S) array.
 
-Rows of queries meet columns of keys a tile at a time, a few heads together, so that the scores of a tile stay in a
-core's cache. What the pattern leaves empty is not visited, and memory is linear in T + S.
+Scores are computed a tile of queries and keys at a time, for a few heads together, so that they stay in a core's cache.
+Tiles that the pattern leaves empty are skipped, and memory is linear in T + S.
 
-Forward. With any number m_t subtracted from the scores of a row, since it cancels in the quotient,
+Forward. Any number m_t may be subtracted from the scores of a row, since it cancels in the quotient:
 
     y_t = (Σ_s exp(z_ts − m_t) v_s) / l_t        l_t = Σ_s exp(z_ts − m_t)
 
-and both sums can be collected tile by tile, in any order. The output is divided rather than the probabilities, and
-l rides on the product with v, as one more column: exp(z − m) [v, 1] = [y l, l]. m only has to keep exp in range. It is
-0 where no |q_t| |k_s|, which no score exceeds, is large; otherwise it is the row's maximum, from a first walk over the
-tiles, if that is large. Of the softmax only m and log l are kept, two numbers a row; not their sum L, the log-sum-exp,
-in which the digits of log l would be lost beside those of a large m.
+Both sums are collected tile by tile, in any order. The output is divided by l, not the probabilities, and l comes from
+the product with v extended by a column of ones: exp(z − m) [v, 1] = [y l, l]. The only purpose of m is to keep exp in
+range. By Cauchy-Schwarz no score exceeds the largest |q_t/√D| times the largest |k_s|; if this bound is small, m is 0.
+Otherwise a first pass over the tiles finds the maximum of each row, and m is this maximum where it is large and 0
+elsewhere. Backward keeps m and log l, two numbers per row, and not their sum L, the log-sum-exp, in which a large m
+would cost log l its digits.
 
-Backward. The probabilities come back from them, p_ts = exp(z_ts − m_t − log l_t), a tile at a time. The reference needs
-Σ_s p_ts dp_ts, a sum over a whole row of two things that are not there as a whole; but with dp_ts = Σ_d dy_td v_sd,
+Backward. Each tile recomputes its probabilities, p_ts = exp(z_ts − m_t − log l_t). The reference needs Σ_s p_ts dp_ts,
+a sum over a whole row, which is never in memory at once. But with dp_ts = Σ_d dy_td v_sd,
 
     Σ_s p_ts dp_ts = Σ_s p_ts Σ_d dy_td v_sd = Σ_d dy_td Σ_s p_ts v_sd = Σ_d dy_td y_td =: δ_t
 
-it is the dot product of two rows of D numbers, known before the first tile. Then dz = p ∘ (dp − δ) tile by tile, and
+is the dot product of two rows of D numbers, known before the first tile. Then dz = p ∘ (dp − δ) tile by tile, and
 
     dv_s += Σ_t p_ts dy_t        dq_t += Σ_s dz_ts k_s /√D        dk_s += Σ_t dz_ts q_t /√D
 
-The subtractions ride on products as one more column: [q/√D, −m]·[k, 1] = z − m, as in forward, or z − L where m is 0;
-and [dy, −δ]·[v, 1] = dp − δ.
+The subtractions are done by the products, with one more column: [q/√D, −m]·[k, 1] = z − m, as in forward, or z − L if
+all m are 0; and [dy, −δ]·[v, 1] = dp − δ.
 
-NaN or infinity in a key may reach the queries that see it, but not the others in their tiles. The bound on the scores
-shows that one is there. Then forbidden scores are set to −∞: adding −∞ would leave NaN as it is. And for dq a NaN in k
-is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key has NaN in its dz
-anyway.
+NaN or infinity in a key may affect the queries that see it, but not the other queries in their tiles. If there is one,
+the bound on the scores is not finite. Then forbidden scores are overwritten with −∞, since adding −∞ to NaN gives NaN.
+And for dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key
+has NaN in its dz anyway.
 
 Shared keys. Where k and v have G heads for the H of q, a tile holds whole groups of H/G heads, or part of one where a
 pattern splits the group. Queries then have one more axis, (B, G, H/G, T, D), over which products broadcast the keys.
@@ -51,24 +52,24 @@ from ..ops.attention import check_attention
 from ..ops.patterns import SIDE, Full, Pattern
 from .numpy_arrays import one_real_dtype
 
-TILE = 1 << 18  # scores at once, over all heads that go together: a megabyte in float32
+TILE = 1 << 18  # scores at once, over all heads processed together: a megabyte in float32
 WIDTH = 1024  # columns at once
-SHORT = 64 * 64  # scores of a sequence that is one tile
-SAFE = 60.0  # scores up to this size need nothing subtracted: exp(60) is 1e26, and float32 ends at 3e38
+SHORT = 64 * 64  # the most scores of a sequence that is a single tile
+SAFE = 60.0  # for scores up to this size m can be 0: exp(60) is 1e26, and float32 reaches 3e38
 
 plain = ops.attention.reference
 
 
 class TiledAttentionCache(NamedTuple):
-    """What backward needs; y is the array that was returned, so a caller must not change it before."""
+    """What backward needs; y is the returned array, so a caller must not change it before backward."""
 
     q: np.ndarray  # (B, H, T, D)
     k: np.ndarray  # (B, G, S, D)
     v: np.ndarray  # (B, G, S, D)
     y: np.ndarray  # (B, H, T, D)
     shift: np.ndarray  # (B, H, T): m
-    log_sum: np.ndarray  # (B, H, T): log l, and the largest number where a query sees nothing
-    finite: bool  # whether q and k, and the bound on their scores, are
+    log_sum: np.ndarray  # (B, H, T): log l, or the largest number if a query sees nothing
+    finite: bool  # whether q, k and the bound on their scores are finite
     pattern: Pattern
 
 
@@ -77,12 +78,12 @@ class Run(NamedTuple):
 
     rows: slice
     columns: slice
-    forbidden: list[tuple[slice, np.ndarray]]  # columns counted from the run's start, and 0 or −∞ to add to z there
-    first: bool  # no run before it has any of its rows
+    forbidden: list[tuple[slice, np.ndarray]]  # columns, counted from the start of the run, and 0 or −∞ to add to z
+    first: bool  # whether no earlier run has any of its rows
 
 
 def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]:
-    """What must be visited of sequence b: the pattern's pieces, neighbours joined up to WIDTH columns."""
+    """The runs of sequence b: the pieces of the pattern, with neighbours joined up to WIDTH columns."""
     runs: list[Run] = []
     seen = np.zeros(T, dtype=bool)
     for rows, columns, allowed in pattern.pieces(b, T, S, np):
@@ -108,7 +109,7 @@ def plan(pattern: Pattern, b: int, T: int, S: int, dtype: np.dtype) -> list[Run]
 
 
 def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
-    """Set a run's scores (..., rows, columns) to −∞ where the pattern forbids them. finite: whether there is no NaN."""
+    """Set the forbidden scores z (..., rows, columns) of a run to −∞. finite: whether z is known to have no NaN."""
     for within, minus_infinity in run.forbidden:
         if finite:
             z[..., within] += minus_infinity
@@ -117,14 +118,14 @@ def forbid(z: np.ndarray, run: Run, finite: bool) -> None:
 
 
 class Group(NamedTuple):
-    """Sequences and heads that go together, and what they visit."""
+    """Sequences and heads that are processed together, and their runs."""
 
     part: tuple[slice, slice]  # of (B, H)
     runs: list[Run]
 
 
 def groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int = 1) -> Iterator[Group]:
-    """All sequences and heads of (B, H, T, D), as many at once as keep their tiles within TILE scores.
+    """All sequences and heads of `shape` (B, H, T, D), in groups as large as tiles of TILE scores allow.
 
     shared: how many neighbouring heads share their keys. What goes together is whole sets of them, or part of one.
     """
@@ -176,7 +177,7 @@ def product_of_rows(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dtype, shared: int) -> Iterator[Group]:
-    """Short sequences whose patterns differ: one tile each, many sequences together, as one run of all pairs."""
+    """Groups of short sequences whose patterns differ: one tile for each, in a single run of all pairs."""
     B, H, T, _ = shape
     allowed = pattern.table(H, T, S, np)
     table = np.where(np.ones((1, 1, 1, 1), bool) if allowed is None else allowed, 0, -np.inf).astype(dtype)
@@ -189,7 +190,7 @@ def short_groups(pattern: Pattern, shape: tuple[int, ...], S: int, dtype: np.dty
 
 
 def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
-    """(..., D) and one more column (...): (..., D + 1)."""
+    """x (..., D) and one more column (...), as (..., D + 1)."""
     wider = np.empty((*x.shape[:-1], x.shape[-1] + 1), x.dtype)
     wider[..., :-1] = x
     wider[..., -1] = column
@@ -197,7 +198,7 @@ def with_column(x: np.ndarray, column: np.ndarray | float) -> np.ndarray:
 
 
 def add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, first: bool) -> None:
-    """out += a b; `first` says that out is still zero."""
+    """out += a b. first: whether `out` is still zero."""
     if first:
         np.matmul(a, b, out=out)
     else:
@@ -205,7 +206,7 @@ def add_product(a: np.ndarray, b: np.ndarray, out: np.ndarray, first: bool) -> N
 
 
 def heads_inside(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty (B, H, T, D) array that lies in memory as (B, T, H, D), so that joining the heads copies nothing."""
+    """An empty (B, H, T, D) array with the memory layout (B, T, H, D), so that joining heads needs no copy."""
     B, H, T, D = shape
     return np.empty((B, T, H, D), dtype).transpose(0, 2, 1, 3)
 
@@ -216,9 +217,9 @@ def largest_norm(x: np.ndarray) -> float:
 
 
 def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run], finite: bool) -> np.ndarray:
-    """(..., T): the largest score of each row among those allowed, or 0 where that is not beyond ±SAFE.
+    """(..., T): the largest allowed score of each row, or 0 if it is within ±SAFE.
 
-    (So nothing is subtracted from a row because of large scores elsewhere, in what it may not see.)
+    (So large scores of other rows, or of keys that a row may not see, do not change what is subtracted from it.)
     """
     top = np.full(queries.shape[:-1], -np.inf, queries.dtype)
     for run in runs:
@@ -232,8 +233,8 @@ def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run], finite: b
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
 ) -> tuple[np.ndarray, TiledAttentionCache]:
-    """As `ops.attention`, in memory linear in T + S."""
-    if not one_real_dtype(q, k, v) or q.shape[2:3] == (1,):  # one query has no tiles: its (1, S) scores are small
+    """`ops.attention` in memory linear in T + S."""
+    if not one_real_dtype(q, k, v) or q.shape[2:3] == (1,):  # the (1, S) scores of one query need no tiles
         return plain(q, k, v, pattern)
     check_attention(q, k, v, pattern)
     pattern = pattern or Full()
@@ -267,7 +268,7 @@ def attention(
 
 
 def subtrahends(shift: np.ndarray, log_sum: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """What is subtracted from the scores of a row (...,) within the product that makes them, and what afterwards."""
+    """What to subtract from the scores of each row within the product that computes them, and what afterwards."""
     return (shift, log_sum) if shift.any() else (log_sum, None)
 
 

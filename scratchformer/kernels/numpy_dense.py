@@ -1,6 +1,6 @@
-"""Affine map, bias and activation on NumPy: what follows the product is done to pieces of it that stay in cache.
+"""Affine map with activation on NumPy: after the product, bias and activation are applied to pieces that fit the cache.
 
-For ReLU, bias and maximum change x w in place: y > 0 where h > 0, so y alone says all that backward needs, and neither
+For ReLU, both are applied to x w in place. y > 0 where h > 0, so backward needs nothing but y, and neither
 h nor a comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are made piece by piece:
 both are y = h Φ(h) with a distribution function Φ. A user's own pair is left to the reference.
 """
@@ -22,7 +22,7 @@ plain = ops.dense.reference
 
 
 class NumpyDenseCache(NamedTuple):
-    """What backward needs; for ReLU it holds the y that was returned, so a caller must not change it before."""
+    """What backward needs; for ReLU this includes the returned y, so a caller must not change it before backward."""
 
     linear: LinearCache
     kept: np.ndarray  # (N, O): y for ReLU, h = x w + b for the others
@@ -63,7 +63,7 @@ def dense_backward(dy: np.ndarray, cache: NumpyDenseCache) -> tuple[np.ndarray, 
 
 
 def activate(h: np.ndarray, activation: Activation, out: np.ndarray) -> np.ndarray:
-    """f(h), into `out`, which may be h."""
+    """f(h), written to `out`, which may be h."""
     if not isinstance(activation, str):
         op, _ = activation_pair(activation)
         out[...], _ = op(h)
@@ -73,17 +73,17 @@ def activate(h: np.ndarray, activation: Activation, out: np.ndarray) -> np.ndarr
     return np.multiply(h, cdf(h, activation, out=np.empty_like(h) if out is h else out), out=out)
 
 
-# 1 − erf(x) for x ≥ 0 is a polynomial in t = 1/(1 + p x) times exp(−x²), but for 1.5e-7 at most: Abramowitz, Stegun,
-# "Handbook of mathematical functions", 1964, 7.1.26. That is what float32 holds of erf, at a fraction of its time.
+# For x ≥ 0, 1 − erf(x) is a polynomial in t = 1/(1 + p x) times exp(−x²), to within 1.5e-7: Abramowitz, Stegun,
+# "Handbook of mathematical functions", 1964, 7.1.26. This is about the precision of float32, in a fraction of the time.
 ERF_P = 0.3275911
 ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592)  # of t⁵, ..., t
 
 
 def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h), into `out`: that of the exact GELU, the tanh that stands for it, or the sigmoid of SiLU."""
+    """Φ(h), written to `out`: that of the exact GELU, its tanh approximation, or the sigmoid of SiLU."""
     if activation == "silu":
         np.negative(h, out=out)
-        with np.errstate(over="ignore"):  # 1/∞ is the 0 that it should be
+        with np.errstate(over="ignore"):  # 1/∞ = 0 is right
             np.exp(out, out=out)
         out += 1
         return np.reciprocal(out, out=out)
@@ -97,13 +97,13 @@ def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
             out += coefficient
             out *= t
         out *= bell(h)
-        np.subtract(1, out, out=out)  # erf of |h|/√2
+        np.subtract(1, out, out=out)  # erf(|h|/√2)
         np.copysign(out, h, out=out)
         out += 1
         out *= 0.5
         return out
     if activation == "gelu":
-        from scipy.special import erf  # here, since it takes 25 MB that ReLU does not need
+        from scipy.special import erf  # imported here because it takes 25 MB, which ReLU does not need
 
         np.multiply(h, math.sqrt(0.5), out=out)
         erf(out, out=out)
@@ -128,7 +128,7 @@ def bell(h: np.ndarray) -> np.ndarray:
 
 
 def slope_at(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h) + h Φ'(h), into `out`: see `ops.gelu` and `ops.silu`."""
+    """Φ(h) + h Φ'(h), written to `out`: see `ops.gelu` and `ops.silu`."""
     cdf(h, activation, out)
     if activation == "gelu":  # Φ' = exp(−h²/2)/√(2π)
         slope = bell(h)

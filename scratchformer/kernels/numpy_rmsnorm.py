@@ -1,6 +1,6 @@
 """RMS norm on NumPy in few passes: sums are products with a vector, and arrays are reused, as in `numpy_layernorm`.
 
-Backward. With the product u = dy x̂, which dγ needs, dγ_c = Σ_n u_nc and mean(g x̂) = u · γ/C.
+Backward. With the product u = dy x̂, dγ_c = Σ_n u_nc and mean(g x̂) = u · γ/C.
 """
 
 from __future__ import annotations

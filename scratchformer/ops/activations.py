@@ -17,14 +17,14 @@ from .precision import widen
 def relu(x: Array) -> tuple[Array, Array]:
     """y = max(x, 0), elementwise.
 
-    x: any shape. Returns y of that shape, and as the cache where x > 0, a boolean array.
+    x: any shape. Returns y of that shape, and as the cache the boolean array x > 0.
 
     Backward. y_i = x_i where x_i > 0 and 0 elsewhere, so ∂y_i/∂x_j = δ_ij [x_i > 0]; at the kink x_i = 0 we take the
     left derivative, 0. Then dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i [x_i > 0]:
 
         dx = dy * positive
 
-    The cache keeps the comparison, one byte an element, rather than x.
+    The cache keeps the comparison, one byte per element, rather than x.
     Source: Nair, Hinton, "Rectified linear units improve restricted Boltzmann machines", ICML 2010.
     """
     expect_floating(x=x)
@@ -50,7 +50,7 @@ CUBIC = 0.044715  # the coefficient that Hendrycks and Gimpel fitted; it has no 
 
 @operation
 def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
-    """y = x Φ(x), with Φ the standard normal distribution function; elementwise.
+    """y = x Φ(x), elementwise, with Φ the cumulative distribution function of the standard normal distribution.
 
     x: any shape. approximate: "none" for Φ(x) = ½ (1 + erf(x/√2)); "tanh", as in GPT-2, for
     Φ(x) ≈ ½ (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). Returns y of the shape of x, and the cache.
@@ -66,7 +66,7 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
 
         density = 0.5 * (1 - t * t) * slope
 
-    The cache keeps x alone: Φ costs one more evaluation, and half the memory.
+    The cache keeps x alone: Φ is evaluated again, which halves the memory.
     Source: Hendrycks, Gimpel, "Gaussian error linear units", 2016, section 2.
     """
     if approximate not in ("none", "tanh"):
@@ -102,14 +102,14 @@ def gelu_backward(dy: Array, cache: GeluCache) -> Array:
 def tanh(x: Array) -> tuple[Array, Array]:
     """y = tanh x = (eˣ − e⁻ˣ)/(eˣ + e⁻ˣ), elementwise.
 
-    x: any shape. Returns y of that shape, and y as the cache too.
+    x: any shape. Returns y of that shape, and y again as the cache.
 
     Backward. With s = eˣ − e⁻ˣ and c = eˣ + e⁻ˣ we have s' = c and c' = s, so the quotient rule gives
     dy/dx = (c c − s s)/c² = 1 − y², and elementwise dx = dy · dy/dx:
 
         dx = dy * (1 - y * y)
 
-    The cache keeps y alone, since the slope is a function of y.
+    The cache keeps only y, since the derivative is a function of y.
     """
     expect_floating(x=x)
     y = array_module(x).tanh(x)
@@ -125,7 +125,7 @@ def tanh_backward(dy: Array, y: Array) -> Array:
 
 
 def sigmoid(x: Array) -> Array:
-    """1/(1 + exp(−x)), elementwise: as e/(1 + e) with e = exp(x) for x < 0, so that nothing overflows."""
+    """1/(1 + exp(−x)), elementwise; for x < 0 as e/(1 + e) with e = exp(x), so that nothing overflows."""
     xp = array_module(x)
     e = xp.exp(-xp.abs(x))
     return xp.where(x < 0, e, 1) / (1 + e)
@@ -133,11 +133,11 @@ def sigmoid(x: Array) -> Array:
 
 @operation
 def silu(x: Array) -> tuple[Array, Array]:
-    """y = x σ(x) with σ(x) = 1/(1 + exp(−x)), elementwise: also called swish.
+    """y = x σ(x) with σ(x) = 1/(1 + exp(−x)), elementwise; also called swish.
 
     x: any shape. Returns y of that shape, and x as the cache.
 
-    Backward. The slope of the sigmoid is σ'(x) = exp(−x)/(1 + exp(−x))² = σ(x) (1 − σ(x)). By the product rule
+    Backward. The derivative of the sigmoid is σ'(x) = exp(−x)/(1 + exp(−x))² = σ(x) (1 − σ(x)). By the product rule
     dy/dx = σ(x) + x σ'(x) = σ(x) (1 + x (1 − σ(x))), and elementwise dx = dy · dy/dx. With s = σ(x):
 
         dx = dy * (s * (1 + x * (1 - s)))

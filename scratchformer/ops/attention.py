@@ -20,8 +20,10 @@ class AttentionCache(NamedTuple):
 
 
 def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> None:
-    """Raise ValueError unless the shapes fit, q (B, H, T, D), k (B, G, S, D), v (B, G, S, D) with G dividing H, and the
-    pattern is one for B sequences and H heads; TypeError for anything but floating-point arrays and a Pattern or None.
+    """Check the arguments of `attention`.
+
+    Raises ValueError unless they are q (B, H, T, D) and k, v (B, G, S, D) with a G that divides H, and a pattern that
+    fits B sequences and H heads; TypeError unless they are floating-point arrays and a Pattern or None.
     """
     expect_floating(q=q, k=k, v=v)
     expect_pattern(pattern)
@@ -40,16 +42,16 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
 
 @operation
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, AttentionCache]:
-    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that the pattern lets query t see.
+    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s / √D), over the keys s that query t may see.
 
     q: (B, H, T, D). k, v: (B, G, S, D), where G divides H: query head h uses key head ⌊h/(H/G)⌋, so each group of H/G
     neighbouring query heads shares its keys and values, which are not repeated in memory. With G = H every query head
     has its own, with G = 1 all share one. pattern: see `patterns`; None for all pairs. Returns y (B, H, T, D) and the
     cache. A query that may see no key gets y = 0, and passes no gradient on. NaN in a key reaches the y and dq of the
-    queries that may see it, and of no others. Values must be finite, also where no query may see them (padding): they
-    are multiplied by 0. Raises ValueError if shapes do not fit, TypeError for a pattern that is no `Pattern`.
+    queries that may see it, and no others. Values must be finite even where no query may see them (padding), since they
+    are multiplied by 0. Raises ValueError if shapes do not fit, TypeError if `pattern` is not a Pattern.
 
-    Backward, for one sequence and one query head. The forward is four steps,
+    Backward, for one sequence and one query head. The forward has four steps,
 
         a_ts = Σ_d q_td k_sd        z_ts = a_ts/√D        p_ts = exp(z_ts) / Σ_s' exp(z_ts')        y_td = Σ_s p_ts v_sd
 
@@ -57,18 +59,18 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
         dv_sd = Σ_t p_ts dy_td              dp_ts = Σ_d dy_td v_sd
 
-    then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0 so is
-    dz_ts: the pattern needs no second look. The scaling gives the factor 1/√D: da_ts = dz_ts/√D. Last comes the
+    then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0, so is
+    dz_ts, and backward does not need the pattern. The scaling gives a factor 1/√D: da_ts = dz_ts/√D. Last comes the
     product of q and k:
 
         dq_td = Σ_s da_ts k_sd              dk_sd = Σ_t da_ts q_td
 
-    Each query head h of a group g uses the same k and v, so their gradients are sums over the group too,
+    All query heads h of a group g use the same k and v, so their gradients are sums over the group too,
 
         dv_gsd = Σ_{h in g} Σ_t p_hts dy_htd        dk_gsd = Σ_{h in g} Σ_t da_hts q_htd
 
-    A sum over s is a product from the left, da k; a sum over t is a product with the transpose, daᵀ q. With the heads
-    of a group stacked, their T rows one head after the other, that product sums over the group as well:
+    A sum over s is a product such as da k; a sum over t is a product with the transpose, such as daᵀ q. If the T rows
+    of each head in a group are stacked, one head after another, the latter also sums over the group:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = dy @ v.swapaxes(-1, -2)
@@ -91,7 +93,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
 
 def stack_groups(x: Array, G: int) -> Array:
-    """(B, H, T, ...) -> (B, G, H/G · T, ...): the rows of a group's heads, one head after the other."""
+    """(B, H, T, ...) -> (B, G, H/G · T, ...): the rows of a group's heads, one head after another."""
     B, H, T, width = x.shape
     return x if G == H else x.reshape(B, G, H // G * T, width)
 

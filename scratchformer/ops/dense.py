@@ -20,20 +20,20 @@ class DenseCache(NamedTuple):
 
 @operation
 def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tuple[Array, DenseCache]:
-    """y = f(x w + b): an affine map over the last axis of x, and an activation f of every element.
+    """y = f(x w + b): an affine map over the last axis of x, then an elementwise activation f.
 
     x: (..., I). w: (I, O). b: (O,). activation: "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward), see
-    `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or
-    an unknown name, TypeError for an activation that is neither a name nor a pair.
+    `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or an
+    unknown name, TypeError for an activation that is neither a name nor a pair.
 
-    Backward. With h = x w + b, elementwise y = f(h), so that dh = dy f'(h), which is the activation's backward; and dh
-    is what the affine map is given, see `linear`:
+    Backward. With h = x w + b, elementwise y = f(h), so dh = dy f'(h), which is the activation's backward. It is passed
+    on to the backward of the affine map, see `linear`:
 
         dh = cache.activation_backward(dy, cache.activated)
         dx, dw, db = linear_backward(dh, cache.linear)
 
-    The cache keeps those of the two. They stand together because a kernel can add the bias and apply the activation
-    while a piece of x w is in a processor's cache, and because for ReLU it can then forget h: h > 0 where y > 0.
+    The cache keeps the caches of both. The two are one operation so that a kernel can add the bias and apply the
+    activation while a piece of x w is in the processor's cache, and for ReLU need not keep h: h > 0 where y > 0.
     Source: the feed-forward layer of Vaswani et al., "Attention is all you need", 2017, equation 2.
     """
     op, op_backward = activation_pair(activation)

@@ -20,18 +20,19 @@ class SwigluCache(NamedTuple):
 def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     """y = silu(gate) up, elementwise, with silu(g) = g σ(g) and σ(g) = 1/(1 + exp(−g)).
 
-    gate, up: any shape, both the same. Returns y of that shape, and the cache. Raises ValueError for two shapes.
+    gate, up: any shape, the same for both. Returns y of that shape, and the cache. Raises ValueError if the shapes
+    differ.
 
-    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its slope in g is that of `silu` times u:
+    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its derivative by g is that of `silu` times u:
 
         ∂y_i/∂u_i = g_i σ(g_i)        ∂y_i/∂g_i = u_i σ(g_i) (1 + g_i (1 − σ(g_i)))
 
-    all other derivatives are 0. With s = σ(g):
+    All other derivatives are 0. With s = σ(g):
 
         dgate = dy * up * (s * (1 + gate * (1 - s)))
         dup = dy * (gate * s)
 
-    The cache keeps gate and up; s is evaluated again.
+    The cache keeps gate and up; backward computes s again.
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 5.
     """
     check_swiglu(gate, up)
@@ -40,7 +41,7 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
 
 
 def check_swiglu(gate: Array, up: Array) -> None:
-    """Raise TypeError or ValueError unless the two are floating-point arrays of one shape."""
+    """Raise TypeError or ValueError unless both are floating-point arrays of the same shape."""
     expect_floating(gate=gate)
     expect_like("up", up, gate.shape)
     array_module(gate, up)

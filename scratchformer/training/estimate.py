@@ -1,4 +1,4 @@
-"""How much memory a training run will take, before it is started."""
+"""An estimate, before a training run starts, of how much memory it will need."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from ..backend import CPU, Array
 from ..rng import Key
 from .replicas import Replicas
 
-WATCHED = 32  # rows at most: what is used at the peak is another array with few rows than with many
+WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
 
 
 class Estimate(NamedTuple):
-    """Numbers of things, and bytes."""
+    """Counts, and sizes in bytes."""
 
     parameters: int
     replicas: int
     working: int  # replicas that get a micro-batch: fewer than all if the batch is small
     rows: int  # of a micro-batch
     length: int  # tokens of a row
-    before: int  # bytes of the process without a model: Python, libraries, data
+    before: int  # the process without a model: Python, libraries, data
     weights: int
     optimizer: int
     gradients: int  # of all replicas
     activations: dict[str, int]  # what one replica keeps for backward, by layer
-    transient: int  # what forward and backward of one replica use for a while
+    transient: int  # what forward and backward of one replica use temporarily
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
-    memory: int  # of the segments before, for the whole batch; 0 for a model without
+    memory: int  # of earlier segments, for the whole batch; 0 for a model without one
 
     @property
     def peak(self) -> int:
-        """Bytes of memory at most while training, the cache not counted: in a step, or when a snapshot is written."""
-        step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next one
-        snapshot = self.weights + self.optimizer  # copies of them
+        """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
+        step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
+        snapshot = self.weights + self.optimizer  # copies of both
         return self.before + self.weights + self.optimizer + self.gradients + self.memory + max(step, snapshot)
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class Estimate(NamedTuple):
             (f"gradients of {self.replicas} replica(s)", self.gradients),
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
-            (f"passing, of {self.working} replica(s)", self.working * self.transient),
+            (f"temporary, of {self.working} replica(s)", self.working * self.transient),
             *([("memory of two segments", 2 * self.memory)] if self.memory else []),
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
@@ -59,19 +59,19 @@ class Estimate(NamedTuple):
 
 
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
-    """What training `replicas.model` with Adam on batches like this one, of the model's longest rows, will take.
+    """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
-    A model that has no longest row (neither "context" nor "max_length" in its config) is estimated for rows as long as
-    those of the batch. A micro-batch, and half of one, go forward and backward through a model of the same sizes and
-    one block, watched: what their caches keep, by layer, and how much more is used for a while. Of a micro-batch of
-    more than WATCHED rows that many are watched, and what grows between the half and the whole grows with the rows. The
-    blocks' share of what is kept grows with the depth. before: bytes that the process had without the model
-    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
+    If the model has no longest length (neither "context" nor "max_length" in its config), that of the batch is used. A
+    micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
+    what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
+    difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
+    depth. before: bytes that the process used without the model (`memory.resident_bytes`). Raises ValueError for a
+    model on a GPU.
     """
     model = replicas.model
     config = model.config
     if model.device is not CPU:
-        raise ValueError("estimate: what is estimated is the memory of a run on a CPU")
+        raise ValueError("estimate: expected a model on a CPU; memory on a GPU is not estimated")
     whole = _longest(batch, config, len(batch[0]))
     rows = replicas.rows(whole)
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
@@ -105,7 +105,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
 
 
 def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
-    """What the caches of a micro-batch keep, by layer, and what backward takes beside them."""
+    """The bytes that the caches of a micro-batch keep, by layer, and the bytes that backward uses in addition."""
     watched = tracemalloc.is_tracing()
     tracemalloc.start()
     try:
@@ -122,13 +122,13 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
 
 
 def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> int:
-    """The value for `rows` of what is `half` and `most` for these counts of rows."""
+    """The linear extrapolation to `rows` of a size that is `half` and `most` for these counts of rows."""
     first, last = counts
     return most + (rows - last) * (most - half) // max(1, last - first)
 
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
-    """`rows` rows of the longest length, from a batch, and a full memory if there is one."""
+    """`rows` rows of the longest length from a batch, with a full memory if the model has one."""
     longest = batch.stretched(rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
     if "memory" in config:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
@@ -154,7 +154,7 @@ def _arrays(x: Any) -> Iterator[Array]:
 
 
 def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a model's cache by name, in their order; a list is that of the blocks, and stands for its first."""
+    """The parts of a model's cache in order, with names; of a list, which holds those of blocks, only the first."""
     if isinstance(cache, list) and cache:
         fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
         for field, part in fields.items():
@@ -171,7 +171,7 @@ def _has_blocks(cache: Any) -> bool:
 
 
 def _by_layer(cache: Any, seen: set[int]) -> dict[str, int]:
-    """Bytes that the caches of a `loss` keep, each array counted with the first that has it."""
+    """The bytes that the cache of a `loss` keeps, by layer; each array counts for the first layer that has it."""
     forward, cross_entropy = cache
     found: dict[str, int] = {}
     for name, part in (*_parts("", forward), ("cross-entropy", cross_entropy)):

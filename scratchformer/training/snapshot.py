@@ -1,17 +1,17 @@
-"""Snapshots: saved weights, and with them all that a run needs to continue, in one safetensors file.
+"""Snapshots: weights, and everything else that a run needs to continue, in one safetensors file.
 
 Tensors are named "model.…", "optimizer.…" and, for batches that keep a memory, "batches.…". The header holds JSON: the
-model's class and sizes, and the state of the run (step, seed, best score so far, the vocabulary's fingerprint). Random
-numbers and the data position are functions of seed and step, so nothing else is saved of them. The header also holds a
-checksum of everything, which is verified at loading: it finds damage, not forgery.
+model's class and sizes, and the state of the run (step, seed, best score so far, fingerprint of the vocabulary). Random
+numbers and the position in the data are functions of seed and step, so they need not be saved. The header also holds a
+checksum of everything, which is verified on loading: it detects damage, not forgery.
 
 A model of this project is saved under the name of its class. Any other is saved as "module:Class", and `load_model`
-imports that module: no code comes from the snapshot, but importing a module runs the module's own code. So load a
+imports that module. No code comes from the snapshot, but importing a module runs the module's own code. So load a
 stranger's snapshot only if the stranger may choose which of your installed modules is imported. A class that is defined
-in a program itself is saved as "__main__:Class", and found again only in a program that defines or imports it.
+in a program itself is saved as "__main__:Class" and found again only in a program that defines or imports it.
 
-A file is written beside its place and then renamed over the old one (`replacing`). Whenever the program is killed, or
-the disk is full, the last good snapshot is still there.
+A snapshot is written to a new file, which is then renamed to replace the old one (`replacing`). If the program is
+killed or the disk is full, the last good snapshot is still there.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ MODELS["Bert"] = models.Bert
 
 
 class SnapshotError(ValueError):
-    """A snapshot that cannot be written or read, or that belongs to something else."""
+    """A snapshot cannot be written or read, or does not fit."""
 
 
 class NotFinite(SnapshotError):
-    """A snapshot was not written, since a tensor has NaN or infinity."""
+    """A snapshot was not written because a tensor has NaN or infinity."""
 
 
 class Snapshot(NamedTuple):
@@ -63,18 +63,18 @@ class Snapshot(NamedTuple):
 
 
 def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
-    """The header of a snapshot, but for the checksum. Raises SnapshotError unless the model has a `config`, the
-    arguments with which it can be made again, and both `config` and `state` can be written as JSON.
+    """The header of a snapshot, without the checksum.
+
+    Raises SnapshotError unless the model has a `config`, the arguments to create it again, and both `config` and
+    `state` can be written as JSON.
     """
     name = type(model).__name__
     if not isinstance(getattr(model, "config", None), Mapping):
-        raise SnapshotError(
-            f"cannot save a {name}: it has no `config`, a dict of the arguments with which it can be made again"
-        )
+        raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
-    except (TypeError, ValueError) as error:  # such as a layer of one's own as `positions`
-        raise SnapshotError(f"cannot save a {name} made with this: {error}") from error
+    except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`
+        raise SnapshotError(f"cannot save a {name} with these arguments: {error}") from error
     _warn_of_a_lost_class(type(model), class_name(model))
     try:
         return {"format": FORMAT, "model": described, "state": json.dumps(state)}
@@ -85,12 +85,11 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
 def save_snapshot(
     path: Path | str, model: Layer, optimizer: Optimizer | None = None, batches: Any = None, **state: Any
 ) -> None:
-    """Write a snapshot of the model, of the optimizer and the batches' memory if given, and of `state` (JSON values),
-    all or nothing.
+    """Write a snapshot atomically: the model, `state` (JSON values) and, if given, the optimizer and batches' memory.
 
-    Raises SnapshotError if it cannot be written, and NotFinite, which is one, if a tensor has NaN or infinity; then a
-    snapshot that was at `path` before is untouched. Warns if `load_model` will not find the model's class. The snapshot
-    is saved all the same: `restore` can load its weights into a model that was made in some other way.
+    Raises SnapshotError if it cannot be written, or its subclass NotFinite if a tensor has NaN or infinity; an older
+    snapshot at `path` then stays unchanged. Warns if `load_model` will not find the model's class. The snapshot is
+    still saved: `restore` can load its weights into a model that was created in another way.
     """
     path = Path(path)
     header = describe(model, state)
@@ -111,7 +110,7 @@ def save_snapshot(
 
 
 def checksum(header: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> str:
-    """SHA-256 of the header but for "sha256", and of every tensor's name, type, shape and bytes."""
+    """SHA-256 of the header, except "sha256", and of every tensor's name, dtype, shape and bytes."""
     texts = sorted((name, value) for name, value in header.items() if name != "sha256")
     kinds = [(name, tensors[name].dtype.name, tensors[name].shape) for name in sorted(tensors)]
     digest = hashlib.sha256(json.dumps([texts, kinds]).encode())
@@ -121,25 +120,25 @@ def checksum(header: Mapping[str, str], tensors: Mapping[str, np.ndarray]) -> st
 
 
 def class_name(model: Layer) -> str:
-    """The name under which a model's class is saved: "LanguageModel" of this project, "module:Class" of others."""
+    """The name under which a model's class is saved, such as "LanguageModel", or "module:Class" for a user's own."""
     kind = type(model)
     return kind.__name__ if MODELS.get(kind.__name__) is kind else f"{kind.__module__}:{kind.__qualname__}"
 
 
 def find_class(name: str) -> type[Layer]:
-    """The class that `class_name` names. Raises SnapshotError if it is not there, or no Layer."""
+    """The class with this `class_name`. Raises SnapshotError if there is none, or if it is not a Layer."""
     found = MODELS.get(name) or find(name)
     if not (isinstance(found, type) and issubclass(found, Layer)):
-        raise SnapshotError(f"unknown model {name!r}: it is no Layer")
+        raise SnapshotError(f"unknown model {name!r}: it is not a Layer")
     return found
 
 
 def find(name: str) -> Any:
-    """What "module:name" names, by importing the module. Raises SnapshotError if it is not there."""
+    """Import the object "module:name". Raises SnapshotError if it cannot be found."""
     module, _, qualified = name.partition(":")
     parts = qualified.split(".")
     if not all(map(str.isidentifier, (*module.split("."), *parts))):
-        local = ": a class made inside a function is not found again" if "<locals>" in parts else ""
+        local = ": a class defined inside a function cannot be found again" if "<locals>" in parts else ""
         raise SnapshotError(f"unknown model {name!r}{local}")
     try:
         found: Any = importlib.import_module(module)
@@ -149,13 +148,13 @@ def find(name: str) -> Any:
         if module == "__main__":
             reason = f"was defined in the program that trained it: define or import {qualified} in this one"
         else:
-            reason = f"is a class of the module {module}, which cannot be imported or has none: {error}"
+            reason = f"is a class of the module {module}, which cannot be imported or does not define it: {error}"
         raise SnapshotError(f"its model {qualified} {reason}") from error
     return found
 
 
 def importable(value: Any) -> dict[str, str]:
-    """How a class of layers, or an operation, is written in JSON: by its name. Raises TypeError for anything else."""
+    """A class of layers, or an operation, as JSON: its name. Raises TypeError for anything else."""
     name = f"{value.__module__}:{value.__qualname__}" if is_part(value) else ""
     if is_part(value) and find(name) is value:
         return {"import": name}
@@ -164,8 +163,9 @@ def importable(value: Any) -> dict[str, str]:
 
 
 def imported(value: Any) -> Any:
-    """The inverse of `importable`, also within a list. Raises SnapshotError for what is neither a class of layers nor
-    an operation.
+    """The inverse of `importable`, also inside lists.
+
+    Raises SnapshotError if the name is neither a class of layers nor an operation.
     """
     if isinstance(value, list):
         return [imported(part) for part in value]
@@ -177,7 +177,7 @@ def imported(value: Any) -> Any:
 
 
 def is_part(value: Any) -> bool:
-    """Whether it is a class of layers, or an operation or its backward (`dispatch`), of which models are made."""
+    """Whether `value` is something that models consist of: a class of layers, an operation, or its backward."""
     return (isinstance(value, type) and issubclass(value, Layer)) or (callable(value) and hasattr(value, "reference"))
 
 
@@ -196,9 +196,9 @@ def _warn_of_a_lost_class(kind: type[Layer], name: str) -> None:
 
 
 def best_snapshot(path: Path | str) -> Path:
-    """The best snapshot of a run's folder, else its last; or the file that is named."""
+    """The best snapshot in a run's folder, or the folder itself, which means its last; a file is returned as it is."""
     best = Path(path) / BEST
-    return best if os.path.lexists(best) else Path(path)  # a broken link too, so that the error at loading names it
+    return best if os.path.lexists(best) else Path(path)  # a broken link too, so that the error on loading names it
 
 
 def kept_snapshots(run: Path | str) -> list[Path]:
@@ -207,11 +207,11 @@ def kept_snapshots(run: Path | str) -> list[Path]:
 
 
 def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
-    """Give `model` the mean of the weights of several snapshots, all of this very model.
+    """Give `model` the mean of the weights of several snapshots of the same model.
 
-    Near the end of training the weights wander about a minimum; their mean is nearer to it than most of them. Vaswani
-    et al., 2017, section 6.1, average the last 5. Raises SnapshotError, and leaves the model as it is, if there are
-    none, or one does not fit.
+    Near the end of training the weights wander around a minimum, and their mean is closer to it than most of them are.
+    Vaswani et al., 2017, section 6.1, average the last 5. Raises SnapshotError, and leaves the model unchanged, if
+    there are no snapshots or one does not fit.
     """
     if not paths:
         raise SnapshotError("average_snapshots: expected at least one snapshot, got none")
@@ -229,9 +229,9 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
 
 
 def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
-    """Read a snapshot; a run's folder means its last one. Raises SnapshotError if there is none, or it is damaged.
+    """Read a snapshot; a run's folder stands for its last one. Raises SnapshotError if it is missing or damaged.
 
-    earlier: also read one of an earlier version, which has no checksum, with a warning.
+    earlier: also read snapshots of an earlier version, which have no checksum, with a warning.
     """
     path = Path(path)
     if path.is_dir():
@@ -245,19 +245,19 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
         if header["format"] in EARLIER:
             if not earlier:
-                raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to be verified by")
+                raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to verify")
             warnings.warn(
                 f"{path} was made by an earlier version, without a checksum: it is not verified", stacklevel=2
             )
         elif header["sha256"] != checksum(header, tensors):
-            raise ValueError("the checksum is another")
+            raise ValueError("the checksum does not match")
         _check_types(tensors)
         described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
         model_class, config = str(described["class"]), dict(described["config"])
     except SnapshotError:
         raise
     except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
-        raise SnapshotError(f"{path} is damaged or no snapshot: {error}") from error
+        raise SnapshotError(f"{path} is damaged or not a snapshot: {error}") from error
     own = {
         part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
         for part in PARTS
@@ -272,11 +272,11 @@ def _check_format(path: Path, header: Mapping[str, str]) -> None:
 
 
 def _check_types(tensors: Mapping[str, np.ndarray]) -> None:
-    """Raises ValueError unless weights are finite numbers of one floating-point type, and all else is finite."""
+    """Raise ValueError unless all tensors are finite and the weights have the same floating-point dtype."""
     weights = {name: a.dtype for name, a in tensors.items() if name.startswith("model.")}
     for name, dtype in weights.items():
         if not np.issubdtype(dtype, np.floating):
-            raise ValueError(f"{name} is {dtype}, no floating-point numbers")
+            raise ValueError(f"{name} is {dtype}, not floating-point")
     if len(kinds := {str(dtype) for dtype in weights.values()}) > 1:
         raise ValueError(f"weights of several types: {', '.join(sorted(kinds))}")
     if bad := nonfinite_tensor(tensors):
@@ -284,11 +284,11 @@ def _check_types(tensors: Mapping[str, np.ndarray]) -> None:
 
 
 def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
-    """The model of a snapshot, made again with its weights in their own precision, and the state of its run.
+    """The model of a snapshot, created again with its weights in the saved precision, and the state of its run.
 
-    The class of a model that is not this project's is imported from its module: see the beginning of this module.
-    One of an earlier version, which had no checksum, is read with a warning. Raises SnapshotError if the snapshot is
-    damaged, or of a model that cannot be made here.
+    The class of a model that is not part of this project is imported: see the beginning of this module. A snapshot of
+    an earlier version, which has no checksum, is read with a warning. Raises SnapshotError if the snapshot is damaged,
+    or if its model cannot be created here.
     """
     snapshot = load_snapshot(path, earlier=True)
     try:
@@ -303,7 +303,7 @@ def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
 
 
 def _make(snapshot: Snapshot) -> Layer:
-    """A model like that of the snapshot, whose weights are still to be loaded."""
+    """A model like the one in the snapshot, before its weights are loaded."""
     kind = find_class(snapshot.model_class)
     try:
         key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
@@ -312,18 +312,16 @@ def _make(snapshot: Snapshot) -> Layer:
         model = kind(**config, **key)
         if lora is not None:
             add_lora(model, **lora)
-    except Exception as error:  # whatever a class of one's own raises
-        raise SnapshotError(f"this version makes no such {kind.__name__}: {error}") from error
-    dtype = next((a.dtype for a in snapshot.model.values()), None)  # that of all
+    except Exception as error:  # whatever a user's own class raises
+        raise SnapshotError(f"cannot create this {kind.__name__}: {error}") from error
+    dtype = next((a.dtype for a in snapshot.model.values()), None)  # the same for all
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
 
 
 def expect_model(snapshot: Snapshot, model: Any) -> None:
-    """Raise SnapshotError, naming what differs, unless the snapshot is of a model of this class, these sizes and this
-    precision.
-    """
+    """Raise SnapshotError, naming what differs, unless the snapshot's model has this class, config and precision."""
     config = json.loads(json.dumps(model.config, default=importable))  # as in a snapshot: tuples are lists
-    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class that has moved to a module since
+    names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class since moved to a module
     if snapshot.model_class not in names or snapshot.config != config:
         differing = {
             name: f"{snapshot.config.get(name)} in the snapshot, {config.get(name)} here"
@@ -334,15 +332,16 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
     for name, p in model.named_parameters().items():
         if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
             found = snapshot.model[name].dtype
-            raise SnapshotError(f"snapshot does not fit: {name} is {found} in it, {p.data.dtype} in the model")
+            raise SnapshotError(
+                f"snapshot does not fit: {name} is {found} in the snapshot, {p.data.dtype} in the model"
+            )
 
 
 def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
-    """Load weights, and the state of the optimizer and of batches with a memory if they are given, from a snapshot of
-    just this model.
+    """Load the weights and, if given, the state of optimizer and batches, from a snapshot of the same model.
 
-    Raises SnapshotError, naming what differs, if the snapshot is of a model of other sizes or of another precision, of
-    another optimizer, or of batches of other sizes; the model is not changed then.
+    Raises SnapshotError, naming what differs, and leaves the model unchanged, if the snapshot is of a model of another
+    class, other sizes or another precision, of another optimizer, or of batches of other sizes.
     """
     expect_model(snapshot, model)
     before = model.state_dict()

@@ -19,7 +19,7 @@ def make_model() -> Callable[..., LanguageModel]:
         device: Device = CPU, dtype: type = np.float32, vocab_size: int = 31, context: int = 12, **options: Any
     ) -> LanguageModel:
         model = LanguageModel(vocab_size, 12, 3, 2, context, key=Key(0), **options)
-        model.output.w.data *= 4  # so that the likeliest tokens stand out
+        model.output.w.data *= 4  # so that the most likely tokens stand out
         return model.to(device, dtype)
 
     return make

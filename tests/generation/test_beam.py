@@ -16,12 +16,12 @@ SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
 
 def make(device, seed=0, norm="post"):
     model = EncoderDecoder(V, 8, 2, 2, 12, norm, key=Key(seed)).to(device, np.float64)
-    model.flat.data[...] = to_device(2 * to_cpu(model.flat.data), device)  # opinions of its own
+    model.flat.data[...] = to_device(2 * to_cpu(model.flat.data), device)  # stronger predictions
     return model
 
 
 def log_probabilities(model, b, target):
-    """(T, V) of the tokens behind each of `target`, by the whole forward for source b alone."""
+    """(T, V), for the token after each of `target`, from the full forward for source b alone."""
     arrays = (SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], np.array([target]))
     log_p, _ = ops.log_softmax(model(*(to_device(x, model.device) for x in arrays)))
     return to_cpu(log_p)[0]
@@ -52,7 +52,7 @@ def test_a_wide_beam_finds_the_best_of_all(combinations):
 
 
 def plain_beam_search(model, b, beam, alpha, longest):
-    """The same, one source and one hypothesis at a time, each by a whole forward; it ends when `beam` have ended."""
+    """Beam search with one full forward per source and hypothesis; it stops when `beam` hypotheses have finished."""
     hypotheses, finished = [(0.0, [])], []
     for n in range(1, longest + 1):
         grown = [
@@ -72,7 +72,7 @@ def plain_beam_search(model, b, beam, alpha, longest):
 
 @pytest.mark.parametrize("beam", [2, 3])
 def test_it_is_the_plain_search(beam, device):
-    """Unlike it, the plain search does not stop before `beam` have ended; what is left open then is no better."""
+    """The plain search does not stop before `beam` have finished; what it finds after the early stop is no better."""
     for seed in range(8):
         model = make(device, seed)
         found = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam, 0.6, longer=3)
@@ -115,7 +115,7 @@ def test_a_length_penalty_favours_long_ones():
 
 
 def test_the_cache_gives_what_the_full_forward_gives(device):
-    """Also after rows have been reordered."""
+    """Also after rows are reordered."""
     model = make(device)
     cache = DecoderCache(model, SOURCE, LENGTHS, 4, copies=2)
     written = np.array([[BEGIN, 2], [BEGIN, 3], [BEGIN, 4], [BEGIN, 2]])
@@ -135,7 +135,7 @@ def subwords():
 
 
 def test_translate_keeps_the_order_of_the_sentences(subwords):
-    """Whatever their lengths; each is translated as it is alone."""
+    """Whatever their lengths; each gets the translation that it gets alone."""
     model = EncoderDecoder(len(subwords), 8, 2, 1, key=Key(3)).to(dtype=np.float64)
     sentences = ["the man eats a red apple", "a man", "the red red red apple eats the man", "apple"]
     together = translate(model, subwords, sentences, beam=2)
@@ -175,12 +175,12 @@ def test_a_beginning_or_end_that_is_no_token(name, token):
 
 
 def test_no_source():
-    with pytest.raises(ValueError, match=r"^source: expected \(B, S\) with B at least 1, got no text$"):
+    with pytest.raises(ValueError, match=r"^source: expected \(B, S\) with B >= 1, got no text$"):
         beam_search(make(CPU), SOURCE[:0], LENGTHS[:0], BEGIN, END)
 
 
 def test_a_length_penalty_beyond_the_numbers_there_are():
-    """The division would overflow at 53 tokens, and at 4 does not."""
+    """The division would overflow at 53 tokens, but not at 4."""
     model = make(CPU)
     with pytest.raises(ValueError, match=r"^length_penalty: 400 is too large for translations of 53 tokens$"):
         beam_search(model, SOURCE, LENGTHS, BEGIN, END, length_penalty=400)
@@ -190,7 +190,7 @@ def test_a_length_penalty_beyond_the_numbers_there_are():
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_vocabulary_of_another_size_than_the_model(subwords, more):
     model = EncoderDecoder(len(subwords) + more, 8, 2, 1)
-    sizes = f"expected {len(subwords) + more} tokens, as the model has, got {len(subwords)}"
+    sizes = f"expected {len(subwords) + more} tokens, as in the model, got {len(subwords)}"
     with pytest.raises(ValueError, match=f"^vocabulary: {sizes}$"):
         translate(model, subwords, ["a man"])
 
@@ -225,6 +225,6 @@ def test_bleu_is_that_of_sacrebleu():
 
 @pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
 def test_bleu_of_what_does_not_belong_together(found, references):
-    message = f"^found, references: expected as many of both, and any, got {len(found)} and {len(references)}$"
+    message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
     with pytest.raises(ValueError, match=message):
         bleu(found, references)

@@ -1,4 +1,4 @@
-"""The key-value cache gives the very logits of the full forward."""
+"""The key-value cache gives the same logits as the full forward."""
 
 import numpy as np
 import pytest
@@ -55,7 +55,7 @@ def test_logits_are_those_of_the_full_forward_at_every_position(
 
 @every_body
 def test_a_full_cache_slides_to_the_later_half_and_goes_on_exactly(device, make_model, body):
-    """What is kept is at most the context and at least half of it, whatever the number of tokens seen."""
+    """However many tokens have been seen, at least half a context and at most a whole one is kept."""
     model, ids = make_model(device, np.float64, **body), tokens(2, 4 * CONTEXT)
     cache = KeyValueCache(model, 2)
     for end in range(1, ids.shape[1] + 1):
@@ -70,7 +70,7 @@ def test_a_full_cache_slides_to_the_later_half_and_goes_on_exactly(device, make_
 @pytest.mark.parametrize("kind", [{}, {"kind": "fixed", "width": 2}, {"merged": True}], ids=str)
 @pytest.mark.parametrize("pieces", [[1] * 3 * CONTEXT, [5, 1, 1, 4, 1, 7, 2, CONTEXT, 3]], ids=len)
 def test_a_sparse_transformer_has_the_logits_of_its_full_forward(device, kind, pieces):
-    """Before the context slides and after: its blocks are then counted from the first token that is kept."""
+    """Before and after the context slides; after that, its blocks are counted from the first token that is kept."""
     model = SparseTransformer(31, 12, 2, 2, CONTEXT, 3, key=Key(0), **kind)
     for p in model.parameters():
         p.data[...] = Key(1).generator().standard_normal(p.data.shape)
@@ -124,7 +124,7 @@ def test_sequences_of_a_batch_do_not_see_each_other(device, make_model):
         np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
 
 
-# Of a model with a memory
+# A model with a memory
 
 
 def make_xl(device, memory, dtype=np.float64, **options):
@@ -135,7 +135,7 @@ def make_xl(device, memory, dtype=np.float64, **options):
 
 
 def segment_logits(model, ids):
-    """Logits (B, T, V) of a text read segment after segment."""
+    """Logits (B, T, V) of a text read segment by segment."""
     memory, logits = None, []
     for start in range(0, ids.shape[1], model.context):
         y, cache = model.forward(to_device(ids[:, start : start + model.context], model.device), memory)
@@ -148,7 +148,7 @@ def segment_logits(model, ids):
 @pytest.mark.parametrize("memory", [0, 3, 5, 12])
 @pytest.mark.parametrize("pieces", [[1] * 23, [7, 1, 1, 5, 9], [23]], ids=str)
 def test_a_segment_cache_gives_what_segment_after_segment_gives(device, memory, pieces, body):
-    """At every place of a text of several segments, in whatever pieces it comes; a memory of 0 to 2.4 segments."""
+    """At every position of a text of several segments, in any pieces, with a memory of 0 to 2.4 segments."""
     model, ids = make_xl(device, memory, **body), tokens(2, 23)
     expected = segment_logits(model, ids)
     cache, end = cache_for(model, 2), 0
@@ -208,7 +208,7 @@ def test_ids_of_other_rows_or_of_no_token_are_refused_and_change_nothing(device,
 
 
 def with_last(ids, token):
-    """Only the very last token is wrong: what comes before it, a segment or more, must not be stored either."""
+    """Only the last token is invalid: the tokens before it, a segment or more, must not be stored either."""
     ids = ids.copy()
     ids[-1, -1] = token
     return ids
@@ -228,7 +228,7 @@ BAD_IDS = {
 @pytest.mark.parametrize("kind", [KeyValueCache, SegmentCache, DecoderCache])
 @pytest.mark.parametrize("pieces", [[1] * 14, [5, 7, 2], [14]], ids=str)
 def test_after_ids_that_it_refused_a_cache_gives_what_the_full_forward_gives(device, make_model, kind, bad, pieces):
-    """Before every piece, some of which overflow the context or fill several segments."""
+    """With invalid ids before every piece; some pieces overflow the context or fill several segments."""
     change, error, message = BAD_IDS[bad]
     ids, full = tokens(2, 14), None
     if kind is DecoderCache:
@@ -267,7 +267,7 @@ def test_ids_of_another_device_change_nothing():
 
 @pytest.mark.parametrize("pieces", [[1, 1, 1], [2, 1], [3]], ids=str)
 def test_a_full_decoder_cache_refuses_and_stays_as_it_was(device, pieces):
-    """It does not slide: a translation is of one text. Its last logits are those of the full forward."""
+    """It does not slide, since a translation is one text. Its last logits are those of the full forward."""
     model = EncoderDecoder(31, 12, 3, 2, key=Key(0)).to(device, np.float64)
     source, lengths, ids = tokens(2, 4), np.array([4, 2]), tokens(2, 6)
     cache, end = DecoderCache(model, source, lengths, 3), 0
@@ -295,7 +295,7 @@ def test_a_full_decoder_cache_refuses_and_stays_as_it_was(device, pieces):
     ids=str,
 )
 def test_rows_of_another_source_are_refused(rows, message):
-    """Which hypothesis goes on where: those of one source see one memory."""
+    """A hypothesis can only move within its source, since those of a source share its memory."""
     model = EncoderDecoder(31, 12, 3, 1, key=Key(0))
     cache = DecoderCache(model, tokens(2, 3), np.array([3, 2]), 5, copies=2)
     cached_logits(cache, tokens(4, 2))

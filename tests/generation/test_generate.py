@@ -37,7 +37,7 @@ def test_greedy_generation_is_the_argmax_of_the_full_forward(device, make_model)
 
 
 def test_what_comes_out_follows_the_prompt_and_does_not_repeat_it(device, make_model):
-    """The number of tokens asked for, the prompt not among them, and the first depends on the prompt's last token."""
+    """The output has the requested number of tokens, without the prompt; the first depends on the prompt's last."""
     model = make_model(device)
     assert run(model, prompt(), 4).shape == (2, 4)
     assert list(generate(model, prompt(), 0)) == []
@@ -69,7 +69,7 @@ def test_the_same_key_gives_the_same_text_and_another_key_another(device, make_m
 
 
 def test_successive_tokens_are_drawn_with_different_numbers(make_model):
-    """A model that ignores its input gives tokens that are independent of each other."""
+    """A model that ignores its input generates tokens that are independent of each other."""
     model = make_model()
     model.output.w.data[...] = 0
     model.output.b.data[...] = 0
@@ -101,7 +101,7 @@ def test_top_k_of_one_is_greedy(device, make_model):
     "bad", [np.zeros((1, 0), int), np.zeros((0, 3), int), np.zeros(3, int), np.zeros((1, 1, 1), int)]
 )
 def test_an_empty_prompt_or_one_of_the_wrong_rank_is_refused(make_model, bad):
-    with pytest.raises(ValueError, match=r"prompt: expected \(B, T\) with T at least 1"):
+    with pytest.raises(ValueError, match=r"prompt: expected \(B, T\) with T >= 1"):
         next(generate(make_model(), bad, 3))
 
 
@@ -124,7 +124,7 @@ def test_a_number_of_tokens_that_can_be_none_is_refused(make_model, tokens):
 
 
 def scripted(make_model, text, device):
-    """A model of bytes that writes `text` (bytes) over and over, whatever it reads: by positions alone."""
+    """A model that writes `text` (bytes) over and over, whatever its input, based on positions only."""
     model = make_model(device, vocab_size=256, context=2 * len(text), positions="sinusoidal")
     step = iter(text * 10)
     extend = model.extend
@@ -195,7 +195,7 @@ def test_control_characters_do_not_reach_a_terminal():
 
 
 def test_a_large_batch_is_shared_out_over_threads(monkeypatch):
-    """Each sequence gets what it gets in one that is not.."""
+    """Each sequence is the same as without threads."""
     module = importlib.import_module("scratchformer.generation.generate")
     model = LanguageModel(31, 12, 3, 2, 16, key=Key(0)).to(dtype=np.float64)
     prompt = Key(1).generator().integers(0, 31, (7, 5))
@@ -213,7 +213,7 @@ def subwords():
 
 
 def writing(model, ids):
-    """The model, writing `ids` one after the other, whatever it reads."""
+    """The model, changed to write `ids` one after another, whatever its input."""
     step, extend = iter(ids), model.extend
 
     def scripted_extend(*args):
@@ -227,7 +227,7 @@ def writing(model, ids):
 
 
 def test_subwords_come_out_as_text(make_model, device, subwords):
-    """Also where a character is made of several tokens, and other tokens of several characters."""
+    """Also if a character consists of several tokens, or a token of several characters."""
     text = "the é€𝄞 lowest\u3000𝄢"
     ids = subwords.encode(text)
     assert len(ids) < len(text.encode()) and any(
@@ -262,7 +262,7 @@ def test_a_vocabulary_that_is_not_of_bytes_is_refused(make_model):
 
 @pytest.mark.parametrize("size", [255, 300])
 def test_a_model_of_other_tokens_than_bytes_needs_its_vocabulary(make_model, size):
-    message = f"^vocabulary: expected {size} tokens, as the model has, got 256, the bytes, for none was given$"
+    message = f"^vocabulary: expected {size} tokens, as in the model, got 256 bytes, the default$"
     with pytest.raises(ValueError, match=message):
         next(stream_text(make_model(vocab_size=size), "hello", 300))
 
@@ -270,7 +270,7 @@ def test_a_model_of_other_tokens_than_bytes_needs_its_vocabulary(make_model, siz
 @pytest.mark.parametrize("more", [-1, 1])
 def test_a_vocabulary_of_another_size_than_the_model(make_model, subwords, more):
     size = len(subwords)
-    message = f"^vocabulary: expected {size + more} tokens, as the model has, got {size}$"
+    message = f"^vocabulary: expected {size + more} tokens, as in the model, got {size}$"
     with pytest.raises(ValueError, match=message):
         next(stream_text(make_model(vocab_size=size + more), "the low", 3, subwords))
 
@@ -283,7 +283,7 @@ def test_tokens_that_are_not_allowed_never_come(device, make_model, options):
 
 
 def test_only_the_last_position_of_a_prompt_has_logits(make_model):
-    """They would be most of the work of a long one."""
+    """For a long prompt, the other logits would be most of the work."""
     model, seen = make_model(), []
     forward = model.output.forward
     model.output.forward = lambda x: seen.append(x.shape) or forward(x)

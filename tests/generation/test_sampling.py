@@ -1,4 +1,4 @@
-"""From logits to a token: which are allowed, how likely they are, and that the draw obeys."""
+"""From logits to a token: which tokens are allowed, how likely they are, and that samples follow this."""
 
 import math
 
@@ -51,7 +51,7 @@ def test_top_p_keeps_the_fewest_likeliest_tokens_that_reach_p(z, p):
     for row, before in zip(probabilities(z, top_p=p), whole, strict=True):
         kept = row > 0
         assert before[kept].sum() >= p - 1e-9
-        assert before[kept].sum() - before[kept].min() < p + 1e-9  # without the least likely one it is too little
+        assert before[kept].sum() - before[kept].min() < p + 1e-9  # too little without the least likely one
         assert not (~kept).any() or before[kept].min() >= before[~kept].max()
         np.testing.assert_allclose(row[kept], before[kept] / before[kept].sum(), rtol=1e-9)
 
@@ -92,7 +92,7 @@ def test_with_some_tokens_allowed_it_is_the_distribution_of_them_alone(z, temper
 
 @pytest.mark.parametrize("allowed", [[True] * 5, [False] * 6, [1] * 6, [[True] * 6]], ids=str)
 def test_what_does_not_say_which_tokens_are_allowed(allowed):
-    with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\), at least one of them true$"):
+    with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\) of which at least one is true$"):
         probabilities(Z, allowed=np.array(allowed))
 
 
@@ -104,7 +104,7 @@ def test_large_logits_do_not_overflow():
     "options", [{}, {"temperature": 2.0}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.8}], ids=str
 )
 def test_tokens_are_drawn_as_often_as_their_probabilities_say(options):
-    """Pearson's chi-square, over one large batch and over many keys; the keys are fixed, so it cannot flicker."""
+    """Pearson's chi-square, over one large batch and over many keys; the keys are fixed, so the test is not flaky."""
     p = probabilities(Z[:1], **options)
     batch = sample(np.repeat(p, 20_000, axis=0), Key(1))
     keys = np.array([sample(p, Key(2, i))[0] for i in range(5_000)])

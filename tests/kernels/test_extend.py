@@ -1,4 +1,4 @@
-"""One new token through a block: the twin and the reference, on every kind of block."""
+"""One new token through a block: the twin compared with the reference, for every kind of block."""
 
 import numpy as np
 import pytest
@@ -84,7 +84,7 @@ def test_a_block_of_other_parts_is_left_to_the_reference():
 @pytest.mark.parametrize("cores", [2, 3])
 @pytest.mark.parametrize("output", ["Linear", "TiedOutput", "TiedOutput, bias"])
 def test_a_large_matrix_is_shared_out_over_the_cores(monkeypatch, output, cores, dtype):
-    """The logits of one row, and a block, with products in parts; the parts are of different sizes."""
+    """The logits of one row, and a block, with products in parts of different sizes."""
     module = pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
     monkeypatch.setattr(module, "CORES", cores)
     monkeypatch.setattr(module, "PART", 20)

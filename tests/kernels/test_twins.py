@@ -24,7 +24,7 @@ TWINS = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.twins]
 
 @contextmanager
 def pieces(small):
-    """Tiles and pieces as they are, or so small that every loop goes round several times, and heads are split."""
+    """Tiles and pieces of the usual size, or so small that every loop runs several times and heads are split."""
     with pytest.MonkeyPatch.context() as patch:
         if small:
             attention, numpy_arrays = (
@@ -71,7 +71,7 @@ def expect_what_the_reference_gives(name, dtype, scale, small, seed):
 
 @pytest.mark.parametrize("name", TWINS)
 def test_gradients(name, combinations, thorough):
-    """Central differences and the contract of a pair, of the twin in several tiles and pieces."""
+    """Central differences and the contract of a pair, for the twin with several tiles and pieces."""
     for drawn in combinations(2, scale=SCALES, small=[False, True] if thorough else [True]):
         with pieces(drawn["small"]):
             check_operation(name, Draw(drawn["seed"], drawn["scale"]), max_elements=20 if thorough else 4)
@@ -98,7 +98,7 @@ def test_other_types_are_left_to_the_reference(name):
 
 @given(arrays("4 N", scales=(1e-3, 1.0)), st.sampled_from([np.float32, np.float64]), st.integers(1, 3))
 def test_adam(drawn, dtype, steps):
-    """w, m and v move alike, and g does not."""
+    """w, m and v change in the same way, and g does not change."""
     start = [*drawn[:3], drawn[3] ** 2]
     fast, plain = ([a.astype(dtype) for a in start] for _ in range(2))
     for t in range(1, steps + 1):
@@ -112,7 +112,7 @@ def test_adam(drawn, dtype, steps):
 
 
 def test_what_a_query_may_not_see_does_not_change_its_last_bit():
-    """Large scores elsewhere, in another head or sequence or in the padding, choose another way to the same number."""
+    """Large scores in another head or sequence, or in the padding, lead to another computation of the same number."""
     rng = np.random.default_rng(0)
     q, k, v = (rng.standard_normal((2, 2, 6, 4)).astype(np.float32) for _ in range(3))
     y, _ = ops.attention(q, k, v, ops.Causal())
@@ -141,7 +141,7 @@ NAN_PATTERNS = {
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("pattern", NAN_PATTERNS)
 def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(pattern, relative, small, wrong):
-    """With the twin as with the reference: their y, and in backward their dq; and no other sequence or head."""
+    """In the twin as in the reference, it affects their y and dq, and no other sequence or head."""
     n, place, draw, pattern = 9, (0, 1, 6), np.random.default_rng(0), NAN_PATTERNS[pattern]
     arrays = list(draw.standard_normal((3, 2, 2, n, 4)))
     op, op_backward = ops.attention, ops.attention_backward
@@ -161,7 +161,7 @@ def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(patt
             plain_gradients = op_backward(np.ones_like(y), plain_cache)
     for found in (y, plain_y, gradients[0], plain_gradients[0]):
         assert np.isfinite(found[~reached]).all()
-        assert np.isnan(found[reached]).all() or wrong == np.inf  # which a query may meet with a score of −∞
+        assert np.isnan(found[reached]).all() or wrong == np.inf  # with which a query may have a score of −∞
     for found, expected in zip((y, *gradients), (plain_y, *plain_gradients), strict=True):
         finite = np.isfinite(expected)
         np.testing.assert_allclose(found[finite], expected[finite], rtol=1e-10, atol=1e-12)
@@ -170,7 +170,7 @@ def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(patt
 
 @pytest.mark.parametrize("small", [False, True])
 def test_a_distance_that_is_not_finite_reaches_the_queries_that_are_so_far_alone(small):
-    """Of distances 8, 7, ..., -8 the fourth is 5: no query before place 5 has a key so far back."""
+    """The fourth of the distances 8, 7, ..., -8 is 5: no query before position 5 has a key so far back."""
     n, draw = 9, np.random.default_rng(0)
     arrays = [*draw.standard_normal((3, 2, 2, n, 4)), draw.standard_normal((2, 2 * n - 1, 4))]
     arrays[3][:, 3] = np.nan
@@ -199,7 +199,7 @@ def test_a_distance_that_is_not_finite_reaches_the_queries_that_are_so_far_alone
 )
 @pytest.mark.skipif(not TWINS, reason="no kernels")
 def test_attention_takes_memory_linear_in_the_length(pattern):
-    """Forward and backward of 4,096 positions take no more than a few (T, D) arrays and tiles; (T, T) is 64 MiB."""
+    """Forward and backward of 4,096 positions need only a few (T, D) arrays and tiles; (T, T) takes 64 MiB."""
     rng = np.random.default_rng(0)
     q, k, v, dy = (rng.standard_normal((1, 1, 4096, 8)).astype(np.float32) for _ in range(4))
     tracemalloc.start()
@@ -230,7 +230,7 @@ def test_relative_attention_takes_memory_linear_in_the_length():
 
 @pytest.mark.skipif(not TWINS, reason="no kernels")
 def test_pieces_whose_rows_and_columns_have_different_steps_are_left_to_the_reference():
-    """Their distances have no step: query 0, 1, 2, ... to every second key."""
+    """Their distances are not evenly spaced: queries 0, 1, 2, ... with every second key."""
 
     class EverySecondKey(ops.Pattern):
         def mask(self, b, rows, columns, T, S, xp):
@@ -246,7 +246,7 @@ def test_pieces_whose_rows_and_columns_have_different_steps_are_left_to_the_refe
 
 
 def test_every_sequence_is_asked_for_its_steps():
-    """The first ends before the pieces begin whose rows and columns have different steps; the second does not."""
+    """Only the second is long enough for pieces whose rows and columns have different steps."""
     T, draw = 100, np.random.default_rng(0)
     q, k, v = draw.standard_normal((3, 2, 2, T, 4))
     arguments = q, k, v, draw.standard_normal((2, 2 * T - 1, 4)), *draw.standard_normal((2, 2, 4))
@@ -284,7 +284,7 @@ def test_padding_of_another_number_of_sequences_is_refused(lengths):
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("small", [False, True])
 def test_backward_has_the_probabilities_of_forward(small, relative):
-    """Of nearly equal scores near 10¹⁰, whose last digits are all that makes the probabilities: y and dv show them.
+    """With nearly equal scores near 10¹⁰, probabilities depend only on the last digits; y and dv show them.
 
     With v = 1 forward gives y = p, and with dy = 1 backward gives dv = pᵀ.
     """
@@ -300,7 +300,7 @@ def test_backward_has_the_probabilities_of_forward(small, relative):
         else:
             p, cache = ops.attention(q, k, one)
             _, _, dv = ops.attention_backward(one, cache)
-    assert 0.01 < p.max(axis=-1).min() < 0.99  # of some rows at least more than one probability counts
+    assert 0.01 < p.max(axis=-1).min() < 0.99  # in some rows, more than one probability counts
     np.testing.assert_allclose(dv, p.swapaxes(-1, -2), rtol=1e-12, atol=1e-300)
 
 

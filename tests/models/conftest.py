@@ -1,4 +1,4 @@
-"""What both models are asked."""
+"""A check that every model must pass."""
 
 import math
 
@@ -14,7 +14,7 @@ def check_loss_backward(device):
     """A function that compares `loss_backward` with a central difference along a random direction of all weights."""
 
     def check(model, *batch):
-        """model: in float64. batch: what its `loss` takes, NumPy arrays."""
+        """model: in float64. batch: the NumPy arrays that its `loss` takes."""
         batch = [to_device(x, device) for x in batch]
         flat, key, dloss, h = model.flat, Key(4), 2.5, 1e-6
         _, cache = model.loss(*batch, key=key)

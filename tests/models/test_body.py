@@ -24,7 +24,7 @@ def forward_backward(body, ids, device, dy, **options):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_without_positions_it_is_permutation_equivariant(norm, device):
-    """Words in another order give the same vectors in that order, and the same gradient of every weight."""
+    """Words in another order give the same vectors in that order, and the same gradients of all weights."""
     body = make(device, norm=norm, positions="none")
     order, dy = np.array([3, 0, 4, 2, 1]), np.random.default_rng(0).standard_normal((2, T, C))
     y, grad = forward_backward(body, IDS, device, dy)
@@ -53,7 +53,7 @@ def test_equation(norm, device):
 
 
 def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
-    """One after the embedding and two in every block: all keys differ, and so do those of another step."""
+    """One after the embedding and two in every block: all keys differ, also from those of other steps."""
     keys = []
 
     def dropout(x, p, key):
@@ -69,7 +69,7 @@ def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_recompute_changes_nothing(norm, device):
-    """The same names, and with dropout and a pattern bit for bit the same vectors and gradients."""
+    """The names are the same and, even with dropout and a pattern, so are all vectors and gradients, bit for bit."""
     dy = np.random.default_rng(0).standard_normal((2, T, C))
     options = dict(pattern=ops.Padding(to_device(np.array([3, T]), device)), key=Key(2))
     plain, recomputed = (make(device, norm=norm, dropout=0.3, recompute=r) for r in (False, True))

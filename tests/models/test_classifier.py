@@ -39,7 +39,7 @@ def output_and_gradient(model, device, texts, dy, **options):
 @NORMS
 @POSITIONS
 def test_a_text_alone_and_with_longer_ones(pool, norm, positions, device):
-    """Its log-probabilities, and the gradient of every weight, do not depend on what it was batched with."""
+    """Its log-probabilities, and the gradients of all weights, do not depend on the rest of the batch."""
     model = make(device, pool=pool, norm=norm, positions=positions)
     dy = np.random.default_rng(0).standard_normal((3, K))
     y, grad = output_and_gradient(model, device, TEXTS, dy)
@@ -52,7 +52,7 @@ def test_a_text_alone_and_with_longer_ones(pool, norm, positions, device):
 @NORMS
 @POSITIONS
 def test_garbage_in_the_padding_does_not_matter(pool, norm, positions, device):
-    """Another token in the padding: exactly the same output; its embedding gets no gradient."""
+    """With another token in the padding the output is exactly the same, and its embedding gets no gradient."""
     model = make(device, pool=pool, norm=norm, positions=positions)
     dy = np.random.default_rng(0).standard_normal((3, K))
     y, grad = output_and_gradient(model, device, TEXTS, dy, padding=0)
@@ -94,7 +94,7 @@ def test_loss_is_the_mean_negative_log_probability(device):
 
 
 def test_the_loss_takes_one_softmax(device, monkeypatch):
-    """That of the logits, not one of the log-probabilities; the gradient is the one by way of them."""
+    """The loss is computed from the logits; its gradient is the same as through the log-probabilities."""
     model, labels = make(device), to_device(LABELS, device)
     ids, lengths = batch(TEXTS, device)
     y, forward = model.forward(ids, lengths)
@@ -166,7 +166,7 @@ def make_of_units(device, depth=1, **options):
 
 
 def test_a_unit_sees_along_the_edges_alone(device):
-    """With one block a unit's classes change with itself and its neighbours; with two, with theirs too."""
+    """With one block, a unit's classes depend on itself and its neighbours; with two, also on their neighbours."""
     pattern = ops.Edges(to_device(CHAIN, device))
     for depth in 1, 2:
         model = make_of_units(device, depth, pool="none", positions="none")
@@ -188,7 +188,7 @@ def test_the_numbering_of_the_units_does_not_matter(device):
 
 
 def test_the_gradient_of_the_units_is_returned(device):
-    """And comes from the unit's own classes, and along edges from its neighbours', alone."""
+    """It comes only from the classes of the unit itself and, along edges, of its neighbours."""
     model = make_of_units(device, pool="none", positions="none")
     y, cache = model.forward(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN, device)))
     dy = np.zeros(y.shape)

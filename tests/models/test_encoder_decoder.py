@@ -52,7 +52,7 @@ def test_a_later_target_has_no_part_but_the_whole_source_has(norm, device):
 
 @NORMS
 def test_padding_changes_nothing(norm, device):
-    """Of the source: neither logits nor gradients. Of the target: nothing before its end, and no gradient."""
+    """Padding of the source changes neither logits nor gradients; of the target, nothing before it and no gradient."""
     model = make(device, norm=norm)
     y, (loss, grad) = run(model), gradient(model, BATCH)
     source, target = SOURCE.copy(), TARGET.copy()
@@ -100,7 +100,7 @@ def test_labels_are_smoothed_only_while_training(device):
 
 
 def test_one_table_embeds_both_sides_and_is_the_output(device):
-    """It is one parameter, scaled by √C at the inputs; its gradient has all three shares."""
+    """It is one parameter, scaled by √C at both inputs; its gradient is the sum over the three uses."""
     model = make(device, dropout=0.0)
     assert [name for name in model.named_parameters() if "table" in name] == ["tokens.table"]
     x = model.embedding(to_device(SOURCE, device))
@@ -113,7 +113,7 @@ def test_one_table_embeds_both_sides_and_is_the_output(device):
     assert not to_cpu(model.flat.grad).any()
     gradient(model, BATCH)
     rows = np.abs(to_cpu(model.tokens.table.grad)).max(axis=1)
-    assert (rows > 1e-9).all()  # also of tokens that stand nowhere: as an output each is scored everywhere
+    assert (rows > 1e-9).all()  # also of tokens that do not occur: the output scores every token at every position
 
 
 def test_dropout_needs_a_key_and_replays(device):

@@ -21,7 +21,7 @@ def make(device, **options):
 
 
 def test_every_gradient_of_the_whole_model():
-    """With dropout, replayed by its key, and weights large enough for every part to matter."""
+    """With dropout, repeated with the same key, and weights large enough for every part to matter."""
     model = make(CPU, dropout=0.2)
     model.flat.data[...] *= 10
     report = check_layer(model, IDS, max_elements=2, key=Key(2))
@@ -33,7 +33,7 @@ def test_gradient_of_the_loss(device, check_loss_backward):
 
 
 def test_the_future_has_no_part(device):
-    """Logits up to t stay when token t + 1 and those behind it change; those at t + 1 do not."""
+    """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""
     model = make(device)
     model.flat.data[...] *= 10
     y = to_cpu(model(to_device(IDS, device)))
@@ -46,7 +46,7 @@ def test_the_future_has_no_part(device):
 
 
 def test_equation(device):
-    """Pre-norm blocks, a last norm, and the tokens' table once more."""
+    """Pre-norm blocks, a final norm, and the token table again as the output."""
     model = make(device)
     body, ids = model.body, to_device(IDS, device)
     x = body.positions(body.tokens(ids))
@@ -58,7 +58,7 @@ def test_equation(device):
 
 
 def test_the_table_gets_the_gradients_of_both_its_uses(device):
-    """A token that is never read still learns, from being predicted; one that is read gets both."""
+    """A token that does not occur in the input still learns from the output; one that does gets both gradients."""
     model, ids = make(device, dropout=0.0), np.array([[1, 2, 1]])
     _, cache = model.loss(to_device(ids, device), to_device(np.array([[2, 1, 4]]), device))
     model.loss_backward(1.0, cache)
@@ -110,7 +110,7 @@ def test_the_loss_starts_at_that_of_a_guess():
     ],
 )
 def test_the_sizes_that_were_published(sizes, parameters):
-    """The smallest is the default. With `Zeros` nothing is drawn, so that the memory is not even touched."""
+    """The smallest is the default. With `Zeros` nothing is drawn, so the memory is not even touched."""
     model = GPT2(**sizes, key=Zeros())
     assert sum(p.data.size for p in model.parameters()) == parameters
     assert not model.body.blocks[-1].norm1.beta.data.any()
@@ -145,7 +145,7 @@ def test_ids_that_do_not_fit(device):
 
 
 def test_an_output_that_is_not_tied(device, check_loss_backward, tmp_path):
-    """It has weights of its own, which start as the table does, and the table then gets one gradient only."""
+    """It has its own weights, which start like the table, and the table gets only the gradient of the input."""
     model = make(device, tied=False, dropout=0.2)
     assert "output.w" in model.named_parameters()
     check_loss_backward(model, IDS, np.roll(IDS, -1, axis=1))

@@ -22,7 +22,7 @@ def make(device, **options):
     "options", [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}]
 )
 def test_the_future_has_no_part(norm, options, device):
-    """Logits up to t stay when token t + 1 and those behind it change; those at t + 1 do not."""
+    """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""
     model = make(device, norm=norm, **options)
     y = to_cpu(model(to_device(IDS, device)))
     for t in range(T - 1):
@@ -71,7 +71,7 @@ def test_gradient_of_the_loss(norm, device, check_loss_backward):
 
 @NORMS
 def test_parts_of_a_batch_add_up_to_the_whole(norm, device):
-    """Each part's gradient, weighted with its share of the targets."""
+    """The gradient of each part is weighted with its share of the targets."""
     model = make(device, norm=norm)
     targets = np.roll(IDS, -1, axis=1)
     _, cache = model.loss(to_device(IDS, device), to_device(targets, device))

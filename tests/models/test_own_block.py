@@ -1,4 +1,4 @@
-"""A block of a user's own stands where a block is expected: in training, generation, estimates and snapshots."""
+"""A user's own block works wherever a block is expected: in training, generation, estimates and snapshots."""
 
 import itertools
 
@@ -24,7 +24,7 @@ IDS = Key(5).generator().integers(0, V, (2, T))
 
 
 class Mean(Layer):
-    """y_t = x_t + (mean of the x_s that the pattern shows to t) w: a block with nothing but forward and backward."""
+    """y_t = x_t + (mean of the x_s that t may see) w: a block with only forward and backward."""
 
     def __init__(self, d_model, heads, gain, key=Key(0)):
         self.map, self.gain = Linear(d_model, d_model, key=key), gain
@@ -42,7 +42,7 @@ class Mean(Layer):
 
 
 class Halved(FeedForward):
-    """A part of one's own in a block of the project."""
+    """A user's own part of one of the project's blocks."""
 
     def forward(self, x):
         y, cache = super().forward(x)
@@ -59,7 +59,7 @@ class HalvedBlock(Block):
 
 
 class NoExtend(Layer):
-    """Attention of one's own without the methods for generation."""
+    """A user's own attention, without the methods for generation."""
 
     def __init__(self, d_model, heads, key=Key(0)):
         self.inner = SelfAttention(d_model, heads, key=key)
@@ -111,7 +111,7 @@ def test_gradients_and_causality(block, device):
 
 @every_block
 def test_the_cache_gives_what_forward_gives(block, device):
-    """Token after token and in pieces, and after the context slid."""
+    """Token by token and in pieces, also after the context has slid."""
     model = make(block, device)
     for cuts in ([0, 1, 2, 3, 4, 5, 6], [0, 3, 4, 6]):
         cache = KeyValueCache(model, 2)
@@ -125,7 +125,7 @@ def test_the_cache_gives_what_forward_gives(block, device):
 
 
 def test_one_new_token_uses_the_parts_that_are_there():
-    """The kernel for one token must leave a part that it does not know to the part itself."""
+    """The kernel for one token must call the parts that it does not know."""
     model = make(HalvedBlock)
     cache = KeyValueCache(model, 1)
     for t in range(T):
@@ -184,7 +184,7 @@ def test_a_function_that_makes_blocks():
     model = Classifier(V, 3, C, H, 2, T, block=block, key=Key(4))
     plain = Classifier(V, 3, C, H, 2, T, norm="pre", final_norm=lambda d_model: None, key=Key(4))
     assert np.array_equal(model(IDS), plain(IDS))
-    with pytest.raises(SnapshotError, match=r"cannot save a Classifier made with this: .*function"):
+    with pytest.raises(SnapshotError, match=r"cannot save a Classifier with these arguments: .*function"):
         save_snapshot("nowhere", model)
 
 
@@ -200,7 +200,7 @@ def test_no_code_comes_from_a_snapshot(tmp_path):
 
 
 def test_a_stack_stands_alone():
-    """With parameters of its own, under the names of its parts."""
+    """It has parameters, under the names of its parts."""
     stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
     assert {"blocks.1.attention.query.w", "norm.gamma"} <= stack.named_parameters().keys()
     check_layer(stack, Key(1).generator().standard_normal((2, 3, C)))

@@ -1,4 +1,4 @@
-"""Folders of published weights: what is read from them, and what is said of those that do not fit."""
+"""Folders of published weights: what is loaded, and the errors for those that do not fit."""
 
 import json
 
@@ -28,7 +28,7 @@ def their_tensors(draw, prefix="transformer."):
 
 
 def write(folder, tensors=None, **changes):
-    """A folder with these tensors, and CONFIG with `changes`; None takes a setting out."""
+    """Write a folder with these tensors, and CONFIG with `changes`; None removes a setting."""
     config = {name: value for name, value in (CONFIG | changes).items() if value is not None}
     (folder / "config.json").write_text(json.dumps(config))
     save_file(their_tensors(Key(0).generator()) if tensors is None else tensors, folder / "model.safetensors")
@@ -72,7 +72,7 @@ def test_half_precision_becomes_float32(tmp_path, tensors):
 
 
 def write_bfloat16(path, tensors):
-    """As the library writes them; every other one is left in float32. NumPy knows the upper halves as integers."""
+    """Write tensors like the library, every other one in float32. For NumPy the upper halves are integers."""
     header, data = {}, b""
     for i, (name, array) in enumerate(tensors.items()):
         kind, bits = ("F32", array) if i % 2 else ("BF16", (array.view(np.uint32) >> 16).astype("<u2"))
@@ -96,7 +96,7 @@ def test_bfloat16_becomes_float32(tmp_path, tensors):
 
 
 def write_shards(folder, tensors, count=3, **changes):
-    """The tensors dealt out to `count` files, and the index of where they are, with `changes`."""
+    """Write the tensors to `count` files, and the index of where they are, with `changes`."""
     write(folder, tensors)
     (folder / "model.safetensors").unlink()
     places = {name: f"model-{i % count + 1:05}-of-{count:05}.safetensors" for i, name in enumerate(tensors)}
@@ -175,7 +175,7 @@ def test_a_pickle_is_not_read(tmp_path):
 
 
 def test_an_output_with_weights_of_its_own(tmp_path, tensors):
-    """Whose matrix is (out, in), unlike the others of GPT-2. Without it the folder is refused."""
+    """Its matrix is (out, in), unlike the others of GPT-2. A folder without it is rejected."""
     write(tmp_path, tensors, tie_word_embeddings=False)
     with pytest.raises(PretrainedError, match=r"missing: lm_head\.weight"):
         GPT2.from_pretrained(tmp_path)
@@ -317,7 +317,7 @@ def test_files_that_are_missing_or_damaged(tmp_path):
 
 
 class Three(Layer):
-    """Affine maps, for the ways in which a tensor can become a parameter."""
+    """Affine maps, one for each way in which a tensor can become a parameter."""
 
     def __init__(self):
         self.first, self.second, self.third = Linear(3, 2, key=Key(1)), Linear(3, 3, False), Linear(3, 2, False)

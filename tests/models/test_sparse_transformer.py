@@ -1,4 +1,4 @@
-"""The sparse transformer: who sees whom, with which weights it starts, and that it is a language model."""
+"""The sparse transformer: which positions see which, its initial weights, and that it is a language model."""
 
 import math
 
@@ -18,7 +18,7 @@ every_kind = pytest.mark.parametrize("options", KINDS, ids=str)
 
 
 def make(device, depth=2, **options):
-    """With normal weights, so that what is seen shows."""
+    """With normal weights, large enough that everything seen changes the logits."""
     model = SparseTransformer(V, 8, 2, depth, T, STRIDE, key=Key(1), **options)
     draw = Key(2).generator()
     for p in model.parameters():
@@ -27,7 +27,7 @@ def make(device, depth=2, **options):
 
 
 def influence(model, device):
-    """(T, T): whether logits at t change with token s."""
+    """(T, T): whether the logits at t depend on token s."""
     y = to_cpu(model(to_device(IDS, device)))
     moved = np.zeros((T, T), bool)
     for s in range(T):
@@ -38,7 +38,7 @@ def influence(model, device):
 
 
 def seen(kind="strided", width=1, **_):
-    """(T, T): the paper's two sets of a place t, both together."""
+    """(T, T): the union of the paper's two sets for each position t."""
     near = {"strided": lambda t, s: t - s <= STRIDE, "fixed": lambda t, s: t // STRIDE == s // STRIDE}[kind]
     far = {
         "strided": lambda t, s: (t - s) % STRIDE == 0,
@@ -63,7 +63,7 @@ def test_half_of_the_heads_take_each_pattern():
 
 
 def test_with_a_stride_as_long_as_the_context_it_is_the_language_model(device):
-    """Merged, every head sees all; with the same weights so do the logits, and the gradients, agree."""
+    """Merged, every head sees everything; with the same weights, logits and gradients agree."""
     options = dict(norm="pre", activation="gelu", positions="learned")
     sparse = SparseTransformer(V, 8, 2, 2, T, T, merged=True, **options).to(device, np.float64)
     plain = LanguageModel(V, 8, 2, 2, T, key=Key(3), **options).to(device, np.float64)
@@ -84,7 +84,7 @@ def test_gradient_of_the_loss(options, device, check_loss_backward):
 
 
 def test_the_weights_at_the_start():
-    """Standard deviations to within a few percent; the output map's is that of any linear layer."""
+    """Standard deviations to within a few percent; the output map has that of any linear layer."""
     depth, C = 3, 64
     model = SparseTransformer(50, C, 2, depth, 100, 10, bias=True, key=Key(1))
     expected = {
@@ -105,7 +105,7 @@ def test_the_weights_at_the_start():
             assert abs(data.std() / std - 1) < 5 / math.sqrt(2 * data.size), ending
     assert not any(p.data.any() for name, p in params.items() if name.endswith(".b") and "output" not in name)
     weights = [p.data.ravel()[:16] for name, p in params.items() if name.endswith(".w")]
-    assert len({tuple(w / np.abs(w).max()) for w in weights}) == len(weights)  # no two maps start alike
+    assert len({tuple(w / np.abs(w).max()) for w in weights}) == len(weights)  # no two maps start the same
 
 
 @every_kind

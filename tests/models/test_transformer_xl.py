@@ -1,4 +1,4 @@
-"""Transformer-XL: against the paper's equations in plain loops, and what its memory is and is not."""
+"""Transformer-XL, compared with the paper's equations in plain loops; and properties of its memory."""
 
 import math
 
@@ -17,7 +17,7 @@ NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 
 
 def make(device, memory=T, **options):
-    """In float64, with the biases drawn: at the start they are zero."""
+    """In float64, with random biases instead of the initial zeros."""
     model = TransformerXL(V, C, H, L, T, memory, key=Key(1), **options).to(device, np.float64)
     for i, (name, p) in enumerate(model.named_parameters().items()):
         if name.endswith("_bias"):
@@ -44,7 +44,7 @@ def norm_of(x, w, name):
 
 
 def attend(w, h, queries):
-    """Attention of the last places of h (M + T, C) to all that stands up to them."""
+    """Attention of the last positions of h (M + T, C) to all positions up to them."""
     found = np.zeros((queries, C))
     for head in range(H):
         own = slice(head * D, (head + 1) * D)
@@ -63,7 +63,7 @@ def attend(w, h, queries):
 
 
 def paper(model, segments, length):
-    """The logits (T, V) of each segment of one text, with the last `length` vectors of each layer kept."""
+    """The logits (T, V) of each segment of a text; each layer keeps its last `length` inputs."""
     w = {name: to_cpu(p.data) for name, p in model.named_parameters().items()}
     memory = [np.zeros((0, C)) for _ in range(L)]
     logits = []
@@ -89,7 +89,7 @@ def paper(model, segments, length):
 @NORMS
 @pytest.mark.parametrize("length", [0, 3, T, 7])
 def test_the_papers_equations(device, norm, length):
-    """Memories shorter and longer than a segment, and than in training."""
+    """With memories shorter and longer than a segment, and than in training."""
     model = make(device, norm=norm)
     found = read(model, SEGMENTS, length)
     for b in range(2):
@@ -100,7 +100,7 @@ def test_the_papers_equations(device, norm, length):
 
 @NORMS
 def test_with_all_of_the_past_in_memory_it_is_one_long_text(device, norm):
-    """What is remembered are the very vectors that the whole text would have there."""
+    """The remembered vectors are the same as those of the whole text."""
     model = make(device, norm=norm)
     whole = LanguageModel(V, C, H, L, 12, norm=norm, positions="relative").to(device, np.float64)
     whole.load_state_dict(model.state_dict())
@@ -120,7 +120,7 @@ def test_a_memory_of_no_length_is_no_memory(device, norm):
 @NORMS
 @pytest.mark.parametrize("options", [{}, {"wide": True}, {"recompute": True}], ids=str)
 def test_the_future_has_no_part(norm, options, device):
-    """Of three segments: logits up to a place stay when everything behind it changes; the next ones do not."""
+    """When all tokens after a position change, the logits up to it stay the same and the next ones change."""
     model = make(device, norm=norm, **options)
     y = np.concatenate(read(model, SEGMENTS), axis=1)
     for t in range(11):
@@ -131,7 +131,7 @@ def test_the_future_has_no_part(norm, options, device):
 
 
 def test_how_far_it_sees(device):
-    """With M = T a layer sees the segment before, and two layers two: the first segment moves the third."""
+    """With M = T one layer sees one segment back, and two layers see two: the first segment changes the third."""
     model = make(device)
     y = read(model, SEGMENTS)
     other = [(SEGMENTS[0] + 1) % V, *SEGMENTS[1:]]
@@ -140,7 +140,7 @@ def test_how_far_it_sees(device):
 
 
 def test_what_is_remembered(device):
-    """For every layer the vectors that entered it, the old ones first."""
+    """For every layer, its inputs, the old ones first."""
     model = make(device, memory=6)
     _, cache = model.forward(to_device(SEGMENTS[0], device), key=Key(3))
     memory = model.remember(cache)
@@ -161,7 +161,7 @@ def test_what_is_remembered(device):
 
 
 def test_a_memory_shares_nothing_with_the_segment():
-    """A micro-batch may be thrown away, and its rows of the memory live on."""
+    """A micro-batch may be freed while its rows of the memory are still in use."""
     model = make(CPU)
     _, cache = model.forward(SEGMENTS[0])
     memory = model.remember(cache)
@@ -170,7 +170,7 @@ def test_a_memory_shares_nothing_with_the_segment():
 
 @NORMS
 def test_gradient_of_the_loss(norm, device, check_loss_backward):
-    """Of the second segment, with dropout and the memory of the first: which is a constant."""
+    """Of the second segment, with dropout and the memory of the first, which is constant."""
     model = make(device, norm=norm, dropout=0.2, activation="gelu")
     _, cache = model.forward(to_device(SEGMENTS[0], device))
     memory = to_cpu(model.remember(cache))
@@ -179,7 +179,7 @@ def test_gradient_of_the_loss(norm, device, check_loss_backward):
 
 @NORMS
 def test_no_gradient_goes_into_the_segment_before(norm, device):
-    """A token that stands in the memory alone gets no gradient, though it moves the loss."""
+    """A token that occurs only in the memory gets no gradient, although it changes the loss."""
     model = make(device, norm=norm)
     first, second = np.array([[0, 1, 2, 3]]), np.array([[4, 5, 6, 7]])
     losses = []
@@ -222,7 +222,7 @@ def test_float32_stays_float32(device):
 
 @pytest.mark.parametrize(("narrow", "wide"), [(np.float16, np.float32), (np.float32, np.float64)])
 def test_a_memory_of_another_type_is_refused(device, narrow, wide):
-    """After a wider one all would be computed in that type; a narrower one has lost what the model remembered."""
+    """A wider dtype would spread to the whole computation; a narrower one would have lost precision."""
     ids = to_device(SEGMENTS[0], device)
     for own, other in ((narrow, wide), (wide, narrow)):
         model = make(device).to(dtype=own)
@@ -234,7 +234,7 @@ def test_a_memory_of_another_type_is_refused(device, narrow, wide):
             model.loss(ids, ids, memory.astype(other))
         logits, cache = model.forward(ids, memory)
         assert logits.dtype == model.remember(cache).dtype == own
-        nothing = memory[:, :, :0].astype(other)  # of no length: there is nothing to lose
+        nothing = memory[:, :, :0].astype(other)  # empty, so there is nothing to lose
         logits, cache = model.forward(ids, nothing)
         assert logits.dtype == model.remember(cache).dtype == own
         assert np.array_equal(to_cpu(logits), to_cpu(model(ids)))

@@ -200,8 +200,8 @@ MISTAKES = [
         "multi-head attention that mixes time and heads, right only for T = 1",
         "nn/attention.py",
         [
-            ("        return x.reshape(B, T, self.heads, width // self.heads).transpose(0, 2, 1, 3)",
-             "        return x.reshape(B, self.heads, T, width // self.heads)"),
+            ("        return x.reshape(B, T, width // self.head_width, self.head_width).transpose(0, 2, 1, 3)",
+             "        return x.reshape(B, width // self.head_width, T, self.head_width)"),
             ("        return x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "        return x.reshape(B, T, H * D)"),
         ],
         "tests/nn/test_attention.py",

@@ -1,4 +1,4 @@
-"""Layers and models refuse sizes, flags and numbers that cannot be, by name, before anything is made."""
+"""Layers and models reject invalid sizes, flags and numbers by name, before anything is created."""
 
 import math
 import re
@@ -58,7 +58,7 @@ def test_sizes_that_are_no_integers(make, name, size):
     ],
 )
 def test_flags_that_are_neither_true_nor_false(make, name, flag):
-    """The string "no" would be true, and None false."""
+    """The string "no" would count as true, and None as false."""
     with pytest.raises(TypeError, match=f"^{name}: expected True or False, got {re.escape(repr(flag))}$"):
         make(**{name: flag})
     make(**{name: np.True_})

@@ -1,4 +1,4 @@
-"""Multi-head attention, and the steps that lead to it: each is held to the next."""
+"""Multi-head attention, and the steps that lead to it, each compared with the next."""
 
 import itertools
 
@@ -37,7 +37,7 @@ def assert_close(found, expected):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_multi_head_loop_is_self_attention(causal, device):
-    """With the heads' matrices side by side: output, dx, and every gradient."""
+    """With the matrices of its heads side by side: output, dx, and every gradient."""
     loop = double(nn.MultiHeadLoop(C, H, causal, Key(1)), device)
     whole = double(nn.SelfAttention(C, H, causal), device)
     beside = lambda state, part: np.concatenate([state[f"heads.{h}.{part}.w"] for h in range(H)], axis=1)  # noqa: E731
@@ -59,7 +59,7 @@ def test_multi_head_loop_is_self_attention(causal, device):
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("wide", [False, True])
 def test_one_head_is_single_head_attention_and_a_matrix(wide, causal, device):
-    """With one head there is no difference between narrow and wide either."""
+    """And with one head, narrow and wide are the same."""
     single = double(nn.SingleHeadAttention(C, causal=causal, key=Key(1)), device)
     whole = double(nn.SelfAttention(C, 1, causal, wide), device)
     unify = {name: value for name, value in whole.state_dict().items() if name.startswith("unify")}
@@ -74,7 +74,7 @@ def test_one_head_is_single_head_attention_and_a_matrix(wide, causal, device):
 
 
 def test_basic_self_attention_is_attention_without_scaling(device):
-    """Queries times √C undo the division by √C; x collects what comes to queries, keys and values."""
+    """Queries times √C undo the division by √C; dx is the sum over queries, keys and values."""
     x, dy = normal(B, T, C), normal(B, T, C, seed=1)
     y, dx, _ = forward_backward(nn.BasicSelfAttention(), device, x, dy)
     one_head = to_device(x[:, None], device)
@@ -100,7 +100,7 @@ def test_cross_attention_to_itself_is_self_attention(wide, bias, device):
 
 
 def test_causal_is_a_pattern(device):
-    """causal=True is the pattern Causal(), and goes together with any other pattern."""
+    """causal=True is the same as the pattern Causal(), and combines with any other pattern."""
     causal, plain = (double(nn.SelfAttention(C, H, causal), device) for causal in (True, False))
     x, padding = to_device(normal(B, T, C), device), ops.Padding(to_device(np.array([2, T]), device))
     assert_close(causal(x), plain(x, ops.Causal()))
@@ -125,11 +125,11 @@ def test_wide_heads_need_not_divide_the_width(device):
 
 
 def test_heads_are_independent(device):
-    """What a head's columns of the value matrix do shows in its rows of the unifying matrix alone."""
+    """A head's columns of the value matrix affect only its own rows of the output projection."""
     layer = double(nn.SelfAttention(C, H), device)
     x = to_device(normal(B, T, C), device)
     D = C // H
-    layer.unify.w.data[D:] = 0  # only head 0 is heard
+    layer.unify.w.data[D:] = 0  # the output uses only head 0
     y = to_cpu(layer(x))
     for part in (layer.query, layer.key, layer.value):
         part.w.data[:, D:] = 7
@@ -142,7 +142,7 @@ def test_heads_are_independent(device):
 
 
 def test_causal_output_does_not_depend_on_the_future(device):
-    """y_t stays when x_{t+1}, ... change, and dy_t reaches no x_{t+1}; a change of x_t itself is seen."""
+    """y_t does not change with x_{t+1}, ..., and dy_t does not reach x_{t+1}; y_t does change with x_t."""
     for layer in (
         nn.SelfAttention(C, H, causal=True),
         nn.MultiHeadLoop(C, H, causal=True),
@@ -163,7 +163,7 @@ def test_causal_output_does_not_depend_on_the_future(device):
 
 
 def test_cross_attention_asks_with_x_and_reads_the_memory(device):
-    """y_t depends on x_t and on no other x; the order of the memory does not matter, its content does."""
+    """y_t depends on x_t and no other x; the order of the memory does not matter, but its content does."""
     layer = double(nn.CrossAttention(C, H), device)
     x, memory = normal(B, T, C), normal(B, M, C, seed=1)
     y = to_cpu(layer(to_device(x, device), to_device(memory, device)))
@@ -173,7 +173,7 @@ def test_cross_attention_asks_with_x_and_reads_the_memory(device):
     assert_close(y_changed[:, 0], y[:, 0])
     assert np.abs(y_changed[:, 1:] - y[:, 1:]).max() > 1e-3
     assert_close(layer(to_device(x, device), to_device(memory[:, ::-1].copy(), device)), y)
-    # With equal memories at all places nothing is left to choose: the mean of equal values, whatever x asks.
+    # If the memory is the same at all positions, the weights do not matter: the output is a mean of equal values.
     flat = np.broadcast_to(memory[:, :1], memory.shape).copy()
     y_flat = to_cpu(layer(to_device(x, device), to_device(flat, device)))
     assert_close(y_flat, np.broadcast_to(y_flat[:, :1], y_flat.shape))
@@ -208,7 +208,7 @@ def test_padding_of_the_memory_has_no_part(device):
 
 
 def test_extend_gives_what_the_whole_sequence_gives(device):
-    """Position after position, and in pieces, with stored keys and values."""
+    """One position at a time, and in pieces, with stored keys and values."""
     layer = double(nn.SelfAttention(C, H, causal=True), device)
     x = to_device(normal(B, T, C), device)
     whole = to_cpu(layer(x))

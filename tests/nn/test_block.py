@@ -41,7 +41,7 @@ def test_equation(norm, device):
 
 @BOTH_NORMS
 def test_dropout_acts_on_both_branches_with_two_masks(norm):
-    """Against the equations with the two masks written out; and without a key nothing is dropped."""
+    """Compared with the equations, with both masks written out; without a key nothing is dropped."""
     block = nn.TransformerBlock(C, 2, norm, dropout=0.5).to(dtype=np.float64)
     x, key = normal(B, T, C), Key(3)
     drop = lambda a, i: ops.dropout(a, 0.5, key.fold(i))[0]  # noqa: E731
@@ -84,7 +84,7 @@ def test_causal_block_does_not_see_the_future(norm, device):
 
 @BOTH_NORMS
 def test_padding_does_not_change_a_sequence(norm, device):
-    """Its outputs and dx are those it has alone, whatever stands in the padding; the padding's own dy is not given."""
+    """Outputs and dx are the same as without padding, whatever the padding contains; dy is 0 in the padding."""
     block = nn.TransformerBlock(C, 2, norm).to(device, np.float64)
     x, dy, n = normal(B, T, C), normal(B, T, C, seed=1), 3
     dy[0, n:] = 0
@@ -105,7 +105,7 @@ def test_padding_does_not_change_a_sequence(norm, device):
 
 @BOTH_NORMS
 def test_without_positions_the_order_does_not_matter(norm, device):
-    """Permuted in, permuted out: outputs and gradients."""
+    """Permuting the input permutes outputs and gradients."""
     block = nn.TransformerBlock(C, 2, norm).to(device, np.float64)
     order = np.random.default_rng(2).permutation(T)
     x, dy = normal(B, T, C), normal(B, T, C, seed=1)

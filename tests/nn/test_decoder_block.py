@@ -34,12 +34,12 @@ def test_equations(norm, device):
 
 
 def test_queries_come_from_the_target_and_values_from_the_memory(device):
-    """Scaling the memory's values scales what cross-attention adds; with all places of the memory alike, queries make
-    no difference to it.
+    """Scaling the memory's values scales what cross-attention adds; queries do not change it if the memory is the same
+    at all positions.
     """
     cross = make(device, "post").cross
     x, memory = arrays(device)
-    memory = memory[:, :1] + 0 * memory  # every place alike: a mean over them is one of them
+    memory = memory[:, :1] + 0 * memory  # the same at every position, so any mean over them is equal to each
     y = to_cpu(cross(x, memory))
     np.testing.assert_allclose(y, np.broadcast_to(y[:, :1], y.shape), rtol=1e-9)
     expected = cross.unify(cross.value(memory))[:, :T]
@@ -61,7 +61,7 @@ def test_a_later_target_has_no_part(norm, device):
 
 @NORMS
 def test_padding_of_the_memory_has_no_part(norm, device):
-    """Neither in y nor in the gradients; what is not padding has, at every place of the target."""
+    """It affects neither y nor the gradients; the rest of the memory affects every position of the target."""
     block, lengths = make(device, norm), np.array([2, M])
     x, memory = arrays(device)
     pattern, dy = ops.Padding(to_device(lengths, device)), to_device(np.ones((B, T, C)) * np.arange(C), device)

@@ -21,7 +21,7 @@ def test_with_a_key_it_is_the_operation():
 
 
 def test_one_layer_in_two_places():
-    """The second forward leaves the first mask alone, in whatever order the backwards come."""
+    """The second forward does not change the first mask, whatever the order of the backwards."""
     layer, ones = nn.Dropout(0.5), np.ones((10, 10))
     (first, cache1), (second, cache2) = layer.forward(ones, key=Key(1)), layer.forward(ones, key=Key(2))
     assert not np.array_equal(first, second)

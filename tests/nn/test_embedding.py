@@ -26,7 +26,7 @@ def test_tokens_out_of_range(device):
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_positions_are_added_from_start(start, device):
-    """Places that are not used get no gradient; those that are collect from every sequence."""
+    """Unused positions get no gradient; used ones collect the gradients of every sequence."""
     layer = nn.PositionEmbedding(7, 4).to(device, np.float64)
     x = np.random.default_rng(0).standard_normal((2, 3, 4))
     y, cache = layer.forward(to_device(x, device), start)
@@ -39,7 +39,7 @@ def test_positions_are_added_from_start(start, device):
 
 
 def test_position_gradient_runs_in_float32_for_float16(device):
-    """A float16 sum over 5,000 sequences would stop at 2048."""
+    """A float16 sum over 5,000 sequences would stop growing at 2048."""
     for layer in nn.PositionEmbedding(1, 1), nn.GridPositions(1, 1, 1):
         layer.to(device, np.float16)
         y, cache = layer.forward(device.xp.ones((5000, 1, 1), dtype=np.float16))
@@ -59,7 +59,7 @@ def test_more_positions_than_the_table_has():
 
 @pytest.mark.parametrize("start", [0, 2])
 def test_a_grid_has_a_vector_for_each_row_and_each_column(start, device):
-    """Positions 0 ... 6 in rows of 3; a row or column that is not used gets no gradient."""
+    """Positions 0 ... 6 in rows of 3; an unused row or column gets no gradient."""
     layer = nn.GridPositions(7, 4, 3, key=Key(1)).to(device, np.float64)
     rows, columns = to_cpu(layer.rows.data), to_cpu(layer.columns.data)
     assert rows.shape == columns.shape == (3, 4) and not np.array_equal(rows, columns)
@@ -93,7 +93,7 @@ def test_sinusoids_are_added_in_the_type_of_x(dtype, device):
 
 
 def test_std_at_the_start():
-    """Of the tokens' and the positions' vectors, to within five standard errors."""
+    """For token and position vectors, to within five standard errors."""
     grid = lambda n, C, std, key: nn.GridPositions(2 * n, C, 2, std, key)  # noqa: E731
     for make in (nn.TokenEmbedding, nn.PositionEmbedding, grid):
         for std in (1.0, 0.02):
@@ -113,6 +113,6 @@ def test_x_of_another_shape():
 
 @pytest.mark.parametrize("layer", [nn.SinusoidalPositions(), nn.PositionEmbedding(5, 4), nn.GridPositions(5, 4, 2)])
 def test_integers_get_no_positions(layer):
-    """The sines of integers would all be 0, 1 or -1."""
+    """Sinusoids as integers would all be 0, 1 or -1."""
     with pytest.raises(TypeError, match="x: expected a floating-point array, got int64"):
         layer(np.ones((2, 3, 4), int))

@@ -14,7 +14,7 @@ from scratchformer.testing.strict import STRICT
 
 
 class Tied(Layer):
-    """Two affine layers, one after the other, that share their matrix."""
+    """Two affine layers in sequence that share their matrix."""
 
     def __init__(self):
         self.first, self.second = Linear(3, 3, key=Key(1)), Linear(3, 3, key=Key(2))
@@ -35,7 +35,7 @@ def make_block(device=CPU, **options):
 
 
 def are_views(layer):
-    """Whether all parameters and gradients lie in the flat arrays, one after the other, and nothing else does."""
+    """Whether the flat arrays hold exactly the parameters and gradients, one after another."""
     flat, end = layer.flat, 0
     shares_memory = array_module(flat.data).shares_memory
     for p in layer.parameters():
@@ -99,7 +99,7 @@ def test_flat_arrays_of_a_part_of_a_model_are_refused():
     assert block.flat
     with pytest.raises(ValueError, match="share the flat arrays of a larger model"):
         block.norm1.flat  # noqa: B018
-    assert FlatParameters.of(reversed(block.parameters())) is block.flat  # in whatever order they are listed
+    assert FlatParameters.of(reversed(block.parameters())) is block.flat  # whatever the order of the list
 
 
 def test_flat_arrays_of_a_part_become_those_of_the_whole():
@@ -143,7 +143,7 @@ def test_names_follow_the_attributes():
 
 
 def test_a_shared_parameter_is_listed_once_and_sums_its_gradients(device):
-    """As much as an untied layer of the same weights collects in its two matrices."""
+    """It is the sum of the gradients of the two matrices in an untied layer with the same weights."""
     tied = Tied().to(device)
     assert list(tied.named_parameters()) == ["first.w", "first.b", "second.b"]
     assert tied.flat.data.size == 9 + 3 + 3
@@ -160,7 +160,7 @@ def test_a_shared_parameter_is_listed_once_and_sums_its_gradients(device):
 
 
 def test_tied_weights_stay_tied(device):
-    """In a deep copy, in a replica, and after moving and casting; and a copy is not tied to the original."""
+    """In a deep copy, in a replica, and after moving and casting; but a copy is not tied to the original."""
     tied = Tied()
     moved = Tied().to(device, np.float64)
     for layer in (tied, moved, copy.deepcopy(tied), moved.replica()):
@@ -220,7 +220,7 @@ def test_a_replica_starts_with_zero_gradient():
 
 
 def test_gradients_of_replicas_add_up():
-    """Two halves of a batch on two replicas, against the whole on one."""
+    """Two halves of a batch on two replicas, compared with the whole batch on one."""
     block = make_block().to(dtype=np.float64)
     x, dy = np.random.default_rng(0).standard_normal((2, 4, 3, 6))
     replicas = [block.replica(), block.replica()]
@@ -339,7 +339,7 @@ def test_to_takes_the_name_of_a_device():
 
 
 def test_layers_of_one_key_start_alike():
-    """As `Layer` says; the parts of a composite layer do not."""
+    """See `Layer`; the parts of a composite layer start differently."""
     assert np.array_equal(Linear(4, 4).w.data, Linear(4, 4).w.data)
     assert not np.array_equal(Linear(4, 4).w.data, Linear(4, 4, key=Key(1)).w.data)
     attention = nn.SelfAttention(4, 2)

@@ -8,7 +8,7 @@ from scratchformer.rng import Key
 
 
 def test_weights_at_the_start_are_uniform():
-    """In ±1/√d_in, matrix and bias, to within five standard errors of their mean and variance."""
+    """Matrix and bias in ±1/√d_in, with mean and variance to within five standard errors."""
     layer = nn.Linear(400, 500, key=Key(1))
     for values in (layer.w.data, layer.b.data):
         assert np.abs(values).max() <= 1 / math.sqrt(400)

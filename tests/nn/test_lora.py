@@ -1,4 +1,4 @@
-"""Low-rank adaptation and frozen layers: what is trained, what stays, and that merging changes nothing."""
+"""Low-rank adaptation and frozen layers: what is trained, what is not, and that merging changes nothing."""
 
 import copy
 
@@ -21,7 +21,7 @@ def language_model(**options):
 
 
 def adapted(rank=2, alpha=4.0, **options):
-    """A model whose adapters are as they might be after training."""
+    """A model whose adapters have values as after training."""
     model = language_model(**options)
     add_lora(model, rank, alpha, key=Key(2))
     for name, p in model.named_parameters().items():
@@ -99,11 +99,11 @@ def test_a_frozen_map_gets_no_gradient():
 
 @pytest.mark.parametrize("positions", ["learned", "relative"])
 def test_generation_sees_the_change_and_merging_keeps_it(positions):
-    """With the key-value cache too, which reads the matrices on its own."""
+    """Also with the key-value cache, which reads the matrices itself."""
     model, plain = adapted(positions=positions), language_model(positions=positions)
     logits = model(IDS)
     assert np.abs(logits - plain(IDS)).max() > 0.01
-    cache = KeyValueCache(model, 1)  # one sequence, a token at a time, as a kernel computes it
+    cache = KeyValueCache(model, 1)  # one sequence, one token at a time, which a kernel computes
     for t in range(4):
         np.testing.assert_allclose(cache.logits(IDS[:1, t : t + 1]), logits[:1, t], rtol=1e-4, atol=1e-5)
     merge_lora(model)

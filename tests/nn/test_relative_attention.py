@@ -1,4 +1,4 @@
-"""Self-attention by relative positions, with and without a memory, and blocks that have it."""
+"""Self-attention with relative positions, with and without a memory, and blocks that use it."""
 
 import math
 
@@ -19,7 +19,7 @@ def normal(*shape, seed=0):
 
 
 def make(device, layer=nn.RelativeSelfAttention, **options):
-    """In float64, with all parameters drawn: the two biases too."""
+    """In float64, with all parameters random, including the two biases."""
     made = layer(C, H, key=Key(1), **options).to(device, np.float64)
     for i, p in enumerate(made.parameters()):
         p.data[...] = to_device(0.7 * normal(*p.data.shape, seed=100 + i), device)
@@ -31,13 +31,13 @@ def weights(layer):
 
 
 def sinusoids(distance):
-    """P_δ for one distance, pair of columns after pair."""
+    """P_δ for one distance, one pair of columns after another."""
     angles = [distance / 10_000 ** (2 * i / C) for i in range(C // 2)]
     return np.array([f(a) for a in angles for f in (math.sin, math.cos)])
 
 
 def paper(w, x, queries, causal):
-    """Section 3.3 of the paper: for the last places of x (S, C), head by head, query by query, key by key."""
+    """Section 3.3 of the paper, for the last positions of x (S, C), in loops over heads, queries and keys."""
     S = len(x)
     heads = []
     for h in range(H):
@@ -76,7 +76,7 @@ def test_the_biases_start_at_zero_and_every_map_with_weights_of_its_own():
 
 
 def test_a_text_moved_by_some_places_gives_the_same(device):
-    """Behind three places that are hidden by a pattern, x gives what it gives alone."""
+    """After three positions that a pattern hides, x gives the same output as alone."""
 
     class NotTheFirst(ops.Pattern):
         def mask(self, b, rows, columns, T, S, xp):
@@ -135,7 +135,7 @@ def test_shapes_that_do_not_fit():
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_block_sees_the_memory_as_it_sees_what_stands_before(norm, device):
-    """The last T places of a block that reads [memory, x] as one, since what stands before them is the memory."""
+    """The output is that of the last T positions when the block reads [memory, x] as a single sequence."""
     block = make(device, nn.TransformerBlock, norm=norm, causal=True, relative=True)
     memory, x = normal(B, M, C), normal(B, T, C, seed=1)
     y = to_cpu(block(to_device(x, device), memory=to_device(memory, device)))

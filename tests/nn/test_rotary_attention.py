@@ -36,7 +36,7 @@ def test_shapes_of_the_maps_and_of_what_is_stored(device):
 
 @pytest.mark.parametrize("window", [None, 1, 2, 4, T])
 def test_each_position_sees_its_window_and_no_more(device, window):
-    """A change of x_s moves y_t where s ≤ t < s + window, and nowhere else."""
+    """A change of x_s changes y_t for s ≤ t < s + window, and for no other t."""
     layer, x = make(device, window=window), normal(B, T, C)
     y = to_cpu(layer(to_device(x, device)))
     for s in range(T):
@@ -67,14 +67,14 @@ def test_order_matters_only_through_rotary_positions(device):
     ids=str,
 )
 def test_extend_gives_what_the_whole_sequence_gives(device, options, pattern):
-    """Position after position, and in pieces, with stored keys and values."""
+    """One position at a time, and in pieces, with stored keys and values."""
     layer = make(device, **options)
     x = to_device(normal(B, T, C), device)
     whole = to_cpu(layer(x, pattern))
     for cuts in (list(range(T + 1)), [0, 3, 4, T], [0, 1, T]):
         stored = layer.allocate(x, T + 2)
         for array in stored:
-            array[...] = np.nan  # what is not written yet may not be read
+            array[...] = np.nan  # values not yet written must not be read
         for start, stop in itertools.pairwise(cuts):
             y = layer.extend(x[:, start:stop], stored, start, pattern)
             np.testing.assert_allclose(to_cpu(y), whole[:, start:stop], rtol=1e-9, atol=1e-12)

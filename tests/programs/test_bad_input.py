@@ -322,7 +322,7 @@ def test_a_damaged_snapshot(fail, enwik8_copy):
         path = enwik8_copy / f"{name}.safetensors"
         path.write_bytes(path.read_bytes()[:-1000])
         for command in commands:
-            assert f"{path} is damaged or no snapshot" in fail(*command)
+            assert f"{path} is damaged or not a snapshot" in fail(*command)
 
 
 @pytest.mark.parametrize(
@@ -386,7 +386,7 @@ def test_commands_on_what_is_no_run(fail, tmp_path):
             assert line == f"error: {tmp_path / name} holds no run (settings.json is missing)"
     assert "no snapshot at " in fail("scratchformer", "generate", tmp_path / "nothing")
     assert "no snapshot at " in fail("scratchformer", "generate", tmp_path)
-    assert "is damaged or no snapshot" in fail("scratchformer", "generate", tmp_path / "file")
+    assert "is damaged or not a snapshot" in fail("scratchformer", "generate", tmp_path / "file")
 
 
 def test_plot_of_a_run_that_has_logged_nothing(fail, enwik8_copy):

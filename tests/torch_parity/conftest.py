@@ -1,4 +1,4 @@
-"""What it means to agree with PyTorch."""
+"""When results agree with PyTorch's."""
 
 from typing import Any, NamedTuple
 
@@ -7,7 +7,7 @@ import pytest
 
 
 class Precision(NamedTuple):
-    """A type, and the difference that two correct programs may have in it, as a share of the largest element."""
+    """A dtype, and how far two correct programs may differ in it, relative to the largest element."""
 
     dtype: Any
     tolerance: float
@@ -16,7 +16,7 @@ class Precision(NamedTuple):
         return np.random.default_rng(seed).standard_normal(shape).astype(self.dtype)
 
     def agree(self, ours: Any, theirs: Any, what: str = "") -> None:
-        """Assert that our array and PyTorch's tensor have this type, one shape, and nearly the same numbers."""
+        """Assert that our array and PyTorch's tensor have this dtype, the same shape, and nearly the same numbers."""
         theirs = theirs.detach().numpy()
         assert ours.dtype == theirs.dtype == self.dtype, what
         assert ours.shape == theirs.shape, what

@@ -1,4 +1,4 @@
-"""BERT beside the models of the library transformers: random weights, written by it and read by ours."""
+"""BERT compared with the models of the transformers library, which save random weights that we load."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ UNRELATED, LABELS = np.array([1, 0, 1]), np.array([2, 0, 3])
 
 @pytest.fixture
 def theirs(tmp_path):
-    """A function that makes a model of the library with random weights and saves it; gives it and its folder."""
+    """A function that creates and saves a model of the library with random weights; returns it and its folder."""
 
     def make(name, **options):
         sizes = dict(
@@ -45,7 +45,7 @@ def theirs(tmp_path):
 
 
 def inputs():
-    """Without token 0: the library gives the embedding of its padding no gradient, wherever it stands."""
+    """Without token 0, the padding: the library never gives its embedding a gradient."""
     draw = np.random.default_rng(0)
     return draw.integers(1, V, (B, T)), LENGTHS, draw.integers(0, 2, (B, T))
 
@@ -64,13 +64,13 @@ def agree(ours, expected, tolerance, what=""):
 
 
 def agree_on_gradients(ours, theirs):
-    """Every parameter of ours, and as many numbers in all."""
+    """For each of our parameters; and the total size is the same."""
     their_parameters = {name.removeprefix("bert."): p for name, p in theirs.named_parameters()}
     assert sum(p.numel() for p in theirs.parameters() if p.grad is not None) == ours.flat.data.size
     for name, p in ours.named_parameters().items():
         tensor = bert.stored_as(name, old=False)
         gradient = their_parameters[tensor.name].grad
-        if name.endswith("key.b"):  # 0, but for rounding: a bias of the keys adds the same to all scores of a query
+        if name.endswith("key.b"):  # 0 up to rounding: a bias of the keys adds the same to all scores of a query
             assert np.abs(p.grad).max() < 1e-5 * np.abs(ours.flat.grad).max()
         else:
             agree(p.grad, gradient.T if tensor.transposed else gradient, 1e-4, name)
@@ -105,7 +105,7 @@ def test_pretraining(theirs):
 
 
 def test_their_own_loss(theirs):
-    """With labels as the library has them, -100 where nothing is to be predicted, and 0 for a text that follows."""
+    """With the library's labels: -100 where nothing is predicted, and 0 for a text that follows."""
     model, folder = theirs("BertForPreTraining")
     places = np.array([[1, 5, 8], [0, 2, 3], [0, 4, 6]])
     labels = np.full((B, T), -100)
@@ -131,7 +131,7 @@ def test_masked_prediction_alone(theirs):
 
 
 def test_the_classifier(theirs):
-    """Log-probabilities of two texts a row; loss and gradients of single texts."""
+    """Log-probabilities for pairs of texts; loss and gradients for single texts."""
     model, folder = theirs("BertForSequenceClassification")
     ours = BertClassifier.from_pretrained(folder)
     assert ours.config["num_classes"] == K
@@ -146,7 +146,7 @@ def test_the_classifier(theirs):
 
 
 def test_a_classifier_of_pairs(theirs):
-    """Loss and gradients with segments, those of the segments' table among them."""
+    """Loss and gradients with segments, including the gradient of the segment table."""
     model, folder = theirs("BertForSequenceClassification")
     ours = BertClassifier.from_pretrained(folder, K)
     ids, lengths, segments = inputs()
@@ -161,7 +161,7 @@ def test_a_classifier_of_pairs(theirs):
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_new", "gelu_pytorch_tanh"])
 def test_other_activations(theirs, activation):
-    """In the blocks and in the head that predicts."""
+    """In the blocks and in the prediction head."""
     model, folder = theirs("BertForPreTraining", hidden_act=activation)
     y, following = BertPretraining.from_pretrained(folder)(*inputs(), PLACES)
     expected = model(**their_inputs())
@@ -171,7 +171,7 @@ def test_other_activations(theirs, activation):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_in_several_files(theirs, dtype):
-    """What was saved in half precision, and then computed in float32, as the library does when it is asked to."""
+    """Weights saved in half precision and computed with in float32, as the library does on request."""
     model, folder = theirs("BertForSequenceClassification")
     expected = model.to(dtype).float()(**their_inputs()).logits
     (folder / "model.safetensors").unlink()
@@ -200,7 +200,7 @@ def test_the_dropout_of_the_output(theirs):
 
 @pytest.mark.parametrize("name", ["BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering"])
 def test_a_head_of_another_task_is_no_classifier_of_texts(theirs, name):
-    """Its body may get a new output, and with it a pooler where it had none."""
+    """Its body can get a new output, and with it a pooler if it had none."""
     model, folder = theirs(name)
     with pytest.raises(PretrainedError, match=rf"no output for classes of texts \({name}\)"):
         BertClassifier.from_pretrained(folder)

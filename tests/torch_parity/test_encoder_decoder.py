@@ -1,4 +1,4 @@
-"""The encoder-decoder beside torch.nn.Transformer with the same weights: logits, loss, and every gradient."""
+"""The encoder-decoder compared with torch.nn.Transformer with the same weights: logits, loss, and every gradient."""
 
 import math
 
@@ -22,7 +22,7 @@ TARGETS[1, 3:] = IGNORED
 
 
 class Theirs(torch.nn.Module):
-    """torch.nn.Transformer, with one table at both inputs and the output."""
+    """torch.nn.Transformer with one table for both inputs and the output."""
 
     def __init__(self, norm, activation):
         super().__init__()
@@ -53,7 +53,7 @@ class Theirs(torch.nn.Module):
 
 
 def attention_pairs(ours, theirs):
-    """Ours, theirs as a slice of rows of a parameter, and whether it is transposed."""
+    """Our names, PyTorch's parameters as slices of rows, and whether they are transposed."""
     for i, part in enumerate((ours.query, ours.key, ours.value)):
         rows = slice(i * C, (i + 1) * C)
         yield part.w, (theirs.in_proj_weight, rows), True
@@ -111,7 +111,7 @@ def test_forward_and_backward(norm, activation, precision):
     largest = max(np.abs(p.grad).max() for p, *_ in copied)
     for p, (parameter, rows), transposed in copied:
         grad = parameter.grad[rows].numpy()
-        if np.abs(grad).max() > 1e-6 * largest:  # a key's bias has no gradient but rounding
+        if np.abs(grad).max() > 1e-6 * largest:  # the gradient of a key bias is only rounding
             precision.agree(p.grad.T if transposed else p.grad, parameter.grad[rows], names[id(p)])
         else:
             assert np.abs(p.grad).max() <= 1e-5 * largest, names[id(p)]

@@ -1,4 +1,4 @@
-"""GPT-2 beside that of the library transformers: random weights, saved in its format and loaded by ours."""
+"""GPT-2 compared with the transformers library, which saves random weights that we load."""
 
 import json
 
@@ -24,14 +24,14 @@ IDS = DRAW.integers(0, V, (B, T + 1))
 
 @pytest.fixture(scope="module", params=SIZES)
 def saved(request, tmp_path_factory):
-    """transformers' model without dropout, and the folder that it saved itself in."""
+    """The library's model without dropout, and the folder where it is saved."""
     torch.manual_seed(0)
     config = transformers.GPT2Config(
         vocab_size=V, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0, bos_token_id=0, eos_token_id=None, pad_token_id=0,
         **SIZES[request.param],
     )  # fmt: skip
     theirs = transformers.GPT2LMHeadModel(config).eval()
-    for p in theirs.parameters():  # all of them, biases and norms too, and large enough for each part to matter
+    for p in theirs.parameters():  # including biases and norms, and large enough for each part to matter
         p.data += 0.1 * torch.randn_like(p)
     folder = tmp_path_factory.mktemp(request.param)
     theirs.save_pretrained(folder)
@@ -67,7 +67,7 @@ def test_loss_and_gradients_of_every_parameter(saved, dtype):
         tensor = stored_as(name, ours.config["d_model"])
         grad = parameters[tensor.name][..., tensor.columns]
         seen.add(tensor.name)
-        # The bias of a key shifts all scores of a query alike: its gradient is zero but for rounding.
+        # The bias of a key shifts all scores of a query equally: its gradient is zero up to rounding.
         size = np.linalg.norm(parameters[tensor.name])
         assert np.linalg.norm(p.grad - grad) <= tolerance * size, name
     assert seen == parameters.keys()
@@ -86,7 +86,7 @@ def test_greedy_generation_is_the_same(saved):
 
 
 def test_names_with_and_without_the_prefix_and_old_buffers(saved, tmp_path):
-    """The published files have no prefix, and a mask and a number beside each layer's weights."""
+    """The published files have no prefix, and two buffers beside each layer's weights."""
     from safetensors.numpy import load_file, save_file
 
     _, folder = saved
@@ -128,7 +128,7 @@ FORMS = {
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("form", FORMS)
 def test_other_forms_of_the_weights(tied, form, tmp_path):
-    """Half precision, several files, and an output that is not the tokens' table."""
+    """Half precision, several files, and an output that is not tied to the token table."""
     dtype, saving = FORMS[form]
     torch.manual_seed(0)
     kept = dict(vocab_size=V, tie_word_embeddings=tied, bos_token_id=0, eos_token_id=None)

@@ -1,4 +1,4 @@
-"""Layers beside PyTorch's, with the same weights: outputs, and the gradients of inputs and weights."""
+"""Layers compared with PyTorch's, with the same weights: outputs, and the gradients of inputs and weights."""
 
 import numpy as np
 import pytest
@@ -10,12 +10,12 @@ torch = pytest.importorskip("torch")
 
 B, T, S, C, H, F = 3, 5, 7, 6, 2, 11
 LENGTHS = np.array([2, T, 3])
-PADDED = torch.from_numpy(np.arange(T) >= LENGTHS[:, None])  # (B, T), as PyTorch has it: true in the padding
-FUTURE = torch.ones(T, T, dtype=torch.bool).triu(1)  # true where a query must not look
+PADDED = torch.from_numpy(np.arange(T) >= LENGTHS[:, None])  # (B, T), PyTorch's convention: true in the padding
+FUTURE = torch.ones(T, T, dtype=torch.bool).triu(1)  # true where a query may not see the key
 
 
 def pairs_of_attention(ours, theirs, of):
-    """Our names, and the part of PyTorch's parameter that belongs to each, turned to our shape; `of` takes the part."""
+    """Our names, and for each the part of PyTorch's parameter in our shape; `of` selects the part."""
     for i, part in enumerate((ours.query, ours.key, ours.value)):
         rows = slice(i * C, (i + 1) * C)
         yield part.w, of(theirs.in_proj_weight)[rows].T
@@ -42,7 +42,7 @@ def pairs_of_block(ours, theirs, of):
 
 
 def with_equal_weights(ours, theirs, pairs, precision):
-    """Both in one type, with random weights (norms and biases too) that are the same."""
+    """Both layers in one dtype, with the same random weights, including norms and biases."""
     ours.to(dtype=precision.dtype)
     theirs.to(getattr(torch, np.dtype(precision.dtype).name))
     for i, parameter in enumerate(theirs.parameters()):
@@ -58,7 +58,7 @@ def agree_on_gradients(ours, theirs, pairs, precision):
     names = {id(p): name for name, p in ours.named_parameters().items()}
     for param, gradient in pairs(ours, theirs, lambda p: p.grad):
         if names[id(param)].endswith("key.b"):
-            # It is 0: a bias of the keys adds the same to all scores of a query. What is left is rounding.
+            # It is 0 up to rounding: a bias of the keys adds the same to all scores of a query.
             assert np.abs(param.grad).max() < 1e3 * np.finfo(precision.dtype).eps
         else:
             precision.agree(param.grad, gradient, names[id(param)])

@@ -1,4 +1,4 @@
-"""Both models beside the tutorial's, written in PyTorch: one step, and twenty steps of training."""
+"""Both models compared with the tutorial's in PyTorch: one step, and twenty steps of training."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ MAX_NORM = 0.5
 
 
 def adamw(parameters, lr, weight_decay, head=None):
-    """PyTorch's AdamW, decaying what has two axes; `head`: settings of the last layer's weight and bias."""
+    """PyTorch's AdamW, with decay for arrays with two axes; `head`: settings for the last layer's weight and bias."""
     parameters = list(parameters)
     body, last = (parameters[:-2], parameters[-2:]) if head else (parameters, [])
     groups = [
@@ -46,7 +46,7 @@ OPTIMIZERS = {
 
 
 class SelfAttention(torch.nn.Module):
-    """As in the tutorial: queries and keys are each divided by the fourth root of the head's width."""
+    """As in the tutorial: queries and keys are both divided by the fourth root of the head width."""
 
     def __init__(self):
         super().__init__()
@@ -85,7 +85,7 @@ class Block(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """The language model; with lengths given, the classifier that averages over each text's true length."""
+    """The language model or, given lengths, the classifier, which averages over each text without its padding."""
 
     def __init__(self, outputs, norm):
         super().__init__()
@@ -116,7 +116,7 @@ def as_in_torch(name):
 
 
 def pairs(ours, theirs):
-    """Each of our parameters by name, and PyTorch's."""
+    """Each of our parameters by name, with PyTorch's."""
     their_parameters = dict(theirs.named_parameters())
     assert len(their_parameters) == len(ours.parameters())
     for name, param in ours.named_parameters().items():
@@ -154,7 +154,7 @@ def loss_of(theirs, batch):
 
 
 def clip(theirs, max_norm):
-    """PyTorch's clipping, but exactly to `max_norm`: it adds 1e-6 to the norm that it divides by."""
+    """PyTorch's clipping, but exactly to `max_norm`, without its 1e-6 in the denominator."""
     norm = torch.nn.utils.get_total_norm([p.grad for p in theirs.parameters()])
     return torch.nn.utils.clip_grad_norm_(theirs.parameters(), max_norm * float((norm + 1e-6) / norm)).item()
 

@@ -1,4 +1,4 @@
-"""Every operation and its backward beside PyTorch's."""
+"""Every operation and its backward compared with PyTorch's."""
 
 import numpy as np
 import pytest
@@ -18,11 +18,11 @@ KEEP = torch.from_numpy(ops.dropout(np.ones((B, T, C)), 0.25, Key(1))[0] > 0)
 CAUSAL = torch.ones(T, S, dtype=torch.bool).tril(S - T)
 
 
-BEFORE = torch.arange(T)[:, None] - torch.arange(T)  # (T, T): how far before the query a key stands
+BEFORE = torch.arange(T)[:, None] - torch.arange(T)  # (T, T): how far the key is before the query
 
 
 def same_or_end(size):
-    """(T, T): true where a key stands in the query's block, or at the end of its own."""
+    """(T, T): true where a key is in the query's block, or at the end of its own."""
     block = torch.arange(T) // size
     return (block[:, None] == block) | (torch.arange(T) % size == size - 1)
 
@@ -49,13 +49,13 @@ def rotary(start, base):
 
 
 def relative_shift(x):
-    """Pair after pair: the number at the distance of key s from query t."""
+    """In a loop over pairs: the number at the distance of key s from query t."""
     rows = [torch.stack([x[..., t, S - 1 - (t + S - T - s)] for s in range(S)], -1) for t in range(T)]
     return torch.stack(rows, -2)
 
 
 def relative_attention(mask=None):
-    """The paper's four terms, for one pair of a query and a key after the other."""
+    """The paper's four terms, in a loop over pairs of a query and a key."""
 
     def attend(q, k, v, r, u, w):
         z = q.new_full((B, H, T, S), -torch.inf)
@@ -73,7 +73,7 @@ def relative_attention(mask=None):
 
 RELATIVE = [(B, H, T, D), (B, H, S, D), (B, H, S, D), (H, S + T - 1, D), (H, D), (H, D)]
 
-# Of each case: our operation, PyTorch's function of the same arrays, their shapes, and what else ours takes.
+# For each case: our operation, PyTorch's function of the same arrays, their shapes, and our other arguments.
 CASES = {
     "linear": (ops.linear, lambda x, w, b: F.linear(x, w.T, b), [(B, T, C), (C, V), (V,)], {}),
     "linear, no bias": (ops.linear, lambda x, w: F.linear(x, w.T), [(B, T, C), (C, V)], {}),

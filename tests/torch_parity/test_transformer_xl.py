@@ -1,4 +1,4 @@
-"""Transformer-XL beside the same in PyTorch, with the shift as its authors have it: pad, reshape, cut."""
+"""Transformer-XL compared with the same model in PyTorch, with its authors' shift: pad, reshape, cut."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ D = C // H
 
 
 class Attention(torch.nn.Module):
-    """Of a segment to the memory and itself. The score of a distance below 0 is some other number, and masked."""
+    """Of a segment to the memory and itself. Scores of distances below 0 are wrong, but masked."""
 
     def __init__(self):
         super().__init__()
@@ -74,7 +74,7 @@ class Model(torch.nn.Module):
 
 
 def pairs(ours, theirs):
-    """Each of our parameters by name, PyTorch's, and whether it is transposed there."""
+    """Each of our parameters by name, with PyTorch's, and whether it is transposed there."""
     parameters = dict(theirs.named_parameters())
     names = ours.named_parameters()
     assert len(names) == len(parameters)
@@ -85,7 +85,7 @@ def pairs(ours, theirs):
 
 
 def make(norm, precision):
-    """Our model and PyTorch's, with our initial weights, and biases that are not zero."""
+    """Our model and PyTorch's, with our initial weights and with biases that are not zero."""
     ours, theirs = TransformerXL(V, C, H, DEPTH, T, M, norm=norm, key=Key(1)), Model(norm)
     ours.to(dtype=precision.dtype)
     theirs.to(getattr(torch, np.dtype(precision.dtype).name))
@@ -98,7 +98,7 @@ def make(norm, precision):
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_text_in_order(norm, precision):
-    """Of four segments, so that the memory is empty, not yet full, and full: losses, gradients, and Adam as it goes."""
+    """Four segments, so that the memory is empty, partly full and full: losses, gradients, and steps of Adam."""
     ours, theirs = make(norm, precision)
     adam, their_adam = Adam(ours.parameters(), 1e-2), torch.optim.Adam(theirs.parameters(), 1e-2)
     text = np.random.default_rng(0).integers(0, V, (B, 4 * T + 1))
@@ -119,6 +119,6 @@ def test_a_text_in_order(norm, precision):
         precision.agree(memory, torch.stack(their_memory, dim=1), "memory")
         for name, param, parameter, transposed in pairs(ours, theirs):
             precision.agree(param.grad.T if transposed else param.grad, parameter.grad, name)
-        if precision.dtype == np.float64:  # in float32 the next losses would differ by what Adam makes of rounding
+        if precision.dtype == np.float64:  # in float32, Adam would amplify rounding, and the next losses would differ
             adam.step()
             their_adam.step()

@@ -161,5 +161,5 @@ def test_a_batch_smaller_than_the_micro_batch(make_model, make_batches):
 
 def test_a_device_is_refused(make_model, make_batches):
     model, batch = make_model("LanguageModel", STRICT), make_batches("LanguageModel").batch(0)
-    with pytest.raises(ValueError, match="estimate: what is estimated is the memory of a run on a CPU"):
+    with pytest.raises(ValueError, match="estimate: expected a model on a CPU"):
         estimate(Replicas(model, 1), batch)

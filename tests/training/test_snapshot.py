@@ -95,7 +95,7 @@ def test_a_snapshot_cut_anywhere_is_refused(saved, tmp_path):
     lengths |= {int(i) for i in Key(0).generator().integers(0, len(whole), 150)}
     for length in sorted(lengths):
         path.write_bytes(whole[:length])
-        with pytest.raises(SnapshotError, match=r"cut\.safetensors is damaged or no snapshot: [^\n]+$"):
+        with pytest.raises(SnapshotError, match=r"cut\.safetensors is damaged or not a snapshot: [^\n]+$"):
             load_model(path)
 
 
@@ -120,7 +120,7 @@ def test_garbage_is_refused(tmp_path, size):
     path = tmp_path / "garbage.safetensors"
     for content in (Key(size).generator().bytes(size), b"\0" * size, b"{" * size):
         path.write_bytes(content)
-        with pytest.raises(SnapshotError, match="damaged or no snapshot"):
+        with pytest.raises(SnapshotError, match="damaged or not a snapshot"):
             load_snapshot(path)
 
 
@@ -182,15 +182,15 @@ def test_altered_tensors_are_refused(saved, alter):
     tensors, _ = read(path)
     alter(tensors)
     save_file(tensors, path, header)
-    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or no snapshot: the checksum is another"):
+    with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or not a snapshot: the checksum does not"):
         load_model(path)
 
 
 @pytest.mark.parametrize(
     ("name", "array", "message"),
     [
-        ("model.output.w", np.zeros((12, 3), np.int32), "model.output.w is int32, no floating-point numbers"),
-        ("model.output.w", np.zeros((12, 3), bool), "model.output.w is bool, no floating-point numbers"),
+        ("model.output.w", np.zeros((12, 3), np.int32), "model.output.w is int32, not floating-point"),
+        ("model.output.w", np.zeros((12, 3), bool), "model.output.w is bool, not floating-point"),
         ("model.output.w", np.zeros((12, 3)), "weights of several types: float32, float64"),
         ("model.output.w", np.full((12, 3), np.inf, np.float32), "model.output.w is not finite"),
         ("optimizer.v", np.full(5, np.nan, np.float32), "optimizer.v is not finite"),
@@ -200,14 +200,14 @@ def test_tensors_of_another_type_are_refused_even_with_their_checksum(saved, nam
     path = saved[2]
     tensors, header = read(path)
     write(path, tensors | {name: array}, header)
-    with pytest.raises(SnapshotError, match=rf"last\.safetensors is damaged or no snapshot: {message}"):
+    with pytest.raises(SnapshotError, match=rf"last\.safetensors is damaged or not a snapshot: {message}"):
         load_model(path)
 
 
 def test_a_file_with_trailing_bytes_is_refused(saved):
     path = saved[2]
     path.write_bytes(path.read_bytes() + b"\0")
-    with pytest.raises(SnapshotError, match="is damaged or no snapshot"):
+    with pytest.raises(SnapshotError, match="is damaged or not a snapshot"):
         load_snapshot(path)
 
 
@@ -217,7 +217,7 @@ def test_a_header_with_other_text_is_refused(saved):
     digest = checksum(header, tensors)
     for changed in header | {"state": header["state"].replace("7", "8")}, header | {"more": ""}:
         save_file(tensors, path, changed | {"sha256": digest})
-        with pytest.raises(SnapshotError, match="the checksum is another"):
+        with pytest.raises(SnapshotError, match="the checksum does not match"):
             load_snapshot(path)
 
 
@@ -232,7 +232,7 @@ def test_a_snapshot_of_an_earlier_version_is_loaded_with_a_warning(saved):
     with pytest.raises(SnapshotError, match="was made by an earlier version: it has no checksum"):
         load_snapshot(path)
     save_file(tensors, path, header | {"format": "scratchformer snapshot 2"})
-    with pytest.raises(SnapshotError, match="is damaged or no snapshot"):
+    with pytest.raises(SnapshotError, match="is damaged or not a snapshot"):
         load_model(path)
 
 
@@ -278,7 +278,7 @@ def test_a_model_is_loaded_in_its_own_precision(tmp_path, make_model, dtype):
 
 def test_a_snapshot_of_another_precision_does_not_fit(tmp_path, make_model):
     save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dtype=np.float64))
-    with pytest.raises(SnapshotError, match=r"does not fit: body.* is float64 in it, float32 in the model"):
+    with pytest.raises(SnapshotError, match=r"does not fit: body.* is float64 in the snapshot, float32 in the model"):
         restore(load_snapshot(tmp_path), make_model("LanguageModel"))
 
 
@@ -340,7 +340,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
 
     with pytest.warns(UserWarning, match="nowhere; put Local at the top of a module$"):
         save_snapshot(tmp_path / "last.safetensors", Local((2,)))
-    message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class made inside a function is not found again"
+    message = r"last\.safetensors: unknown model '.*<locals>\.Local': a class defined inside a function cannot be found"
     with pytest.raises(SnapshotError, match=message):
         load_model(tmp_path / "last.safetensors")
     model = Local((2,))
@@ -352,11 +352,11 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("os:system", "unknown model 'os:system': it is no Layer"),
-        (f"{__name__}:NoLayer", "NoLayer': it is no Layer"),
+        ("os:system", "unknown model 'os:system': it is not a Layer"),
+        (f"{__name__}:NoLayer", "NoLayer': it is not a Layer"),
         (f"{__name__}:Scale.config", "its model Scale.config is a class of the module .*test_snapshot, which cannot"),
         ("no_such_module:Model", "its model Model is a class of the module no_such_module, which cannot be imported"),
-        (f"{__name__}:Missing", "its model Missing is a class of the module .*or has none"),
+        (f"{__name__}:Missing", "its model Missing is a class of the module .*does not define it"),
         ("__main__:Missing", "was defined in the program that trained it: define or import Missing in this one"),
         (".snapshot:Scale", "unknown model '.snapshot:Scale'"),
         ("os:path.join('a')", "unknown model"),
@@ -434,8 +434,8 @@ GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=
         ({"model": json.dumps(GOOD), "state": "3"}, "damaged"),
         ({"model": json.dumps({"class": "LanguageModel"}), "state": "{}"}, "damaged"),
         ({"model": json.dumps(GOOD | {"class": "Perceptron"}), "state": "{}"}, "unknown model 'Perceptron'"),
-        ({"model": json.dumps(GOOD | {"config": {"width": 3}}), "state": "{}"}, "makes no such LanguageModel"),
-        ({"model": json.dumps(GOOD | {"config": GOOD["config"] | {"heads": 7}}), "state": "{}"}, "makes no such"),
+        ({"model": json.dumps(GOOD | {"config": {"width": 3}}), "state": "{}"}, "cannot create this LanguageModel"),
+        ({"model": json.dumps(GOOD | {"config": GOOD["config"] | {"heads": 7}}), "state": "{}"}, "cannot create this"),
         ({"model": json.dumps(GOOD), "state": "{}"}, "does not fit.*missing: body"),
     ],
 )
@@ -602,6 +602,6 @@ def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_mo
 
 def test_a_model_with_a_users_layer_among_its_options_cannot_be_saved(tmp_path):
     model = LanguageModel(16, 8, 2, 1, 8, positions=GridPositions(8, 8, 4, 0.1))
-    with pytest.raises(SnapshotError, match="a LanguageModel made with this: an argument is a GridPositions"):
+    with pytest.raises(SnapshotError, match="a LanguageModel with these arguments: an argument is a GridPositions"):
         save_snapshot(tmp_path / "model.safetensors", model)
     assert not list(tmp_path.iterdir())

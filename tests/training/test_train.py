@@ -446,7 +446,7 @@ def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
         (
             {"width": np.float32(3)},
             {},
-            "cannot save a LanguageModel made with this: Object of type float32 is not",
+            "cannot save a LanguageModel with these arguments: Object of type float32 is not",
         ),
         ({"width": 3}, {"data": b"x"}, "cannot save this state of a run: Object of type bytes is not JSON"),
     ],
