@@ -419,6 +419,18 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "EmbeddingSum, positions, norm, scale": lambda d: _embedding_sum(
         d, positions=nn.PositionEmbedding(d.T + 1, d.C), norm=nn.LayerNorm(d.C), scale=3.0
     ),
+    "Block of other parts": lambda d: LayerCase(
+        nn.Block(
+            nn.RotarySelfAttention(d.C, d.H, head_width=4, key=Key(d.seed)),
+            nn.SwiGLU(d.C, d.F, key=Key(d.seed, 1)),
+            nn.RMSNorm(d.C),
+            nn.LayerNorm(d.C),
+            norm="pre",
+            dropout=0.3,
+        ),
+        (d("B T C"),),
+        {"key": d.key, "pattern": ops.Padding(d.lengths())},
+    ),
     "Recompute": lambda d: LayerCase(
         nn.Recompute(nn.TransformerBlock(d.C, d.H, dropout=0.3)), (d("B T C"),), {"key": d.key}
     ),

@@ -196,7 +196,10 @@ def test_inputs_that_are_no_floating_point_arrays(name):
     """Integers and lists are refused by the name of the input; a layer does not turn them into other numbers."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
-    names = [n.replace("ids", "units") for n in inspect.signature(layer.forward).parameters]
+    forward = layer.logits if isinstance(layer, models.Classifier) else layer.forward
+    names = [n.replace("ids", "units") for n in inspect.signature(forward).parameters]
+    if type(layer) in (nn.Stack, nn.EmbeddingSum):
+        names = ["x", "memory"]  # as the parts call their inputs
     for i, x in enumerate(case.inputs):
         if is_floating(x):
             for wrong, found in ((np.ones(x.shape, np.int64), "int64"), (x.tolist(), "list")):
