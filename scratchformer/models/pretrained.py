@@ -24,6 +24,8 @@ from ..nn import Layer, Param
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
+# What our parameters are called in a file.
+LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 
 
 class PretrainedError(ValueError):
@@ -40,18 +42,20 @@ class Tensor(NamedTuple):
 
 def read_config(
     folder: Path | str,
-    model_type: str,
+    model_type: str | tuple[str, ...],
     names: Collection[str] = (),
     computed: Mapping[str, tuple] = {},
     fractions: Collection[str] = (),
     optional: Collection[str] = (),
+    architectures: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """config.json of a Hugging Face folder, of a model of `model_type` ("gpt2", "bert").
+    """config.json of a Hugging Face folder, of a model of `model_type` ("gpt2", "bert"), or of one of several types.
 
     names: the settings that must be in it. They are whole numbers of at least 1, but for the `fractions`: numbers of at
     least 0, which are checked if they are there. optional: settings that may be missing or null; if given, they are
     checked in the same way. computed: settings, and the values of each for which the model computes what is computed
-    here; a setting that is missing has the first. Raises PretrainedError if the file is missing or damaged, of another
+    here; a setting that is missing has the first. architectures: the library's classes of which the folder may be, all
+    if not given; it may also name none. Raises PretrainedError if the file is missing or damaged, of another
     model, or of one that computes something else.
     """
     path = Path(folder) / "config.json"
@@ -61,8 +65,13 @@ def read_config(
         raise PretrainedError(f"{path}: {error.strerror or error}") from error
     except (ValueError, TypeError) as error:
         raise PretrainedError(f"{path} is damaged: {error}") from error
-    if config.get("model_type") != model_type:
-        raise PretrainedError(f"{path}: expected model_type {model_type!r}, got {config.get('model_type')!r}")
+    types = (model_type,) if isinstance(model_type, str) else model_type
+    if config.get("model_type") not in types:
+        expected = " or ".join(map(repr, types))
+        raise PretrainedError(f"{path}: expected model_type {expected}, got {config.get('model_type')!r}")
+    kinds = config.get("architectures") or []
+    if architectures is not None and not (isinstance(kinds, list) and all(kind in architectures for kind in kinds)):
+        raise PretrainedError(f"{path}: architectures: expected one of {', '.join(architectures)}, got {kinds!r}")
     if missing := [name for name in names if name not in config]:
         raise PretrainedError(f"{path}: {', '.join(missing)} missing")
     for name in dict.fromkeys([*names, *fractions, *optional]):
@@ -130,6 +139,18 @@ def load_weights(
         for name, tensor in tensors.items():
             source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
+
+
+def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mapping[str, str] = LEAVES) -> str:
+    """What the parameter called `name` is called in a file.
+
+    layers: for the path of each layer of ours its path in the file; layers of a block come without the block. blocks:
+    the path of the list of blocks in the file. leaves: the names of the parameters themselves.
+    """
+    path, _, leaf = name.removeprefix("body.").rpartition(".")
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
+    path = f"{blocks}.{block[1]}.{layers[block[2]]}" if block else layers[path]
+    return f"{path}.{leaves[leaf]}"
 
 
 def tensor_names(folder: Path | str, prefix: str = "") -> dict[str, tuple[int, ...]]:
