@@ -127,13 +127,19 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
     *_, T, D = x.shape
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
-    items = None if scaling is None else tuple(scaling.items())
-    return _tables(T, D, start, base, items, np.float32 if x.dtype.itemsize <= 4 else np.float64)
+    return rotary_tables(T, D, start, base, scaling, np.float32 if x.dtype.itemsize <= 4 else np.float64)
+
+
+def rotary_tables(
+    T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines (T, D/2) of `rotary`, which are computed once: read-only, since they are shared."""
+    return _tables(T, D, start, base, None if scaling is None else tuple(scaling.items()), dtype)
 
 
 @functools.lru_cache(maxsize=8)
 def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, ...]:
-    """The cosines and sines (T, D/2), read-only since they are shared. items: of the scaling."""
+    """As `rotary_tables`. items: of the scaling."""
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
     tables = tuple(f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))

@@ -82,16 +82,16 @@ def test_it_computes_what_the_library_computes(seed, tmp_path):
     family, settings, T, dtype, size = configuration(seed)
     Config, Model = FAMILIES[family]
     torch.manual_seed(seed)
-    theirs = Model._from_config(Config(**settings), attn_implementation="eager").eval()
+    theirs = Model(Config(**settings))
     for p in theirs.parameters():  # all of them, biases and norms too, and large enough for each part to matter
         p.data += 0.2 * torch.randn_like(p)
     theirs.to(dtype).save_pretrained(tmp_path, max_shard_size=size)
-    theirs.float()
     if "rope_theta" in settings:  # as folders of older versions have it
         path = tmp_path / "config.json"
         config = json.loads(path.read_text())
         del config["rope_parameters"]
         path.write_text(json.dumps(config | {n: settings[n] for n in ("rope_theta", "rope_scaling")}))
+    theirs = Model.from_pretrained(tmp_path, dtype=torch.float32, attn_implementation="eager")
     ours = Llama.from_pretrained(tmp_path)
     assert {p.data.dtype for p in ours.parameters()} == {np.dtype(np.float32)}
 
@@ -103,7 +103,7 @@ def test_it_computes_what_the_library_computes(seed, tmp_path):
     expected.backward()
     loss, cache = ours.loss(ids[:, :-1], ids[:, 1:])
     ours.loss_backward(1.0, cache)
-    np.testing.assert_allclose(cache[0].output and ours(ids[:, :-1]), logits.detach().numpy(), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(ours(ids[:, :-1]), logits.detach().numpy(), rtol=0, atol=1e-5)
     assert float(loss) == pytest.approx(expected.item(), rel=1e-5)
     parameters = {name.removeprefix("model."): p.grad.numpy() for name, p in theirs.named_parameters()}
     largest = max(np.linalg.norm(grad) for grad in parameters.values())
@@ -112,13 +112,14 @@ def test_it_computes_what_the_library_computes(seed, tmp_path):
         stored = stored_as(name)
         seen.add(stored.name)
         grad = parameters[stored.name].T if stored.transposed else parameters[stored.name]
-        size = max(np.linalg.norm(grad), 1e-3 * largest)  # some are zero but for rounding
-        assert np.linalg.norm(p.grad - grad) <= 1e-4 * size, name
+        rounding = 1e-6 * largest  # some gradients are zero, such as that of a query that sees one key
+        assert np.linalg.norm(p.grad - grad) <= 1e-4 * np.linalg.norm(grad) + rounding, name
     assert seen == parameters.keys()
 
     count = ours.context - 2
     found = np.stack(list(generate(ours, ids[:, :2], count, temperature=0)), axis=1)
     options = dict(max_new_tokens=count, do_sample=False, attention_mask=torch.ones(2, 2, dtype=torch.long))
+    options["use_cache"] = settings.get("sliding_window") != 1  # their cache would keep all keys
     expected = theirs.generate(torch.from_numpy(ids[:, :2]), pad_token_id=0, **options)[:, 2:].numpy()
     np.testing.assert_array_equal(found, expected)
 
