@@ -161,9 +161,7 @@ def visible(layer: Attention, keys: np.ndarray, pattern: Pattern | None, S: int)
     return found if G == H else [(slice(0, G), found[0][1])]
 
 
-def attend(
-    x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: list[tuple[slice, Keys]]
-) -> np.ndarray:
+def attend(x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: list[tuple[slice, Keys]]) -> np.ndarray:
     """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`.
 
     The K query heads that share one of the G heads of keys and values are read together, as rows of one matrix.

@@ -13,8 +13,8 @@ from ..ops.positions import BASE
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .llama_weights import llama_config, stored_as
-from .pretrained import load_weights, making
+from .llama_weights import llama_config, load_llama
+from .pretrained import making
 
 EPS = 1e-6
 
@@ -45,18 +45,10 @@ class LlamaBlock(Block):
         key: Key = Key(0),
     ) -> None:
         d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
-        biases = dict(bias=bias, output_bias=output_bias)
-        angles = dict(base=base, scaling=scaling)
-        super().__init__(
-            RotarySelfAttention(
-                d_model, heads, kv_heads, head_width, window=window, key=key.fold("attention"), **angles, **biases
-            ),
-            SwiGLU(d_model, d_ff, feedforward_bias, key.fold("feedforward")),
-            RMSNorm(d_model, eps),
-            RMSNorm(d_model, eps),
-            "pre",
-            dropout,
-        )
+        options = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
+        attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=key.fold("attention"))
+        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, key.fold("feedforward"))
+        super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
 
 
 class Llama(LanguageModel):
@@ -113,11 +105,7 @@ class Llama(LanguageModel):
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: os.PathLike[str] | str,
-        context: int | None = None,
-        dropout: float = 0.0,
-        recompute: bool = False,
+        cls, folder: os.PathLike[str] | str, context: int | None = None, dropout: float = 0.0, recompute: bool = False
     ) -> Llama:
         """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
         several, as float32.
@@ -136,7 +124,5 @@ class Llama(LanguageModel):
             sizes["context"] = context
         with making(folder):
             model = cls(**sizes, dropout=dropout, recompute=recompute, key=Zeros())
-        tensors = {name: stored_as(name) for name in model.named_parameters()}
-        buffers = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files
-        load_weights(model, folder, tensors, buffers, "model.", {"lm_head.weight": "embed_tokens.weight"})
+        load_llama(model, folder)
         return model

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..nn import Layer
 from ..ops.checks import expect_number
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
-from .pretrained import PretrainedError, Tensor, read_config, stored_name
+from .pretrained import PretrainedError, Tensor, load_weights, read_config, stored_name
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -54,6 +55,8 @@ LAYERS = {
     "final_norm": "norm",
     "output": "lm_head",
 }
+BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files, beside the weights
+TIED = {"lm_head.weight": "embed_tokens.weight"}
 
 
 def llama_config(folder: Path | str) -> dict[str, Any]:
@@ -92,12 +95,9 @@ def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[
     found = config.get(name) or {}
     if not isinstance(found, dict):
         raise PretrainedError(f"{path}: {name}: expected settings by name, got {found!r}")
-    bases = {source["rope_theta"] for source in (found, config) if isinstance(source.get("rope_theta"), int | float)}
-    if len(bases) > 1:
-        raise PretrainedError(
-            f"{path}: rope_theta: expected that of {name}, {found['rope_theta']}, got another beside it"
-        )
-    base = found.get("rope_theta", config.get("rope_theta", BASE))
+    beside = config.get("rope_theta", found.get("rope_theta", BASE))
+    if (base := found.get("rope_theta", beside)) != beside:
+        raise PretrainedError(f"{path}: rope_theta: expected that of {name}, {base!r}, got {beside!r}")
     kind = found.get("rope_type", found.get("type", "default"))
     scaling = {"rope_type": kind} | {n: x for n, x in found.items() if n not in ("rope_theta", "rope_type", "type")}
     try:
@@ -125,6 +125,12 @@ def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
             f"{path}: max_window_layers: expected 0 or at least {depth}, for one kind of attention, got {first}"
         )
     return window if all(windowed) else None
+
+
+def load_llama(model: Layer, folder: Path | str) -> None:
+    """Copy the weights of a folder into `model`."""
+    tensors = {name: stored_as(name) for name in model.named_parameters()}
+    load_weights(model, folder, tensors, BUFFERS, "model.", TIED)
 
 
 def stored_as(name: str) -> Tensor:

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from scratchformer import ops
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
+from scratchformer.models import Bert, BertClassifier, BertPretraining, bert_weights
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
@@ -412,14 +412,14 @@ def test_inputs_that_do_not_fit(device):
 
 def write_folder(folder, model, old=False, **changes):
     """`model` as a Hugging Face folder would have it."""
-    config = {theirs: model.config.get(ours) for theirs, ours in bert.SETTINGS.items()}
+    config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.SETTINGS.items()}
     config |= {"model_type": "bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
     config |= {"intermediate_size": 4 * C, "hidden_act": "gelu", "position_embedding_type": "absolute", **changes}
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     tensors = {}
     for name, p in model.named_parameters().items():
-        tensor = bert.stored_as(name, old)
+        tensor = bert_weights.stored_as(name, old)
         prefix = "" if tensor.name.startswith(("cls", "classifier")) else "bert."
         tensors[prefix + tensor.name] = np.ascontiguousarray(p.data.T if tensor.transposed else p.data)
     save_file(tensors, folder / "model.safetensors")
