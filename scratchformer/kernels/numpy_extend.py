@@ -1,13 +1,13 @@
-"""One new token through a block on NumPy: the reference's arithmetic in few calls, since here Python is half the time.
+"""One new token through a block on NumPy: the reference's arithmetic in fewer calls, as Python takes half the time.
 
-For a token a product with a weight matrix is a product with a vector: it takes as long as reading the matrix, some
-tens of microseconds, and checks, caches for backward and reshaping would take as long again. So all of the block
-stands here, on arrays (B, C), or (C,) for one sequence, with intermediate results changed in place. Matrices too large
-for the caches, as GPT-2's, are read by several cores at once.
+For a single token each weight matrix is multiplied by a vector. That takes as long as reading the matrix, some tens of
+microseconds; checks, caches for backward and reshaping would take as long again. So the whole block is computed here,
+on arrays (B, C), or (C,) for one sequence, and intermediate results are changed in place. Matrices too large for the
+processor's caches, such as those of GPT-2, are read by several cores at once.
 
-With a pattern only the keys that the token may see are read. With relative positions the vectors r_δ = P_δ W of the
-distances are not made again for every token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one
-query instead of all distances.
+With a pattern or a window, only the keys that the token may see are read. With rotary positions, the angles come from
+one table for all tokens. With relative positions, the vectors r_δ = P_δ W of the distances are not recomputed for every
+token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one query instead of all distances.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import functools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import numpy as np
 
@@ -41,17 +42,18 @@ from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
 
 CORES = cores()
-Attention = SelfAttention | RelativeSelfAttention | RotarySelfAttention
-ATTENTION = (SelfAttention, RelativeSelfAttention, RotarySelfAttention)  # the layers known here
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
+
+Attention = SelfAttention | RelativeSelfAttention | RotarySelfAttention
+Keys = slice | np.ndarray  # some of the stored ones
 
 plain = extend_block.reference
 
 
 @extend_block.twin(np.ndarray)
 def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As `nn.block.extend_block`, to which other layers than those known here are left, several new tokens, and a
-    pattern that differs between sequences.
+    """As `nn.block.extend_block`, which does the rest: layers not known here, several new tokens, and patterns that
+    differ between sequences.
     """
     first, second = block.branches()
     known = type(first.branch) in ATTENTION and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
@@ -89,9 +91,9 @@ def output_row(x: np.ndarray, output: Linear | TiedOutput) -> np.ndarray:
 
 
 def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x w. For one row, (I,), the parts of a large w that lie together in memory are shared out over the cores.
+    """x w. For one row, (I,), a large w is divided among the cores, in parts that are contiguous in memory.
 
-    They are rows of w, of whose products y is the sum, or for a transposed table its columns, each with its part of y.
+    These are rows of w, whose products add up to y; or columns, if w is a transposed table, each giving a part of y.
     """
     parts = min(CORES, w.size // PART) if x.ndim == 1 else 1
     if parts < 2:
@@ -135,13 +137,10 @@ def rms_normalise(x: np.ndarray, norm: RMSNorm) -> np.ndarray:
     return y
 
 
-Keys = slice | np.ndarray
-
-
 def visible(layer: Attention, keys: np.ndarray, pattern: Pattern | None, S: int) -> list[tuple[slice, Keys]] | None:
-    """Groups of heads, each with the keys that a query at the last of S places may see; None where sequences differ.
+    """Groups of key heads, each with the keys that a query at the last of S places may see.
 
-    The heads are those of keys. None, too, where query heads that share a key head have a pattern each.
+    None if sequences differ, or if query heads that share a key head do.
     """
     G, start = keys.shape[1], 0
     if type(layer) is RotarySelfAttention:
@@ -227,4 +226,5 @@ def gated(x: np.ndarray, layer: SwiGLU) -> np.ndarray:
 
 
 # The layers known here; those of ROW treat every position by itself.
+ATTENTION = get_args(Attention)
 ROW = {LayerNorm: normalise, RMSNorm: rms_normalise, FeedForward: feed_forward, SwiGLU: gated}

@@ -1,4 +1,4 @@
-"""GPT-2: the language model that was published, and whose weights can be loaded."""
+"""GPT-2 as it was published; its weights can be loaded."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .pretrained import PretrainedError, Tensor, load_weights, making, read_conf
 
 STD = 0.02  # of the weights at the start
 SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, as the arguments of GPT2 begin
-DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: here it is one number
+DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: here one number
 FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
-COMPUTED = {  # settings with which the computation is the one here
+COMPUTED = {  # values with which the computation is the one here
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -77,9 +77,9 @@ class GPT2(LanguageModel):
         """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
         Any of the four sizes. dropout: None for that of the folder, which must be the same after the embedding
-        (embd_pdrop) and in the blocks (resid_pdrop); 0.1 is meant where one is not there. recompute: as for the class.
-        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics,
-        tensors that are missing, unknown or of another shape; ValueError for a dropout out of range.
+        (embd_pdrop) and in the blocks (resid_pdrop); a missing one counts as 0.1. recompute: as for the class.
+        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
+        or tensors that are missing, unknown or of another shape; ValueError for a dropout out of range.
         """
         if dropout is not None:
             Dropout(dropout)  # raises what is wrong with it

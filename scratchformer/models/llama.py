@@ -52,7 +52,7 @@ class LlamaBlock(Block):
 
 
 class Llama(LanguageModel):
-    """The language model that Meta published in 2023, and on which Mistral and Qwen2 are built.
+    """The language model that Meta published in 2023. Mistral and Qwen2 are variants of it.
 
     What differs from `GPT2`, and why:
     - Queries and keys are rotated by angles that grow with their position, in every block. Their scores depend on how
@@ -61,10 +61,10 @@ class Llama(LanguageModel):
     - The feed-forward layer is gated: SwiGLU, with F = 8/3 C, gives a lower loss than ReLU or GELU with 4 C and as many
       weights.
     - Linear layers have no biases, and the output has weights of its own (tied: True gives it the tokens' table).
-    - Several query heads may share one head of keys and values (kv_heads: G < H). The cache of `generate` is smaller by
-      H/G, and each new token reads less of it. The larger Llama models have this from version 2 on.
-    - Mistral's attention sees only the last W positions (window): time and memory grow with T W instead of T². Through
-      `depth` blocks a position still hears of the last W · depth.
+    - Several query heads may share one head of keys and values (kv_heads: G < H). The cache for generation is then H/G
+      times smaller, and faster to read. The larger models have this from Llama 2 on.
+    - In Mistral a position sees only the last W (window): time grows with T W instead of T². Information still travels
+      W − 1 positions in every block.
     - Qwen2 adds biases to queries, keys and values (bias).
 
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
@@ -108,13 +108,12 @@ class Llama(LanguageModel):
         cls, folder: os.PathLike[str] | str, context: int | None = None, dropout: float = 0.0, recompute: bool = False
     ) -> Llama:
         """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
-        several, as float32.
+        several, read into float32.
 
-        context: None for the folder's own (max_position_embeddings). A shorter one takes less memory for the keys and
-        values of generation. dropout, recompute: as for the class. Dropout of attention probabilities
-        (attention_dropout) is left out. Raises PretrainedError, naming the file and what is wrong in it: a setting with
-        which the model would compute something else, tensors that are missing, unknown or of another shape; ValueError
-        or TypeError for an argument.
+        context: None for that of the folder (max_position_embeddings); a shorter one saves memory in generation.
+        dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
+        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
+        or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
         """
         Dropout(dropout)  # raises what is wrong with it
         expect_boolean(recompute=recompute)

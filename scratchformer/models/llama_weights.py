@@ -22,7 +22,7 @@ SETTINGS = {
 }
 OPTIONAL = {"num_key_value_heads": "kv_heads", "head_dim": "head_width"}  # null or missing: the default here
 FRACTIONS = ("rms_norm_eps", "max_window_layers")
-COMPUTED = {  # settings with which the computation is the one here, the default first
+COMPUTED = {  # values with which the computation is the one here, the default first
     "hidden_act": ("silu", "swish"),
     "tie_word_embeddings": (False, True),
     "is_causal": (True,),
@@ -63,7 +63,7 @@ def llama_config(folder: Path | str) -> dict[str, Any]:
     """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else."""
     path = Path(folder) / "config.json"
     kind = read_config(folder, tuple(KINDS))["model_type"]
-    # Where a Llama does not say how many heads of keys and values it has, it has one for each query; the others do not.
+    # Only a Llama may leave out its number of key and value heads: the library's defaults for the others are 8 and 32.
     names = SETTINGS if kind == "llama" else (*SETTINGS, "num_key_value_heads")
     config = read_config(
         folder,

@@ -24,7 +24,7 @@ from ..nn import Layer, Param
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
-# What our parameters are called in a file.
+# The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 
 
@@ -54,8 +54,8 @@ def read_config(
     names: the settings that must be in it. They are whole numbers of at least 1, but for the `fractions`: numbers of at
     least 0, which are checked if they are there. optional: settings that may be missing or null; if given, they are
     checked in the same way. computed: settings, and the values of each for which the model computes what is computed
-    here; a setting that is missing has the first. architectures: the library's classes of which the folder may be, all
-    if not given; it may also name none. Raises PretrainedError if the file is missing or damaged, of another
+    here; a setting that is missing has the first. architectures: the library's classes that the folder may name; it may
+    also name none. All are accepted by default. Raises PretrainedError if the file is missing or damaged, of another
     model, or of one that computes something else.
     """
     path = Path(folder) / "config.json"
@@ -109,8 +109,8 @@ def load_weights(
     """Copy the tensors of `folder` into the parameters of `model`.
 
     tensors: for the name of every parameter, where it comes from. ignored: a regular expression for the names of
-    tensors that the model has no use for. prefix: of the names in the file, taken off where it is ("transformer.").
-    tied: names of tensors that may be there as copies of others.
+    tensors that the model does not use. prefix: removed from the names in the file that have it ("transformer.").
+    tied: for the names of tensors that may be there as copies, the names of the originals.
     Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of another shape, or of a type
     that is not read. Names and shapes are checked before anything is copied. Tensors are cast to the model's type.
     """
@@ -142,10 +142,10 @@ def load_weights(
 
 
 def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mapping[str, str] = LEAVES) -> str:
-    """What the parameter called `name` is called in a file.
+    """The name in a file of our parameter called `name`.
 
-    layers: for the path of each layer of ours its path in the file; layers of a block come without the block. blocks:
-    the path of the list of blocks in the file. leaves: the names of the parameters themselves.
+    layers: the path in the file for each of our layers; those within a block, without the block. blocks: the path of
+    the list of blocks in the file. leaves: the names of the parameters themselves.
     """
     path, _, leaf = name.removeprefix("body.").rpartition(".")
     block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
@@ -229,7 +229,7 @@ def _index(folder: Path | str) -> dict[str, str] | None:
 
 
 def _what_else(folder: Path | str) -> str:
-    """What to say of a folder without weights that can be read."""
+    """What to add to the error message for a folder without readable weights."""
     if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
         return (
             f"; {pickles[0]} is a pickle, and reading one may run any code: if you trust it, convert it with "

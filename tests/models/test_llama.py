@@ -246,7 +246,6 @@ def test_every_tensor_arrives_where_it_belongs(tmp_path):
 
 ACCEPTED = [  # settings, and the arguments that they become
     ({}, dict(kv_heads=2, head_width=None, base=10_000.0, scaling=None, window=None, bias=False, eps=1e-6, tied=False)),
-    (dict(num_key_value_heads=4), dict(kv_heads=4)),
     (dict(rope_theta=5e5, rope_scaling={"type": "linear", "factor": 2.0}),
      dict(base=5e5, scaling={"rope_type": "linear", "factor": 2.0})),
     (dict(rope_parameters=LLAMA3 | {"rope_theta": 5e5, "type": "llama3"}), dict(base=5e5, scaling=LLAMA3)),
@@ -262,17 +261,17 @@ ACCEPTED = [  # settings, and the arguments that they become
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("settings", "options"), ACCEPTED, ids=[str(i) for i in range(len(ACCEPTED))])
-def test_settings_that_are_read(tmp_path, settings, options):
-    qwen = settings.get("model_type") == "qwen2"
-    if settings.get("num_key_value_heads") == 4:  # which a Llama has if nothing else is said
-        settings = {"num_key_value_heads": GONE}
-        with pytest.raises(PretrainedError, match=r"k_proj\.weight: expected \(24, 24\), got \(12, 24\)"):
-            write(tmp_path, **settings) and Llama.from_pretrained(tmp_path)
-        return
-    write(tmp_path, biases=dict(bias=qwen), **settings)
-    found = Llama.from_pretrained(tmp_path).config
-    assert {name: found[name] for name in options} == options
+def test_settings_that_are_read(tmp_path):
+    for settings, options in ACCEPTED:
+        write(tmp_path, biases=dict(bias=settings.get("model_type") == "qwen2"), **settings)
+        found = Llama.from_pretrained(tmp_path).config
+        assert {name: found[name] for name in options} == options, settings
+
+
+def test_a_llama_without_a_number_of_key_heads_has_one_for_each_query(tmp_path):
+    write(tmp_path, num_key_value_heads=GONE)
+    with pytest.raises(PretrainedError, match=r"k_proj\.weight: expected \(24, 24\), got \(12, 24\)"):
+        Llama.from_pretrained(tmp_path)
 
 
 REFUSED = {

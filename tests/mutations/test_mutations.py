@@ -417,6 +417,25 @@ MISTAKES = [
         [("np.where(kind < MASKED + REPLACED, replacement, targets)", "targets")],
         "tests/data/test_masked.py",
     ),
+    Mistake(
+        "Llama: in generation query heads read the wrong head of keys",
+        "kernels/numpy_extend.py",
+        [("q.reshape(B, G, -1, D), None", "q.reshape(B, -1, G, D).swapaxes(1, 2), None")],
+        "tests/kernels/test_extend.py -k rotary",
+    ),
+    Mistake(
+        "Llama: in generation the window is one too wide",
+        "kernels/numpy_extend.py",
+        [("S - (layer.window or S)", "S - 1 - (layer.window or S)")],
+        "tests/kernels/test_extend.py -k window",
+    ),
+    Mistake(
+        "Llama: gate and values change places when a folder is read",
+        "models/llama_weights.py",
+        [('"feedforward.gate": "mlp.gate_proj"', '"feedforward.gate": "mlp.up_proj"'),
+         ('"feedforward.up": "mlp.up_proj"', '"feedforward.up": "mlp.gate_proj"')],
+        "tests/models/test_llama.py -k arrives",
+    ),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scratchformer.models import Bert, BertClassifier, BertPretraining, bert
+from scratchformer.models import Bert, BertClassifier, BertPretraining, bert_weights
 from scratchformer.models.pretrained import PretrainedError
 
 torch = pytest.importorskip("torch")
@@ -68,7 +68,7 @@ def agree_on_gradients(ours, theirs):
     their_parameters = {name.removeprefix("bert."): p for name, p in theirs.named_parameters()}
     assert sum(p.numel() for p in theirs.parameters() if p.grad is not None) == ours.flat.data.size
     for name, p in ours.named_parameters().items():
-        tensor = bert.stored_as(name, old=False)
+        tensor = bert_weights.stored_as(name, old=False)
         gradient = their_parameters[tensor.name].grad
         if name.endswith("key.b"):  # 0, but for rounding: a bias of the keys adds the same to all scores of a query
             assert np.abs(p.grad).max() < 1e-5 * np.abs(ours.flat.grad).max()
