@@ -28,6 +28,7 @@ COMPUTED = {  # values with which the computation is the one here, the default f
     "is_causal": (True,),
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (None, 1),
+    "use_mrope": (False,),
     "original_max_position_embeddings": (None,),
     "quantization_config": (None,),
     "compression_config": (None,),

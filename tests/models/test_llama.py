@@ -267,6 +267,7 @@ REFUSED = {
     "quantization_config: expected None, got {'bits': 4}": [dict(quantization_config={"bits": 4})],
     "compression_config: expected None": [dict(compression_config={})],
     "partial_rotary_factor: expected None or 1, got 0.5": [dict(partial_rotary_factor=0.5)],
+    "use_mrope: expected False, got True": [QWEN2 | dict(use_mrope=True)],
     "is_causal: expected True, got False": [dict(is_causal=False)],
     "per_layer_config: expected None": [dict(per_layer_config={"0": {}})],
     "tie_word_embeddings: expected False or True, got 'no'": [dict(tie_word_embeddings="no")],

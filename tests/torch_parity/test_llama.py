@@ -3,6 +3,7 @@
 import json
 import logging
 
+import hypothesis
 import numpy as np
 import pytest
 
@@ -13,7 +14,7 @@ from scratchformer.models.llama_weights import stored_as
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-CONFIGURATIONS = 60
+CONFIGURATIONS = max(45, hypothesis.settings.default.max_examples)
 FAMILIES = {
     "Llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "Mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
