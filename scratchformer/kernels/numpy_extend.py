@@ -37,7 +37,7 @@ from ..nn import (
 from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
-from ..ops.rotary import rotary_tables, turn
+from ..ops.rotary import rotary_tables, rotate
 from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
 
@@ -172,7 +172,7 @@ def attend(x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: lis
     q, by_place = q.reshape(B, G, -1, D), None  # (B, G, K, D)
     if type(layer) is RotarySelfAttention:
         angles = angles_at(past, D, layer, q.dtype)
-        q, k = turn(q, *angles), turn(k, *angles)
+        q, k = rotate(q, *angles), rotate(k, *angles)
     keys[:, :, past] = k[:, :, 0]
     values[:, :, past] = affine(x, layer.value).reshape(B, G, D)
     q = q.swapaxes(2, 3)
@@ -193,7 +193,7 @@ def attend(x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: lis
 
 
 def angles_at(place: int, D: int, layer: RotarySelfAttention, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and sines (1, D/2) by which `ops.rotary` turns the vectors at a place, from tables for many."""
+    """The cosines and sines (1, D/2) by which `ops.rotary` rotates the vectors at a place, from tables for many."""
     cos, sin = rotary_tables(1 << place.bit_length(), D, 0, layer.base, layer.scaling, dtype)
     return cos[place : place + 1], sin[place : place + 1]
 

@@ -1,4 +1,4 @@
-"""Where the parameters of a BERT stand in a Hugging Face folder, and what its config.json must say."""
+"""Where a Hugging Face folder has the parameters of a BERT, and what its config.json must say."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from ..nn import Dropout, Layer
 from .pretrained import LEAVES, PretrainedError, Tensor, load_weights, read_config, stored_name, tensor_names
 
-PREFIX = "bert."  # of the names in a file of a model with a head
+PREFIX = "bert."  # of the names in the file if the model has a head
 SETTINGS = {
     "vocab_size": "vocab_size",
     "hidden_size": "d_model",
@@ -21,22 +21,22 @@ SETTINGS = {
     "hidden_dropout_prob": "dropout",
     "layer_norm_eps": "eps",
 }
-FRACTIONS = ("hidden_dropout_prob", "layer_norm_eps")  # of these; the others are whole numbers
+FRACTIONS = ("hidden_dropout_prob", "layer_norm_eps")  # the others are whole numbers
 ACTIVATIONS = {"gelu": "gelu", "relu": "relu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh"}
-COMPUTED = {  # settings with which the computation is the one here
+COMPUTED = {  # settings, and the values that this implementation supports
     "hidden_act": tuple(ACTIVATIONS),
     "position_embedding_type": ("absolute",),
     "is_decoder": (False,),
     "add_cross_attention": (False,),
     "tie_word_embeddings": (True,),
 }
-HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # of the output for classes in a file
-# The library's models with this body. Only in the first does an output for classes mean what it means here.
+HEAD_COMPUTED = {"problem_type": (None, "single_label_classification")}  # the same, for a classification output
+# The library's models with this body. Only the first has the classification output that is meant here.
 ARCHITECTURES = (
     "BertForSequenceClassification", "BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel",
     "BertForNextSentencePrediction", "BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
 )  # fmt: skip
-# The path of each layer of ours in a file; those of a block, without the block.
+# The path in a file of each of our layers; those within a block, without the block.
 LAYERS = {
     "tokens": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -58,7 +58,7 @@ LAYERS = {
     "norm2": "output.LayerNorm",
 }
 OLD_LEAVES = LEAVES | {"gamma": "gamma", "beta": "beta"}
-# Tensors that a model without the head, or with tied weights, has no use for.
+# Tensors that a model without the head, or with tied weights, does not need.
 UNUSED = r"(cls\.predictions|cls\.seq_relationship|pooler|classifier)\..*|embeddings\.position_ids"
 TIED = {
     "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
@@ -67,11 +67,11 @@ TIED = {
 
 
 def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
-    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something else, ValueError for
-    a dropout out of range.
+    """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something different,
+    ValueError for a dropout out of range.
     """
     if dropout is not None:
-        Dropout(dropout)  # raises what is wrong with it
+        Dropout(dropout)  # raises an error if it is out of range
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS, architectures=ARCHITECTURES)
     options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
     options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
@@ -79,25 +79,25 @@ def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
 
 
 def stored_classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
-    """The number of classes in a folder with a classifier of texts; raises PretrainedError for another model."""
+    """The number of classes in a folder with a text classifier; raises PretrainedError for any other model."""
     config = read_config(folder, "bert", computed=HEAD_COMPUTED)
     kinds = config.get("architectures") or [ARCHITECTURES[0]]
     if kinds != [ARCHITECTURES[0]] or not {"classifier.weight", "pooler.dense.weight"} <= names.keys():
         raise PretrainedError(
-            f"{folder} has no output for classes of texts ({', '.join(kinds)}): say how many classes there "
-            "are (num_classes), and new_head=True if it has another output"
+            f"{folder} has no output for classes of texts ({', '.join(kinds)}): pass num_classes, and new_head=True "
+            "if it has another output"
         )
     classes = names["classifier.weight"][:1]
     if classes in ((), (0,), (1,)):
         raise PretrainedError(
-            f"{folder}: classifier.weight: expected a row for each of two or more classes, got the shape "
+            f"{folder}: classifier.weight: expected a row for each of two or more classes, got shape "
             f"{names['classifier.weight']}, as for regression or multiple choice"
         )
     return classes[0]
 
 
 def load_bert(model: Layer, folder: Path | str, new: Collection[str] = ()) -> None:
-    """Copy the weights of a folder into `model`, but for those of its layers called `new`."""
+    """Copy the weights of a folder into `model`, except into its layers named in `new`."""
     stored = tensor_names(folder, PREFIX)
     tensors = {
         name: stored_as(name, old="embeddings.LayerNorm.gamma" in stored)
@@ -108,6 +108,6 @@ def load_bert(model: Layer, folder: Path | str, new: Collection[str] = ()) -> No
 
 
 def stored_as(name: str, old: bool) -> Tensor:
-    """Where a parameter of ours is in a file; old: one whose norms have gamma and beta."""
+    """Where one of our parameters is in a file; old: whether the file calls the weights of norms gamma and beta."""
     leaves = OLD_LEAVES if old else LEAVES
     return Tensor(stored_name(name, LAYERS, "encoder.layer", leaves), transposed=name.endswith(".w"))

@@ -1,4 +1,4 @@
-"""GPT-2 as it was published; its weights can be loaded."""
+"""GPT-2, whose published weights can be loaded."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from .body import Body
 from .language_model import LanguageModel
 from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, stored_name
 
-STD = 0.02  # of the weights at the start
-SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, as the arguments of GPT2 begin
-DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: here one number
+STD = 0.02  # of the initial weights
+SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, in the order of GPT2's arguments
+DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: one number here
 FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
-COMPUTED = {  # values with which the computation is the one here
+COMPUTED = {  # settings, and the values that this implementation supports
     "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -28,22 +28,23 @@ COMPUTED = {  # values with which the computation is the one here
 
 
 class GPT2(LanguageModel):
-    """`LanguageModel` as OpenAI published it in 2019, in four sizes (by default the smallest: 124 million parameters).
+    """The `LanguageModel` that OpenAI published in 2019 in four sizes; the default is the smallest, 124M parameters.
 
-    What is different from the tutorial's generator, and why:
-    - The norms stand before attention and feed-forward, and one at the end: the residual path from the embedding to
-      the output is a plain sum, through which a gradient passes unchanged to any depth.
-    - The output has the tokens' embeddings as its weights, without a bias (`nn.TiedOutput`): one table of V C numbers
-      less, and each token learns from being read and from being predicted. (tied: False gives it weights of its own.)
-    - Query, key and value have biases; GELU, by its formula with tanh, takes the place of ReLU.
-    - Weights start normal with a standard deviation of 0.02, biases at 0. The two maps of a block that end on the
-      residual path (`unify`, `down`) start smaller by 1/√(2 depth): 2 depth terms are added up there, and the sum's
-      variance is then that of one.
+    The differences from the tutorial's generator, with reasons:
+    - Norms come before attention and feed-forward layer, and there is one at the end. The residual path from the
+      embedding to the output is then a plain sum, through which gradients pass unchanged at any depth.
+    - The token embeddings are also the weights of the output, which has no bias (`nn.TiedOutput`). This saves a table
+      of V C numbers, and each token's vector learns both when the token is read and when it is predicted. (tied: False
+      gives the output its own weights.)
+    - Query, key and value projections have biases, and GELU, in its tanh approximation, replaces ReLU.
+    - Weights are initially normal with standard deviation 0.02, and biases 0. The two maps of a block that end on the
+      residual path (`unify`, `down`) are smaller by 1/√(2 depth): 2 depth terms are added there, and so their sum has
+      the variance of one.
 
-    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence, each of whose
+    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence; each of its
     positions has a learned vector. dropout: after the embedding and at the end of both branches of a block. (The
-    published models were also trained with dropout of attention probabilities, which is left out.) d_ff: F, 4 C if not
-    given. eps: of the norms. recompute: gradient checkpointing of every block.
+    published models were also trained with dropout on attention probabilities, which is omitted here.) d_ff: F, 4 C by
+    default. eps: of the norms. recompute: gradient checkpointing of every block.
 
     Source: Radford et al., "Language models are unsupervised multitask learners", 2019, section 2.3.
     """
@@ -76,13 +77,13 @@ class GPT2(LanguageModel):
     ) -> GPT2:
         """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
-        Any of the four sizes. dropout: None for that of the folder, which must be the same after the embedding
-        (embd_pdrop) and in the blocks (resid_pdrop); a missing one counts as 0.1. recompute: as for the class.
-        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
-        or tensors that are missing, unknown or of another shape; ValueError for a dropout out of range.
+        Any of the four sizes. dropout: None for the folder's, which must be the same after the embedding (embd_pdrop)
+        and in the blocks (resid_pdrop); each is 0.1 if it is not given. recompute: as for the class. Raises
+        PretrainedError, naming the file and what is wrong in it: a setting that would change the mathematics, or
+        tensors that are missing, unknown or of the wrong shape; ValueError for a dropout out of range.
         """
         if dropout is not None:
-            Dropout(dropout)  # raises what is wrong with it
+            Dropout(dropout)  # raises an error if it is out of range
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
         with making(folder):
             model = cls(
@@ -101,17 +102,17 @@ class GPT2(LanguageModel):
 
 
 def _dropout(folder: os.PathLike[str] | str, config: Mapping[str, Any]) -> float:
-    """The dropout of a folder with this config; raises PretrainedError if it has two."""
+    """The dropout of a folder with this config; raises PretrainedError if it has two different ones."""
     embedding, branches = (config.get(name, 0.1) for name in DROPOUTS)
     if embedding != branches:
         raise PretrainedError(
-            f"{Path(folder) / 'config.json'}: embd_pdrop: expected that of resid_pdrop, {branches}, got {embedding}: "
-            "say which it is to be (dropout)"
+            f"{Path(folder) / 'config.json'}: embd_pdrop: expected the same as resid_pdrop, {branches}, "
+            f"got {embedding}: choose one by passing dropout"
         )
     return branches
 
 
-# The path of each layer of ours in a file; those of a block, without the block. Its matrices are (in, out), as ours.
+# The path in a file of each of our layers; those within a block, without the block. Matrices are (in, out), like ours.
 LAYERS = {
     "attention.query": "attn.c_attn",
     "attention.key": "attn.c_attn",
@@ -124,13 +125,13 @@ LAYERS = {
     "tokens": "wte",
     "positions": "wpe",
     "final_norm": "ln_f",
-    "output": "lm_head",  # if it is not tied; stored as (out, in)
+    "output": "lm_head",  # unless tied; stored as (out, in)
 }
 COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bias
 
 
 def stored_as(name: str, d_model: int) -> Tensor:
-    """Where the parameter called `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
+    """Where the parameter `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
     kind = name.split(".")[-2]
     start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
     columns = slice(None) if start is None else slice(start, start + d_model)

@@ -1,9 +1,9 @@
-"""Published weights: reading a Hugging Face folder into a model of ours.
+"""Published weights: loading a Hugging Face folder into one of our models.
 
-Such a folder has `config.json`, the sizes, and `model.safetensors`, the tensors under the names of the library that
-wrote them. The tensors may also stand in several files, which `model.safetensors.index.json` lists. A model that can be
-loaded says for each of its own parameters which tensor it comes from (`Tensor`); here they are read, checked by name
-and shape, and copied. Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
+Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
+library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
+that can be loaded says for each of its parameters which tensor it comes from (`Tensor`); here tensors are read, checked
+by name and shape, and copied. Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from ..nn import Layer, Param
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
-FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
+FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 
 
 class PretrainedError(ValueError):
-    """A folder of published weights that is missing, damaged, or of another model."""
+    """A folder of published weights is missing, damaged, or for another model."""
 
 
 class Tensor(NamedTuple):
-    """Where a parameter of ours comes from."""
+    """Where one of our parameters comes from."""
 
     name: str  # of the tensor in the file
     transposed: bool = False
-    columns: slice = slice(None)  # of the tensor's last axis, where several parameters stand side by side in it
+    columns: slice = slice(None)  # of the tensor's last axis, if it holds several parameters side by side
 
 
 def read_config(
@@ -49,14 +49,15 @@ def read_config(
     optional: Collection[str] = (),
     architectures: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """config.json of a Hugging Face folder, of a model of `model_type` ("gpt2", "bert"), or of one of several types.
+    """The contents of config.json in the Hugging Face folder of a model of type `model_type` ("gpt2", "bert"), or of
+    one of several types.
 
-    names: the settings that must be in it. They are whole numbers of at least 1, but for the `fractions`: numbers of at
-    least 0, which are checked if they are there. optional: settings that may be missing or null; if given, they are
-    checked in the same way. computed: settings, and the values of each for which the model computes what is computed
-    here; a setting that is missing has the first. architectures: the library's classes that the folder may name; it may
-    also name none. All are accepted by default. Raises PretrainedError if the file is missing or damaged, of another
-    model, or of one that computes something else.
+    names: settings that must be present. They must be whole numbers >= 1, except `fractions`, which are numbers >= 0
+    and are checked if present. optional: settings that may be missing or null, and are otherwise checked in the same
+    way. computed: for some settings, the values that this implementation supports; the first is the default if the
+    setting is missing. architectures: the classes of transformers that the folder may name, if it names any; all by
+    default. Raises PretrainedError if the file is missing, damaged, for another model, or has a value that is not
+    supported.
     """
     path = Path(folder) / "config.json"
     try:
@@ -89,7 +90,7 @@ def read_config(
 
 @contextmanager
 def making(folder: Path | str) -> Iterator[None]:
-    """Turns the errors of making a model from the sizes in `folder` into a PretrainedError that names the file."""
+    """Turn errors in creating a model from the sizes in `folder` into a PretrainedError that names the file."""
     try:
         yield
     except PretrainedError:
@@ -108,11 +109,11 @@ def load_weights(
 ) -> None:
     """Copy the tensors of `folder` into the parameters of `model`.
 
-    tensors: for the name of every parameter, where it comes from. ignored: a regular expression for the names of
-    tensors that the model does not use. prefix: removed from the names in the file that have it ("transformer.").
-    tied: for the names of tensors that may be there as copies, the names of the originals.
-    Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of another shape, or of a type
-    that is not read. Names and shapes are checked before anything is copied. Tensors are cast to the model's type.
+    tensors: where each parameter comes from, by the parameter's name. ignored: a regular expression for the names of
+    tensors that the model does not need. prefix: of names in the file, removed where present ("transformer."). tied:
+    names of tensors that may be present as copies of others, each with the name of the other.
+    Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of the wrong shape or of an
+    unsupported type. Names and shapes are checked before anything is copied. Tensors are cast to the model's dtype.
     """
     params = model.named_parameters()
     with _opened(folder) as (path, found):
@@ -135,7 +136,7 @@ def load_weights(
             raise PretrainedError(f"{path}: weights of another model: {shown}")
         for name in copies:
             if not np.array_equal(*(stored[n].read() for n in (name, tied[name]))):
-                raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, to which it is tied here")
+                raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
         for name, tensor in tensors.items():
             source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
@@ -154,7 +155,7 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
 
 
 def tensor_names(folder: Path | str, prefix: str = "") -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of `folder` by its name, without `prefix` where it is. Raises PretrainedError."""
+    """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
     with _opened(folder) as (_, found):
         return {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
 
@@ -174,7 +175,7 @@ class Stored(NamedTuple):
     def read_bfloat16(self) -> np.ndarray:
         """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32.
 
-        The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor lies.
+        The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor is.
         """
         with open(self.path, "rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -186,7 +187,7 @@ class Stored(NamedTuple):
 
 @contextmanager
 def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
-    """The path of the weights in `folder`, or of their index, and the tensors by name; inside, the files are open."""
+    """The path of the weights in `folder`, or of their index, and the tensors by name, with the files open."""
     path = Path(folder) / WEIGHTS
     index = None if path.exists() else _index(folder)
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
@@ -214,7 +215,7 @@ def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
 
 
 def _index(folder: Path | str) -> dict[str, str] | None:
-    """In which file of `folder` each tensor is, or None if no index is there. Raises PretrainedError."""
+    """The file of each tensor in `folder`, by the tensor's name; None if there is no index. Raises PretrainedError."""
     path = Path(folder) / INDEX
     if not path.exists():
         return None
@@ -229,12 +230,12 @@ def _index(folder: Path | str) -> dict[str, str] | None:
 
 
 def _what_else(folder: Path | str) -> str:
-    """What to add to the error message for a folder without readable weights."""
+    """The end of the message about a folder without readable weights."""
     if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
         return (
-            f"; {pickles[0]} is a pickle, and reading one may run any code: if you trust it, convert it with "
+            f"; {pickles[0]} is a pickle, and loading one can run any code: if you trust it, convert it with "
             "transformers' NAME.from_pretrained(folder).save_pretrained(folder, safe_serialization=True), where NAME "
-            "is what config.json has under architectures"
+            "is the class that config.json has under architectures"
         )
     return f"; expected a folder with config.json and {WEIGHTS}"
 
@@ -242,9 +243,9 @@ def _what_else(folder: Path | str) -> str:
 def _mismatch(
     params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
 ) -> str | None:
-    """What is wrong with the shape of the stored tensor for the parameter called `name`."""
+    """What is wrong with the shape of the stored tensor for the parameter `name`, or None."""
     tensor, expected = tensors[name], params[name].data.shape
-    if tensor.columns != slice(None):  # the parameters that stand in one tensor take all its columns
+    if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
         expected = (*expected[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
     elif tensor.transposed:
         expected = expected[::-1]

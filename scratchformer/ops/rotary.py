@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys are turned by angles that grow with their place."""
+"""Rotary positions: queries and keys are rotated by angles proportional to their positions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .checks import expect_at_least, expect_floating, expect_like, expect_number
 from .positions import BASE
 from .precision import widen
 
-# The rope types, and what the scaling of each must say; names and meanings are those of published configurations.
+# The rope types, and the numbers that each needs; names and meanings are those of published configurations.
 SCALINGS = {
     "default": (),
     "linear": ("factor",),
@@ -32,14 +32,15 @@ class RotaryCache(NamedTuple):
 
 
 def check_scaling(scaling: Scaling) -> None:
-    """Raise TypeError unless it is None or a mapping with numbers, ValueError unless it says what its type needs."""
+    """Raise TypeError unless it is None or a mapping, ValueError unless it has exactly the numbers its type needs."""
     if scaling is None:
         return
     if not isinstance(scaling, Mapping):
         raise TypeError(f"scaling: expected None or a mapping, got {type(scaling).__name__}")
-    kind, needed = scaling.get("rope_type"), {"rope_type", *SCALINGS.get(scaling.get("rope_type"), ())}
-    if kind not in SCALINGS:
+    kind = scaling.get("rope_type")
+    if not isinstance(kind, str) or kind not in SCALINGS:
         raise ValueError(f"scaling: expected a rope_type of {', '.join(SCALINGS)}, got {kind!r}")
+    needed = {"rope_type", *SCALINGS[kind]}
     if scaling.keys() != needed:
         raise ValueError(f"scaling: {kind} takes {', '.join(sorted(needed))}, got {', '.join(sorted(scaling))}")
     for name in SCALINGS[kind]:
@@ -51,23 +52,25 @@ def check_scaling(scaling: Scaling) -> None:
 def rotary_frequencies(
     head_width: int, base: float = BASE, scaling: Scaling = None, dtype: Any = np.float64
 ) -> np.ndarray:
-    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angles by which the pairs of a head turn from one place to the next.
+    """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angle by which pair i of a head rotates per position.
 
-    head_width: D, even. scaling: how a model was made to read longer texts than it was first trained on; None, or a
-    mapping as in published configurations:
+    head_width: D, even. scaling: how a model was adapted to contexts longer than those of its first training; None, or
+    a mapping as in published configurations:
 
         {"rope_type": "linear", "factor": a}
-            θ/a: places are counted in steps of 1/a.
+            θ/a for every pair, as if positions were counted in steps of 1/a.
         {"rope_type": "llama3", "factor": a, "low_freq_factor": l, "high_freq_factor": h,
          "original_max_position_embeddings": n}
-            A pair that turns f = n θ/2π times within the n places of the first training keeps its θ if f > h, and has
-            θ/a if f < l. Between the two, with m = (f − l)/(h − l), it is (1 − m) θ/a + m θ.
+            A pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if
+            f < l; between the two it gets (1 − m) θ/a + m θ with m = (f − l)/(h − l).
 
-    Returns (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or another type.
+    Returns (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or a scaling of
+    another type. Source: Chen et al., "Extending context window of large language models via positional
+    interpolation", 2023, for linear scaling; Llama 3.1's published code for the other.
     """
     expect_positive(head_width=head_width)
     if head_width % 2:
-        raise ValueError(f"head_width: expected an even number, whose halves are turned as pairs, got {head_width}")
+        raise ValueError(f"head_width: expected an even number, to be split into pairs, got {head_width}")
     expect_number("base", base, zero=False)
     check_scaling(scaling)
     exponents = np.arange(0, head_width, 2).astype(dtype) / head_width
@@ -85,36 +88,34 @@ def rotary_frequencies(
 
 @operation
 def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None) -> tuple[Array, RotaryCache]:
-    """y_t = R_t x_t = x_t turned by its place: pair i of D/2, (x_i, x_{i+D/2}), by the angle φ_ti = (start + t) θ_i.
+    """y_t = R_t x_t: the vector at each position is rotated, pair (x_i, x_{i+D/2}) by the angle φ_ti = (start + t) θ_i.
 
-    x: (B, H, T, D), queries or keys. start: the place of x[:, :, 0]. base, scaling: see `rotary_frequencies`, which
+    x: (B, H, T, D), queries or keys. start: the position of x[:, :, 0]. base, scaling: see `rotary_frequencies`, which
     gives θ. Returns y of the shape of x, and the cache. Raises ValueError for an odd D, TypeError for a start that is
-    not an integer. The pairs are those of the published Llama weights: one number from each half.
+    not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
 
-    Turning keeps lengths, and (R_t q) · (R_s k) = q · (R_{s−t} k): the score of a query and a key depends on how far
-    apart they are and on no place alone. Angles are computed in the precision of x, as for the published weights.
+    A rotation keeps lengths, and (R_t q) · (R_s k) = q · (R_{s−t} k): the score of a query and a key depends on the
+    distance between them, not on where they are. Angles are computed in the precision of x, as published models do.
 
-    Backward. With a = x_{..., i} and b = x_{..., i+D/2}, at place t and with φ = φ_ti,
+    Backward. With a = x_{..., i} and b = x_{..., i+D/2}, at position t and with φ = φ_ti,
 
         y_i = a cos φ − b sin φ        y_{i+D/2} = b cos φ + a sin φ
 
-    so that a collects from both, and b too:
+    so a and b each collect from both outputs:
 
         da = dy_i cos φ + dy_{i+D/2} sin φ        db = dy_{i+D/2} cos φ − dy_i sin φ
 
-    which is R_tᵀ = R_t⁻¹: dy turned back, by −φ. The angles are constants.
+    This is R_tᵀ = R_t⁻¹, the rotation by −φ. The angles are constants and have no gradient.
 
-        dx = turn(dy, cache.cos, -cache.sin)
+        dx = rotate(dy, cache.cos, -cache.sin)
 
     The cache keeps the cosines and sines, (T, D/2) each; x is not needed.
-    Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34, with pairs
-    as in Llama; Chen et al., "Extending context window of large language models via positional interpolation", 2023,
-    for linear scaling.
+    Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34.
     """
     cos, sin = check_rotary(x, start, base, scaling)
     xp = array_module(x)
     cos, sin = xp.asarray(cos), xp.asarray(sin)
-    return turn(widen(x), cos, sin).astype(x.dtype, copy=False), RotaryCache(cos, sin, x.shape)
+    return rotate(widen(x), cos, sin).astype(x.dtype, copy=False), RotaryCache(cos, sin, x.shape)
 
 
 def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
@@ -133,23 +134,22 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
 def rotary_tables(
     T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The cosines and sines (T, D/2) of `rotary`, which are computed once: read-only, since they are shared."""
+    """The cosines and sines (T, D/2) of `rotary`; they are kept for the next call, and read-only."""
     return _tables(T, D, start, base, None if scaling is None else tuple(scaling.items()), dtype)
 
 
 @functools.lru_cache(maxsize=8)
-def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, ...]:
-    """As `rotary_tables`. items: of the scaling."""
+def _tables(T: int, D: int, start: int, base: float, items: tuple | None, dtype: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines (T, D/2), read-only since they are shared. items: of the scaling."""
     theta = rotary_frequencies(D, base, None if items is None else dict(items), dtype)
     angles = np.arange(start, start + T).astype(dtype)[:, None] * theta
-    tables = tuple(f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
-    for table in tables:
-        table.flags.writeable = False
-    return tables
+    cos, sin = (f(angles, dtype=np.float64).astype(dtype) for f in (np.cos, np.sin))
+    cos.flags.writeable = sin.flags.writeable = False
+    return cos, sin
 
 
-def turn(x: Array, cos: Array, sin: Array) -> Array:
-    """Turn the pairs of x (..., T, D), one number from each half, by angles whose cosines and sines are (T, D/2)."""
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotate the pairs of x (..., T, D), one number from each half, by the angles with these cosines and sines."""
     half = x.shape[-1] // 2
     a, b = x[..., :half], x[..., half:]
     return array_module(x).concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
@@ -160,5 +160,5 @@ def rotary_backward(dy: Array, cache: RotaryCache) -> Array:
     """dx: see `rotary`."""
     expect_like("dy", dy, cache.shape)
     dtype, dy = dy.dtype, widen(dy)
-    dx = turn(dy, cache.cos, -cache.sin)
+    dx = rotate(dy, cache.cos, -cache.sin)
     return dx.astype(dtype, copy=False)

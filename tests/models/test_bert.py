@@ -49,7 +49,7 @@ def loss_and_gradient(model, device, batch, **options):
 
 
 def rows(batch, chosen):
-    """Some rows of a batch, as wide as the longest of them."""
+    """Some rows of a batch, cut to the length of the longest of them."""
     width = LENGTHS[chosen].max()
     return [x[chosen][:, :width] if x.shape == IDS.shape else x[chosen] for x in batch]
 
@@ -69,7 +69,7 @@ def test_loss_is_the_mean_over_chosen_places_plus_the_mean_over_rows(device):
 
 
 def test_the_logits_of_a_place_are_those_of_all_places_there(device):
-    """The head on every place, and then a choice, gives what the choice and then the head does."""
+    """Choosing positions before the head gives the same as choosing after the head has run on all positions."""
     model = pretraining(device)
     everywhere = np.tile(np.arange(T), (3, 1))
     (every, _), _ = model.forward(*moved((*BATCH[:3], everywhere), device))
@@ -108,7 +108,7 @@ def test_the_classifiers_loss_takes_one_softmax(device, monkeypatch):
 
 
 def test_the_classifiers_loss_of_pairs(device):
-    """Segments are the fourth field of a batch, after those of single texts; they move loss and gradients."""
+    """Segments are the fourth field of a batch, after those of single texts; they change loss and gradients."""
     model = classifier(device)
     pairs = (IDS, LENGTHS, LABELS, SEGMENTS)
     ids, lengths, segments = moved((IDS, LENGTHS, SEGMENTS), device)
@@ -128,7 +128,7 @@ def test_the_classifiers_loss_of_pairs(device):
 
 
 def test_pairs_are_trained_on(device):
-    """Two classes that only the segments tell apart: rows of the same tokens, cut in two at another place."""
+    """Two classes that differ only in their segments: rows of the same tokens, split at different positions."""
     ids = np.full((8, 5), 7)
     segments = np.repeat([[0, 0, 0, 0, 1], [0, 1, 1, 1, 1]], 4, axis=0)
     batch = moved((ids, np.full(8, 5), np.repeat([0, 1], 4), segments), device)
@@ -143,7 +143,7 @@ def test_pairs_are_trained_on(device):
 
 
 class PairBatch(NamedTuple):
-    """A batch of one's own for `Replicas` and `train`: its fields are the arguments of the model's loss."""
+    """A user's own batch for `Replicas` and `train`: its fields are the arguments of the model's loss."""
 
     ids: np.ndarray
     lengths: np.ndarray
@@ -159,7 +159,7 @@ class PairBatch(NamedTuple):
 
 
 def test_batches_of_pairs_go_through_replicas(device):
-    """In micro-batches, on two of them; each row keeps its segments."""
+    """In micro-batches on two replicas; each row keeps its segments."""
     model, batch = classifier(device, dropout=0.0), PairBatch(IDS, LENGTHS, LABELS, SEGMENTS)
     loss, gradient = loss_and_gradient(model, device, batch)
     with Replicas(classifier(device, dropout=0.0), 2 if device is CPU else 1, micro_batch=1) as replicas:
@@ -168,7 +168,7 @@ def test_batches_of_pairs_go_through_replicas(device):
 
 
 def test_without_next_sentence_nothing_is_said_of_the_rows(device):
-    """The loss needs no `unrelated`, and does not look at it; with the task it does need it."""
+    """Without the task the loss ignores `unrelated`; with it, the loss requires `unrelated`."""
     model = pretraining(device, next_sentence=False)
     assert loss_and_gradient(model, device, BATCH[:5])[0] == loss_and_gradient(model, device, BATCH)[0]
     with pytest.raises(TypeError, match=r"^unrelated: expected an array \(B\), got NoneType$"):
@@ -177,7 +177,7 @@ def test_without_next_sentence_nothing_is_said_of_the_rows(device):
 
 @pytest.mark.parametrize("next_sentence", [True, False])
 def test_places_in_the_padding_are_refused(next_sentence, device):
-    """The first row of them is named. The last place of a text is none of them, nor any place without lengths."""
+    """The error names the first such row. The last position of a text is accepted, and any position without lengths."""
     model = pretraining(device, next_sentence=next_sentence)
     last = np.stack([LENGTHS - 1, LENGTHS - 2], axis=1)
     loss_and_gradient(model, device, (*BATCH[:3], last, *BATCH[4:]))
@@ -208,7 +208,7 @@ def test_dropout_before_the_output():
 
 
 def test_both_uses_of_the_table_add_to_its_gradient(device):
-    """A token that stands nowhere gets one from the output alone, one that stands somewhere from both."""
+    """A token that does not occur gets a gradient only from the output, one that occurs from both uses."""
     model = pretraining(device)
     _, _ = loss_and_gradient(model, device, BATCH)
     both = to_cpu(model.body.tokens.table.grad).copy()
@@ -243,7 +243,7 @@ def test_the_order_of_tokens_and_their_segments_matter(device):
 
 
 def test_every_token_of_both_sides_is_seen_at_a_chosen_place(device):
-    """Another token anywhere moves the logits at the place in the middle, in both directions of time."""
+    """Changing a token anywhere, before or after, changes the logits at the position in the middle."""
     model = pretraining(device)
     ids, lengths, place = IDS[:1], LENGTHS[:1], np.array([[3]])
     forward = lambda ids: to_cpu(model(*moved((ids, lengths, SEGMENTS[:1], place), device))[0])  # noqa: E731
@@ -268,7 +268,7 @@ def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
 
 @pytest.mark.parametrize("make", [pretraining, classifier])
 def test_garbage_in_the_padding_does_not_matter(make, device):
-    """Another token and segment in the padding: exactly the same loss, the same gradients, none for its own token."""
+    """Other tokens and segments in the padding: exactly the same loss and gradients, and none for these tokens."""
     model = make(device)
     garbage, ids, segments = 1, IDS.copy(), SEGMENTS.copy()
     padding = np.arange(T) >= LENGTHS[:, None]
@@ -286,7 +286,7 @@ def test_garbage_in_the_padding_does_not_matter(make, device):
 
 
 def test_a_row_alone_and_with_longer_ones(device):
-    """Its logits, and its share of every gradient, do not depend on what it was batched with, padded or not."""
+    """Its logits, and its share of every gradient, do not depend on the rest of the batch, padded or not."""
     model = pretraining(device)
     logits = [to_cpu(z) for z in model(*moved(BATCH[:4], device))]
     whole_loss, whole = loss_and_gradient(model, device, BATCH)
@@ -355,7 +355,7 @@ DEFAULTS = dict(d_ff=4 * C, segments=2, eps=1e-12)
 
 @pytest.mark.parametrize("name", DEFAULTS)
 def test_a_default_is_the_same_model_as_its_value(name):
-    """Either way round; another value is another model."""
+    """In both directions; a different value is a different model."""
     for given, left_out in ((DEFAULTS, {}), ({}, DEFAULTS)):
         pretrained, model = BertPretraining(*SIZES, **given), BertClassifier(V, K, *SIZES[1:], **left_out, key=Key(6))
         model.start_from(pretrained)
@@ -411,7 +411,7 @@ def test_inputs_that_do_not_fit(device):
 
 
 def write_folder(folder, model, old=False, **changes):
-    """`model` as a Hugging Face folder would have it."""
+    """Write `model` as a Hugging Face folder."""
     config = {theirs: model.config.get(ours) for theirs, ours in bert_weights.SETTINGS.items()}
     config |= {"model_type": "bert", "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1}
     config |= {"intermediate_size": 4 * C, "hidden_act": "gelu", "position_embedding_type": "absolute", **changes}
@@ -439,7 +439,7 @@ def scrambled(model):
 
 @pytest.mark.parametrize("old", [False, True], ids=["weight and bias", "gamma and beta"])
 def test_what_is_written_is_read(tmp_path, old):
-    """Body, heads and all; norms under the names they have today and had at first."""
+    """With body and heads; the weights of norms under their present and their former names."""
     model = scrambled(BertPretraining(*SIZES))
     folder = write_folder(tmp_path, model, old)
     assert any(name.endswith("LayerNorm.gamma") for name in load_file(folder / "model.safetensors")) == old
@@ -469,7 +469,7 @@ def test_files_with_fewer_or_other_heads(tmp_path):
         BertPretraining.from_pretrained(folder)
     edit(folder, lambda tensors: [tensors.pop(f"classifier.{leaf}") for leaf in ("weight", "bias")])
     with pytest.raises(
-        PretrainedError, match=r"has no output for classes of texts \(BertForSequenceClassification\): say how many"
+        PretrainedError, match=r"has no output for classes of texts \(BertForSequenceClassification\): pass num_classes"
     ):
         BertClassifier.from_pretrained(folder)
 
@@ -541,7 +541,7 @@ def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
     folder = write_folder(tmp_path, model)
     for classes in (None, K):
         assert np.array_equal(BertClassifier.from_pretrained(folder, classes)(IDS), model(IDS))
-    message = f"has an output for {K} classes, and num_classes is 2: say new_head=True for a new output"
+    message = f"has an output for {K} classes, and num_classes is 2: pass new_head=True to replace it"
     with pytest.raises(PretrainedError, match=message):
         BertClassifier.from_pretrained(folder, 2)
     for classes in (2, K):
@@ -549,14 +549,14 @@ def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
         drawn = BertClassifier(V, classes, *SIZES[1:], key=Key(4)).output
         assert np.array_equal(new.output.w.data, drawn.w.data) and np.array_equal(new.output.b.data, drawn.b.data)
         assert np.array_equal(new.pooler(new.body(IDS)), model.pooler(model.body(IDS)))
-    with pytest.raises(ValueError, match=r"^num_classes: expected that of the new head, got None$"):
+    with pytest.raises(ValueError, match=r"^num_classes: expected the number of classes of the new head, got None$"):
         BertClassifier.from_pretrained(folder, new_head=True)
 
 
 @pytest.mark.parametrize("changes", [{}, {"architectures": ["BertForSequenceClassification"]}], ids=str)
 @pytest.mark.parametrize("classes", [None, 1, 2])
 def test_an_output_of_one_number_is_no_output_for_classes(tmp_path, changes, classes):
-    """As of a regression, and of a multiple choice whose folder does not say so. A new head may take its place."""
+    """Such as for regression, or for multiple choice in a folder that does not say so. A new head can replace it."""
     model = scrambled(BertClassifier(V, 1, *SIZES[1:]))
     folder = write_folder(tmp_path, model, **changes)
     message = r"classifier\.weight: expected a row for each of two or more classes, got the shape \(1, 8\)"
@@ -570,7 +570,7 @@ def test_an_output_of_one_number_is_no_output_for_classes(tmp_path, changes, cla
 @pytest.mark.parametrize("classes", [None, K])
 def test_an_output_of_another_task_is_refused_by_name(tmp_path, kind, classes):
     folder = write_folder(tmp_path, BertClassifier(V, K, *SIZES[1:]), architectures=[kind])
-    with pytest.raises(PretrainedError, match=rf"has no output for classes of texts \({kind}\): say how many"):
+    with pytest.raises(PretrainedError, match=rf"has no output for classes of texts \({kind}\): pass num_classes"):
         BertClassifier.from_pretrained(folder, classes)
 
 

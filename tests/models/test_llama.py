@@ -10,12 +10,15 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.generation import KeyValueCache
+from scratchformer.data import TextBatches
+from scratchformer.generation import KeyValueCache, generate
 from scratchformer.models import Llama, LlamaBlock, llama
 from scratchformer.models.llama_weights import stored_as
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.nn import LoRA, TransformerBlock, add_lora, merge_lora
+from scratchformer.optim import Adam
 from scratchformer.rng import Key, Zeros
+from scratchformer.training import Replicas, estimate, load_model, save_snapshot
 
 V, C, H, T = 11, 24, 4, 8
 IDS = Key(5).generator().integers(0, V, (2, T))
@@ -136,9 +139,18 @@ def test_the_cache_gives_what_forward_gives(window, device):
     assert {array.shape for array in cache.stored[0]} == {(2, 2, T, 4)}  # keys and values of two heads, not four
 
 
-def test_it_trains_writes_is_estimated_saved_and_tuned(tmp_path, check_life):
+def test_it_trains_writes_is_estimated_saved_and_tuned(tmp_path):
     model = Llama(V, C, H, 2, T, kv_heads=2, window=5, scaling=LLAMA3, key=Key(1))
-    loaded, found = check_life(model, tmp_path)
+    batches, adam, losses = TextBatches(np.arange(300) % V, 4, T, Key(2)), Adam(model.parameters(), 0.02), []
+    with Replicas(model, 2, 1) as replicas:
+        for step in range(40):
+            losses.append(replicas.gradients(batches.batch(step), Key(step)))
+            adam.step()
+        found = estimate(replicas, batches.batch(0))
+    assert losses[-1] < 0.5 * losses[0] and len([*generate(model, IDS[:1], 2 * T, key=Key(3))]) == 2 * T
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert type(loaded) is Llama and loaded.config == model.config and np.array_equal(loaded(IDS), model(IDS))
     assert found.cache == 2 * 2 * 2 * T * 6 * 4  # blocks, keys and values, heads, positions, width, bytes
     add_lora(loaded, rank=2, key=Key(4))
     adapted = {name for name, layer in loaded.named_layers() if type(layer) is LoRA}

@@ -1,4 +1,4 @@
-"""How every model names the options that it does not take."""
+"""Every model rejects unknown options by name."""
 
 import copy
 import inspect
@@ -33,10 +33,8 @@ every_model = pytest.mark.parametrize("name", MADE_OF)
 
 def test_every_model_is_here():
     assert MADE_OF.keys() == {name for name in models.__all__ if issubclass(getattr(models, name), Model)}
-    assert {name for name in models.__all__ if name not in MADE_OF} == {
-        "LlamaBlock",
-        "MaskedPrediction",
-    }  # parts of them
+    parts = {"LlamaBlock", "MaskedPrediction"}
+    assert {name for name in models.__all__ if name not in MADE_OF} == parts
 
 
 @every_model
@@ -61,7 +59,7 @@ def test_the_list_of_the_classifier():
 
 @every_model
 def test_every_option_that_is_listed_is_taken(name):
-    """With the value that it has by default; those of the sizes are given already."""
+    """With its default value; the sizes are already given."""
     model = getattr(models, name)
     known, _ = model.options()
     for option, parameter in known.items():
@@ -86,13 +84,13 @@ def test_what_a_model_sets_itself(name, option, message):
 
 @pytest.mark.parametrize("option", ["max_length", "vocab_size"])
 def test_a_size_of_the_body_is_no_option(option):
-    """A LanguageModel has a context, from which it makes the body's max_length; and no size twice."""
+    """A LanguageModel has a context, which becomes the body's max_length; no size can be given twice."""
     with pytest.raises(TypeError, match=option):
         LanguageModel(5, 4, 2, 1, 4, **{option: 3})
 
 
 def test_models_of_ones_own():
-    """That hand options on, or have some of their own, or none that could be known."""
+    """That pass options on, or have their own, or take any keyword."""
 
     class Named(LanguageModel):
         def __init__(self, title, *sizes, loud=False, **rest):

@@ -7,12 +7,15 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.data import TextBatches
+from scratchformer.generation import generate
 from scratchformer.generation.cache import KeyValueCache
 from scratchformer.models import Classifier, LanguageModel
 from scratchformer.nn import Block, FeedForward, Layer, LayerNorm, Linear, SelfAttention, Stack, TransformerBlock
+from scratchformer.optim import Adam
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
-from scratchformer.training import SnapshotError, load_model, save_snapshot
+from scratchformer.training import Replicas, SnapshotError, estimate, load_model, save_snapshot
 
 V, C, H, T = 11, 8, 2, 6
 IDS = Key(5).generator().integers(0, V, (2, T))
@@ -117,9 +120,23 @@ def test_one_new_token_uses_the_parts_that_are_there():
 
 
 @every_block
-def test_it_trains_writes_is_estimated_and_saved(block, tmp_path, check_life):
-    loaded, _ = check_life(make(block), tmp_path)
-    assert type(loaded.body.blocks[0]) is block
+def test_it_trains_writes_is_estimated_and_saved(block, tmp_path):
+    model, data = make(block), np.arange(300) % V
+    batches = TextBatches(data, 4, T, Key(2))
+    adam = Adam(model.parameters(), 0.02)
+    with Replicas(model, 2, 1) as replicas:
+        losses = []
+        for step in range(40):
+            losses.append(replicas.gradients(batches.batch(step), Key(step)))
+            adam.step()
+        assert losses[-1] < 0.5 * losses[0]
+        found = estimate(replicas, batches.batch(0))
+    assert found.cache == sum(array.nbytes for block in model.allocate(1) for array in block) > 0
+    assert len([*generate(model, IDS[:1], 2 * T, key=Key(3))]) == 2 * T
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.config == model.config and type(loaded.body.blocks[0]) is block
+    assert np.array_equal(loaded(IDS), model(IDS))
 
 
 def test_options_go_to_the_block():

@@ -25,18 +25,18 @@ def test_gradients(case, check_gradients):
 
 @given(tensors("B H T 6", scales=(1.0,)), st.integers(0, 1000), st.sampled_from([100.0, 10_000.0]))
 def test_equation(device, drawn, start, base):
-    """A pair is a complex number, one part from each half, and turning is a product with exp(iφ)."""
+    """A pair is a complex number, one part from each half, and rotating it is a product with exp(iφ)."""
     (x,) = drawn
     y = to_cpu(ops.rotary(to_device(x, device), start, base)[0])
     for b, h, t in np.ndindex(x.shape[:3]):
         for i in range(3):
-            turned = complex(x[b, h, t, i], x[b, h, t, i + 3]) * cmath.exp(1j * (start + t) * base ** (-2 * i / 6))
-            np.testing.assert_allclose(complex(y[b, h, t, i], y[b, h, t, i + 3]), turned, rtol=1e-9, atol=1e-11)
+            rotated = complex(x[b, h, t, i], x[b, h, t, i + 3]) * cmath.exp(1j * (start + t) * base ** (-2 * i / 6))
+            np.testing.assert_allclose(complex(y[b, h, t, i], y[b, h, t, i + 3]), rotated, rtol=1e-9, atol=1e-11)
 
 
 @given(tensors("B H T 8", "B H T 8", scales=(1.0,)), st.integers(1, 500))
-def test_scores_depend_on_how_far_apart_two_places_are(device, drawn, start):
-    """So moving queries and keys together changes no score; and the backward turns back what the forward turned."""
+def test_scores_depend_on_distance_alone(device, drawn, start):
+    """Moving queries and keys together changes no score, and the backward undoes the rotation of the forward."""
     q, k = (to_device(a, device) for a in drawn)
     (q0, _), (k0, _), (q1, cache), (k1, _) = (ops.rotary(x, s) for s in (0, start) for x in (q, k))
     np.testing.assert_allclose(to_cpu(q0 @ k0.swapaxes(-1, -2)), to_cpu(q1 @ k1.swapaxes(-1, -2)), rtol=1e-9, atol=1e-9)
@@ -45,7 +45,7 @@ def test_scores_depend_on_how_far_apart_two_places_are(device, drawn, start):
 
 
 def test_frequencies():
-    """Linear scaling divides all; Llama 3 keeps pairs that turn often in the first context, and divides slow ones."""
+    """Linear scaling divides all of them; Llama 3's keeps the fast ones and divides the slow ones."""
     theta = ops.rotary_frequencies(8, 100.0)
     np.testing.assert_allclose(theta, [1, 100**-0.25, 0.1, 100**-0.75], rtol=1e-14)
     linear = ops.rotary_frequencies(8, 100.0, {"rope_type": "linear", "factor": 4})
@@ -63,6 +63,7 @@ def test_frequencies():
     ("scaling", "message"),
     [
         ({"rope_type": "yarn", "factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got 'yarn'"),
+        ({"rope_type": ["linear"]}, r"scaling: expected a rope_type of default, linear, llama3, got \['linear'\]"),
         ({"factor": 2.0}, "scaling: expected a rope_type of default, linear, llama3, got None"),
         ({"rope_type": "linear"}, "scaling: linear takes factor, rope_type, got rope_type"),
         ({"rope_type": "linear", "factor": 2.0, "beta": 1}, "linear takes factor, rope_type, got beta, factor, rope"),
@@ -70,7 +71,7 @@ def test_frequencies():
         (LLAMA3 | {"low_freq_factor": 4.0}, "scaling: expected low_freq_factor < high_freq_factor"),
     ],
 )
-def test_scalings_that_are_not_known(scaling, message):
+def test_scalings_that_are_not_supported(scaling, message):
     with pytest.raises(ValueError, match=message):
         ops.rotary(np.ones((1, 1, 2, 4)), scaling=scaling)
 
@@ -87,5 +88,5 @@ def test_arguments_that_do_not_fit():
         ops.rotary(x, base=0)
     with pytest.raises(TypeError, match="scaling: expected None or a mapping, got str"):
         ops.rotary(x, scaling="linear")
-    with pytest.raises(ValueError, match="head_width: expected an even number, .* got 5"):
+    with pytest.raises(ValueError, match=r"head_width: expected an even number, .* got 5"):
         ops.rotary_frequencies(5)
