@@ -1,13 +1,13 @@
-"""One new token through a block on NumPy: the reference's arithmetic in few calls, since here Python is half the time.
+"""One new token through a block on NumPy: the reference's arithmetic in fewer calls, as Python takes half the time.
 
-For a token a product with a weight matrix is a product with a vector: it takes as long as reading the matrix, some
-tens of microseconds, and checks, caches for backward and reshaping would take as long again. So all of the block
-stands here, on arrays (B, C), or (C,) for one sequence, with intermediate results changed in place. Matrices too large
-for the caches, as GPT-2's, are read by several cores at once.
+For a single token each weight matrix is multiplied by a vector. That takes as long as reading the matrix, some tens of
+microseconds; checks, caches for backward and reshaping would take as long again. So the whole block is computed here,
+on arrays (B, C), or (C,) for one sequence, and intermediate results are changed in place. Matrices too large for the
+processor's caches, such as those of GPT-2, are read by several cores at once.
 
-With a pattern only the keys that the token may see are read. With relative positions the vectors r_δ = P_δ W of the
-distances are not made again for every token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one
-query instead of all distances.
+With a pattern or a window, only the keys that the token may see are read. With rotary positions, the angles come from
+one table for all tokens. With relative positions, the vectors r_δ = P_δ W of the distances are not recomputed for every
+token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one query instead of all distances.
 """
 
 from __future__ import annotations
@@ -16,35 +16,52 @@ import functools
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_args
 
 import numpy as np
 
 from ..backend import cores
-from ..nn import Block, FeedForward, LayerNorm, Linear, RelativeSelfAttention, Residual, SelfAttention, TiedOutput
+from ..nn import (
+    Block,
+    FeedForward,
+    LayerNorm,
+    Linear,
+    RelativeSelfAttention,
+    Residual,
+    RMSNorm,
+    RotarySelfAttention,
+    SelfAttention,
+    SwiGLU,
+    TiedOutput,
+)
 from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
+from ..ops.rotary import rotary_tables, rotate
 from .numpy_arrays import one_real_dtype
 from .numpy_dense import activate
 
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
 
+Attention = SelfAttention | RelativeSelfAttention | RotarySelfAttention
+Keys = slice | np.ndarray  # some of the stored ones
+
 plain = extend_block.reference
 
 
 @extend_block.twin(np.ndarray)
 def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As `nn.block.extend_block`, to which other layers than those known here are left, several new tokens, and a
-    pattern that differs between sequences.
+    """As `nn.block.extend_block`, which does the rest: layers not known here, several new tokens, and patterns that
+    differ between sequences.
     """
     first, second = block.branches()
     known = type(first.branch) in ATTENTION and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
-    seen = visible(pattern, stored[0].shape[1], past + 1) if known and x.shape[1] == 1 else None
+    seen = visible(first.branch, stored[0], pattern, past + 1) if known and x.shape[1] == 1 else None
     if seen is None or not one_real_dtype(x, *stored, first.norm.gamma.data):
         return plain(x, block, stored, past, pattern)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
-    h = around(first, rows, lambda n: ATTENTION[type(first.branch)](n, first.branch, stored, past, seen))
+    h = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
     return around(second, h, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
 
 
@@ -74,9 +91,9 @@ def output_row(x: np.ndarray, output: Linear | TiedOutput) -> np.ndarray:
 
 
 def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x w. For one row, (I,), the parts of a large w that lie together in memory are shared out over the cores.
+    """x w. For one row, (I,), a large w is divided among the cores, in parts that are contiguous in memory.
 
-    They are rows of w, of whose products y is the sum, or for a transposed table its columns, each with its part of y.
+    These are rows of w, whose products add up to y; or columns, if w is a transposed table, each giving a part of y.
     """
     parts = min(CORES, w.size // PART) if x.ndim == 1 else 1
     if parts < 2:
@@ -114,39 +131,57 @@ def normalise(x: np.ndarray, norm: LayerNorm) -> np.ndarray:
     return xhat
 
 
-def visible(pattern: Pattern | None, H: int, S: int) -> list[tuple[slice, slice | np.ndarray]] | None:
-    """Groups of heads, each with the keys that a query at the last of S places may see; None where sequences differ."""
+def rms_normalise(x: np.ndarray, norm: RMSNorm) -> np.ndarray:
+    y = x / np.sqrt(np.vecdot(x, x) / x.shape[-1] + norm.eps)[..., None]
+    y *= norm.gamma.data
+    return y
+
+
+def visible(layer: Attention, keys: np.ndarray, pattern: Pattern | None, S: int) -> list[tuple[slice, Keys]] | None:
+    """Groups of key heads, each with the keys that a query at the last of S places may see.
+
+    None if sequences differ, or if query heads that share a key head do.
+    """
+    G, start = keys.shape[1], 0
+    if type(layer) is RotarySelfAttention:
+        if pattern is None:
+            start = max(0, S - (layer.window or S))
+        else:
+            pattern = layer.seen(pattern, causal=False)
     if pattern is None:
-        return [(slice(0, H), slice(0, S))]
+        return [(slice(0, G), slice(start, S))]
+    H = layer.query.w.data.shape[1] // keys.shape[3]
     groups = pattern.of_heads(H)
-    if any(own.differs for _, own in groups):
+    if any(own.differs for _, own in groups) or (G < H and len(groups) > 1):
         return None
     last, columns = slice(0, 1, 1), slice(0, S, 1)
     tables = (np.broadcast_to(own.mask(0, last, columns, 1, S, np), (1, S)) for _, own in groups)
-    return [(heads, np.flatnonzero(table)) for (heads, _), table in zip(groups, tables, strict=True)]
+    found = [(heads, np.flatnonzero(table)) for (heads, _), table in zip(groups, tables, strict=True)]
+    return found if G == H else [(slice(0, G), found[0][1])]
 
 
-def attend(
-    x: np.ndarray,
-    layer: SelfAttention | RelativeSelfAttention,
-    stored: Stored,
-    past: int,
-    seen: list[tuple[slice, slice | np.ndarray]],
-) -> np.ndarray:
-    """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`."""
+def attend(x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: list[tuple[slice, Keys]]) -> np.ndarray:
+    """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`.
+
+    The K query heads that share one of the G heads of keys and values are read together, as rows of one matrix.
+    """
     keys, values = stored
-    B, H, _, D = keys.shape
-    keys[:, :, past] = affine(x, layer.key).reshape(B, H, D)
-    values[:, :, past] = affine(x, layer.value).reshape(B, H, D)
-    q = affine(x, layer.query)
+    B, G, _, D = keys.shape
+    q, k = affine(x, layer.query), affine(x, layer.key).reshape(B, G, 1, D)
     q *= 1 / math.sqrt(D)
-    q, by_place = q.reshape(B, H, D, 1), None
+    q, by_place = q.reshape(B, G, -1, D), None  # (B, G, K, D)
+    if type(layer) is RotarySelfAttention:
+        angles = angles_at(past, D, layer, q.dtype)
+        q, k = rotate(q, *angles), rotate(k, *angles)
+    keys[:, :, past] = k[:, :, 0]
+    values[:, :, past] = affine(x, layer.value).reshape(B, G, D)
+    q = q.swapaxes(2, 3)
     if type(layer) is RelativeSelfAttention:
         by_place = scores_by_place(q, layer, past + 1)
         q = q + layer.content_bias.data[..., None] / math.sqrt(D)
-    y = np.empty((B, H, 1, D), q.dtype)
+    y = np.empty((B, G, q.shape[3], D), q.dtype)
     for heads, columns in seen:
-        z = keys[:, heads, columns] @ q[:, heads]  # (B, heads, keys, 1)
+        z = keys[:, heads, columns] @ q[:, heads]  # (B, heads, keys, K)
         if by_place is not None:
             z += by_place[:, heads, columns]
         if z.size:
@@ -154,7 +189,13 @@ def attend(
         np.exp(z, out=z)
         z /= np.add.reduce(z, axis=2, keepdims=True)
         np.matmul(z.swapaxes(2, 3), values[:, heads, columns], out=y[:, heads])  # without keys 0
-    return affine(y.reshape(*x.shape[:-1], H * D), layer.unify)
+    return affine(y.reshape(*x.shape[:-1], -1), layer.unify)
+
+
+def angles_at(place: int, D: int, layer: RotarySelfAttention, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines (1, D/2) by which `ops.rotary` rotates the vectors at a place, from tables for many."""
+    cos, sin = rotary_tables(1 << place.bit_length(), D, 0, layer.base, layer.scaling, dtype)
+    return cos[place : place + 1], sin[place : place + 1]
 
 
 def scores_by_place(q: np.ndarray, layer: RelativeSelfAttention, S: int) -> np.ndarray:
@@ -177,5 +218,13 @@ def feed_forward(x: np.ndarray, layer: FeedForward) -> np.ndarray:
     return affine(activate(h, layer.up.activation, out=h), layer.down)
 
 
-ATTENTION = {SelfAttention: attend, RelativeSelfAttention: attend}
-ROW = {LayerNorm: normalise, FeedForward: feed_forward}  # layers that treat every position by itself
+def gated(x: np.ndarray, layer: SwiGLU) -> np.ndarray:
+    g = affine(x, layer.gate)
+    activate(g, "silu", out=g)
+    g *= affine(x, layer.up)
+    return affine(g, layer.down)
+
+
+# The layers known here; those of ROW treat every position by itself.
+ATTENTION = get_args(Attention)
+ROW = {LayerNorm: normalise, RMSNorm: rms_normalise, FeedForward: feed_forward, SwiGLU: gated}

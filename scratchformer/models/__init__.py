@@ -7,6 +7,7 @@ from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder
 from .gpt2 import GPT2
 from .language_model import LanguageModel
+from .llama import Llama, LlamaBlock
 from .sparse_transformer import SparseTransformer
 from .transformer_xl import TransformerXL
 
@@ -19,6 +20,8 @@ __all__ = [
     "Classifier",
     "EncoderDecoder",
     "LanguageModel",
+    "Llama",
+    "LlamaBlock",
     "MaskedPrediction",
     "SparseTransformer",
     "TransformerXL",

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..nn import Dropout, Layer
-from .pretrained import PretrainedError, Tensor, load_weights, read_config, tensor_names
+from .pretrained import LEAVES, PretrainedError, Tensor, load_weights, read_config, stored_name, tensor_names
 
 PREFIX = "bert."  # of the names in the file if the model has a head
 SETTINGS = {
@@ -37,7 +36,7 @@ ARCHITECTURES = (
     "BertForSequenceClassification", "BertModel", "BertForPreTraining", "BertForMaskedLM", "BertLMHeadModel",
     "BertForNextSentencePrediction", "BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering",
 )  # fmt: skip
-# The path in a file of each of our layers.
+# The path in a file of each of our layers; those within a block, without the block.
 LAYERS = {
     "tokens": "embeddings.word_embeddings",
     "positions": "embeddings.position_embeddings",
@@ -49,8 +48,6 @@ LAYERS = {
     "masked.output": "cls.predictions",
     "following": "cls.seq_relationship",
     "output": "classifier",
-}
-BLOCK_LAYERS = {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
     "attention.value": "attention.self.value",
@@ -60,7 +57,7 @@ BLOCK_LAYERS = {
     "feedforward.down": "output.dense",
     "norm2": "output.LayerNorm",
 }
-LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
+OLD_LEAVES = LEAVES | {"gamma": "gamma", "beta": "beta"}
 # Tensors that a model without the head, or with tied weights, does not need.
 UNUSED = r"(cls\.predictions|cls\.seq_relationship|pooler|classifier)\..*|embeddings\.position_ids"
 TIED = {
@@ -75,11 +72,7 @@ def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
     """
     if dropout is not None:
         Dropout(dropout)  # raises an error if it is out of range
-    config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS)
-    kinds = config.get("architectures") or []
-    if not (isinstance(kinds, list) and all(kind in ARCHITECTURES for kind in kinds)):
-        path, expected = Path(folder) / "config.json", ", ".join(ARCHITECTURES)
-        raise PretrainedError(f"{path}: architectures: expected one of {expected}, got {kinds!r}")
+    config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS, architectures=ARCHITECTURES)
     options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
     options["activation"] = ACTIVATIONS[config.get("hidden_act", "gelu")]
     return options if dropout is None else options | {"dropout": dropout}
@@ -116,7 +109,5 @@ def load_bert(model: Layer, folder: Path | str, new: Collection[str] = ()) -> No
 
 def stored_as(name: str, old: bool) -> Tensor:
     """Where one of our parameters is in a file; old: whether the file calls the weights of norms gamma and beta."""
-    path, leaf = name.removeprefix("body.").rsplit(".", 1)
-    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
-    path = f"encoder.layer.{block[1]}.{BLOCK_LAYERS[block[2]]}" if block else LAYERS[path]
-    return Tensor(f"{path}.{leaf if old and leaf in ('gamma', 'beta') else LEAVES[leaf]}", transposed=leaf == "w")
+    leaves = OLD_LEAVES if old else LEAVES
+    return Tensor(stored_name(name, LAYERS, "encoder.layer", leaves), transposed=name.endswith(".w"))

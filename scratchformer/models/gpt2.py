@@ -12,7 +12,7 @@ from ..nn import Dropout, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import PretrainedError, Tensor, load_weights, making, read_config
+from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, stored_name
 
 STD = 0.02  # of the initial weights
 SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, in the order of GPT2's arguments
@@ -68,10 +68,8 @@ class GPT2(LanguageModel):
         kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
-        for name, p in self.named_parameters().items():
-            if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
-                std = STD / math.sqrt(2 * depth) if name.endswith(("unify.w", "down.w")) else STD
-                p.data[...] = std * key.fold(name).generator().standard_normal(p.data.shape, p.data.dtype)
+        smaller = STD / math.sqrt(2 * depth)
+        self.draw_weights(key, lambda name: smaller if name.endswith(("unify.w", "down.w")) else STD)
 
     @classmethod
     def from_pretrained(
@@ -114,8 +112,8 @@ def _dropout(folder: os.PathLike[str] | str, config: Mapping[str, Any]) -> float
     return branches
 
 
-# The names in the file of the layers in a block and around the blocks. Its matrices are (in, out), like ours.
-PLACES = {
+# The path in a file of each of our layers; those within a block, without the block. Matrices are (in, out), like ours.
+LAYERS = {
     "attention.query": "attn.c_attn",
     "attention.key": "attn.c_attn",
     "attention.value": "attn.c_attn",
@@ -134,13 +132,7 @@ COLUMNS = ("query", "key", "value")  # side by side in one matrix and in one bia
 
 def stored_as(name: str, d_model: int) -> Tensor:
     """Where the parameter `name` is in the file: "body.blocks.0.norm1.gamma" is "h.0.ln_1.weight"."""
-    place, _, leaf = name.removeprefix("body.").rpartition(".")
-    block = ""
-    if place.startswith("blocks."):
-        _, number, place = place.split(".", 2)
-        block = f"h.{number}."
-    kind = place.rpartition(".")[2]
+    kind = name.split(".")[-2]
     start = COLUMNS.index(kind) * d_model if kind in COLUMNS else None
     columns = slice(None) if start is None else slice(start, start + d_model)
-    stored = f"{block}{PLACES[place]}.{'bias' if leaf in ('b', 'beta') else 'weight'}"
-    return Tensor(stored, transposed=place == "output", columns=columns)
+    return Tensor(stored_name(name, LAYERS, "h"), transposed=kind == "output", columns=columns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
@@ -12,7 +12,7 @@ from ..nn.block import extend_output
 from ..nn.stack import Stored
 from ..ops.checks import expect_positive
 from ..ops.cross_entropy import IGNORED
-from ..rng import Key
+from ..rng import Key, Zeros
 from .body import Body
 from .predictor import Predictor
 
@@ -49,6 +49,12 @@ class LanguageModel(Predictor):
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
         self.output = Linear(d_model, vocab_size, key=key.fold("output"))
+
+    def draw_weights(self, key: Key, std: Callable[[str], float]) -> None:
+        """Draw every matrix and table from a normal distribution, std(name) wide; with `Zeros` none is touched."""
+        for name, p in self.named_parameters().items():
+            if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
+                p.data[...] = std(name) * key.fold(name).generator().standard_normal(p.data.shape, p.data.dtype)
 
     def forward(self, ids: Array, key: Key | None = None) -> tuple[Array, LanguageModelCache]:
         """Logits (B, T, V) of ids (B, T): logits[:, t] predict the token after ids[:, t]."""

@@ -23,6 +23,8 @@ from ..nn import Layer, Param
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
+# The names in a file of a layer's own parameters.
+LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 
 
@@ -40,19 +42,22 @@ class Tensor(NamedTuple):
 
 def read_config(
     folder: Path | str,
-    model_type: str,
+    model_type: str | tuple[str, ...],
     names: Collection[str] = (),
     computed: Mapping[str, tuple] = {},
     fractions: Collection[str] = (),
     optional: Collection[str] = (),
+    architectures: Collection[str] | None = None,
 ) -> dict[str, Any]:
-    """The contents of config.json in the Hugging Face folder of a model of type `model_type` ("gpt2", "bert").
+    """The contents of config.json in the Hugging Face folder of a model of type `model_type` ("gpt2", "bert"), or of
+    one of several types.
 
     names: settings that must be present. They must be whole numbers >= 1, except `fractions`, which are numbers >= 0
     and are checked if present. optional: settings that may be missing or null, and are otherwise checked in the same
     way. computed: for some settings, the values that this implementation supports; the first is the default if the
-    setting is missing. Raises PretrainedError if the file is missing, damaged, for another model, or has a value that
-    is not supported.
+    setting is missing. architectures: the classes of transformers that the folder may name, if it names any; all by
+    default. Raises PretrainedError if the file is missing, damaged, for another model, or has a value that is not
+    supported.
     """
     path = Path(folder) / "config.json"
     try:
@@ -61,8 +66,13 @@ def read_config(
         raise PretrainedError(f"{path}: {error.strerror or error}") from error
     except (ValueError, TypeError) as error:
         raise PretrainedError(f"{path} is damaged: {error}") from error
-    if config.get("model_type") != model_type:
-        raise PretrainedError(f"{path}: expected model_type {model_type!r}, got {config.get('model_type')!r}")
+    types = (model_type,) if isinstance(model_type, str) else model_type
+    if config.get("model_type") not in types:
+        expected = " or ".join(map(repr, types))
+        raise PretrainedError(f"{path}: expected model_type {expected}, got {config.get('model_type')!r}")
+    kinds = config.get("architectures") or []
+    if architectures is not None and not (isinstance(kinds, list) and all(kind in architectures for kind in kinds)):
+        raise PretrainedError(f"{path}: architectures: expected one of {', '.join(architectures)}, got {kinds!r}")
     if missing := [name for name in names if name not in config]:
         raise PretrainedError(f"{path}: {', '.join(missing)} missing")
     for name in dict.fromkeys([*names, *fractions, *optional]):
@@ -130,6 +140,18 @@ def load_weights(
         for name, tensor in tensors.items():
             source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
+
+
+def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mapping[str, str] = LEAVES) -> str:
+    """The name in a file of our parameter called `name`.
+
+    layers: the path in the file for each of our layers; those within a block, without the block. blocks: the path of
+    the list of blocks in the file. leaves: the names of the parameters themselves.
+    """
+    path, _, leaf = name.removeprefix("body.").rpartition(".")
+    block = re.fullmatch(r"blocks\.(\d+)\.(.+)", path)
+    path = f"{blocks}.{block[1]}.{layers[block[2]]}" if block else layers[path]
+    return f"{path}.{leaves[leaf]}"
 
 
 def tensor_names(folder: Path | str, prefix: str = "") -> dict[str, tuple[int, ...]]:

@@ -128,8 +128,14 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
     *_, T, D = x.shape
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
-    items = None if scaling is None else tuple(scaling.items())
-    return _tables(T, D, start, base, items, np.float32 if x.dtype.itemsize <= 4 else np.float64)
+    return rotary_tables(T, D, start, base, scaling, np.float32 if x.dtype.itemsize <= 4 else np.float64)
+
+
+def rotary_tables(
+    T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """The cosines and sines (T, D/2) of `rotary`; they are kept for the next call, and read-only."""
+    return _tables(T, D, start, base, None if scaling is None else tuple(scaling.items()), dtype)
 
 
 @functools.lru_cache(maxsize=8)

@@ -315,6 +315,13 @@ def _gpt2(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
 
 
+def _llama(d: Draw, **options: Any) -> LayerCase:
+    """Four heads of queries, two of keys and values, of a width of their own."""
+    d.sizes["H"] = 4
+    model = models.Llama(d.V, d.C, d.H, 2, d.T + 1, kv_heads=2, head_width=2, key=Key(d.seed), **options)
+    return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
+
+
 def _classifier(d: Draw, **options: Any) -> LayerCase:
     model = models.Classifier(d.V, d.K, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return LayerCase(model, (d.integers("B T", d.V), d.lengths()), {"key": d.key})
@@ -443,6 +450,20 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "EncoderDecoder, pre": partial(_encoder_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"),
     "GPT2": partial(_gpt2, dropout=0.2),
     "GPT2, recompute": partial(_gpt2, dropout=0.2, d_ff=3, recompute=True),
+    "Llama": partial(_llama, dropout=0.2),
+    "Llama, tied, window, scaling, biases, recompute": partial(
+        _llama,
+        tied=True,
+        window=2,
+        base=100.0,
+        scaling=_LLAMA3,
+        bias=True,
+        output_bias=True,
+        feedforward_bias=True,
+        d_ff=3,
+        eps=0.1,
+        recompute=True,
+    ),
     "TransformerXL, post": partial(_transformer_xl, dropout=0.2),
     "TransformerXL, pre, recompute": partial(_transformer_xl, norm="pre", recompute=True, dropout=0.2),
     "Classifier, mean": partial(_classifier, dropout=0.2),

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer.dispatch import reference_only
+from scratchformer.models import LlamaBlock
 from scratchformer.nn import FeedForward, Linear, TiedOutput, TokenEmbedding, TransformerBlock
 from scratchformer.nn.block import extend_block, extend_output
 from scratchformer.ops import BlockEnds, Full, Heads, Local, Padding, SameBlock, Strided
@@ -44,6 +45,53 @@ def test_twin_gives_what_the_reference_gives(
     np.testing.assert_allclose(y, expected, **tolerance)
     np.testing.assert_allclose(fast, plain, **tolerance)  # the new keys and values are stored, and no others
     assert np.array_equal(fast[:, :, :, past + T :], stored[:, :, :, past + T :])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@settings(max_examples=max(4, settings.default.max_examples // 3))
+@given(
+    B=st.integers(1, 4), G=st.integers(1, 3), K=st.integers(1, 3), D=st.integers(1, 4), past=st.integers(0, 6),
+    window=st.none() | st.integers(1, 9), bias=st.booleans(), scaled=st.booleans(), pattern=st.sampled_from(PATTERNS),
+    seed=st.integers(0, 1000),
+)  # fmt: skip
+def test_rotary_positions_shared_keys_and_gates(dtype, B, G, K, D, past, window, bias, scaled, pattern, seed):
+    """The block of a Llama, and nothing of it is left to the reference unless heads that share keys differ."""
+    draw, C, H = Key(seed).generator(), 6, G * K
+    pattern = Heads(*(pattern or Full() for _ in range(H - 1)), Strided(2)) if seed % 5 == 0 else pattern
+    options = dict(scaling={"rope_type": "linear", "factor": 3.0}, base=50.0) if scaled else {}
+    biases = dict(bias=bias, output_bias=bias, feedforward_bias=bias)
+    block = LlamaBlock(C, H, G, 5, 2 * D, window=window, eps=1e-2, key=Key(seed), **biases, **options).to(dtype=dtype)
+    for p in block.parameters():
+        p.data[...] = draw.standard_normal(p.data.shape)
+    x = draw.standard_normal((B, 1, C)).astype(dtype)
+    stored = draw.standard_normal((2, B, G, 8, 2 * D)).astype(dtype)
+    fast, plain = stored.copy(), stored.copy()
+    y = extend_block(x, block, tuple(fast), past, pattern)
+    expected = extend_block.reference(x, block, tuple(plain), past, pattern)
+    assert y.dtype == dtype and y.shape == x.shape
+    tolerance = dict(rtol=1e-4, atol=1e-4) if dtype == np.float32 else dict(rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(y, expected, **tolerance)
+    np.testing.assert_allclose(fast, plain, **tolerance)
+    assert np.array_equal(fast[:, :, :, past + 1 :], stored[:, :, :, past + 1 :])
+
+
+def test_a_llama_is_not_left_to_the_reference(monkeypatch):
+    module = pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
+    monkeypatch.setattr(module, "plain", None)
+    x, stored = np.ones((1, 1, 8), np.float32), np.zeros((2, 1, 2, 4, 2), np.float32)
+    for pattern in None, Local(1):
+        extend_block(x, LlamaBlock(8, 4, 2, window=2, key=Key(0)), tuple(stored), 3, pattern)
+
+
+def test_a_window_is_all_that_is_read():
+    pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
+    block, draw = LlamaBlock(8, 4, 2, window=3, key=Key(0)), Key(2).generator()
+    x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((1, 1, 8), (1, 2, 8, 2), (1, 2, 8, 2)))
+    y = extend_block(x, block, (keys, values), 6)
+    keys[:, :, [0, 1, 2, 3, 7]] = values[:, :, [0, 1, 2, 3, 7]] = np.nan
+    assert np.array_equal(extend_block(x, block, (keys, values), 6), y)
+    keys[:, :, 4] = np.nan
+    assert np.isnan(extend_block(x, block, (keys, values), 6)).all()
 
 
 @pytest.mark.parametrize("relative", [False, True])

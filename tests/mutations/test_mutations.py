@@ -351,6 +351,27 @@ MISTAKES = [
         "tests/models/test_pretrained.py",
     ),
     Mistake(
+        "published weights: a Llama's gate and values exchanged",
+        "models/llama_weights.py",
+        [
+            ('"feedforward.gate": "mlp.gate_proj"', '"feedforward.gate": "mlp.up_proj"'),
+            ('"feedforward.up": "mlp.up_proj"', '"feedforward.up": "mlp.gate_proj"'),
+        ],
+        "tests/models/test_llama.py -k arrives",
+    ),
+    Mistake(
+        "one new token: query heads read the wrong head of keys",
+        "kernels/numpy_extend.py",
+        [("q.reshape(B, G, -1, D), None", "q.reshape(B, -1, G, D).swapaxes(1, 2), None")],
+        "tests/kernels/test_extend.py -k rotary",
+    ),
+    Mistake(
+        "one new token: the window is one too wide",
+        "kernels/numpy_extend.py",
+        [("S - (layer.window or S)", "S - 1 - (layer.window or S)")],
+        "tests/kernels/test_extend.py -k window",
+    ),
+    Mistake(
         "bits per byte: divided by the number of tokens",
         "training/evaluate.py",
         [("    predicted = tokens if sizes is None else", "    predicted = tokens if True else")],

@@ -1,0 +1,127 @@
+"""Llama, and the published models of its kind: Mistral and Qwen2."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from ..nn import Block, Dropout, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
+from ..ops.checks import expect_boolean, expect_positive
+from ..ops.positions import BASE
+from ..rng import Key, Zeros
+from .body import Body
+from .language_model import LanguageModel
+from .llama_weights import llama_config, load_llama
+from .pretrained import making
+
+EPS = 1e-6
+
+
+class LlamaBlock(Block):
+    """A pre-norm block of rotary self-attention and SwiGLU, with RMS norms: see `Block`.
+
+    kv_heads, head_width, base, scaling, bias, output_bias, window: of the attention, see `RotarySelfAttention`.
+    d_ff, feedforward_bias: of the feed-forward layer, see `SwiGLU`. By default F is 8/3 C, rounded up: the three
+    matrices then have as many weights as the two of a `FeedForward` with 4 C. eps: of the norms.
+    """
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        kv_heads: int | None = None,
+        d_ff: int | None = None,
+        head_width: int | None = None,
+        base: float = BASE,
+        scaling: Mapping[str, Any] | None = None,
+        window: int | None = None,
+        bias: bool = False,
+        output_bias: bool = False,
+        feedforward_bias: bool = False,
+        eps: float = EPS,
+        dropout: float = 0.0,
+        key: Key = Key(0),
+    ) -> None:
+        d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
+        options = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
+        attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=key.fold("attention"))
+        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, key.fold("feedforward"))
+        super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
+
+
+class Llama(LanguageModel):
+    """The language model that Meta published in 2023. Mistral and Qwen2 are variants of it.
+
+    What differs from `GPT2`, and why:
+    - Queries and keys are rotated by angles that grow with their position, in every block. Their scores depend on how
+      far apart they are. There is no table of positions, and `context` is only a limit.
+    - The norms are RMS norms: no mean is subtracted and nothing is added. They are cheaper, and train as well.
+    - The feed-forward layer is gated: SwiGLU, with F = 8/3 C, gives a lower loss than ReLU or GELU with 4 C and as many
+      weights.
+    - Linear layers have no biases, and the output has weights of its own (tied: True gives it the tokens' table).
+    - Several query heads may share one head of keys and values (kv_heads: G < H). The cache for generation is then H/G
+      times smaller, and faster to read. The larger models have this from Llama 2 on.
+    - In Mistral a position sees only the last W (window): time grows with T W instead of T². Information still travels
+      W − 1 positions in every block.
+    - Qwen2 adds biases to queries, keys and values (bias).
+
+    vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
+    the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
+    checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0. `block` takes
+    the remaining options, those of `LlamaBlock`.
+
+    Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Touvron et al.,
+    "Llama 2", 2023, section 2.2, for grouped heads; Jiang et al., "Mistral 7B", 2023, section 2; Yang et al., "Qwen2
+    technical report", 2024, section 2.2.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        context: int,
+        tied: bool = False,
+        dropout: float = 0.0,
+        recompute: bool = False,
+        std: float = 0.02,
+        key: Key = Key(0),
+        **block: Any,
+    ) -> None:
+        self.context = context
+        norm = partial(RMSNorm, eps=block.get("eps", EPS))
+        parts = dict(positions="none", block=LlamaBlock, final_norm=norm)
+        options = dict(dropout=dropout, recompute=recompute, causal=True, key=Zeros())
+        self.body = Body(vocab_size, d_model, heads, depth, context, **parts, **options, **block)
+        self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
+        self.draw_weights(key, lambda name: std)
+
+    @classmethod
+    def passes_to(cls, options: Mapping[str, Any]) -> Callable:
+        return LlamaBlock
+
+    @classmethod
+    def from_pretrained(
+        cls, folder: os.PathLike[str] | str, context: int | None = None, dropout: float = 0.0, recompute: bool = False
+    ) -> Llama:
+        """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
+        several, read into float32.
+
+        context: None for that of the folder (max_position_embeddings); a shorter one saves memory in generation.
+        dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
+        Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
+        or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
+        """
+        Dropout(dropout)  # raises what is wrong with it
+        expect_boolean(recompute=recompute)
+        sizes = llama_config(folder)
+        if context is not None:
+            expect_positive(context=context)
+            sizes["context"] = context
+        with making(folder):
+            model = cls(**sizes, dropout=dropout, recompute=recompute, key=Zeros())
+        load_llama(model, folder)
+        return model

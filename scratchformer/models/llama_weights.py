@@ -1,0 +1,139 @@
+"""Where the parameters of a Llama, Mistral or Qwen2 are in a Hugging Face folder, and what its config.json must say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..nn import Layer
+from ..ops.checks import expect_number
+from ..ops.positions import BASE
+from ..ops.rotary import check_scaling
+from .pretrained import PretrainedError, Tensor, load_weights, read_config, stored_name
+
+SETTINGS = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "d_model",
+    "num_attention_heads": "heads",
+    "num_hidden_layers": "depth",
+    "max_position_embeddings": "context",
+    "intermediate_size": "d_ff",
+}
+OPTIONAL = {"num_key_value_heads": "kv_heads", "head_dim": "head_width"}  # null or missing: the default here
+FRACTIONS = ("rms_norm_eps", "max_window_layers")
+COMPUTED = {  # values with which the computation is the one here, the default first
+    "hidden_act": ("silu", "swish"),
+    "tie_word_embeddings": (False, True),
+    "is_causal": (True,),
+    "pretraining_tp": (1, None),
+    "partial_rotary_factor": (None, 1),
+    "use_mrope": (False,),
+    "original_max_position_embeddings": (None,),
+    "quantization_config": (None,),
+    "compression_config": (None,),
+    "per_layer_config": (None,),
+}
+KINDS = {  # what each model_type adds
+    "llama": {"attention_bias": (False, True), "mlp_bias": (False, True), "sliding_window": (None,)},
+    "mistral": {"attention_bias": (False,), "mlp_bias": (False,)},
+    "qwen2": {"attention_bias": (True,), "mlp_bias": (False,), "use_sliding_window": (False, True)},
+}
+ARCHITECTURES = {"llama": "LlamaForCausalLM", "mistral": "MistralForCausalLM", "qwen2": "Qwen2ForCausalLM"}
+WINDOW, FIRST_WINDOW = 4096, 28  # defaults of the library that writes these folders
+# The path of each layer of ours in a file; those of a block, without the block.
+LAYERS = {
+    "tokens": "embed_tokens",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.unify": "self_attn.o_proj",
+    "norm1": "input_layernorm",
+    "feedforward.gate": "mlp.gate_proj",
+    "feedforward.up": "mlp.up_proj",
+    "feedforward.down": "mlp.down_proj",
+    "norm2": "post_attention_layernorm",
+    "final_norm": "norm",
+    "output": "lm_head",
+}
+BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files, beside the weights
+TIED = {"lm_head.weight": "embed_tokens.weight"}
+
+
+def llama_config(folder: Path | str) -> dict[str, Any]:
+    """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else."""
+    path = Path(folder) / "config.json"
+    kind = read_config(folder, tuple(KINDS))["model_type"]
+    # Only a Llama may leave out its number of key and value heads: the library's defaults for the others are 8 and 32.
+    names = SETTINGS if kind == "llama" else (*SETTINGS, "num_key_value_heads")
+    config = read_config(
+        folder,
+        kind,
+        names,
+        COMPUTED | KINDS[kind],
+        FRACTIONS,
+        optional=(*OPTIONAL, "sliding_window"),
+        architectures=(ARCHITECTURES[kind],),
+    )
+    bias = config.get("attention_bias", kind == "qwen2")
+    base, scaling = rotary_settings(path, config)
+    return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
+        **{ours: config.get(theirs) for theirs, ours in OPTIONAL.items()},
+        "window": window_setting(path, config),
+        "base": base,
+        "scaling": scaling,
+        "bias": bias,
+        "output_bias": bias and kind == "llama",
+        "feedforward_bias": config.get("mlp_bias", False),
+        "eps": config.get("rms_norm_eps", 1e-6),
+        "tied": config.get("tie_word_embeddings", False),
+    }
+
+
+def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None]:
+    """The base and the scaling of the angles, from `rope_parameters`, or from `rope_theta` and `rope_scaling`."""
+    name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    found = config.get(name) or {}
+    if not isinstance(found, dict):
+        raise PretrainedError(f"{path}: {name}: expected settings by name, got {found!r}")
+    beside = config.get("rope_theta", found.get("rope_theta", BASE))
+    if (base := found.get("rope_theta", beside)) != beside:
+        raise PretrainedError(f"{path}: rope_theta: expected that of {name}, {base!r}, got {beside!r}")
+    kind = found.get("rope_type", found.get("type", "default"))
+    scaling = {"rope_type": kind} | {n: x for n, x in found.items() if n not in ("rope_theta", "rope_type", "type")}
+    try:
+        expect_number("rope_theta", base, zero=False)
+        check_scaling(scaling)
+    except (TypeError, ValueError) as error:
+        raise PretrainedError(f"{path}: {name}: {str(error).removeprefix('scaling: ')}") from error
+    return base, None if kind == "default" else scaling
+
+
+def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
+    """How many positions each position sees, in all layers; None for all."""
+    kind, depth = config["model_type"], config["num_hidden_layers"]
+    on = kind == "mistral" or (kind == "qwen2" and config.get("use_sliding_window", False))
+    window = config.get("sliding_window", WINDOW) if on else None
+    first = config.get("max_window_layers", FIRST_WINDOW) if kind == "qwen2" else 0
+    windowed = [window is not None and i >= first for i in range(depth)]
+    types = ["sliding_attention" if w else "full_attention" for w in windowed]
+    if config.get("layer_types") not in (None, types):
+        raise PretrainedError(
+            f"{path}: layer_types: expected {types}, as other settings say, got {config['layer_types']}"
+        )
+    if any(windowed) and not all(windowed):
+        raise PretrainedError(
+            f"{path}: max_window_layers: expected 0 or at least {depth}, for one kind of attention, got {first}"
+        )
+    return window if all(windowed) else None
+
+
+def load_llama(model: Layer, folder: Path | str) -> None:
+    """Copy the weights of a folder into `model`."""
+    tensors = {name: stored_as(name) for name in model.named_parameters()}
+    load_weights(model, folder, tensors, BUFFERS, "model.", TIED)
+
+
+def stored_as(name: str) -> Tensor:
+    """Where a parameter of ours is in a file: "body.blocks.0.norm1.gamma" is "layers.0.input_layernorm.weight"."""
+    return Tensor(stored_name(name, LAYERS, "layers"), transposed=name.endswith(".w"))
