@@ -1,6 +1,7 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
-With --model xl it is a Transformer-XL, of no more parameters, which reads the text in order with a memory.
+With --model xl it is a Transformer-XL, which reads the text in order with a memory; with --model llama it is a Llama.
+Neither has more parameters than the plain model.
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
 of Python's standard library, as with --data stdlib.
 
@@ -14,22 +15,25 @@ with the width and the number of steps that the tutorial names. Adam's rate rise
 """
 
 from scratchformer.data import SegmentBatches
-from scratchformer.models import LanguageModel, TransformerXL
+from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.training import LanguageProgram
 
 PRESETS = {
     "small": dict(
         d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02,
         batch_size=32, lr=2e-3, warmup=100, steps=1000, memory=128, xl_d_ff=448,
+        kv_heads=2, llama_d_ff=396,
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
+        kv_heads=4, llama_d_ff=776,
     ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model, since the maps from distances of a Transformer-XL have more parameters than positions.
+# llama_d_ff is that of a layer with three matrices; kv_heads are the key and value heads of a Llama.
 OPTIONS = {
-    "model": dict(choices=("plain", "xl"), default="plain", help="(default: plain)"),
+    "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="of the plain model, instead of learned ones"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="of the learning rate"),
 }
@@ -42,13 +46,17 @@ class Enwik8(LanguageProgram):
     options = OPTIONS
 
     def check(self):
-        if self.run.model == "xl" and self.run.positions:
-            raise ValueError(f"--positions {self.run.positions}: a Transformer-XL has relative ones, so leave it out")
+        if self.run.model != "plain" and self.run.positions:
+            kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
+            raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
 
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "context", "norm", "embedding_std")
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes)
+        if self.run.model == "llama":
+            sizes = self.sizes("d_model", "heads", "depth", "context", "kv_heads")
+            return Llama(256, d_ff=self.run.llama_d_ff, key=key, **sizes)
         return LanguageModel(256, key=key, **sizes, **self.sizes("positions"))
 
     def make_batches(self, key):
