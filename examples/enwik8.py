@@ -22,16 +22,15 @@ PRESETS = {
     "small": dict(
         d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02,
         batch_size=32, lr=2e-3, warmup=100, steps=1000, memory=128, xl_d_ff=448,
-        kv_heads=2, llama_d_ff=396,
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
-        kv_heads=4, llama_d_ff=776,
     ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model, since the maps from distances of a Transformer-XL have more parameters than positions.
-# llama_d_ff is that of a layer with three matrices; kv_heads are the key and value heads of a Llama.
+# Of a Llama, by the preset: its key and value heads, and the width of its three feed-forward matrices.
+LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776)}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="of the plain model, instead of learned ones"),
@@ -55,8 +54,7 @@ class Enwik8(LanguageProgram):
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes)
         if self.run.model == "llama":
-            sizes = self.sizes("d_model", "heads", "depth", "context", "kv_heads")
-            return Llama(256, d_ff=self.run.llama_d_ff, key=key, **sizes)
+            return Llama(256, key=key, **self.sizes("d_model", "heads", "depth", "context"), **LLAMA[self.run.preset])
         return LanguageModel(256, key=key, **sizes, **self.sizes("positions"))
 
     def make_batches(self, key):
