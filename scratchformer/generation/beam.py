@@ -99,7 +99,8 @@ def beam_search(
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
         written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(B, K, 1)], axis=2)
-        if all(done(*of, K, limit, length_penalty) for *of, limit in zip(finished, scores, limits, strict=True)):
+        texts = zip(finished, scores, limits, strict=True)
+        if all(done(ended, going_on, K, limit, length_penalty) for ended, going_on, limit in texts):
             break
         cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
     return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]

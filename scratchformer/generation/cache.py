@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
-from ..models import EncoderDecoder, LanguageModel, TransformerXL
+from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..ops.checks import expect_ids, expect_positive, expect_shape
 
@@ -38,10 +39,11 @@ class KeyValueCache:
     every prediction sees at least half a context.
     """
 
-    def __init__(self, model: LanguageModel, batch_size: int) -> None:
-        """Room for B = `batch_size` sequences, each as long as the model can see at once."""
+    def __init__(self, model: Any, batch_size: int) -> None:
+        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
         expect_positive(batch_size=batch_size)
-        self.model, self.batch_size, self.ids, self.length = model, batch_size, None, 0
+        self.model, self.batch_size, self.length = model, batch_size, 0
+        self.ids: Array | None = None
         self.room = model.body.max_length
         self.weights = model.parameters()[0].data
         self.stored = model.allocate(batch_size)
@@ -57,13 +59,12 @@ class KeyValueCache:
         of range.
         """
         self.check(ids)
-        self.ids = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
-        if self.ids.shape[1] > self.model.context:
+        seen = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
+        if seen.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
-            self.ids, self.length = self.ids[:, -max(kept, min(ids.shape[1], self.model.context)) :], 0
-        new = self.ids[:, self.length :]
-        logits = self.model.extend(new, self.stored, self.length)
-        self.length = self.ids.shape[1]
+            seen, self.length = seen[:, -max(kept, min(ids.shape[1], self.model.context)) :], 0
+        logits = self.model.extend(seen[:, self.length :], self.stored, self.length)
+        self.ids, self.length = seen, seen.shape[1]
         return logits[:, -1]
 
 
@@ -135,14 +136,15 @@ class SegmentCache(KeyValueCache):
 
     def logits(self, ids: Array) -> Array:
         self.check(ids)
-        context, logits = self.model.context, None
-        while ids.shape[1]:
-            if self.length == self.begun + context:
+        while True:
+            if self.length == self.begun + self.model.context:
                 self.begin_segment()
-            new, ids = ids[:, : self.begun + context - self.length], ids[:, self.begun + context - self.length :]
+            room = self.begun + self.model.context - self.length
+            new, ids = ids[:, :room], ids[:, room:]
             logits = self.model.extend(new, self.stored, self.length)
             self.length += new.shape[1]
-        return logits[:, -1]
+            if not ids.shape[1]:
+                return logits[:, -1]
 
     def begin_segment(self) -> None:
         """Turn the last `model.memory` stored positions into the memory."""
@@ -152,6 +154,6 @@ class SegmentCache(KeyValueCache):
         self.begun = self.length = kept
 
 
-def cache_for(model: LanguageModel, batch_size: int) -> KeyValueCache:
+def cache_for(model: Any, batch_size: int) -> KeyValueCache:
     """The right kind of cache for the model."""
     return (SegmentCache if isinstance(model, TransformerXL) else KeyValueCache)(model, batch_size)

@@ -6,6 +6,7 @@ import codecs
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from threadpoolctl import ThreadpoolController
@@ -13,7 +14,6 @@ from threadpoolctl import ThreadpoolController
 from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import GPT2_END, Subwords
 from ..models import LanguageModel
-from ..nn import Layer
 from ..ops.checks import expect_at_least
 from ..rng import Key
 from .cache import KeyValueCache, cache_for
@@ -64,7 +64,7 @@ def generate(
             new = ids[:, None]
 
 
-def expect_vocabulary(model: Layer, size: int, note: str = "") -> None:
+def expect_vocabulary(model: Any, size: int, note: str = "") -> None:
     """Raise ValueError unless the model has as many tokens as the vocabulary, `size`."""
     if size != (expected := model.config["vocab_size"]):
         raise ValueError(f"vocabulary: expected {expected:,} tokens, as in the model, got {size:,}{note}")
@@ -79,7 +79,7 @@ def printable(text: str) -> str:
 
 
 def stream_text(
-    model: LanguageModel, prompt: str | bytes, tokens: int, vocabulary: Subwords | None = None, **options: object
+    model: LanguageModel, prompt: str | bytes, tokens: int, vocabulary: Subwords | None = None, **options: Any
 ) -> Iterator[str]:
     """Generate tokens after `prompt`, and yield text as soon as their bytes form complete characters (UTF-8).
 

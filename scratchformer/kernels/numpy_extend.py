@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import get_args
+from typing import Any
 
 import numpy as np
 
@@ -44,7 +45,6 @@ from .numpy_dense import activate
 CORES = cores()
 PART = 1 << 20  # elements of a matrix that are worth a core of their own: one reads 4 MB in about 0.1 ms
 
-Attention = SelfAttention | RelativeSelfAttention | RotarySelfAttention
 Keys = slice | np.ndarray  # some of the stored ones
 
 plain = extend_block.reference
@@ -56,9 +56,10 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
     differ between sequences.
     """
     first, second = block.branches()
+    norm: Any = first.norm
     known = type(first.branch) in ATTENTION and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
     seen = visible(first.branch, stored[0], pattern, past + 1) if known and x.shape[1] == 1 else None
-    if seen is None or not one_real_dtype(x, *stored, first.norm.gamma.data):
+    if seen is None or not one_real_dtype(x, *stored, norm.gamma.data):
         return plain(x, block, stored, past, pattern)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
     h = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
@@ -78,11 +79,14 @@ def around(residual: Residual, x: np.ndarray, branch: Callable[[np.ndarray], np.
 
 
 @extend_output.twin(np.ndarray)
-def output_row(x: np.ndarray, output: Linear | TiedOutput) -> np.ndarray:
+def output_row(x: np.ndarray, output: Any) -> np.ndarray:
     """As `nn.block.extend_output`."""
-    known = type(output) is TiedOutput or (type(output) is Linear and output.activation is None)
-    w = None if not known else output.table.data.T if type(output) is TiedOutput else output.w.data
-    if not known or x.shape[:2] != (1, 1) or not one_real_dtype(x, w):
+    w: np.ndarray | None = None
+    if type(output) is TiedOutput:
+        w = output.table.data.T
+    elif type(output) is Linear and output.activation is None:
+        w = output.w.data
+    if w is None or x.shape[:2] != (1, 1) or not one_real_dtype(x, w):
         return extend_output.reference(x, output)
     y = product(x[0, 0], w)
     if output.b is not None:
@@ -102,7 +106,7 @@ def product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
     size = w.shape[0 if by_rows else 1]
     slices = [slice(size * i // parts, size * (i + 1) // parts) for i in range(parts)]
     pairs = [(x[s], w[s]) if by_rows else (x, w[:, s]) for s in slices]
-    waiting = [pool().submit(np.matmul, *pair) for pair in pairs[1:]]
+    waiting = [pool().submit(operator.matmul, a, b) for a, b in pairs[1:]]
     found = [np.matmul(*pairs[0]), *(f.result() for f in waiting)]
     return sum(found[1:], found[0]) if by_rows else np.concatenate(found)
 
@@ -137,7 +141,7 @@ def rms_normalise(x: np.ndarray, norm: RMSNorm) -> np.ndarray:
     return y
 
 
-def visible(layer: Attention, keys: np.ndarray, pattern: Pattern | None, S: int) -> list[tuple[slice, Keys]] | None:
+def visible(layer: Any, keys: np.ndarray, pattern: Pattern | None, S: int) -> list[tuple[slice, Keys]] | None:
     """Groups of key heads, each with the keys that a query at the last of S places may see.
 
     None if sequences differ, or if query heads that share a key head do.
@@ -156,11 +160,13 @@ def visible(layer: Attention, keys: np.ndarray, pattern: Pattern | None, S: int)
         return None
     last, columns = slice(0, 1, 1), slice(0, S, 1)
     tables = (np.broadcast_to(own.mask(0, last, columns, 1, S, np), (1, S)) for _, own in groups)
-    found = [(heads, np.flatnonzero(table)) for (heads, _), table in zip(groups, tables, strict=True)]
+    found: list[tuple[slice, Keys]] = [
+        (heads, np.flatnonzero(table)) for (heads, _), table in zip(groups, tables, strict=True)
+    ]
     return found if G == H else [(slice(0, G), found[0][1])]
 
 
-def attend(x: np.ndarray, layer: Attention, stored: Stored, past: int, seen: list[tuple[slice, Keys]]) -> np.ndarray:
+def attend(x: np.ndarray, layer: Any, stored: Stored, past: int, seen: list[tuple[slice, Keys]]) -> np.ndarray:
     """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`.
 
     The K query heads that share one of the G heads of keys and values are read together, as rows of one matrix.
@@ -213,7 +219,7 @@ def clock_faces(length: int, C: int, dtype: np.dtype) -> np.ndarray:
     return sinusoidal_positions(length, C, np, dtype)
 
 
-def feed_forward(x: np.ndarray, layer: FeedForward) -> np.ndarray:
+def feed_forward(x: np.ndarray, layer: Any) -> np.ndarray:
     h = affine(x, layer.up)
     return affine(activate(h, layer.up.activation, out=h), layer.down)
 
@@ -226,5 +232,10 @@ def gated(x: np.ndarray, layer: SwiGLU) -> np.ndarray:
 
 
 # The layers known here; those of ROW treat every position by itself.
-ATTENTION = get_args(Attention)
-ROW = {LayerNorm: normalise, RMSNorm: rms_normalise, FeedForward: feed_forward, SwiGLU: gated}
+ATTENTION = (SelfAttention, RelativeSelfAttention, RotarySelfAttention)
+ROW: dict[type, Callable[[np.ndarray, Any], np.ndarray]] = {
+    LayerNorm: normalise,
+    RMSNorm: rms_normalise,
+    FeedForward: feed_forward,
+    SwiGLU: gated,
+}

@@ -7,7 +7,6 @@ understanding", 2019.
 from __future__ import annotations
 
 from numbers import Integral
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -40,7 +39,7 @@ from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
 from .model import Model
 from .predictor import ClassPredictor
-from .pretrained import PretrainedError, making, read_config, tensor_names
+from .pretrained import Folder, PretrainedError, making, read_config, tensor_names
 
 
 class BertCache(NamedTuple):
@@ -95,7 +94,7 @@ class Bert(Model):
         self.segments = TokenEmbedding(segments, d_model, embedding_std, key.fold("segments"))
         self.norm = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
-        options = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
+        options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
         self.blocks = [TransformerBlock(d_model, heads, key=key.fold("block", i), **options) for i in range(depth)]
 
     @property
@@ -134,7 +133,7 @@ class Bert(Model):
             expect_ids("segments", segments, len(self.segments.table.data))
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, dropout: float | None = None) -> Self:
+    def from_pretrained(cls, folder: Folder, dropout: float | None = None) -> Self:
         """The encoder of a published BERT: see `BertClassifier.from_pretrained`."""
         config = bert_config(folder, dropout)
         with making(folder):
@@ -189,7 +188,7 @@ class BertPretraining(Model):
         """Logits (B, K, V) of the tokens at positions `places` (B, K) and, with next_sentence, (B, 2) of the rows."""
         x, body = self.body.forward(ids, lengths, segments, key)
         masked_logits, masked = self.masked.forward(x, places)
-        if self.pooler is None:
+        if self.pooler is None or self.following is None:
             return (masked_logits,), BertPretrainingCache(body, masked)
         y, pooler = self.pooler.forward(x)
         logits, following = self.following.forward(y)
@@ -197,7 +196,7 @@ class BertPretraining(Model):
 
     def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
         dx = self.masked.backward(dy[0], cache.masked)
-        if self.pooler is not None:
+        if self.pooler is not None and self.following is not None:
             dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
         self.body.backward(dx, cache.body)
 
@@ -231,7 +230,7 @@ class BertPretraining(Model):
         self.backward(tuple(ops.cross_entropy_backward(dloss, c) for c in caches), forward)
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str, dropout: float | None = None) -> Self:
+    def from_pretrained(cls, folder: Folder, dropout: float | None = None) -> Self:
         """A published BERT with its heads; next_sentence is False if the file has no head for it.
 
         See `BertClassifier.from_pretrained`.
@@ -326,7 +325,7 @@ class BertClassifier(ClassPredictor):
     @classmethod
     def from_pretrained(
         cls,
-        folder: Path | str,
+        folder: Folder,
         num_classes: int | None = None,
         dropout: float | None = None,
         key: Key = Key(0),

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 from ..nn import Dropout, Layer
-from .pretrained import LEAVES, PretrainedError, Tensor, load_weights, read_config, stored_name, tensor_names
+from .pretrained import LEAVES, Folder, PretrainedError, Tensor, load_weights, read_config, stored_name, tensor_names
 
 PREFIX = "bert."  # of the names in the file if the model has a head
 SETTINGS = {
@@ -66,7 +65,7 @@ TIED = {
 }
 
 
-def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
+def bert_config(folder: Folder, dropout: float | None) -> dict[str, Any]:
     """The arguments of `Bert` for a folder; raises PretrainedError if its model computes something different,
     ValueError for a dropout out of range.
     """
@@ -78,7 +77,7 @@ def bert_config(folder: Path | str, dropout: float | None) -> dict[str, Any]:
     return options if dropout is None else options | {"dropout": dropout}
 
 
-def stored_classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> int:
+def stored_classes(folder: Folder, names: Mapping[str, tuple[int, ...]]) -> int:
     """The number of classes in a folder with a text classifier; raises PretrainedError for any other model."""
     config = read_config(folder, "bert", computed=HEAD_COMPUTED)
     kinds = config.get("architectures") or [ARCHITECTURES[0]]
@@ -96,7 +95,7 @@ def stored_classes(folder: Path | str, names: Mapping[str, tuple[int, ...]]) -> 
     return classes[0]
 
 
-def load_bert(model: Layer, folder: Path | str, new: Collection[str] = ()) -> None:
+def load_bert(model: Layer, folder: Folder, new: Collection[str] = ()) -> None:
     """Copy the weights of a folder into `model`, except into its layers named in `new`."""
     stored = tensor_names(folder, PREFIX)
     tensors = {

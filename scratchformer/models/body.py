@@ -86,14 +86,16 @@ class Body(Model):
         expect_number("embedding_std", embedding_std)
         self.max_length, self.units, self.d_model = max_length, units, d_model
         self.causal, self.recompute, self.relative = causal, recompute, positions == "relative"
-        if units is None:
+        self.tokens: Any
+        if vocab_size is not None:
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
-        else:
+        elif units is not None:
             self.tokens = Linear(units, d_model, key=key.fold("tokens"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         self.dropout = Dropout(dropout)
         own = options | ({"dropout": dropout} if dropout else {}) | ({"relative": True} if self.relative else {})
         self.blocks = [block(d_model, heads, key=key.fold("block", i), **own) for i in range(depth)]
+        self.final_norm: Layer | None
         if final_norm is None:
             pre_norm = options.get("norm") == "pre"
             self.final_norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
@@ -149,7 +151,7 @@ class Body(Model):
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
         if self.units is not None:
             expect_floating(units=ids)
-        expect_shape(name, ids, letters, I=self.units)
+        expect_shape(name, ids, letters, **({} if self.units is None else {"I": self.units}))
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:
             raise ValueError(f"{expected} >= 1, got {tuple(ids.shape)}")

@@ -72,7 +72,7 @@ class EncoderDecoder(Predictor):
         label_smoothing: float = 0.1,
         key: Key = Key(0),
     ) -> None:
-        block = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
+        block: dict[str, Any] = dict(norm=norm, d_ff=d_ff, activation=activation, dropout=dropout, bias=bias, eps=eps)
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..nn import Dropout, Linear, TiedOutput
+from ..nn import Dropout, Layer, Linear, TiedOutput
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import PretrainedError, Tensor, load_weights, making, read_config, stored_name
+from .pretrained import Folder, PretrainedError, Tensor, load_weights, making, read_config, stored_name
 
 STD = 0.02  # of the initial weights
-SIZES = ("vocab_size", "n_embd", "n_head", "n_layer", "n_positions")  # in a folder, in the order of GPT2's arguments
+SIZES = {
+    "vocab_size": "vocab_size",
+    "n_embd": "d_model",
+    "n_head": "heads",
+    "n_layer": "depth",
+    "n_positions": "context",
+}
 DROPOUTS = ("embd_pdrop", "resid_pdrop")  # after the embedding, and at the end of the branches: one number here
 FRACTIONS = (*DROPOUTS, "layer_norm_epsilon")
 COMPUTED = {  # settings, and the values that this implementation supports
@@ -63,18 +68,16 @@ class GPT2(LanguageModel):
         tied: bool = True,
         key: Key = Key(0),
     ) -> None:
-        options = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
+        options: dict[str, Any] = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
         self.context = context
-        kind = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
+        kind: dict[str, Any] = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")
         self.body = Body(vocab_size, d_model, heads, depth, context, key=Zeros(), **kind, **options)
-        self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
+        self.output: Layer = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         smaller = STD / math.sqrt(2 * depth)
         self.draw_weights(key, lambda name: smaller if name.endswith(("unify.w", "down.w")) else STD)
 
     @classmethod
-    def from_pretrained(
-        cls, folder: os.PathLike[str] | str, dropout: float | None = None, recompute: bool = False
-    ) -> GPT2:
+    def from_pretrained(cls, folder: Folder, dropout: float | None = None, recompute: bool = False) -> GPT2:
         """The model in a Hugging Face folder: sizes from its config.json, weights from one file or several.
 
         Any of the four sizes. dropout: None for the folder's, which must be the same after the embedding (embd_pdrop)
@@ -87,12 +90,12 @@ class GPT2(LanguageModel):
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
         with making(folder):
             model = cls(
-                *(config[name] for name in SIZES),
-                _dropout(folder, config) if dropout is None else dropout,
-                config.get("n_inner"),
-                config.get("layer_norm_epsilon", 1e-5),
-                recompute,
-                config.get("tie_word_embeddings", True),
+                **{ours: config[theirs] for theirs, ours in SIZES.items()},
+                dropout=_dropout(folder, config) if dropout is None else dropout,
+                d_ff=config.get("n_inner"),
+                eps=config.get("layer_norm_epsilon", 1e-5),
+                recompute=recompute,
+                tied=config.get("tie_word_embeddings", True),
                 key=Zeros(),
             )
         tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
@@ -101,7 +104,7 @@ class GPT2(LanguageModel):
         return model
 
 
-def _dropout(folder: os.PathLike[str] | str, config: Mapping[str, Any]) -> float:
+def _dropout(folder: Folder, config: Mapping[str, Any]) -> float:
     """The dropout of a folder with this config; raises PretrainedError if it has two different ones."""
     embedding, branches = (config.get(name, 0.1) for name in DROPOUTS)
     if embedding != branches:

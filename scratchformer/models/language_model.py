@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Linear
+from ..nn import Layer, Linear
 from ..nn.block import extend_output
 from ..nn.stack import Stored
 from ..ops.checks import expect_positive
@@ -48,7 +48,7 @@ class LanguageModel(Predictor):
         expect_positive(context=context)
         self.context = context
         self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
-        self.output = Linear(d_model, vocab_size, key=key.fold("output"))
+        self.output: Layer = Linear(d_model, vocab_size, key=key.fold("output"))
 
     def draw_weights(self, key: Key, std: Callable[[str], float]) -> None:
         """Draw every matrix and table from a normal distribution, std(name) wide; with `Zeros` none is touched."""

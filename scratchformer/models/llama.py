@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -14,7 +13,7 @@ from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
 from .llama_weights import llama_config, load_llama
-from .pretrained import making
+from .pretrained import Folder, making
 
 EPS = 1e-6
 
@@ -45,7 +44,7 @@ class LlamaBlock(Block):
         key: Key = Key(0),
     ) -> None:
         d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
-        options = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
+        options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
         attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=key.fold("attention"))
         feedforward = SwiGLU(d_model, d_ff, feedforward_bias, key.fold("feedforward"))
         super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
@@ -93,8 +92,8 @@ class Llama(LanguageModel):
     ) -> None:
         self.context = context
         norm = partial(RMSNorm, eps=block.get("eps", EPS))
-        parts = dict(positions="none", block=LlamaBlock, final_norm=norm)
-        options = dict(dropout=dropout, recompute=recompute, causal=True, key=Zeros())
+        parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm)
+        options: dict[str, Any] = dict(dropout=dropout, recompute=recompute, causal=True, key=Zeros())
         self.body = Body(vocab_size, d_model, heads, depth, context, **parts, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         self.draw_weights(key, lambda name: std)
@@ -105,7 +104,7 @@ class Llama(LanguageModel):
 
     @classmethod
     def from_pretrained(
-        cls, folder: os.PathLike[str] | str, context: int | None = None, dropout: float = 0.0, recompute: bool = False
+        cls, folder: Folder, context: int | None = None, dropout: float = 0.0, recompute: bool = False
     ) -> Llama:
         """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
         several, read into float32.

@@ -10,7 +10,7 @@ from ..nn import Layer
 from ..ops.checks import expect_number
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
-from .pretrained import PretrainedError, Tensor, load_weights, read_config, stored_name
+from .pretrained import Folder, PretrainedError, Tensor, load_weights, read_config, stored_name
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -22,7 +22,7 @@ SETTINGS = {
 }
 OPTIONAL = {"num_key_value_heads": "kv_heads", "head_dim": "head_width"}  # null or missing: the default here
 FRACTIONS = ("rms_norm_eps", "max_window_layers")
-COMPUTED = {  # values with which the computation is the one here, the default first
+COMPUTED: dict[str, tuple] = {  # values with which the computation is the one here, the default first
     "hidden_act": ("silu", "swish"),
     "tie_word_embeddings": (False, True),
     "is_causal": (True,),
@@ -34,7 +34,7 @@ COMPUTED = {  # values with which the computation is the one here, the default f
     "compression_config": (None,),
     "per_layer_config": (None,),
 }
-KINDS = {  # what each model_type adds
+KINDS: dict[str, dict[str, tuple]] = {  # what each model_type adds
     "llama": {"attention_bias": (False, True), "mlp_bias": (False, True), "sliding_window": (None,)},
     "mistral": {"attention_bias": (False,), "mlp_bias": (False,)},
     "qwen2": {"attention_bias": (True,), "mlp_bias": (False,), "use_sliding_window": (False, True)},
@@ -60,12 +60,12 @@ BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files, besid
 TIED = {"lm_head.weight": "embed_tokens.weight"}
 
 
-def llama_config(folder: Path | str) -> dict[str, Any]:
+def llama_config(folder: Folder) -> dict[str, Any]:
     """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else."""
     path = Path(folder) / "config.json"
     kind = read_config(folder, tuple(KINDS))["model_type"]
     # Only a Llama may leave out its number of key and value heads: the library's defaults for the others are 8 and 32.
-    names = SETTINGS if kind == "llama" else (*SETTINGS, "num_key_value_heads")
+    names = [*SETTINGS, *([] if kind == "llama" else ["num_key_value_heads"])]
     config = read_config(
         folder,
         kind,
@@ -128,7 +128,7 @@ def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
     return window if all(windowed) else None
 
 
-def load_llama(model: Layer, folder: Path | str) -> None:
+def load_llama(model: Layer, folder: Folder) -> None:
     """Copy the weights of a folder into `model`."""
     tensors = {name: stored_as(name) for name in model.named_parameters()}
     load_weights(model, folder, tensors, BUFFERS, "model.", TIED)

@@ -57,15 +57,17 @@ class Model(Layer):
         """
         found: dict[str, Parameter] = {}
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
-            if "__init__" in vars(part):
-                found |= {name: p for name, p in named(part.__init__).items() if name not in found}
-                if not passes_on(part.__init__):
+            if init := vars(part).get("__init__"):
+                found |= {name: p for name, p in named(init).items() if name not in found}
+                if not passes_on(init):
                     return found, False
         taker = cls.passes_to(given)
         if taker is None:
             return found, True
-        is_model = isinstance(taker, type) and issubclass(taker, Model)
-        more, anything = taker.options(given) if is_model else (named(taker), passes_on(taker))
+        if is_model := isinstance(taker, type) and issubclass(taker, Model):
+            more, anything = taker.options(given)
+        else:
+            more, anything = named(taker), passes_on(taker)
         for name, p in more.items():
             a_size = is_model and p.default is Parameter.empty and p.kind is not Parameter.KEYWORD_ONLY
             if not (a_size or name in found or name in cls.fixed):

@@ -36,6 +36,9 @@ class ClassPredictor(Predictor):
     `forward` returns the log-softmax of the logits. `loss` is their cross-entropy, which does not need a softmax first.
     """
 
+    def logits(self, *inputs: Any, **options: Any) -> tuple[Array, Any]:
+        raise TypeError(f"{type(self).__name__} has no logits")
+
     def forward(self, *inputs: Any, **options: Any) -> tuple[Array, LogProbabilitiesCache]:
         z, logits = self.logits(*inputs, **options)
         y, log_softmax = ops.log_softmax(z)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -28,6 +29,9 @@ LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table"
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 
 
+Folder = os.PathLike[str] | str
+
+
 class PretrainedError(ValueError):
     """A folder of published weights is missing, damaged, or for another model."""
 
@@ -41,7 +45,7 @@ class Tensor(NamedTuple):
 
 
 def read_config(
-    folder: Path | str,
+    folder: Folder,
     model_type: str | tuple[str, ...],
     names: Collection[str] = (),
     computed: Mapping[str, tuple] = {},
@@ -89,7 +93,7 @@ def read_config(
 
 
 @contextmanager
-def making(folder: Path | str) -> Iterator[None]:
+def making(folder: Folder) -> Iterator[None]:
     """Turn errors in creating a model from the sizes in `folder` into a PretrainedError that names the file."""
     try:
         yield
@@ -101,7 +105,7 @@ def making(folder: Path | str) -> Iterator[None]:
 
 def load_weights(
     model: Layer,
-    folder: Path | str,
+    folder: Folder,
     tensors: Mapping[str, Tensor],
     ignored: str = r"(?!)",
     prefix: str = "",
@@ -135,7 +139,7 @@ def load_weights(
             shown = "; ".join(sorted(problems)[:8]) + (f" and {len(problems) - 8} more" if len(problems) > 8 else "")
             raise PretrainedError(f"{path}: weights of another model: {shown}")
         for name in copies:
-            if not np.array_equal(*(stored[n].read() for n in (name, tied[name]))):
+            if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
         for name, tensor in tensors.items():
             source = stored[tensor.name].read()[..., tensor.columns]
@@ -154,7 +158,7 @@ def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mappi
     return f"{path}.{leaves[leaf]}"
 
 
-def tensor_names(folder: Path | str, prefix: str = "") -> dict[str, tuple[int, ...]]:
+def tensor_names(folder: Folder, prefix: str = "") -> dict[str, tuple[int, ...]]:
     """The shape of every tensor in `folder`, by its name without `prefix`. Raises PretrainedError."""
     with _opened(folder) as (_, found):
         return {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
@@ -186,7 +190,7 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
+def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     """The path of the weights in `folder`, or of their index, and the tensors by name, with the files open."""
     path = Path(folder) / WEIGHTS
     index = None if path.exists() else _index(folder)
@@ -214,7 +218,7 @@ def _opened(folder: Path | str) -> Iterator[tuple[Path, dict[str, Stored]]]:
         yield path, found
 
 
-def _index(folder: Path | str) -> dict[str, str] | None:
+def _index(folder: Folder) -> dict[str, str] | None:
     """The file of each tensor in `folder`, by the tensor's name; None if there is no index. Raises PretrainedError."""
     path = Path(folder) / INDEX
     if not path.exists():
@@ -229,7 +233,7 @@ def _index(folder: Path | str) -> dict[str, str] | None:
     return index
 
 
-def _what_else(folder: Path | str) -> str:
+def _what_else(folder: Folder) -> str:
     """The end of the message about a folder without readable weights."""
     if pickles := sorted(path.name for path in Path(folder).glob("*.bin")):
         return (

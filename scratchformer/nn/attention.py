@@ -110,7 +110,7 @@ class CrossAttention(MultiHead):
         q, query = self.query.forward(x)
         k, key = self.key.forward(memory)
         v, value = self.value.forward(memory)
-        y, attention = ops.attention(*(self.split_heads(a) for a in (q, k, v)), pattern)
+        y, attention = ops.attention(self.split_heads(q), self.split_heads(k), self.split_heads(v), pattern)
         y, unify = self.unify.forward(self.join_heads(y))
         return y, MultiHeadCache(query, key, value, attention, unify)
 

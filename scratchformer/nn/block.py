@@ -45,7 +45,8 @@ class Block(Layer):
         dropout: float = 0.0,
     ) -> None:
         self.norm = norm
-        self.attention, self.norm1, self.feedforward, self.norm2 = attention, norm1, feedforward, norm2
+        self.attention: Any = attention  # a layer with `allocate` and `extend`, or without
+        self.norm1, self.feedforward, self.norm2 = norm1, feedforward, norm2
         self.dropout = Dropout(dropout)
         self.branches()  # raises ValueError for an unknown order
 

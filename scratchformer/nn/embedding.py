@@ -137,10 +137,13 @@ class GridPositions(Layer):
         expect_positive(max_length=max_length, d_model=d_model, width=width)
         expect_number("std", std)
         self.max_length, self.width = max_length, width
-        for name, size in (("rows", -(-max_length // width)), ("columns", width)):
+
+        def table(name: str, size: int) -> Param:
             draw = key.fold(name).generator()
-            table = np.float32(std) * draw.standard_normal((size, d_model), np.float32)
-            setattr(self, name, Param(table, name))
+            return Param(np.float32(std) * draw.standard_normal((size, d_model), np.float32), name)
+
+        self.rows = table("rows", -(-max_length // width))
+        self.columns = table("columns", width)
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
         expect_floating(x=x)

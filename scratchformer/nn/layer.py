@@ -137,7 +137,8 @@ class FlatParameters:
         own, flat = {id(p) for p in params}, params[0].flat
         if flat is not None and all(p.flat is flat for p in params) and len(flat.params) == len(own):
             return flat
-        if any(id(p) not in own for flat in {p.flat for p in params} - {None} for p in flat.params if p.flat is flat):
+        flats = {p.flat for p in params if p.flat is not None}
+        if any(id(p) not in own for flat in flats for p in flat.params if p.flat is flat):
             raise ValueError(
                 "these parameters share the flat arrays of a larger model; "
                 "layer.to() moves a layer's parameters to separate arrays"

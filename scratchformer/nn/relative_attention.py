@@ -80,7 +80,7 @@ class RelativeSelfAttention(CrossAttention):
         k, key = self.key.forward(x)
         v, value = self.value.forward(x)
         r, position = self.position.forward(self.distances(T, S, x))
-        y, attention = self.attend(*(self.split_heads(a) for a in (q, k, v)), r, pattern)
+        y, attention = self.attend(self.split_heads(q), self.split_heads(k), self.split_heads(v), r, pattern)
         y, unify = self.unify.forward(self.join_heads(y))
         return y, RelativeSelfAttentionCache(query, key, value, position, attention, unify)
 

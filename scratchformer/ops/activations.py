@@ -163,7 +163,7 @@ def silu_backward(dy: Array, x: Array) -> Array:
 
 Activation = str | tuple[Callable[[Array], tuple[Array, Any]], Callable[[Array, Any], Array]]
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, tuple[Callable, Callable]] = {
     "relu": (relu, relu_backward),
     "gelu": (gelu, gelu_backward),
     "gelu_tanh": (partial(gelu, approximate="tanh"), gelu_backward),

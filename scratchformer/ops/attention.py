@@ -100,8 +100,8 @@ def stack_groups(x: Array, G: int) -> Array:
 
 def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
     """The softmax of each row of scores z (B, H, T, S) over the keys that the pattern allows; 0 for all others."""
-    xp = array_module(z)
-    allowed = (pattern or Full()).table(*z.shape[1:], xp)
+    xp, (_, H, T, S) = array_module(z), z.shape
+    allowed = (pattern or Full()).table(H, T, S, xp)
     if allowed is None:
         probabilities = xp.exp(z - z.max(axis=-1, keepdims=True))
         probabilities /= probabilities.sum(axis=-1, keepdims=True)

@@ -75,11 +75,11 @@ def rotary_frequencies(
     check_scaling(scaling)
     exponents = np.arange(0, head_width, 2).astype(dtype) / head_width
     theta = 1 / np.power(np.asarray(base, dtype), exponents, dtype=np.float64).astype(dtype)
-    kind = None if scaling is None else scaling["rope_type"]
-    if kind == "linear":
+    scaling = scaling or {"rope_type": "default"}
+    if scaling["rope_type"] == "linear":
         theta = theta / scaling["factor"]
-    elif kind == "llama3":
-        factor, low, high, length = (scaling[name] for name in SCALINGS[kind])
+    elif scaling["rope_type"] == "llama3":
+        factor, low, high, length = (scaling[name] for name in SCALINGS["llama3"])
         wavelength = 2 * math.pi / theta
         kept = np.clip((length / wavelength - low) / (high - low), 0, 1)
         theta = (1 - kept) * theta / factor + kept * theta
