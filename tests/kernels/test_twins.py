@@ -75,7 +75,7 @@ def test_twin_gives_what_the_reference_gives(name, scale, dtype, small, seed):
 @settings(max_examples=max(2, settings.default.max_examples // 12))
 @given(seed=SEEDS)
 def test_gradients(name, scale, small, seed):
-    """Central differences and the contract of a pair, of the twin in several tiles and pieces."""
+    """Central differences and the contract of a pair, for the twin with several tiles and pieces."""
     with pieces(small):
         check_operation(name, Draw(seed, scale), max_elements=20)
 
