@@ -91,7 +91,7 @@ def test_parameters_are_drawn_at_their_scale(name, monkeypatch):
 
 
 def test_every_layer_has_a_case():
-    """So do the layers inside models. (A Frozen layer has none, since it passes no gradient on purpose.)"""
+    """So do the layers inside models. (A Frozen layer has none: its purpose is to pass no gradient.)"""
     checked = {type(layer) for name in LAYERS for _, layer in LAYERS[name](Draw()).layer.named_layers()}
     public = {getattr(module, name) for module in (nn, models) for name in module.__all__}
     layers = {c for c in public if isinstance(c, type) and issubclass(c, nn.Layer)}
