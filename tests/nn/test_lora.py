@@ -132,7 +132,7 @@ def test_copies_and_replicas_of_an_adapted_model(device):
         ),
         (lambda: add_lora(language_model(), 2, layers=["*.feedforward.up"]), "matches no Linear without an activation"),
         (lambda: add_lora(language_model(), 2, layers=[]), "layers: expected at least one pattern, got none"),
-        (lambda: add_lora(adapted(), 2), "model: it has LoRA layers already"),
+        (lambda: add_lora(adapted(), 2), "model: it already has LoRA layers"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(act, message):
@@ -174,7 +174,7 @@ def test_a_block_that_is_used_three_times_is_adapted_and_merged_once():
 
 
 def test_shared_weights_are_not_adapted():
-    with pytest.raises(ValueError, match="layers: the weights of query are shared with another layer"):
+    with pytest.raises(ValueError, match="layers: query shares its weights with another layer"):
         add_lora(Shares(), 2, layers=["query"])
 
 
