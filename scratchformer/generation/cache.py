@@ -69,7 +69,7 @@ class KeyValueCache:
 
 
 class DecoderCache:
-    """What a decoder does not compute again: the keys and values of the memory and of the target tokens so far.
+    """What a decoder does not compute again: each block's keys and values of the memory and the target tokens so far.
 
     source (B, S), lengths (B,): on the CPU, as for `EncoderDecoder.forward`. length: the largest number of target
     tokens; this cache does not slide, since a translation is one whole text. copies: K, the number of hypotheses for

@@ -28,9 +28,9 @@ class SparseTransformer(LanguageModel):
     - Attention is factorised. Half of the heads see nearby positions, and the other half see a few positions
       everywhere, chosen so that two steps lead from any position to any later one. With a stride near √n, a block costs
       O(n √n) instead of O(n²).
-      kind "strided": the last `stride` positions, and every `stride`-th position before the own, for data with rows: in
-      an image `stride` pixels wide, the row and the column. kind "fixed": the own block of `stride` positions, and the
-      last `width` positions of every block, where a model of text can store a summary of the block.
+      kind "strided": the last `stride` positions, and those at multiples of `stride` before, for data with rows: in an
+      image `stride` pixels wide, the row and the column. kind "fixed": the query's own block of `stride` positions, and
+      the last `width` positions of every block, where a model of text can store a summary of the block.
       merged: every head sees what both halves see, at the cost of both.
     - Positions are the row and the column in a grid `stride` wide. Its tables are much smaller than one of n vectors,
       and are trained by every row and every column.

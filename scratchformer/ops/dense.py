@@ -23,8 +23,8 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     """y = f(x w + b): an affine map over the last axis of x, then an elementwise activation f.
 
     x: (..., I). w: (I, O). b: (O,). activation: "relu", "gelu", "gelu_tanh", "silu", or a pair (op, op_backward), see
-    `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or an
-    unknown name, TypeError for an activation that is neither a name nor a pair.
+    `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or
+    an unknown name, TypeError for an activation that is neither a name nor a pair.
 
     Backward. With h = x w + b, elementwise y = f(h), so dh = dy f'(h), which is the activation's backward. It is passed
     on to the backward of the affine map, see `linear`:

@@ -1,4 +1,4 @@
-"""Every twin against its reference, on shapes that make it take several tiles and pieces, and at all scales.
+"""Every twin compared with its reference, at all scales, on shapes that need several tiles and pieces.
 
 The cases are those of `scratchformer.testing.cases`; without `scratchformer/kernels` there is nothing to test here.
 """

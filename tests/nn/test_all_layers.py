@@ -98,7 +98,7 @@ def test_parameters_are_drawn_at_their_scale(name, monkeypatch):
 
 
 def test_every_layer_has_a_case():
-    """And so have the layers that models are made of. (A Frozen layer passes no gradient, which is its purpose.)"""
+    """So do the layers inside models. (A Frozen layer has none: its purpose is to pass no gradient.)"""
     checked = {type(layer) for name in LAYERS for _, layer in LAYERS[name](Draw()).layer.named_layers()}
     public = {getattr(module, name) for module in (nn, models) for name in module.__all__}
     layers = {c for c in public if isinstance(c, type) and issubclass(c, nn.Layer)}
@@ -106,7 +106,7 @@ def test_every_layer_has_a_case():
 
 
 def like(y, draw, move=lambda x: x):
-    """Normal numbers of the shape of y, an array or a tuple of arrays."""
+    """Normal random numbers of the shape of y, an array or a tuple of arrays."""
     parts = tuple(move(draw.standard_normal(tuple(part.shape))) for part in as_tuple(y))
     return parts if isinstance(y, tuple) else parts[0]
 
@@ -133,7 +133,7 @@ def test_float32_stays_float32_and_is_near_float64(name, device):
         assert x.dtype == np.float32 and expected.dtype == np.float64, tensor
         x, expected = to_cpu(x), to_cpu(expected)
         size = np.abs(expected).max()
-        floor = 1e-7 if size > 1e-12 else 1e-6  # a gradient that is zero but for rounding, as that of a key's bias
+        floor = 1e-7 if size > 1e-12 else 1e-6  # a gradient that is zero up to rounding, as for the bias of keys
         np.testing.assert_allclose(x, expected, rtol=0, atol=2e-5 * size + floor, err_msg=tensor)
 
 
@@ -144,7 +144,7 @@ def test_parameters_start_as_float32(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_inputs_are_not_written_to(name):
-    """Read-only inputs, parameters and dy are enough."""
+    """Inputs, parameters and dy may be read-only."""
     case = LAYERS[name](Draw(1))
     for p in case.layer.parameters():
         p.data.flags.writeable = False
@@ -160,7 +160,7 @@ def test_inputs_are_not_written_to(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_used_twice_the_gradients_add_up(name):
-    """Forward, forward with another input and key, then the two backwards: each use alone, summed."""
+    """Two forwards with different inputs and keys, then both backwards: the sum of what each use gives alone."""
     case = LAYERS[name](Draw(2))
     layer = copy.deepcopy(case.layer).to(dtype=np.float64)
     options = {name: x.astype(np.float64) if is_floating(x) else x for name, x in case.options.items()}
@@ -170,7 +170,7 @@ def test_used_twice_the_gradients_add_up(name):
     dy = [like(layer(*inputs, **o), np.random.default_rng(i)) for i, (inputs, o) in enumerate(uses)]
 
     def forward_backward(chosen):
-        """Gradients of inputs and of parameters, after the forwards and then the backwards of the `chosen` uses."""
+        """The gradients of inputs and parameters after all forwards and then all backwards of the `chosen` uses."""
         layer.zero_grad()
         caches = [layer.forward(*uses[i][0], **uses[i][1])[1] for i in chosen]
         dx = [as_tuple(layer.backward(dy[i], cache)) for i, cache in zip(chosen, caches, strict=True)]
@@ -193,7 +193,7 @@ def test_calling_a_layer_gives_the_output_alone(name):
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if any(map(is_floating, LAYERS[name](Draw()).inputs))])
 def test_inputs_that_are_no_floating_point_arrays(name):
-    """Integers and lists are refused by the name of the input; a layer does not turn them into other numbers."""
+    """Integers and lists are rejected with the name of the input; a layer does not convert them."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer
     forward = layer.logits if isinstance(layer, models.Classifier) else layer.forward
@@ -210,7 +210,7 @@ def test_inputs_that_are_no_floating_point_arrays(name):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_what_a_layer_returned_is_not_written_to(name, monkeypatch):
-    """y may be x itself, and dx dy, or an array that a cache holds: all that is returned is read-only here."""
+    """y may be x itself, dx may be dy, and both may be in a cache; so everything returned is made read-only here."""
 
     def read_only(method):
         @functools.wraps(method)
@@ -233,7 +233,7 @@ def test_what_a_layer_returned_is_not_written_to(name, monkeypatch):
 
 
 def parts(layer):
-    """A layer and all within it, also those that it does not name as its own."""
+    """A layer and all layers inside it, including those that it does not list among its children."""
     for name, part in layer.named_layers():
         yield name, part
         if isinstance(part, nn.Recompute):

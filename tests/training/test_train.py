@@ -440,13 +440,13 @@ def test_the_last_snapshots_are_kept(tmp_path, train_tiny):
         (
             None,
             {},
-            "cannot save a LanguageModel: it has no `config`, a dict of the arguments with which",
+            "cannot save a LanguageModel: it has no `config`, a dict of the arguments to create it again",
         ),
         ([1], {}, "it has no `config`"),
         (
             {"width": np.float32(3)},
             {},
-            "cannot save a LanguageModel with these arguments: Object of type float32 is not",
+            "cannot save a LanguageModel with these arguments: an argument is a float32: expected JSON values",
         ),
         ({"width": 3}, {"data": b"x"}, "cannot save this state of a run: Object of type bytes is not JSON"),
     ],
