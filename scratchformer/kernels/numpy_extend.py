@@ -181,20 +181,19 @@ def attend(x: np.ndarray, layer: Any, stored: Stored, past: int, seen: list[tupl
         q, k = rotate(q, *angles), rotate(k, *angles)
     keys[:, :, past] = k[:, :, 0]
     values[:, :, past] = affine(x, layer.value).reshape(B, G, D)
-    q = q.swapaxes(2, 3)
     if type(layer) is RelativeSelfAttention:
         by_place = scores_by_place(q, layer, past + 1)
-        q = q + layer.content_bias.data[..., None] / math.sqrt(D)
-    y = np.empty((B, G, q.shape[3], D), q.dtype)
+        q = q + layer.content_bias.data[:, None] / math.sqrt(D)
+    y = np.empty_like(q)
     for heads, columns in seen:
-        z = keys[:, heads, columns] @ q[:, heads]  # (B, heads, keys, K)
+        z = q[:, heads] @ keys[:, heads, columns].swapaxes(2, 3)  # (B, heads, K, keys)
         if by_place is not None:
-            z += by_place[:, heads, columns]
+            z += by_place[:, heads, :, columns]
         if z.size:
-            z -= np.maximum.reduce(z, axis=2, keepdims=True)
+            z -= np.maximum.reduce(z, axis=3, keepdims=True)
         np.exp(z, out=z)
-        z /= np.add.reduce(z, axis=2, keepdims=True)
-        np.matmul(z.swapaxes(2, 3), values[:, heads, columns], out=y[:, heads])  # without keys 0
+        z /= np.add.reduce(z, axis=3, keepdims=True)
+        np.matmul(z, values[:, heads, columns], out=y[:, heads])  # without keys 0
     return affine(y.reshape(*x.shape[:-1], -1), layer.unify)
 
 
@@ -205,12 +204,12 @@ def angles_at(place: int, D: int, layer: RotarySelfAttention, dtype: np.dtype) -
 
 
 def scores_by_place(q: np.ndarray, layer: RelativeSelfAttention, S: int) -> np.ndarray:
-    """(B, H, S, 1): (q + w) · r_δ of each head, for q (B, H, D, 1) at the last of S places; it is scaled by 1/√D."""
-    (_, H, D, _), C = q.shape, layer.d_model
-    w = layer.position.w.data.reshape(C, H, D).transpose(1, 0, 2)
-    u = w @ (q + layer.position_bias.data[..., None] / math.sqrt(D))  # (B, H, C, 1)
+    """(B, H, 1, S): (q + w) · r_δ of each head, for q (B, H, 1, D) at the last of S places; it is scaled by 1/√D."""
+    (_, H, _, D), C = q.shape, layer.d_model
+    w = layer.position.w.data.reshape(C, H, D).transpose(1, 2, 0)
+    u = (q + layer.position_bias.data[:, None] / math.sqrt(D)) @ w  # (B, H, 1, C)
     clocks = clock_faces(1 << (S - 1).bit_length(), C, q.dtype)
-    return (clocks[:S] @ u)[:, :, ::-1]  # distance 0 is the last place
+    return (u @ clocks[:S].T)[..., ::-1]  # distance 0 is the last place
 
 
 @functools.lru_cache(maxsize=8)
