@@ -304,7 +304,9 @@ def test_backward_has_the_probabilities_of_forward(small, relative):
     np.testing.assert_allclose(dv, p.swapaxes(-1, -2), rtol=1e-12, atol=1e-300)
 
 
-@pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, (ops.tanh, ops.tanh_backward)], ids=str)
+@pytest.mark.parametrize(
+    "activation", [*ops.ACTIVATIONS, (ops.tanh, ops.tanh_backward)], ids=[*ops.ACTIVATIONS, "a pair"]
+)
 @pytest.mark.parametrize("in_place", [False, True])
 def test_activation_of_one_row(activation, in_place):
     """As generation calls it: into another array or in place, for a name or for a pair of the user's own."""
