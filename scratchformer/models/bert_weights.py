@@ -89,7 +89,7 @@ def stored_classes(folder: Folder, names: Mapping[str, tuple[int, ...]]) -> int:
     classes = names["classifier.weight"][:1]
     if classes in ((), (0,), (1,)):
         raise PretrainedError(
-            f"{folder}: classifier.weight: expected a row for each of two or more classes, got the shape "
+            f"{folder}: classifier.weight: expected a row for each of two or more classes, got shape "
             f"{names['classifier.weight']}, as for regression or multiple choice"
         )
     return classes[0]
