@@ -191,7 +191,7 @@ class Subwords:
 
     @cached_property
     def ends(self) -> frozenset[int]:
-        """The ids that end a text: of GPT-2's vocabulary. Raises DataError for any other kind."""
+        """The ids that end a text: that of GPT2_END. Raises DataError if the vocabulary has no such token."""
         return frozenset({self[GPT2_END]})
 
     @cached_property
@@ -212,20 +212,14 @@ class Subwords:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:
         """The vocabulary that `save` wrote to `path`; raises DataError if the file is missing or damaged."""
-        text = _text(Path(path))
-        try:
-            return cls(_library().Tokenizer.from_str(text))
-        except ImportError:
-            raise
-        except Exception as error:  # the library raises nothing more specific
-            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+        return cls(_read(Path(path)))
 
 
 class PublishedTokenizer:
-    """The vocabulary of a published Llama, Mistral or Qwen2, as far as `generation.stream_text` needs it.
+    """The vocabulary of a published Llama, Mistral or Qwen2, with what `generation.stream_text` needs.
 
-    pieces: the bytes of each token, V of them; joined, those of a text are its UTF-8. A token of the model that the
-    tokenizer does not know has none. ends: the ids that end a text.
+    pieces: the bytes of each of the model's V tokens; joined, the pieces of a text are its UTF-8. Tokens that the
+    tokenizer lacks are empty. ends: the ids that end a text.
     """
 
     def __init__(self, folder: str | os.PathLike[str], vocab_size: int) -> None:
@@ -235,22 +229,18 @@ class PublishedTokenizer:
         encoding, as in Llama 3 and Qwen2, or pieces of words and single bytes, as in Llama 2 and Mistral. Raises
         DataError if a file is missing, damaged or of another kind.
         """
-        lib, path = _library(), Path(folder) / "tokenizer.json"
+        path = Path(folder) / "tokenizer.json"
         if not path.is_file():
             raise DataError(
                 f"vocabulary {path}: no such file; to make it from the folder's other files, run in Python: "
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
-        text = _text(path)
-        try:
-            self.tokenizer = lib.Tokenizer.from_str(text)
-        except Exception as error:  # the library raises nothing more specific
-            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+        self.tokenizer = _read(path)
         self.tokenizer.no_truncation()  # some folders keep settings of training
         self.tokenizer.no_padding()
         if (size := _largest_id(self.tokenizer) + 1) > vocab_size:
             raise DataError(f"vocabulary {path} has {size:,} tokens, the model of config.json {vocab_size:,}")
-        decoder = json.dumps(json.loads(text).get("decoder"))
+        decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
         if not (found := [read for kind, read in kinds.items() if kind in decoder]):
             raise DataError(f"vocabulary {path}: decoder: expected ByteLevel or ByteFallback, got {decoder}")
@@ -265,6 +255,15 @@ class PublishedTokenizer:
         token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
         """
         return np.array(self.tokenizer.encode(text).ids, np.int32)
+
+
+def _read(path: Path) -> Any:
+    """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
+    lib, text = _library(), _text(path)
+    try:
+        return lib.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more specific
+        raise DataError(f"vocabulary {path} is damaged: {error}") from error
 
 
 def _largest_id(tokenizer: Any) -> int:

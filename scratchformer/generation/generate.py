@@ -87,7 +87,7 @@ def stream_text(
 ) -> Iterator[str]:
     """Generate tokens after `prompt`, and yield text as soon as their bytes form complete characters (UTF-8).
 
-    vocabulary: the model's byte-pair encoding, one of whose `ends` ends the text; None for a model of bytes.
+    vocabulary: the model's byte-pair encoding, with the ids that end a text (`ends`); None for a model of bytes.
     Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The other options are
     those of `generate`. Raises ValueError if the vocabulary and the model differ in size.
     """

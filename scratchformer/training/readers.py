@@ -23,7 +23,7 @@ def vocabulary_file(folder: Path, kind: type) -> Path:
     return folder / (WORDS if issubclass(kind, Vocabulary) else SUBWORDS)
 
 
-def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: type = Subwords) -> Any:
+def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: type[Any] = Subwords) -> Any:
     """The vocabulary, of the class `kind`, beside a snapshot, or in the folder of a run.
 
     state: that of the snapshot; it has the vocabulary's fingerprint as "subwords" or "vocabulary". Raises DataError if
@@ -42,7 +42,7 @@ def reads_text(model: Layer, state: Mapping[str, Any]) -> bool:
     return "subwords" in state or "vocabulary" in state or getattr(model, "config", {}).get("vocab_size") == BYTES
 
 
-def load_reader(snapshot: Path | str, model: Layer, state: Mapping[str, Any]) -> Vocabulary | Subwords | None:
+def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> Vocabulary | Subwords | None:
     """The vocabulary with which a model reads text, from the folder of its run; None if its tokens are bytes.
 
     state: that of the snapshot. Raises ValueError if its tokens are no text, and as `load_vocabulary` does.
@@ -67,7 +67,9 @@ def load_writer(
     model, state = load_model(best_snapshot(path))
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds a {type(model).__name__}, which does not write")
-    return model, load_reader(path, model, state)
+    if isinstance(vocabulary := load_reader(path, model, state), Vocabulary):
+        raise ValueError(f"{path} holds a model of whole words, which cannot be streamed")
+    return model, vocabulary
 
 
 def load_translator(run: Path) -> tuple[EncoderDecoder, Subwords]:
