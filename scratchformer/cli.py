@@ -28,7 +28,7 @@ def main(argv: list[str] | None = None) -> None:
     command.set_defaults(run=check)
 
     command = commands.add_parser("generate", help="let a trained language model write")
-    add_run(command, "folder of a run, a snapshot, or a published GPT-2")
+    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
     command.add_argument(
         "--tokens", type=int, default=500, help="how many tokens, such as bytes, to write (default: 500)"
@@ -93,7 +93,7 @@ def generate(args: argparse.Namespace) -> None:
     from .training.readers import load_writer
 
     use_models_of(Path(args.run_folder), args.program)
-    model, vocabulary = load_writer(args.run_folder)
+    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     if not args.prompt:
         raise ValueError("--prompt: expected at least one character")
     if args.tokens < 0:
