@@ -22,8 +22,7 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
     def run(name, *options, gradients=False):
         def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
             if gradients:
-                loss, _ = replicas.gradients(batches.batch(0), Key(0))
-                assert np.isfinite(float(loss))
+                assert np.isfinite(replicas.gradients(batches.batch(0), Key(0)))
             raise Captured(replicas.model, optimizer, schedule, batches, steps)
 
         monkeypatch.setattr(stage, "train", train)

@@ -94,6 +94,6 @@ def test_attention_to_the_source(translate_run):
     model, state = load_model(translate_run.folder)
     rows, columns, source, target = encode(model, "a red dog sees apples .", translate_run.folder, state)
     maps = attention_maps(model, source, target)
-    assert maps.shape == (1, 4, len(rows), len(columns)) == (4, 4, target.shape[1], source.shape[1])
+    assert maps.shape == (1, 4, len(rows), len(columns)) == (1, 4, target.shape[1], source.shape[1])
     np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
     assert columns[-1] == rows[-1] == "<eos>" and "".join(columns[:-1]).replace("▁", " ").strip().startswith("a red")
