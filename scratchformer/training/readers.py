@@ -18,12 +18,12 @@ BYTES = 256  # the vocabulary of a model of bytes
 MEAN = "average.safetensors"  # of a run whose last snapshots were averaged
 
 
-def vocabulary_file(folder: Path, kind: type) -> Path:
+def vocabulary_file(folder: Path, kind: Any) -> Path:
     """Where a run in `folder` keeps its vocabulary, of the class `kind`."""
     return folder / (WORDS if issubclass(kind, Vocabulary) else SUBWORDS)
 
 
-def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: type[Any] = Subwords) -> Any:
+def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: Any = Subwords) -> Any:
     """The vocabulary, of the class `kind`, beside a snapshot, or in the folder of a run.
 
     state: that of the snapshot; it has the vocabulary's fingerprint as "subwords" or "vocabulary". Raises DataError if
@@ -42,7 +42,7 @@ def reads_text(model: Layer, state: Mapping[str, Any]) -> bool:
     return "subwords" in state or "vocabulary" in state or getattr(model, "config", {}).get("vocab_size") == BYTES
 
 
-def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> Vocabulary | Subwords | None:
+def load_reader(snapshot: Path | str, model: Any, state: Mapping[str, Any]) -> Any:
     """The vocabulary with which a model reads text, from the folder of its run; None if its tokens are bytes.
 
     state: that of the snapshot. Raises ValueError if its tokens are no text, and as `load_vocabulary` does.
