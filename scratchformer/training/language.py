@@ -22,8 +22,8 @@ class LanguageProgram(Program):
     """A program that trains a language model on a text, scores it in bits per byte, and prints a sample.
 
     A subclass must define `make_model`. The text is --data, by default enwik8. Tokens are bytes unless `load` also sets
-    a `vocabulary` (`Subwords.byte_bpe`). A preset needs "context", "batch_size", "lr", "warmup" and "steps"; an optional
-    "test_bytes" limits how much of the test part is scored.
+    a `vocabulary` (`Subwords.byte_bpe`). A preset needs "context", "batch_size", "lr", "warmup" and "steps";
+    "test_bytes", which is optional, limits how much of the test part is scored.
     """
 
     evaluations = 20  # during training
