@@ -1,4 +1,4 @@
-"""Programs that train a language model: their corpus, their score in bits per byte, and what the model writes."""
+"""Programs that train a language model: the corpus, the score in bits per byte, and a sample of generated text."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from .settings import Run
 
 
 class LanguageProgram(Program):
-    """A program that trains a language model on a text, scores it in bits per byte, and lets it continue the test part.
+    """A program that trains a language model on a text, scores it in bits per byte, and prints a sample.
 
-    A subclass needs a `make_model`. The text is that of --data, else enwik8. Its tokens are bytes, unless `load` also
-    sets a `vocabulary` (`Subwords.byte_bpe`). The settings of a preset are "context", "batch_size", "lr", "warmup" and
-    "steps"; "test_bytes", if there, says how much of the test part is scored.
+    A subclass must define `make_model`. The text is --data, by default enwik8. Tokens are bytes unless `load` also sets
+    a `vocabulary` (`Subwords.byte_bpe`). A preset needs "context", "batch_size", "lr", "warmup" and "steps";
+    "test_bytes", which is optional, limits how much of the test part is scored.
     """
 
     evaluations = 20  # during training
@@ -74,11 +74,11 @@ class LanguageProgram(Program):
         self.write()
 
     def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
-        """How the model came about that was scored: the end of the sentence that says its score."""
+        """How the scored model was trained: the end of the sentence that gives its score."""
         return f"the best of {state['step']} steps"
 
     def write(self) -> None:
-        """Let the model continue a text of the test part."""
+        """Print a continuation of the beginning of the test part."""
         vocabulary, context = self.vocabulary, self.model.context
         if vocabulary is None:
             prompt = self.corpus.test[: context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
@@ -92,7 +92,7 @@ class LanguageProgram(Program):
 
 
 def load_corpus(run: Run) -> Corpus:
-    """The text of `run.data`, or enwik8; where that cannot be downloaded, the standard library's sources instead."""
+    """The text of `run.data`, by default enwik8, or the sources of the standard library if there is no network."""
     try:
         return load_enwik8(run.data)
     except NoConnection:

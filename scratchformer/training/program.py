@@ -1,7 +1,7 @@
 '''A training program: its command line, the folder of its run, and how `scratchformer evaluate` finds it again.
 
-A program says what its data, its model and its results are; everything else is done here and in `Stage`. This one
-trains a language model on the text of --data:
+A program defines its data, its model and its results; everything else is done here and in `Stage`. This one trains a
+language model on the text of --data:
 
     """Train a small language model on a text."""
 
@@ -23,10 +23,10 @@ trains a language model on the text of --data:
     if __name__ == "__main__":
         Poems.main()
 
-It has all options of the programs in examples/ (`python poems.py --help`), and its runs can be given to `scratchformer
-evaluate`, `plot` and `generate`. A program for other data derives from `Program`: it loads the data (`load`), makes its
-batches and its model (`make_batches`, `make_model`), scores the model on a part of the data (`evaluate`), and says by
-what the data is known (`identity`). See examples/digits.py.
+It has all the options of the programs in examples/ (`python poems.py --help`), and the commands `scratchformer
+evaluate`, `plot` and `generate` work on its runs. A program for other data derives from `Program`: it loads the data
+(`load`), makes the batches and the model (`make_batches`, `make_model`), scores the model on a part of the data
+(`evaluate`), and identifies the data (`identity`). See examples/digits.py.
 '''
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Program(Stage):
         """Read the data."""
 
     def stages(self) -> list[Stage]:
-        """What is trained, one after the other."""
+        """What is trained, in order."""
         return [self]
 
     def scored_stages(self) -> list[Stage]:
@@ -85,12 +85,12 @@ class Program(Stage):
 
     @classmethod
     def main(cls) -> None:
-        """The program itself: a mistake of the user ends it with one line."""
+        """Run the program; a mistake of the user ends it with a one-line message."""
         run_program(cls.start)
 
     @classmethod
     def start(cls, argv: list[str] | None = None) -> None:
-        """Run the program with this command line; raises whatever is wrong."""
+        """Run the program with this command line; errors are raised."""
         run = start_run(cls.name, cls.description or cls.__doc__ or "", cls.presets, argv, cls.options, cls.passing)
         run.made_by = source_of(cls)
         program = cls(run)
@@ -108,20 +108,20 @@ class Program(Stage):
 
     @classmethod
     def open(cls, run: Path, device: str, data: str | None = None) -> Self:
-        """The program of a finished run, its data read, so that its model can be scored."""
+        """The program of a run, with its data loaded, for scoring its model."""
         program = cls(open_run(cls.name, cls.presets, cls.options, run, device, data))
         program.load()
         return program
 
     def scores(self, part: str) -> Iterator[str]:
-        """A line for every scored stage: what it says of its best model, on "validation" or "test"."""
+        """One line for each scored stage: the scores of its best model on a part, "validation" or "test"."""
         for stage in one_by_one(self.scored_stages()):
             stage.load_weights(mean_snapshot(stage.out))
             with Replicas(stage.model) as replicas:
                 yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
 
     def saved_vocabulary(self, kind: type) -> Any:
-        """The vocabulary of a run that goes on or is scored, of the class `kind`; None if the run is a new one.
+        """The vocabulary, of class `kind`, of a run that is resumed or scored; None for a new run.
 
         kind: `Vocabulary`, `Subwords`, or a class with the same `load`, `save` and `fingerprint`.
         """
@@ -134,7 +134,7 @@ class Program(Stage):
 
 
 def one_by_one(stages: list[Stage]) -> Iterator[Stage]:
-    """Each stage in turn. The list is emptied, so that the memory of a model is free before the next one is made."""
+    """Each stage in turn. The list is emptied as it goes, so that one model is freed before the next is made."""
     while stages:
         yield stages.pop(0)
 
@@ -165,7 +165,7 @@ def program_in(module: ModuleType, name: str) -> type[Program]:
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, Program) and found.name == name:
             return found
-    raise ValueError(f"{module.__file__} has no program {name!r} in it")
+    raise ValueError(f"{module.__file__} has no program {name!r}")
 
 
 def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None) -> ModuleType:

@@ -1,4 +1,4 @@
-"""The two example programs and the commands, from end to end on small data."""
+"""examples/enwik8.py, examples/imdb.py and the commands on their runs, from end to end on small data."""
 
 import hashlib
 import json
@@ -99,9 +99,12 @@ def test_pool_and_positions_are_choices_of_the_classifier(call, reviews_folder, 
     assert "accuracy" in call("scratchformer", "evaluate", tmp_path).stdout
 
 
-def test_xl_tells_how_much_memory_it_will_take(call, text_file, tmp_path):
-    told = call("enwik8", "--model", "xl", "--data", text_file, "--out", tmp_path / "run", "--estimate").stdout
-    assert re.search(r"memory of two segments +[0-9.]+ [kM]?B", told)
+def test_xl_tells_how_much_memory_it_will_take(example, text_file, tmp_path, capsys):
+    """With the sizes of its default."""
+    options = ("--model", "xl", "--data", text_file, "--out", tmp_path / "run", "--device", "cpu", "--estimate")
+    example("enwik8").start([str(option) for option in options])
+    told, bytes_of_two = capsys.readouterr().out, 2 * 32 * 4 * 128 * 128 * 4
+    assert number(rf"memory of two segments +{NUMBER} MB", told) == pytest.approx(bytes_of_two / 1e6, abs=0.1)
     assert "peak while training" in told and not (tmp_path / "run").exists()
 
 
