@@ -598,7 +598,7 @@ def test_the_dropout_of_the_output_is_read(tmp_path):
         with pytest.raises(PretrainedError, match=f"classifier_dropout: expected a number >= 0, got {wrong!r}"):
             BertClassifier.from_pretrained(folder)
     write_folder(tmp_path, model, classifier_dropout=1.5)
-    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: .*, got 1\.5"):
+    with pytest.raises(PretrainedError, match=r"config\.json: cannot create this model: .*, got 1\.5"):
         BertClassifier.from_pretrained(folder)
 
 
@@ -615,7 +615,7 @@ def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):
         assert raised.type is ValueError
     assert BertClassifier.from_pretrained(folder, np.int64(3)).config["num_classes"] == 3
     write_folder(tmp_path, BertPretraining(*SIZES), hidden_dropout_prob=1.5)
-    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: dropout: .*, got 1\.5"):
+    with pytest.raises(PretrainedError, match=r"config\.json: cannot create this model: dropout: .*, got 1\.5"):
         BertClassifier.from_pretrained(folder, 2)
 
 
