@@ -146,7 +146,7 @@ def test_passes_begin_at_offsets_drawn_by_the_key():
 
 @pytest.mark.parametrize(("n", "segments"), [(15, 1), (26, 1), (27, 1), (36, 2), (39, 2)])
 def test_short_streams(n, segments):
-    """With one segment in the stream, and one token beside it, up to more."""
+    """From one segment and one more token in a stream upwards."""
     batches = make_segments(n)
     assert len(batches) == segments
     for number in range(30):

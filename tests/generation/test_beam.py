@@ -28,7 +28,7 @@ def log_probabilities(model, b, target):
 
 
 def every_translation(model, b, longest):
-    """Each translation there can be, with its log-probability and its length, the end included."""
+    """Every possible translation, with its log-probability and its length, the end included."""
     for n in range(longest + 1):
         for ys in itertools.product([0, 2, 3, 4], repeat=n):
             log_p = log_probabilities(model, b, [BEGIN, *ys])

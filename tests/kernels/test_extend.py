@@ -55,7 +55,7 @@ def test_twin_gives_what_the_reference_gives(
     seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_rotary_positions_shared_keys_and_gates(dtype, B, G, K, D, past, window, bias, scaled, pattern, seed):
-    """The block of a Llama, and nothing of it is left to the reference unless heads that share keys differ."""
+    """A Llama block, no part of which is left to the reference unless heads that share keys differ in pattern."""
     draw, C, H = Key(seed).generator(), 6, G * K
     pattern = Heads(*(pattern or Full() for _ in range(H - 1)), Strided(2)) if seed % 5 == 0 else pattern
     options = dict(scaling={"rope_type": "linear", "factor": 3.0}, base=50.0) if scaled else {}

@@ -54,7 +54,7 @@ def test_the_file_is_at_most_80_lines_of_code():
 
 
 def rotated(x, place, theta):
-    """Each pair of one number from each half, by the angle place · theta."""
+    """x with every pair, one number from each half, rotated by the angle place · theta."""
     y = np.empty_like(x)
     half = len(x) // 2
     for i in range(half):

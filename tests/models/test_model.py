@@ -90,7 +90,7 @@ def test_a_size_of_the_body_is_no_option(option):
 
 
 def test_models_of_ones_own():
-    """That pass options on, or have their own, or take any keyword."""
+    """Models that pass options on, have options of their own, or take any keyword."""
 
     class Named(LanguageModel):
         def __init__(self, title, *sizes, loud=False, **rest):

@@ -57,7 +57,7 @@ def test_gradients_of_blocks(name, check_gradients):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_models(name, check_gradients):
-    """As of blocks."""
+    """As for blocks."""
     check_gradients(name, 1, max_elements=0, directions=1, together=8)
 
 
@@ -70,7 +70,7 @@ def test_a_wrong_gradient_of_one_parameter_is_found(name, combinations):
         p.data[...] = draw.generator.standard_normal(p.data.shape)
     gradients = run(layer, case, CPU, np.float64)
     size = {n: np.abs(gradients[n]).max() for n in layer.named_parameters()}
-    not_zero = [n for n, s in size.items() if s > 1e-6 * max(size.values())]  # as that of a key's bias is
+    not_zero = [n for n, s in size.items() if s > 1e-6 * max(size.values())]  # as a key's bias has
     for drawn in combinations(1, wrong=not_zero):
 
         class Wrong(type(layer)):
