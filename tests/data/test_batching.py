@@ -326,7 +326,7 @@ def first_words(batches, epoch):
     return [tuple(batches.batch(step).ids[:, 0].tolist()) for step in steps]
 
 
-def test_epochs_and_keys_differ_in_order_and_in_company():
+def test_epochs_and_keys_differ_in_order_and_in_batches():
     dataset = make_dataset(200)
     batches = LabelledBatches(dataset, 4, 40, Key(0))
     orders = [first_words(batches, 0), first_words(batches, 1)]

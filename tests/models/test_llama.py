@@ -124,7 +124,7 @@ def test_gradient_of_the_loss(device, check_loss_backward):
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, T + 5])
-def test_the_cache_gives_what_forward_gives(window, device):
+def test_the_cache_agrees_with_forward(window, device):
     """Token after token and in pieces, and after the context slid."""
     model = make(device, window=window, **BIASES)
     for cuts in ([*range(T + 1)], [0, 3, 4, 6, 8]):
