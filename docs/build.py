@@ -19,8 +19,8 @@ ORDER = (
 )  # fmt: skip
 LAYERS = (
     "BasicSelfAttention", "MultiHeadLoop", "CrossAttention", "SelfAttention", "RelativeSelfAttention",
-    "RotarySelfAttention", "SwiGLU", "TransformerBlock", "DecoderBlock", "TiedOutput", "MaskedPrediction",
-    "GridPositions",
+    "RotarySelfAttention", "SwiGLU", "Residual", "TransformerBlock", "DecoderBlock", "Stack", "EmbeddingSum",
+    "TiedOutput", "MaskedPrediction", "GridPositions",
 )  # fmt: skip
 
 

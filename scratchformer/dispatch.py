@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+__all__ = ["Operation", "backward", "operation", "reference_only"]
+
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 

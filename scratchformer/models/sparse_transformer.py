@@ -79,6 +79,7 @@ class SparseTransformer(LanguageModel):
         grid = GridPositions(context, d_model, stride, std / math.sqrt(2), key.fold("positions"))
         kept = grid if positions == "grid" else positions
         super().__init__(vocab_size, d_model, heads, depth, context, key, positions=kept, **body)
+        self.config["embedding_std"] = body["embedding_std"]
         near, far = KINDS[kind](stride, width)
         self.pattern = near | far if merged else ops.Heads(near, far)
         for name, layer in self.named_layers():

@@ -38,14 +38,15 @@ class Residual(Layer):
     In "post" order ds is what the norm sends back, and it is the same for both terms:
 
         ds = self.norm.backward(dy, cache.norm)
-        dx = ds + df
+        dx = ds + df[:, -T:]
 
     In "pre" order ds is dy. It passes down the sum unchanged, whatever the branch does, and the norm lies on the
     branch's side only:
 
-        dx = dy + self.norm.backward(df, cache.norm)
+        dx = dy + self.norm.backward(df, cache.norm)[:, -T:]
 
-    Here df is what the branch sends back. Gradients of its further inputs are returned after dx.
+    Here df is what the branch sends back, and [:, -T:] leaves out what it sends back to a memory. Gradients of the
+    branch's further inputs are returned after dx.
 
     Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
     al., "On layer normalization in the transformer architecture", 2020, table 1.

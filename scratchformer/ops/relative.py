@@ -107,11 +107,12 @@ def check_relative_attention(
 
     Raises ValueError if shapes do not fit, TypeError if an array is not floating-point or `pattern` is not a Pattern.
     """
+    expect_floating(q=q, k=k, r=r, content_bias=content_bias, position_bias=position_bias)
+    expect_shape("q", q, "B H T D")
+    B, H, T, D = q.shape
+    expect_shape("k", k, "B H S D", B=B, H=H, D=D)  # every query head has keys of its own
     check_attention(q, k, v, pattern)
-    expect_floating(r=r, content_bias=content_bias, position_bias=position_bias)
     array_module(q, r, content_bias, position_bias)
-    _, H, T, D = q.shape
-    expect_shape("k", k, "B H S D", H=H)  # every query head has keys of its own
     expect_shape("r", r, "H R D", H=H, R=k.shape[2] + T - 1, D=D)
     expect_shape("content_bias", content_bias, "H D", H=H, D=D)
     expect_shape("position_bias", position_bias, "H D", H=H, D=D)

@@ -19,7 +19,7 @@ def test_gradients(case, check_gradients):
     check_gradients(case)
 
 
-@pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, (cube, cube_backward)], ids=str)
+@pytest.mark.parametrize("activation", [*ops.ACTIVATIONS, (cube, cube_backward)], ids=[*ops.ACTIVATIONS, "a pair"])
 @given(tensors("B T I", "I O", "O", "B T O"))
 def test_is_an_affine_map_and_an_activation(device, activation, drawn):
     """Output and gradients agree with the two operations, one after the other."""

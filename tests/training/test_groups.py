@@ -44,7 +44,7 @@ def test_a_snapshot_holds_the_groups_and_a_run_in_others_is_refused(tmp_path, tr
 
 
 def test_the_optimizer_of_another_model_is_refused(tmp_path, train_tiny):
-    with pytest.raises(ValueError, match="optimizer: it steps the parameters of another model"):
+    with pytest.raises(ValueError, match="optimizer: expected one for the model of the replicas"):
         train_tiny(
             "LanguageModel",
             tmp_path / "run",
