@@ -6,6 +6,7 @@ import argparse
 import sys
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from .training.program import run_program, take_any_text
 
@@ -20,18 +21,18 @@ def main(argv: list[str] | None = None) -> None:
     command.set_defaults(run=doctor)
 
     command = commands.add_parser("check", help="check gradients of all operations and layers, or of some")
-    command.add_argument("names", nargs="*", metavar="NAME", help="such as attention, SelfAttention, LanguageModel")
+    command.add_argument("names", nargs="*", metavar="NAME", help="for example attention, SelfAttention, LanguageModel")
     command.add_argument("--only", choices=("reference", "twin"), help="one of the two (default: both)")
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--details", action="store_true", help="a row for every tensor, not for every case")
+    command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
     command.set_defaults(run=check)
 
-    command = commands.add_parser("generate", help="let a trained language model write")
-    add_run(command, "folder of a run, a snapshot, or a published GPT-2")
+    command = commands.add_parser("generate", help="generate text with a trained language model")
+    add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
     command.add_argument(
-        "--tokens", type=int, default=500, help="how many tokens, such as bytes, to write (default: 500)"
+        "--tokens", type=int, default=500, help="how many tokens (bytes or sub-words) to write (default: 500)"
     )
     command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
     command.add_argument("--top-k", type=int)
@@ -40,17 +41,17 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--device", default="auto")
     command.set_defaults(run=generate)
 
-    command = commands.add_parser("translate", help="let a trained encoder-decoder translate")
+    command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
-    command.add_argument("--beam", type=int, help="hypotheses that are kept; 1 is greedy (default: as in the run)")
+    command.add_argument("--beam", type=int, help="number of hypotheses; 1 is greedy (default: as in the run)")
     command.add_argument("--length-penalty", type=float, help="(default: as in the run)")
     command.add_argument("--device", default="auto")
     command.set_defaults(run=translate)
 
     command = commands.add_parser("evaluate", help="score a trained model on held-out data")
     add_run(command, "folder of a run")
-    command.add_argument("--data", metavar="PATH", help="the data, if not where the run found it")
+    command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
     command.add_argument("--part", choices=("validation", "test"), default="test")
     command.add_argument("--device", default="auto")
     command.set_defaults(run=evaluate)
@@ -67,7 +68,9 @@ def main(argv: list[str] | None = None) -> None:
 
 def add_run(command: argparse.ArgumentParser, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
-    command.add_argument("--program", metavar="FILE", help="the file of the run's program, if it is not found without")
+    command.add_argument(
+        "--program", metavar="FILE", help="the file that defines the run's program, if it is not found automatically"
+    )
 
 
 def doctor(args: argparse.Namespace) -> None:
@@ -93,7 +96,7 @@ def generate(args: argparse.Namespace) -> None:
     from .training.readers import load_writer
 
     use_models_of(Path(args.run_folder), args.program)
-    model, vocabulary = load_writer(args.run_folder)
+    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     if not args.prompt:
         raise ValueError("--prompt: expected at least one character")
     if args.tokens < 0:
@@ -119,7 +122,7 @@ def translate(args: argparse.Namespace) -> None:
     model, subwords = load_translator(run)
     settings = read_settings(run if run.is_dir() else run.parent)
     given = {"beam": args.beam, "length_penalty": args.length_penalty}
-    options = {name: settings.get(name) if value is None else value for name, value in given.items()}
+    options: dict[str, Any] = {name: settings.get(name) if value is None else value for name, value in given.items()}
     options = {name: value for name, value in options.items() if value is not None}
     sentences = [as_typed(sentence) for sentence in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))

@@ -14,7 +14,6 @@ from .data.subwords import BEGIN, END
 from .dispatch import reference_only
 from .generation import beam_search
 from .models import Classifier, EncoderDecoder, LanguageModel
-from .nn import Layer
 from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
@@ -59,7 +58,7 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
     if readable:
-        rows, columns, *inputs = encode(model, example if text is None else text, run, state)
+        rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)
     for name, records in curves.items():
         yield plot_curves(records, settings, out / f"{name}.png")
@@ -69,7 +68,7 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
             yield plot_positions(model, out / "positions.png")
 
 
-def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
+def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
     """Labels of the queries and of the keys whose attention is shown, and what `attention_maps` needs: the ids (1, T)
     of a text, as far as the model can read it; of an encoder-decoder the source's, and those of its translation.
     state: of the snapshot.
@@ -97,7 +96,7 @@ def encode(model: Layer, text: str, run: Path, state: Mapping[str, Any] = {}) ->
     return labels, labels, ids[None, :]
 
 
-def attention_maps(model: Layer, ids: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
+def attention_maps(model: Any, ids: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
     """The attention probabilities (depth, H, T, S) with which the model reads ids (1, T), S = T; or with which the
     decoder of an encoder-decoder looks at its source, ids (1, S), where it is given target (1, T).
     """
@@ -114,7 +113,7 @@ def attention_maps(model: Layer, ids: np.ndarray, target: np.ndarray | None = No
     return np.stack([to_cpu(probabilities(cache)[0]) for cache in caches])
 
 
-def probabilities(cache: Any) -> np.ndarray | None:
+def probabilities(cache: Any) -> Any:
     """The attention probabilities (B, H, T, S) in the cache of a block, which is a tree of tuples; None without any."""
     if hasattr(cache, "probabilities"):
         return cache.probabilities
@@ -218,7 +217,7 @@ def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Pat
     return path
 
 
-def plot_positions(model: Layer, path: Path) -> Path:
+def plot_positions(model: Any, path: Path) -> Path:
     """The model's position encodings, learned or sinusoidal, as a heat map, and the cosine of any two of them. With
     relative positions they are the encodings of distances.
     """

@@ -25,7 +25,7 @@ from .enwik8 import (
 from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
-from .subwords import Subwords
+from .subwords import PublishedTokenizer, Subwords
 from .translation import TokenPairs, TranslationBatch, TranslationBatches, encode_pairs, pairs_in_order
 from .vocabulary import Vocabulary, tokenize
 
@@ -46,6 +46,7 @@ __all__ = [
     "Multi30k",
     "NoConnection",
     "Pairs",
+    "PublishedTokenizer",
     "SegmentBatch",
     "SegmentBatches",
     "Subwords",

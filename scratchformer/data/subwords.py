@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -187,14 +187,12 @@ class Subwords:
 
         The bytes of a special token are its name. Raises ValueError for any other kind of vocabulary.
         """
-        special = {token.content for token in self.tokenizer.get_added_tokens_decoder().values()}
-        found = [b""] * (1 + max(self.tokenizer.get_vocab().values(), default=-1))
-        for token, number in self.tokenizer.get_vocab().items():
-            try:
-                found[number] = token.encode() if token in special else bytes(_BYTES[symbol] for symbol in token)
-            except KeyError:
-                raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {token!r}") from None
-        return found
+        return _pieces(self.tokenizer, _largest_id(self.tokenizer) + 1, _from_symbols)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The ids that end a text: that of GPT2_END. Raises DataError if the vocabulary has no such token."""
+        return frozenset({self[GPT2_END]})
 
     @cached_property
     def sizes(self) -> np.ndarray:
@@ -214,13 +212,96 @@ class Subwords:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Subwords:
         """The vocabulary that `save` wrote to `path`; raises DataError if the file is missing or damaged."""
-        text = _text(Path(path))
+        return cls(_read(Path(path)))
+
+
+class PublishedTokenizer:
+    """The vocabulary of a published Llama, Mistral or Qwen2, with what `generation.stream_text` needs.
+
+    pieces: the bytes of each of the model's V tokens; joined, the pieces of a text are its UTF-8. Tokens that the
+    tokenizer lacks are empty. ends: the ids that end a text.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], vocab_size: int) -> None:
+        """Read tokenizer.json in `folder`, and eos_token_id in generation_config.json or else in config.json.
+
+        vocab_size: V, of the model, at least the number of tokens in the file. The tokens are those of a byte-level
+        encoding, as in Llama 3 and Qwen2, or pieces of words and single bytes, as in Llama 2 and Mistral. Raises
+        DataError if a file is missing, damaged or of another kind.
+        """
+        path = Path(folder) / "tokenizer.json"
+        if not path.is_file():
+            raise DataError(
+                f"vocabulary {path}: no such file; to make it from the folder's other files, run in Python: "
+                f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
+            )
+        self.tokenizer = _read(path)
+        self.tokenizer.no_truncation()  # some folders keep settings of training
+        self.tokenizer.no_padding()
+        if (size := _largest_id(self.tokenizer) + 1) > vocab_size:
+            raise DataError(f"vocabulary {path} has {size:,} tokens, the model of config.json {vocab_size:,}")
+        decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
+        kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
+        if not (found := [read for kind, read in kinds.items() if kind in decoder]):
+            raise DataError(f"vocabulary {path}: decoder: expected ByteLevel or ByteFallback, got {decoder}")
         try:
-            return cls(_library().Tokenizer.from_str(text))
-        except ImportError:
-            raise
-        except Exception as error:  # the library raises nothing more specific
-            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+            self.pieces = _pieces(self.tokenizer, vocab_size, found[0])
+        except ValueError as error:
+            raise DataError(f"{path}: {error}") from error
+        self.ends = _ends(Path(folder), vocab_size)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
+        token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
+        """
+        return np.array(self.tokenizer.encode(text).ids, np.int32)
+
+
+def _read(path: Path) -> Any:
+    """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
+    lib, text = _library(), _text(path)
+    try:
+        return lib.Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more specific
+        raise DataError(f"vocabulary {path} is damaged: {error}") from error
+
+
+def _largest_id(tokenizer: Any) -> int:
+    return max(tokenizer.get_vocab().values(), default=-1)
+
+
+def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
+    """The bytes of the tokens 0 to `size` − 1; those of a special token are its name."""
+    special = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    found = [b""] * size
+    for token, number in tokenizer.get_vocab().items():
+        try:
+            found[number] = token.encode() if token in special else as_bytes(token)
+        except KeyError:
+            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {token!r}") from None
+    return found
+
+
+def _from_symbols(token: str) -> bytes:
+    """The bytes of a token of a byte-level encoding."""
+    return bytes(_BYTES[symbol] for symbol in token)
+
+
+def _from_words(token: str) -> bytes:
+    """The bytes of a piece of words, where "▁" is a space, or of a single byte, such as "<0x0A>"."""
+    byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token)
+    return bytes.fromhex(byte[1]) if byte else token.replace("▁", " ").encode()
+
+
+def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
+    """The eos_token_id, a number or several, of generation_config.json; if it has none, of config.json."""
+    for path in folder / "generation_config.json", folder / "config.json":
+        if (found := _settings(path).get("eos_token_id")) is not None:
+            ids = found if isinstance(found, list) else [found]
+            if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
+                raise DataError(f"{path}: eos_token_id: expected ids from 0 to {vocab_size - 1}, got {found!r}")
+            return frozenset(ids)
+    return frozenset()
 
 
 def _text(path: Path) -> str:
@@ -288,13 +369,17 @@ def _model_size(path: Path) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _bert_options(path: Path) -> dict[str, bool | None]:
-    """The settings of a tokenizer_config.json, or the defaults if there is none; raises DataError."""
+def _settings(path: Path) -> dict[str, Any]:
+    """The contents of a JSON file, or nothing if there is none; raises DataError."""
     try:
-        settings = dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
+        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
     except (ValueError, TypeError) as error:
         raise DataError(f"vocabulary {path} is damaged: {error}") from error
-    options = {}
+
+
+def _bert_options(path: Path) -> dict[str, bool | None]:
+    """The settings of a tokenizer_config.json, or the defaults if there is none; raises DataError."""
+    settings, options = _settings(path), {}
     for theirs, (ours, default) in BERT_SETTINGS.items():
         options[ours] = value = settings.get(theirs, default)
         if not (isinstance(value, bool) or value is default):

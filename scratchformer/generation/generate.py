@@ -12,7 +12,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu, to_device
-from ..data.subwords import GPT2_END, Subwords
+from ..data.subwords import PublishedTokenizer, Subwords
 from ..models import LanguageModel
 from ..ops.checks import expect_at_least
 from ..rng import Key
@@ -79,24 +79,29 @@ def printable(text: str) -> str:
 
 
 def stream_text(
-    model: LanguageModel, prompt: str | bytes, tokens: int, vocabulary: Subwords | None = None, **options: Any
+    model: LanguageModel,
+    prompt: str | bytes,
+    tokens: int,
+    vocabulary: Subwords | PublishedTokenizer | None = None,
+    **options: Any,
 ) -> Iterator[str]:
     """Generate tokens after `prompt`, and yield text as soon as their bytes form complete characters (UTF-8).
 
-    vocabulary: the model's byte-pair encoding, whose GPT2_END ends the text; None for a model whose tokens are bytes.
+    vocabulary: the model's byte-pair encoding, with the ids that end a text (`ends`); None for a model of bytes.
     Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The other options are
     those of `generate`. Raises ValueError if the vocabulary and the model differ in size.
     """
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+    ends: frozenset[int] = frozenset()
     if vocabulary is None:
-        pieces, end, note = [bytes([i]) for i in range(256)], None, " bytes, the default"
+        pieces, note = [bytes([i]) for i in range(256)], " bytes, the default"
         ids = np.frombuffer(prompt.encode("utf-8") if isinstance(prompt, str) else prompt, np.uint8)
     else:
-        pieces, end, note = vocabulary.pieces, vocabulary[GPT2_END], ""
+        pieces, ends, note = vocabulary.pieces, vocabulary.ends, ""
         ids = vocabulary.encode(prompt if isinstance(prompt, str) else prompt.decode("utf-8", "replace"))
     expect_vocabulary(model, len(pieces), note)
     for new in generate(model, ids[None, :], tokens, **options):
-        if new[0] == end:
+        if new[0] in ends:
             break
         text = decoder.decode(pieces[new[0]])
         if text:

@@ -232,6 +232,14 @@ def compare_elements(
     return found
 
 
+def _together(moves: list[Callable[[float], None]]) -> Callable[[float], None]:
+    def move(t: float) -> None:
+        for each in moves:
+            each(t)
+
+    return move
+
+
 def compare_directions(
     tensors: list[Tensor], differences: Differences, count: int, rng: np.random.Generator, rtol: float
 ) -> list[Comparison]:
@@ -245,7 +253,7 @@ def compare_directions(
     for _ in range(count):
         directions = [t.scale / scale * rng.standard_normal(t.base.shape) for t in tensors]
         moves = [t.along(direction) for t, direction in zip(tensors, directions, strict=True)]
-        estimate = differences.estimate(lambda t, moves=moves: [move(t) for move in moves], scale, rtol)
+        estimate = differences.estimate(_together(moves), scale, rtol)
         analytic = sum(float(np.sum(t.gradient * d)) for t, d in zip(tensors, directions, strict=True))
         noise = sum(t.noise * float(np.abs(d).sum()) for t, d in zip(tensors, directions, strict=True))
         found.append(compare(where, analytic, estimate, noise, rtol))

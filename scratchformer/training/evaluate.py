@@ -21,7 +21,6 @@ from ..data import (
     pairs_in_order,
     windows,
 )
-from ..nn import Layer
 from ..ops import IGNORED
 from ..ops.checks import expect_ids
 from .replicas import Replicas
@@ -45,7 +44,7 @@ def evaluate_language_model(
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
 
-    def nats(model: Layer, item: tuple[Any, np.ndarray]) -> float:
+    def nats(model: Any, item: tuple[Any, np.ndarray]) -> float:
         batch, counted = item
         batch = replicas.move(batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
         loss, _ = model.loss(*batch)
@@ -60,7 +59,7 @@ def evaluate_language_model(
 def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
     """The mean of the model's loss over everything that counts in `batches`."""
 
-    def weighted(model: Layer, batch: Any) -> tuple[float, int]:
+    def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
         return float(loss) * batch.weight, batch.weight
 
@@ -108,7 +107,7 @@ def evaluate_transformer_xl(
     ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
     targets[~counted] = IGNORED
 
-    def nats(model: Layer, rows: np.ndarray) -> tuple[float, int]:
+    def nats(model: Any, rows: np.ndarray) -> tuple[float, int]:
         total, kept = 0.0, None
         for start in range(0, early + own, context):
             segment = (rows, slice(start, start + context))
@@ -135,7 +134,7 @@ def evaluate_classifier(
     if batch_size is None:
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 
-    def score(model: Layer, batch: Any) -> tuple[float, int]:
+    def score(model: Any, batch: Any) -> tuple[float, int]:
         moved = replicas.move(batch)
         log_probabilities = to_cpu(model(moved.ids, moved.lengths))
         expect_ids("labels", batch.labels, log_probabilities.shape[1])
@@ -152,7 +151,7 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
     chosen tokens that it predicts; and the share of rows for which it knows whether the second text follows the first.
     """
 
-    def score(model: Layer, batch: MaskedBatch) -> list[tuple[float, int, int]]:
+    def score(model: Any, batch: MaskedBatch) -> list[tuple[float, int, int]]:
         moved = replicas.move(batch)
         logits, _ = model.forward(moved.ids, moved.lengths, moved.segments, moved.places)
         found = []

@@ -42,7 +42,7 @@ class Replicas:
     timing of threads. They do depend, in the last bits, on `count` and `micro_batch`.
     """
 
-    def __init__(self, model: Layer, count: int | None = None, micro_batch: int | None = None) -> None:
+    def __init__(self, model: Any, count: int | None = None, micro_batch: int | None = None) -> None:
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
         if self.count < 1 or (micro_batch is not None and micro_batch < 1):

@@ -1,4 +1,4 @@
-"""One training: a model, its batches and its scores, and everything that is the same for every program."""
+"""One training stage: a model, its batches and its scores. What every program shares is here."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from .snapshot import (
 
 
 class Stage:
-    """One training of a run. Most programs have one, and are one (see `Program`); BERT's program has three.
+    """One training stage of a run. Most programs have one, and are it themselves (see `Program`); BERT's has three.
 
-    A subclass must say what the model, its batches and its scores are: `make_model`, `make_batches`, `evaluate`. The
-    other methods have defaults. All of them find the settings in `self.run`, as `self.run.d_model`.
+    A subclass must define `make_model`, `make_batches` and `evaluate`. The other methods have defaults. The settings
+    are attributes of `self.run`, for example `self.run.d_model`.
     """
 
-    folder = ""  # within that of the run, for its snapshots and metrics
+    folder = ""  # subfolder of the run for its snapshots and metrics; "" is the run's own folder
 
     def __init__(self, run: Run) -> None:
         self.run, self.key = run, Key(run.seed)
 
-    def make_model(self, key: Key) -> Layer:
+    def make_model(self, key: Key) -> Any:
         """A new model, its weights drawn with `key`: see `Replicas` for what it must have."""
         raise NotImplementedError
 
     def make_batches(self, key: Key) -> Any:
-        """Training batches: `batch(step)` gives that of a step, see `Replicas` for what it must have."""
+        """Training batches: `batch(step)` returns the batch of a step. See `Replicas` for what a batch must have."""
         raise NotImplementedError
 
     def evaluate(self, replicas: Replicas, part: str) -> dict[str, float]:
@@ -55,7 +55,7 @@ class Stage:
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """JSON values by which the data is known: a run is not resumed or scored with others."""
+        """JSON values that identify the data. A run is not resumed or scored with other data."""
         return {}
 
     def training(self) -> dict[str, Any]:
@@ -70,8 +70,8 @@ class Stage:
         return AdamW(model.parameters(), self.lr, weight_decay=decay)
 
     def schedule(self, floor: float = 0.0) -> Any:
-        """A cosine down to `floor`, or a constant rate if that is the run's `schedule`; first a warm-up that takes at
-        most a fifth of the steps.
+        """A warm-up of at most a fifth of the steps, then a cosine down to `floor`, or a constant rate if the run's
+        `schedule` is "constant".
         """
         warmup = min(self.warmup, self.steps // 5)
         if getattr(self.run, "schedule", "cosine") == "constant":
@@ -83,23 +83,23 @@ class Stage:
         print(f"{self.parameters} parameters")
 
     def prepare(self, replicas: Replicas) -> None:
-        """Called before training; it may still change the run's settings, such as its number of steps."""
+        """Called just before training. It may still change settings of the run, such as the number of steps."""
 
     def test(self, replicas: Replicas) -> dict[str, float]:
-        """The scores of the chosen model that `report` prints."""
+        """The scores of the best model, for `report`."""
         return self.evaluate(replicas, "test")
 
     def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
-        """Print the results. state: what `train` returned; test: what `test` did."""
+        """Print the results. state: what `train` returned. test: what `test` returned."""
         print(f"best on validation: {state['best']}")
         print(f"test: {as_text(test)}")
 
     def summary(self, replicas: Replicas, part: str) -> str:
-        """What `scratchformer evaluate` says of the model."""
+        """The line that `scratchformer evaluate` prints for the model."""
         return as_text(self.evaluate(replicas, part))
 
     def largest_batch(self) -> Any:
-        """The batch whose memory is estimated."""
+        """The batch for which --estimate computes the memory."""
         return self.batches.batch(0)
 
     @property
@@ -108,22 +108,22 @@ class Stage:
 
     @property
     def lr(self) -> float:
-        """The learning rate, at its highest."""
+        """The peak learning rate."""
         return self.run.lr
 
     @property
     def warmup(self) -> int:
-        """Steps until then, at most."""
+        """The number of warm-up steps, at most."""
         return self.run.warmup
 
-    # What follows is not meant to be overridden.
+    # Subclasses need not override what follows.
 
     @property
     def out(self) -> Path:
         return self.run.out / self.folder
 
     @cached_property
-    def model(self) -> Layer:
+    def model(self) -> Any:
         return self.make_model(self.key.fold("weights")).to(self.run.device)
 
     @cached_property
@@ -132,17 +132,17 @@ class Stage:
 
     @property
     def parameters(self) -> str:
-        """How many parameters the model has, for people to read."""
+        """The number of parameters, formatted."""
         return f"{self.model.flat.data.size:,}"
 
     def sizes(self, *names: str) -> dict[str, Any]:
-        """The settings of these names as arguments of a model; those that are None are left to its defaults."""
+        """These settings, as arguments of a model. Those that are None are left out, so the model's defaults apply."""
         return {name: value for name in names if (value := getattr(self.run, name)) is not None}
 
     def fit(self) -> None:
-        """Train the model and print its results, or with --estimate how much memory that takes."""
+        """Train the model and print its results; with --estimate, print only how much memory training takes."""
         run = self.run
-        before = resident_bytes() - self.model.flat.data.nbytes  # what the process has without the model
+        before = resident_bytes() - self.model.flat.data.nbytes  # of the process without the model
         self.describe()
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
             print(replicas.describe(self.batches.batch(0)))
@@ -169,8 +169,8 @@ class Stage:
         self.report(state, test)
 
     def choose(self) -> None:
-        """Give the model the weights to be scored: the mean of the snapshots that `train` was told to keep, which is
-        saved too, or if there are none those of the best model.
+        """Load the weights to be scored: the mean of the snapshots that `train` kept, which is also saved, or the best
+        snapshot if none were kept.
         """
         if snapshots := kept_snapshots(self.out):
             average_snapshots(snapshots, self.model)
@@ -180,11 +180,11 @@ class Stage:
             self.load_weights(best_snapshot(self.out))
 
     def save(self) -> None:
-        """Write what the run needs to be resumed; called by `train` when the folder belongs to it."""
+        """Write what is needed to resume the run. `train` calls it once it has locked the folder."""
         self.run.save()
 
     def load_weights(self, path: Path) -> None:
-        """Give the model the weights of a snapshot. Raises SnapshotError if it was made with other data."""
+        """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
         snapshot = load_snapshot(path, earlier=True)
         for name, own in json.loads(json.dumps(self.identity())).items():
             if (found := snapshot.state.get(name)) != own:

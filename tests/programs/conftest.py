@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,25 +21,21 @@ from scratchformer.rng import Key
 from scratchformer.training.program import Program, load_file, program_in
 
 HERE = Path(__file__).parent
-PROGRAMS = {
-    "enwik8": [HERE.parents[1] / "examples" / "enwik8.py"],
-    "gpt2": [HERE.parents[1] / "examples" / "gpt2.py"],
-    "imdb": [HERE.parents[1] / "examples" / "imdb.py"],
-    "bert": [HERE.parents[1] / "examples" / "bert.py"],
-    "translate": [HERE.parents[1] / "examples" / "translate.py"],
-    **{name: [HERE.parents[1] / "examples" / f"{name}.py"] for name in ("sparse", "digits", "units")},
-    "tiny": [HERE / "tiny_training.py"],
-    "scratchformer": ["-m", "scratchformer"],
-    "python": [],
-}
+EXAMPLES = HERE.parents[1] / "examples"
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again it i".split()
 
 
-TINY = {
+TINY = {  # sizes with which the programs of examples/ are run here; test_presets.py takes a step with their own
     "enwik8": dict(d_model=8, heads=2, depth=1, context=16, memory=8, xl_d_ff=8, batch_size=4, steps=3),
-    "imdb": dict(d_model=8, depth=1, max_length=8, vocabulary=100, batch_size=4, steps=3),
+    "imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1, batch_size=8)
+    | dict(lr=1e-2, warmup=10, steps=3),
     "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
-    | dict(tuning_batch_size=4),
+    | dict(tuning_batch_size=32, finetune_epochs=1, scratch_epochs=1),
+    "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
+    "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3),
+    "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2, steps=3),
+    "digits": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
+    "units": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
 }
 
 
@@ -61,10 +57,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def start(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.Popen]:
-    """start("enwik8", "--steps", 3, ...) starts a program in a folder of its own; other options are Popen's."""
+    """start("enwik8", "--steps", 3, ...) starts a process, in a new folder; the options are those of Popen.
+
+    program: one of examples/; "scratchformer", the command; "tiny", tiny_training.py; or "python" alone.
+    """
 
     def start(program: str, *args: object, **options: Any) -> subprocess.Popen:
-        command = [sys.executable, *PROGRAMS[program], *args]
+        scripts = {"scratchformer": ["-m", "scratchformer"], "python": [], "tiny": [HERE / "tiny_training.py"]}
+        command = [sys.executable, *scripts.get(program, [EXAMPLES / f"{program}.py"]), *args]
         return subprocess.Popen(
             [part if isinstance(part, bytes) else str(part) for part in command],
             **{
@@ -81,15 +81,50 @@ def start(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
 
 
 @pytest.fixture(scope="session")
-def call(start: Callable[..., subprocess.Popen]) -> Callable[..., subprocess.CompletedProcess]:
-    """call("enwik8", "--steps", 3, ...) runs a program to its end; `status` is the exit status that is expected."""
+def forks(environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable]:
+    """forks(program, args, cwd, sizes) runs a program in a fork of runner.py: its status, output and errors."""
+    folder = tmp_path_factory.mktemp("streams")
+    streams = {name: str(folder / name) for name in ("output", "errors")}
+    command = [sys.executable, HERE / "runner.py"]
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as runner:
 
-    def call(program: str, *args: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess:
-        process = start(program, *args, **options)
-        out, err = process.communicate(timeout=120)
-        assert process.returncode == status, err
+        def run(program: object, args: Sequence[object], cwd: object, sizes: dict[str, Any]) -> tuple[int, str, str]:
+            request = dict(
+                program=str(program),
+                argv=[os.fsdecode(a) if isinstance(a, bytes) else str(a) for a in args],
+                cwd=str(cwd),
+                sizes=sizes,
+                **streams,
+            )
+            print(json.dumps(request), file=runner.stdin, flush=True)
+            return int(runner.stdout.readline()), *(Path(p).read_text("utf-8") for p in streams.values())
+
+        yield run
+        runner.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def call(start: Callable, forks: Callable, tmp_path_factory: pytest.TempPathFactory) -> Callable:
+    """call("enwik8", "--steps", 3, ...) runs a program to its end, in a new folder; returns a CompletedProcess.
+
+    program: one of examples/, with the sizes of TINY; "tiny", tiny_training.py; "scratchformer", the command; or the
+    path of a script. status: the exit status that is expected. cwd: the folder it is called in. With other options of
+    Popen, such as env, it is started as a user starts it, with its own sizes.
+    """
+
+    def call(program: str | Path, *args: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess:
+        if options.keys() <= {"cwd"}:
+            scripts = {"scratchformer": "scratchformer", "tiny": HERE / "tiny_training.py"}
+            script = program if isinstance(program, Path) else scripts.get(program, EXAMPLES / f"{program}.py")
+            cwd = options.get("cwd") or tmp_path_factory.mktemp("cwd")
+            found, out, err = forks(script, args, cwd, TINY.get(program, {}))
+        else:
+            process = start(program, *args, **options)
+            out, err = process.communicate(timeout=120)
+            found = process.returncode
+        assert found == status, err
         assert "Traceback" not in err, err
-        return subprocess.CompletedProcess(process.args, status, out, err)
+        return subprocess.CompletedProcess(args, status, out, err)
 
     return call
 
@@ -114,7 +149,7 @@ def example() -> Callable[[str], type[Program]]:
     """example("imdb") is the program examples/imdb.py, loaded anew, so that its presets may be changed."""
 
     def example(name: str) -> type[Program]:
-        return program_in(load_file(PROGRAMS[name][0]), name)
+        return program_in(load_file(EXAMPLES / f"{name}.py"), name)
 
     return example
 

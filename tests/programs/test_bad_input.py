@@ -82,18 +82,16 @@ def test_an_unknown_option_or_preset_shows_the_usage(call):
 
 
 def test_a_corpus_shorter_than_the_context(fail, tmp_path):
-    (tmp_path / "short").write_bytes(b"x" * 140)
+    (tmp_path / "short").write_bytes(b"x" * 17)
     line = fail("enwik8", "--data", tmp_path / "short", "--out", tmp_path / "run")
-    assert line == (
-        "error: corpus: 126 tokens are fewer than context + 1 = 129; use a longer text or a smaller context"
-    )
+    assert line == ("error: corpus: 15 tokens are fewer than context + 1 = 17; use a longer text or a smaller context")
 
 
 def test_a_corpus_too_short_for_its_streams(fail, tmp_path):
-    (tmp_path / "short").write_bytes(b"x" * 4000)
+    (tmp_path / "short").write_bytes(b"x" * 60)
     line = fail("enwik8", "--model", "xl", "--data", tmp_path / "short", "--out", tmp_path / "run")
     assert line == (
-        "error: corpus: 3,600 tokens make 32 streams of 112, fewer than context + 1 = 129; "
+        "error: corpus: 54 tokens make 4 streams of 13, fewer than context + 1 = 17; "
         "use a longer text, a smaller batch or a smaller context"
     )
 
@@ -289,11 +287,11 @@ def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
 
 
 def test_the_snapshot_of_another_model(fail, enwik8_copy, imdb_run):
-    edit_settings(enwik8_copy, d_model=64)
-    assert "snapshot of another model (LanguageModel): {'d_model': '128 in the snapshot, 64 here'}" in fail(
+    edit_settings(enwik8_copy, d_model=16)
+    assert "snapshot of another model (LanguageModel): {'d_model': '8 in the snapshot, 16 here'}" in fail(
         "enwik8", "--resume", enwik8_copy
     )
-    edit_settings(enwik8_copy, d_model=128)
+    edit_settings(enwik8_copy, d_model=8)
     shutil.copy(imdb_run.folder / "last.safetensors", enwik8_copy)
     assert "last.safetensors has " in fail("enwik8", "--resume", enwik8_copy)
 

@@ -38,7 +38,7 @@ def test_it_tells_its_corpus_its_result_and_writes(gpt2_run, text_file):
     nats = number(rf"\({NUMBER} nats per token\) on the last 5%, the best of 2 steps", gpt2_run.output)
     test = vocabulary.encode(text[114_000:].decode("utf-8", "ignore"))
     assert bits == pytest.approx(nats * (len(test) - 1) / sum(vocabulary.sizes[test[1:]]) / 0.693147, rel=1e-3)
-    assert f"\n{vocabulary.decode(test[:64])[-200:]}|" in gpt2_run.output
+    assert f"\n{vocabulary.decode(test[:8])}|" in gpt2_run.output
     assert load_snapshot(gpt2_run.folder).state["subwords"] == vocabulary.fingerprint
 
 
@@ -60,7 +60,7 @@ def test_what_is_plotted_is_labelled_with_subwords(gpt2_run):
     labels, columns, ids = encode(model, "the film was\né", gpt2_run.folder, state)
     assert columns == labels
     assert "".join(labels).startswith("the␣film␣was\n") and len(labels) == ids.shape[1] < len("the film was\né")
-    assert attention_maps(model, ids).shape == (4, 4, len(labels), len(labels))
+    assert attention_maps(model, ids).shape == (1, 2, len(labels), len(labels))
 
 
 def test_a_published_model_writes_and_is_fine_tuned(call, gpt2_folder, text_file, tmp_path):
@@ -107,7 +107,7 @@ def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
     assert fail("gpt2", "--data", tmp_path / "bytes", "--out", tmp_path / "c") == (
         "error: bytes: not UTF-8 at byte 280"
     )
-    (tmp_path / "short").write_bytes(b"a text " * 40)
+    (tmp_path / "short").write_bytes(b"a text " * 5)
     assert "tokens are fewer than context + 1" in fail("gpt2", "--data", tmp_path / "short", "--out", tmp_path / "d")
 
 

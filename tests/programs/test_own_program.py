@@ -42,7 +42,7 @@ def runs(call, text_file, tmp_path_factory):
     (folder / "poems.py").write_text(POEMS)
     (folder / "own.py").write_text(OWN_MODEL)
     options = ("--data", text_file, "--steps", 2, "--device", "cpu", "--out")
-    told = [call("python", folder / f"{name}.py", *options, folder / name).stdout for name in ("poems", "own")]
+    told = [call(folder / f"{name}.py", *options, folder / name).stdout for name in ("poems", "own")]
     return folder, told[0]
 
 
@@ -77,7 +77,7 @@ def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
 def test_it_resumes_and_moves_with_its_file(call, runs, text_file, tmp_path):
     for name in "poems", "poems.py":
         (shutil.copytree if name == "poems" else shutil.copy)(runs[0] / name, tmp_path / name)
-    call("python", tmp_path / "poems.py", "--resume", tmp_path / "poems", "--steps", 3, "--device", "cpu")
+    call(tmp_path / "poems.py", "--resume", tmp_path / "poems", "--steps", 3, "--device", "cpu")
     assert load_snapshot(tmp_path / "poems").state["step"] == 3
     assert json.loads((tmp_path / "poems" / "settings.json").read_text())["made_by"] == str(tmp_path / "poems.py")
 

@@ -1,10 +1,12 @@
-"""What the presets called tutorial train with: the settings of the tutorial's own program."""
+"""What the presets train with: those named tutorial, with the settings of the tutorial's own programs."""
 
 import json
 
+import numpy as np
 import pytest
 
 from scratchformer.optim import Constant, Cosine
+from scratchformer.rng import Key
 from scratchformer.training import stage
 from scratchformer.training.settings import start_run
 
@@ -14,21 +16,40 @@ class Captured(Exception):
 
 
 @pytest.fixture
-def trained(example, text_file, reviews_folder, tmp_path, monkeypatch):
+def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monkeypatch):
     """trained("imdb", "--preset", "tutorial"): model, optimizer, schedule, batches and steps that `train` is given."""
 
-    def run(name, *options):
+    def run(name, *options, gradients=False):
         def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
+            if gradients:
+                assert np.isfinite(replicas.gradients(batches.batch(0), Key(0)))
             raise Captured(replicas.model, optimizer, schedule, batches, steps)
 
         monkeypatch.setattr(stage, "train", train)
-        data = text_file if name == "enwik8" else reviews_folder
+        data = {"imdb": reviews_folder, "bert": reviews_folder, "translate": sentences_folder}.get(name, text_file)
+        source = () if name in ("digits", "units") else ("--data", data)
         folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
         with pytest.raises(Captured) as captured:
-            example(name).start([str(x) for x in ("--data", data, "--device", "cpu", *folder, *options)])
+            example(name).start([str(x) for x in (*source, "--device", "cpu", *folder, *options)])
         return captured.value.args
 
     return run
+
+
+@pytest.mark.parametrize("name", ["enwik8", "imdb", "bert", "gpt2", "translate", "sparse", "digits", "units"])
+def test_a_gradient_at_the_sizes_of_the_default(trained, name):
+    """The other tests run the programs with the sizes of TINY."""
+    for module in {"gpt2": ["tokenizers"], "bert": ["tokenizers"], "translate": ["tokenizers", "sacrebleu"]}.get(
+        name, ["sklearn", "networkx"] if name in ("digits", "units") else []
+    ):
+        pytest.importorskip(module)
+    model = trained(name, gradients=True)[0]
+    assert model.flat.data.size > 100_000 or name in ("digits", "units")
+
+
+def test_xl_has_no_more_parameters(trained):
+    plain, xl = (trained("enwik8", "--model", model)[0].flat.data.size for model in ("plain", "xl"))
+    assert 0.95 * plain < xl <= plain
 
 
 def test_the_generator_of_the_tutorial(trained):

@@ -64,20 +64,20 @@ def test_a_finished_training_in_this_process(tiny_main, text_file, tmp_path, mon
     [("evaluate", "--device", "cpu"), ("plot", "--text", "größer 中"), ("doctor",), ("check", "linear"), ("--help",)],
     ids=lambda command: command[0],
 )
-def test_the_other_commands(shown, folder, command):
+def test_the_other_commands(shown, folder, command, combinations):
     name, *options = command
     run = [folder] if name in ("evaluate", "plot") else []
     if name == "plot":
         pytest.importorskip("matplotlib")
-    for terminal in ("C",) if name != "--help" else TERMINALS:
-        assert shown(terminal, "scratchformer", name, *run, *options)
+    for drawn in combinations(1, terminal=TERMINALS):
+        assert shown(drawn["terminal"], "scratchformer", name, *run, *options)
 
 
-def test_translate(shown, translate_run):
+def test_translate(shown, translate_run, combinations):
     """Sentences of the command line and of standard input are UTF-8, whatever the terminal is."""
     run = translate_run.folder
-    for terminal in TERMINALS:
-        typed = shown(terminal, "scratchformer", "translate", run, "a dog sees äpfel 中", "--device", "cpu")
+    for drawn in combinations(1, terminal=TERMINALS):
+        typed = shown(drawn["terminal"], "scratchformer", "translate", run, "a dog sees äpfel 中", "--device", "cpu")
         assert typed.endswith("\n")
     sentence = run / "sentences.txt"
     sentence.write_bytes("a dog sees äpfel 中\n".encode())
@@ -86,8 +86,9 @@ def test_translate(shown, translate_run):
     sentence.unlink()
 
 
-def test_an_error_that_names_a_folder(call, environment, tmp_path):
-    for variables in TERMINALS.values():
+def test_an_error_that_names_a_folder(call, environment, tmp_path, combinations):
+    for drawn in combinations(1, terminal=TERMINALS):
+        variables = TERMINALS[drawn["terminal"]]
         result = call("scratchformer", "generate", tmp_path / "nichts 中", env=environment | variables, status=1)
         (line,) = result.stderr.splitlines()
         assert line.startswith("error: no snapshot at ")

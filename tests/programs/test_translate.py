@@ -30,8 +30,8 @@ def test_it_tells_its_score_with_the_signature_and_shows_translations(translate_
 
 
 def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
-    told = call("translate", "--resume", copy, "--steps", 120, "--device", "cpu").stdout
-    assert load_snapshot(copy).state["step"] == 120
+    told = call("translate", "--resume", copy, "--steps", 60, "--device", "cpu").stdout
+    assert load_snapshot(copy).state["step"] == 60
     assert len(kept_snapshots(copy)) == 10
     score = float(re.findall(BLEU, told)[-1][0])
     assert score > 60
@@ -44,7 +44,7 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
 
 
 def test_the_mean_of_the_snapshots_is_what_is_scored(call, copy):
-    call("translate", "--resume", copy, "--steps", 12, "--device", "cpu")
+    call("translate", "--resume", copy, "--steps", 5, "--device", "cpu")
     models = [load_model(path)[0].state_dict() for path in kept_snapshots(copy)]
     mean = load_model(copy / "average.safetensors")[0].state_dict()
     assert len(models) > 1
@@ -62,7 +62,7 @@ def test_bad_input(fail, copy, sentences_folder, tmp_path):
     assert not (tmp_path / "new").exists()
     assert "an empty one" in fail("scratchformer", "translate", copy, "a dog", " ")
     line = fail("scratchformer", "translate", copy, "a dog", "a red dog " * 50)
-    assert re.match("error: sentence 2: expected at most 128 tokens with END, got [0-9]+$", line)
+    assert re.match("error: sentence 2: expected at most 32 tokens with END, got [0-9]+$", line)
     words = copy / "vocabulary.json"
     text = words.read_text(encoding="utf-8")
     words.write_text(text[:100], encoding="utf-8")
@@ -94,6 +94,6 @@ def test_attention_to_the_source(translate_run):
     model, state = load_model(translate_run.folder)
     rows, columns, source, target = encode(model, "a red dog sees apples .", translate_run.folder, state)
     maps = attention_maps(model, source, target)
-    assert maps.shape == (4, 4, len(rows), len(columns)) == (4, 4, target.shape[1], source.shape[1])
+    assert maps.shape == (1, 4, len(rows), len(columns)) == (1, 4, target.shape[1], source.shape[1])
     np.testing.assert_allclose(maps.sum(axis=-1), 1, rtol=1e-5)
     assert columns[-1] == rows[-1] == "<eos>" and "".join(columns[:-1]).replace("▁", " ").strip().startswith("a red")
