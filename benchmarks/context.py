@@ -79,7 +79,7 @@ def plot(found: dict[str, dict[int, Measured]], path: str) -> None:
         axes.set_ylabel(what)
         axes.grid(alpha=0.3)
     left.set_title("time of forward and backward")
-    right.set_title("memory beside the arguments")
+    right.set_title("memory, not counting the arguments")
     left.legend()
     figure.savefig(path, dpi=110)
     print(path)

@@ -25,7 +25,7 @@ seconds: dict[str, float] = defaultdict(float)
 
 
 def timed(name: str, function: Callable) -> Callable:
-    """`function`, adding its time to `seconds[name]`, except for that of timed functions it calls."""
+    """`function`, adding its time to `seconds[name]`, without the time of timed functions that it calls."""
 
     def run(*args, **kwargs):
         before, start = sum(seconds.values()), time.perf_counter()

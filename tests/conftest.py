@@ -4,7 +4,7 @@ import itertools
 import os
 import random
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # each core has its tests: BLAS, loaded below, is not to put threads in between
+if "PYTEST_XDIST_WORKER" in os.environ:  # tests run on every core, so BLAS, loaded below, gets one thread
     os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,9 +33,9 @@ def thorough() -> bool:
 def combinations(request: pytest.FixtureRequest, thorough: bool) -> Callable[..., Iterator[dict[str, Any]]]:
     """combinations(2, scale=SCALES, small=[False, True]) gives two dicts: a scale, a value of small, and a seed.
 
-    They are drawn by the name of the test, so they are the same in every run, and others for another case. No value
-    comes again before all of its kind have come. `thorough` gives the whole product, and five times as many at least.
-    Each dict is printed; of a test that fails, pytest shows them, and the last is the one it failed for.
+    The draws depend on the name of the test alone, so they are the same in every run, and differ from case to case. No
+    value comes twice before each has come once. `thorough` gives the whole product, and at least five times as many.
+    Each dict is printed; when a test fails, pytest shows them, and the last is the one that failed.
     """
 
     def draw(count: int, **values: Sequence[Any]) -> Iterator[dict[str, Any]]:
@@ -66,7 +66,7 @@ def _devices() -> dict[str, Device]:
 _DEVICES = _devices()
 
 
-# Of the scope of the session, since Hypothesis objects to function-scoped fixtures beside @given.
+# Of session scope, since Hypothesis objects to function-scoped fixtures together with @given.
 @pytest.fixture(scope="session", params=_DEVICES)
 def device(request: pytest.FixtureRequest) -> Device:
     """Every backend in turn."""

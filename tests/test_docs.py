@@ -1,4 +1,4 @@
-"""The page of derivations is that which the code gives, and links between pages lead somewhere."""
+"""The page of derivations agrees with the code, and links between pages lead somewhere."""
 
 import importlib.util
 import re

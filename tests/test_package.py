@@ -1,4 +1,4 @@
-"""What is public, what importing it costs, and where the version stands."""
+"""What is public, what importing it costs, and where the version is given."""
 
 import configparser
 import os
@@ -17,13 +17,13 @@ MODULES = ("ops", "nn", "models", "data", "optim", "training", "generation", "te
 
 
 def in_a_fresh_process(code: str) -> str:
-    """What it prints. Its modules were compiled by the one before, as they are for users."""
+    """What the code prints. An earlier process has compiled the modules, as on a user's machine."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout
 
 
 def test_one_list_says_what_is_public():
-    """The modules are those of the docstring; each has a list of its own, of names that are there."""
+    """The docstring lists the modules; every name in the `__all__` of each is defined."""
     assert re.findall(r"^    sf\.(\w+) ", sf.__doc__, re.MULTILINE) == list(MODULES)
     assert {name for name in sf.__all__ if isinstance(getattr(sf, name), ModuleType)} == set(MODULES)
     for module in (sf, *(getattr(sf, name) for name in MODULES)):
@@ -47,7 +47,7 @@ def test_what_the_pages_use_is_public():
 
 
 def test_importing_takes_at_most_three_tenths_of_a_second():
-    """CPU time of a fresh process, NumPy's own import included: the least of some, since others compute too."""
+    """CPU time of a fresh process, including NumPy's import: the least of five, since the machine may be busy."""
     code = "import time; t = time.process_time(); import scratchformer; print(time.process_time() - t)"
     assert any(float(in_a_fresh_process(code)) <= 0.3 for _ in range(5))
 
@@ -59,7 +59,7 @@ def test_importing_imports_nothing_that_is_optional_or_heavy():
     assert in_a_fresh_process(code).strip() == "set()"
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_given_in_one_place():
     """The package has it. What is installed, `scratchformer doctor` and the changelog say the same."""
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg", encoding="utf-8")

@@ -77,7 +77,7 @@ class MaskedBatches:
     grows with the square of the length and most dependencies are local. chosen: the share of the tokens to predict.
 
     Every text occurs once per epoch, in batches of similar length (see `LabelledBatches`). Two exceptions: fewer than B
-    texts are left out, and in the epoch in which rows become longer, the remaining steps are planned anew. A row is a
+    texts are left out, and in the epoch in which rows become longer, the remaining steps are planned again. A row is a
     piece of n tokens of a text, from a random start; n is the same for all rows of a batch, at most max_length − 3 and
     at most the length of the shortest text, so there is no padding. The piece is cut at a random point into A and B. In
     half of the rows, B is replaced by the B of another row. So in both kinds of row, B begins within a text and has the

@@ -1,7 +1,7 @@
 """Sub-word vocabularies: byte-pair encoding and WordPiece, with the library `tokenizers`.
 
-A vocabulary of words never has every word, and texts split into characters are long. Sub-words lie between: a frequent
-word is one token, a rare one several pieces. Byte-pair encoding repeatedly joins the most frequent pair of neighbours
+A vocabulary of words never has every word, and texts split into characters are long. With sub-words, a frequent word is
+one token, a rare one several pieces. Byte-pair encoding repeatedly joins the most frequent pair of neighbours
 (Sennrich et al., "Neural machine translation of rare words with subword units", 2016). WordPiece splits a word greedily
 from the left into the longest pieces in its vocabulary (Schuster, Nakajima, "Japanese and Korean voice search", 2012).
 """

@@ -126,7 +126,7 @@ class SegmentCache(KeyValueCache):
     """A `KeyValueCache` for a `TransformerXL`: the keys and values of its memory and of the current segment.
 
     `logits` returns the same numbers as the model when it reads segment after segment. A full segment becomes part of
-    the memory, of which the last `model.memory` positions are kept. Nothing is computed again: keys and values do not
+    the memory, and only its last `model.memory` positions are kept. Nothing is computed again: keys and values do not
     depend on positions, so those that are kept are only moved to the front.
     """
 

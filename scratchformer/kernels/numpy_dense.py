@@ -80,7 +80,7 @@ ERF_POLYNOMIAL = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829
 
 
 def cdf(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h), written to `out`: that of the exact GELU, its tanh approximation, or the sigmoid of SiLU."""
+    """Φ(h), written to `out`, for the exact GELU, its tanh approximation, or SiLU (the sigmoid)."""
     if activation == "silu":
         np.negative(h, out=out)
         with np.errstate(over="ignore"):  # 1/∞ = 0 is right

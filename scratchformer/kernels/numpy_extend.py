@@ -167,7 +167,7 @@ def visible(layer: Any, keys: np.ndarray, pattern: Pattern | None, S: int) -> li
 
 
 def attend(x: np.ndarray, layer: Any, stored: Stored, past: int, seen: list[tuple[slice, Keys]]) -> np.ndarray:
-    """Self-attention of the token at place `past` to those before it and to itself, as far as they are `seen`.
+    """Self-attention of the token at place `past` to itself and to earlier tokens, but only to those in `seen`.
 
     The K query heads that share one of the G heads of keys and values are read together, as rows of one matrix.
     """
@@ -193,7 +193,7 @@ def attend(x: np.ndarray, layer: Any, stored: Stored, past: int, seen: list[tupl
             z -= np.maximum.reduce(z, axis=3, keepdims=True)
         np.exp(z, out=z)
         z /= np.add.reduce(z, axis=3, keepdims=True)
-        np.matmul(z, values[:, heads, columns], out=y[:, heads])  # without keys 0
+        np.matmul(z, values[:, heads, columns], out=y[:, heads])  # 0 if there are no keys
     return affine(y.reshape(*x.shape[:-1], -1), layer.unify)
 
 
@@ -230,7 +230,7 @@ def gated(x: np.ndarray, layer: SwiGLU) -> np.ndarray:
     return affine(g, layer.down)
 
 
-# The layers known here; those of ROW treat every position by itself.
+# The layers known here; those in ROW treat every position by itself.
 ATTENTION = (SelfAttention, RelativeSelfAttention, RotarySelfAttention)
 ROW: dict[type, Callable[[np.ndarray, Any], np.ndarray]] = {
     LayerNorm: normalise,

@@ -256,7 +256,7 @@ class BertClassifier(ClassPredictor):
     num_classes: of the output. output_dropout: the dropout before the output, by default the same as in the body. The
     other arguments are those of `Bert`.
 
-    The `Classifier` takes the mean of all vectors; here the first one, that of [CLS], represents the text. As in the
+    The `Classifier` takes the mean of all vectors; here the first one, of [CLS], represents the text. As in the
     paper, only the output is new in fine-tuning: body and pooler come from pre-training (`start_from`), and all three
     are trained. (The paper mentions only the first vector; its published program adds the pooler.)
     """

@@ -23,7 +23,7 @@ class PoolerCache(NamedTuple):
 
 
 class Pooler(Layer):
-    """y = tanh(x₀ w + b), where x₀ is the first vector of each row, that of [CLS]. x: (B, T, C). Returns (B, C).
+    """y = tanh(x₀ w + b), where x₀ is the vector of [CLS], the first of each row. x: (B, T, C). Returns (B, C).
 
     The body must collect there what it knows of the whole row, since later layers see no other vector.
     """

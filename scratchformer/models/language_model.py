@@ -51,7 +51,7 @@ class LanguageModel(Predictor):
         self.output: Layer = Linear(d_model, vocab_size, key=key.fold("output"))
 
     def draw_weights(self, key: Key, std: Callable[[str], float]) -> None:
-        """Draw every matrix and table from a normal distribution, std(name) wide; with `Zeros` none is touched."""
+        """Draw every matrix and table, normal with standard deviation std(name); `Zeros` leaves them untouched."""
         for name, p in self.named_parameters().items():
             if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
                 p.data[...] = std(name) * key.fold(name).generator().standard_normal(p.data.shape, p.data.dtype)

@@ -109,7 +109,7 @@ class Llama(LanguageModel):
         """The Llama, Mistral or Qwen2 in a Hugging Face folder: sizes from its config.json, weights from one file or
         several, read into float32.
 
-        context: None for that of the folder (max_position_embeddings); a shorter one saves memory in generation.
+        context: None for the folder's (max_position_embeddings); a shorter one saves memory in generation.
         dropout, recompute: as for the class. Dropout of attention probabilities (attention_dropout) is left out.
         Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
         or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.

@@ -98,7 +98,7 @@ def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[
         raise PretrainedError(f"{path}: {name}: expected settings by name, got {found!r}")
     beside = config.get("rope_theta", found.get("rope_theta", BASE))
     if (base := found.get("rope_theta", beside)) != beside:
-        raise PretrainedError(f"{path}: rope_theta: expected that of {name}, {base!r}, got {beside!r}")
+        raise PretrainedError(f"{path}: rope_theta: expected {base!r}, as in {name}, got {beside!r}")
     kind = found.get("rope_type", found.get("type", "default"))
     scaling = {"rope_type": kind} | {n: x for n, x in found.items() if n not in ("rope_theta", "rope_type", "type")}
     try:

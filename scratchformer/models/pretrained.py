@@ -100,7 +100,7 @@ def making(folder: Folder) -> Iterator[None]:
     except PretrainedError:
         raise
     except (TypeError, ValueError, MemoryError) as error:
-        raise PretrainedError(f"{Path(folder) / 'config.json'}: no such model can be made: {error}") from error
+        raise PretrainedError(f"{Path(folder) / 'config.json'}: cannot create this model: {error}") from error
 
 
 def load_weights(

@@ -45,7 +45,7 @@ class SparseTransformer(LanguageModel):
     `Body`. `body`: the other options of `Body` except causal, such as dropout, wide, d_ff, bias, eps, recompute. With
     relative positions, kind "fixed" cannot be tiled: attention is then the reference, whose memory grows with n².
 
-    During generation, when the context slides, blocks and grid are counted anew from the first token that is kept.
+    During generation, when the context slides, blocks and grid are counted again from the first token that is kept.
     Source: Child et al., "Generating long sequences with sparse transformers", 2019, sections 4.3 to 6.
     """
 

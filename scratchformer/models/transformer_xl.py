@@ -24,7 +24,7 @@ class TransformerXL(LanguageModel):
 
     The differences from `LanguageModel`, with reasons:
 
-    1. Windows do not start from nothing. In `LanguageModel` the first predictions of every window are based on hardly
+    1. Windows do not start without a past. In `LanguageModel` the first predictions of every window are based on hardly
        any text, and no prediction on more than the context. Here the vectors that entered block l in earlier segments
        are kept, and block l computes keys and values from [memory, x], as if the text had been longer. A vector in the
        memory has itself seen a memory, so the range of a prediction grows by the memory's length with every layer.

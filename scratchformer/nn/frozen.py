@@ -25,7 +25,7 @@ class Frozen(Layer):
             p.frozen = True
 
     def __getattr__(self, name: str) -> Any:
-        if name == "layer":  # a copy in the making has none yet
+        if name == "layer":  # a copy that is being made has none yet
             raise AttributeError(name)
         return getattr(self.layer, name)
 

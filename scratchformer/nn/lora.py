@@ -38,7 +38,7 @@ class LoRA(Layer):
         db_ko = s Σ_n h_nk dy_no         dh_nk = s Σ_o dy_no b_ko
         da_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk a_ik
 
-    These are the gradients of two affine maps, one after the other (see `ops.linear`), of which the second gets s dy.
+    These are the gradients of two affine maps, one after the other (see `ops.linear`); the second gets s dy.
     dx also has a term from x w + c. w and c are constants here, so their gradients are not computed.
 
         dh, db = ops.linear_backward(self.scale * dy, cache.b)

@@ -219,10 +219,10 @@ class Local(Pattern):
 class Strided(Pattern):
     """A query may attend to every `stride`-th key, counted from its own position: (position − s) mod stride = 0.
 
-    Queries whose positions leave one remainder see exactly the keys with the same remainder. So the table falls apart
-    into `stride` full tables of about T/stride queries and S/stride keys. For a sequence of length n it costs
-    O(n²/stride), which is O(n √n) with a stride near √n. Source: Child et al., "Generating long sequences with sparse
-    transformers", 2019, section 4.3.
+    Queries whose positions have the same remainder modulo `stride` see exactly the keys with that remainder. So the
+    table splits into `stride` full tables of about T/stride queries and S/stride keys. For a sequence of length n it
+    costs O(n²/stride), which is O(n √n) with a stride near √n. Source: Child et al., "Generating long sequences with
+    sparse transformers", 2019, section 4.3.
     """
 
     stride: int

@@ -49,7 +49,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     """y_i = z_i − log Z with Z = Σ_j exp(z_j), over the last axis.
 
     z: (..., V). Returns y, log-probabilities of the same shape, and the cache, a copy of y.
-    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is never that of zero.
+    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is finite.
 
     Backward. ∂Z/∂z_k = exp(z_k), hence ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
 

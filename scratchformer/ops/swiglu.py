@@ -23,7 +23,7 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     gate, up: any shape, the same for both. Returns y of that shape, and the cache. Raises ValueError if the shapes
     differ.
 
-    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its derivative by g is that of `silu` times u:
+    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its derivative with respect to g is u times that of `silu`:
 
         ∂y_i/∂u_i = g_i σ(g_i)        ∂y_i/∂g_i = u_i σ(g_i) (1 + g_i (1 − σ(g_i)))
 

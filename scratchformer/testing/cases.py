@@ -512,7 +512,7 @@ def check_cases(
 ) -> list[str]:
     """Check the cases `names` (all if empty), print a table, and return what is wrong: ["attention (reference)"].
 
-    A name is that of a case ("attention, causal") or the part before its comma, for all cases that begin with it
+    A name is the name of a case ("attention, causal"), or the part before its comma for all cases that begin with it
     ("attention"). Each case is checked twice, with the references (inside `reference_only`) and with the twins; `only`
     restricts this to "reference" or "twin". The twins' column shows "-" if none ran: the operation has no twin for the
     arrays of this device, or no operation in the layer has one. Raises ValueError for an unknown name or `only`, before

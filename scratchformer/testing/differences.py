@@ -42,7 +42,7 @@ _NUDGES = 4  # evaluations for measuring noise
 
 @dataclass
 class Tensor:
-    """An array to differentiate by: its name in messages, the array (perturbed in place), its analytic gradient."""
+    """A variable of the derivatives: its name in messages, the array (perturbed in place), its analytic gradient."""
 
     name: str
     array: Array

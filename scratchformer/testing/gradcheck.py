@@ -160,12 +160,12 @@ def check_layer(
     many parameters is checked faster with more. Tensors whose gradients have about the same size go together. If they
     disagree, or if a gradient wrong by a thousandth of the smallest of them could pass, each is compared by itself.
 
-    The contract: forward writes to no input, parameter or gradient;
-    backward writes only to gradients, and adds to them; two forwards followed by their two backwards give the sum of
-    both, so nothing is remembered outside the cache; no returned array shares memory with a parameter or its gradient;
-    float32 gives float32; neither pass replaces the data or gradient array of a parameter by another; `layer` itself is
-    not changed. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return its input as y,
-    or dy as dx (as dropout without a key does), since no caller writes to either.
+    The contract: forward writes to no input, parameter or gradient; backward writes only to gradients, and adds to
+    them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside the cache;
+    no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass replaces the
+    data or gradient array of a parameter by another; `layer` itself is not changed. Parameters that are `frozen` need
+    no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key does),
+    since no caller writes to either.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
@@ -463,7 +463,7 @@ def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None
 
 
 def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
-    """Raise ValueError unless there are arrays to differentiate by, none is empty, and all elements are finite."""
+    """Raise ValueError unless there are tensors to check, none is empty, and all elements are finite."""
     if not tensors:
         found = (f"{name}: {x.dtype if is_array(x) else type(x).__name__}" for name, x in given.items())
         raise ValueError(f"nothing to check: expected a floating-point array, got {', '.join(found) or 'none'}")

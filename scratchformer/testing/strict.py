@@ -85,7 +85,7 @@ _KEYWORDS = {"einsum": {"dtype", "optimize"}, "copyto": {"casting", "where"}, "c
 
 
 class Flags(NamedTuple):
-    """The memory layout of a DeviceArray, as far as CuPy reveals it."""
+    """What CuPy reveals of the memory layout of a DeviceArray."""
 
     c_contiguous: bool
     f_contiguous: bool
@@ -337,7 +337,7 @@ class _Library(ModuleType):
 
 
 class _Ufunc:
-    """An elementwise function, with those of the methods at, reduce, accumulate and reduceat that CuPy's has."""
+    """An elementwise function; of the methods at, reduce, accumulate and reduceat it has the ones that CuPy's has."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name

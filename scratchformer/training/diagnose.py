@@ -39,7 +39,7 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
                 found.append(f"the output of {name or 'the whole model'} ({type(layer).__name__})")
             return y, cache
 
-        layer.forward = watched  # type: ignore[method-assign]  # taken away again below
+        layer.forward = watched  # type: ignore[method-assign]  # removed again below
 
     layers = dict(model.named_layers())
     try:

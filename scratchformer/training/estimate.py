@@ -61,7 +61,7 @@ class Estimate(NamedTuple):
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
-    If the model has no longest length (neither "context" nor "max_length" in its config), that of the batch is used. A
+    If the model has no longest length (neither "context" nor "max_length" in its config), the batch's is used. A
     micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
     what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
@@ -154,7 +154,7 @@ def _arrays(x: Any) -> Iterator[Array]:
 
 
 def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
-    """The parts of a model's cache in order, with names; of a list, which holds those of blocks, only the first."""
+    """The parts of a model's cache in order, with names; of a list (the caches of the blocks), only the first."""
     if isinstance(cache, list) and cache:
         fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
         for field, part in fields.items():

@@ -229,7 +229,7 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
 
 
 def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
-    """Read a snapshot; a run's folder stands for its last one. Raises SnapshotError if it is missing or damaged.
+    """Read a snapshot, or the last one in a run's folder. Raises SnapshotError if it is missing or damaged.
 
     earlier: also read snapshots of an earlier version, which have no checksum, with a warning.
     """

@@ -146,7 +146,7 @@ def test_passes_begin_at_offsets_drawn_by_the_key():
 
 @pytest.mark.parametrize(("n", "segments"), [(15, 1), (26, 1), (27, 1), (36, 2), (39, 2)])
 def test_short_streams(n, segments):
-    """With one segment in the stream, and one token beside it, up to more."""
+    """From one segment and one more token in a stream upwards."""
     batches = make_segments(n)
     assert len(batches) == segments
     for number in range(30):
@@ -326,7 +326,7 @@ def first_words(batches, epoch):
     return [tuple(batches.batch(step).ids[:, 0].tolist()) for step in steps]
 
 
-def test_epochs_and_keys_differ_in_order_and_in_company():
+def test_epochs_and_keys_differ_in_order_and_in_batches():
     dataset = make_dataset(200)
     batches = LabelledBatches(dataset, 4, 40, Key(0))
     orders = [first_words(batches, 0), first_words(batches, 1)]

@@ -7,7 +7,7 @@ from scratchformer.data import load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 
 
-def test_three_parts_of_neighbours_are_all_images_in_their_order():
+def test_three_consecutive_parts_cover_all_images():
     datasets = pytest.importorskip("sklearn.datasets")
     whole, digits = datasets.load_digits(), load_digits()
     assert [len(part.labels) for part in digits] == [1257, 180, 360]
@@ -19,7 +19,7 @@ def test_three_parts_of_neighbours_are_all_images_in_their_order():
         assert set(labels.tolist()) == set(range(CLASSES))
 
 
-def test_the_fingerprint_tells_other_images_and_other_labels():
+def test_the_fingerprint_depends_on_images_and_labels():
     pytest.importorskip("sklearn")
     first, again, other, labelled = (load_digits() for _ in range(4))
     assert first.fingerprint == again.fingerprint

@@ -147,7 +147,7 @@ def hostile_members():
     return [outside, climbing, inner, absolute, *links, *wrong]
 
 
-def test_hostile_members_are_passed_over_and_nothing_is_written(tmp_path, monkeypatch):
+def test_hostile_members_are_skipped_and_nothing_is_written(tmp_path, monkeypatch):
     reviews = make_reviews()
     plain = write_archive(tmp_path / "plain.tar.gz", reviews)
     hostile = write_archive(tmp_path / "hostile.tar.gz", reviews, extra=hostile_members())

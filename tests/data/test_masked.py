@@ -221,7 +221,7 @@ def test_micro_batches_add_up_to_the_batch():
     np.testing.assert_allclose(model.flat.grad, whole, rtol=1e-9, atol=1e-12)
 
 
-def test_evaluation_is_that_of_whole_batches():
+def test_evaluation_agrees_with_whole_batches():
     model, batches = small_model(5 + LONGEST * 40), make_batches()
     found = evaluate_pretraining(Replicas(model, 2, 3), batches, 3)
     losses = [float(model.loss(*batches.batch(step))[0]) for step in range(3)]

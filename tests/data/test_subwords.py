@@ -135,7 +135,7 @@ def test_only_byte_level_vocabularies_have_pieces(learned, kind):
         _ = learned[kind].pieces
 
 
-def test_tokens_and_ids_that_are_not_there(learned):
+def test_unknown_tokens_and_ids(learned):
     vocabulary = learned["byte_bpe"]
     with pytest.raises(DataError, match=r"vocabulary: no token '\[MASK\]' in it"):
         _ = vocabulary["[MASK]"]
@@ -243,7 +243,7 @@ CASED, CHINESE = ("über", "uber", "Über", "Uber"), ("東", "京", "東京")
 @pytest.mark.parametrize("lowercase", [True, False])
 @pytest.mark.parametrize("accents", [True, False, None])
 @pytest.mark.parametrize("chinese", [True, False])
-def test_berts_settings_are_those_of_the_folder(learned, tmp_path, lowercase, accents, chinese):
+def test_berts_settings_come_from_the_folder(learned, tmp_path, lowercase, accents, chinese):
     settings = dict(do_lower_case=lowercase, strip_accents=accents, tokenize_chinese_chars=chinese)
     write_bert(tmp_path, learned, CASED + CHINESE, **settings)
     ours = Subwords.from_bert(tmp_path)

@@ -62,7 +62,7 @@ def test_inputs_and_targets_of_the_decoder(subwords):
     assert {x.dtype for x in (batch.source, batch.target, batch.targets)} == {np.dtype(np.int32)}
 
 
-def test_an_epoch_has_every_pair_once_in_batches_of_like_length(pairs, subwords):
+def test_an_epoch_has_every_pair_once_in_batches_of_similar_length(pairs, subwords):
     batches = TranslationBatches(pairs, 60, subwords, Key(1))
     epochs = [[batches.batch(e * len(batches) + i) for i in range(len(batches))] for e in range(2)]
     for epoch in epochs:

@@ -92,7 +92,7 @@ def test_save_and_load(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["vocabulary.txt"]
 
 
-def test_a_save_that_fails_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_save_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "vocabulary.txt"
     Vocabulary(["old"]).save(path)
     monkeypatch.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("No space left on device")))

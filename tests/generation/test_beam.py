@@ -28,7 +28,7 @@ def log_probabilities(model, b, target):
 
 
 def every_translation(model, b, longest):
-    """Each translation there can be, with its log-probability and its length, the end included."""
+    """Every possible translation, with its log-probability and its length, the end included."""
     for n in range(longest + 1):
         for ys in itertools.product([0, 2, 3, 4], repeat=n):
             log_p = log_probabilities(model, b, [BEGIN, *ys])
@@ -97,7 +97,7 @@ def test_a_beam_of_one_is_greedy(norm, device):
             assert found[b].ids.tolist() == written[1:]
 
 
-def test_what_it_is_batched_with_makes_no_difference(device):
+def test_other_sources_in_the_batch_make_no_difference(device):
     model = make(device, 1)
     together = beam_search(model, SOURCE, LENGTHS, BEGIN, END, beam=3, longer=5)
     for b in range(2):
@@ -114,7 +114,7 @@ def test_a_length_penalty_favours_long_ones():
     assert lengths[1] > lengths[0]
 
 
-def test_the_cache_gives_what_the_full_forward_gives(device):
+def test_the_cache_agrees_with_the_full_forward(device):
     """Also after rows are reordered."""
     model = make(device)
     cache = DecoderCache(model, SOURCE, LENGTHS, 4, copies=2)
@@ -161,7 +161,7 @@ def test_arguments_out_of_range():
     ],
     ids=str,
 )
-def test_arguments_that_are_no_whole_or_finite_numbers(options, got):
+def test_arguments_that_are_not_whole_or_finite(options, got):
     expected = "expected at least 1, 1, 0, the first two whole numbers and the last finite"
     with pytest.raises(ValueError, match=f"^beam, longer, length_penalty: {expected}, got {got}$"):
         beam_search(make(CPU), SOURCE, LENGTHS, BEGIN, END, **options)
@@ -169,7 +169,7 @@ def test_arguments_that_are_no_whole_or_finite_numbers(options, got):
 
 @pytest.mark.parametrize("name", ["begin", "end"])
 @pytest.mark.parametrize("token", [-1, V, 1.5])
-def test_a_beginning_or_end_that_is_no_token(name, token):
+def test_begin_and_end_must_be_tokens(name, token):
     with pytest.raises(ValueError, match=f"^{name}: expected a token from 0 to 4, got {token}$"):
         beam_search(make(CPU), SOURCE, LENGTHS, **{"begin": BEGIN, "end": END, name: token})
 
@@ -179,7 +179,7 @@ def test_no_source():
         beam_search(make(CPU), SOURCE[:0], LENGTHS[:0], BEGIN, END)
 
 
-def test_a_length_penalty_beyond_the_numbers_there_are():
+def test_a_length_penalty_that_overflows():
     """The division would overflow at 53 tokens, but not at 4."""
     model = make(CPU)
     with pytest.raises(ValueError, match=r"^length_penalty: 400 is too large for translations of 53 tokens$"):
@@ -213,7 +213,7 @@ def test_sentences_that_are_not_translated(subwords):
         translate(model, subwords, "a man")
 
 
-def test_bleu_is_that_of_sacrebleu():
+def test_bleu_agrees_with_sacrebleu():
     pytest.importorskip("sacrebleu")
     references = ["Ein Mann isst einen roten Apfel.", "Zwei Hunde laufen durch das hohe Gras."]
     score, signature = bleu(references, references)
@@ -224,7 +224,7 @@ def test_bleu_is_that_of_sacrebleu():
 
 
 @pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
-def test_bleu_of_what_does_not_belong_together(found, references):
+def test_bleu_of_lists_that_do_not_match(found, references):
     message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
     with pytest.raises(ValueError, match=message):
         bleu(found, references)

@@ -39,7 +39,7 @@ def cached_logits(cache, ids):
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 2e-6), (np.float64, 1e-13)])
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("pieces", [[1] * CONTEXT, [5, 1, 1, 4, 1], [CONTEXT]], ids=str)
-def test_logits_are_those_of_the_full_forward_at_every_position(
+def test_logits_agree_with_the_full_forward_at_every_position(
     device, make_model, body, dtype, tolerance, batch, pieces
 ):
     model, ids = make_model(device, dtype, **body), tokens(batch, CONTEXT)
@@ -54,7 +54,7 @@ def test_logits_are_those_of_the_full_forward_at_every_position(
 
 
 @every_body
-def test_a_full_cache_slides_to_the_later_half_and_goes_on_exactly(device, make_model, body):
+def test_a_full_cache_slides_to_its_later_half_and_stays_exact(device, make_model, body):
     """However many tokens have been seen, at least half a context and at most a whole one is kept."""
     model, ids = make_model(device, np.float64, **body), tokens(2, 4 * CONTEXT)
     cache = KeyValueCache(model, 2)
@@ -147,7 +147,7 @@ def segment_logits(model, ids):
 @pytest.mark.parametrize("body", [{"norm": "pre"}, {"norm": "post", "recompute": True, "dropout": 0.5}], ids=str)
 @pytest.mark.parametrize("memory", [0, 3, 5, 12])
 @pytest.mark.parametrize("pieces", [[1] * 23, [7, 1, 1, 5, 9], [23]], ids=str)
-def test_a_segment_cache_gives_what_segment_after_segment_gives(device, memory, pieces, body):
+def test_a_segment_cache_agrees_with_reading_segment_by_segment(device, memory, pieces, body):
     """At every position of a text of several segments, in any pieces, with a memory of 0 to 2.4 segments."""
     model, ids = make_xl(device, memory, **body), tokens(2, 23)
     expected = segment_logits(model, ids)
@@ -170,7 +170,7 @@ def test_a_segment_cache_computes_every_token_once(device):
     assert sum(computed) == 40
 
 
-def test_generating_with_a_memory_is_the_argmax_of_segment_after_segment(device):
+def test_generating_with_a_memory_is_the_argmax_segment_by_segment(device):
     model, ids = make_xl(device, 7), tokens(2, 4)
     found = np.stack(list(generate(model, ids, 15, temperature=0)), axis=1)
     for _ in range(15):
@@ -178,7 +178,7 @@ def test_generating_with_a_memory_is_the_argmax_of_segment_after_segment(device)
     assert np.array_equal(found, ids[:, 4:])
 
 
-def test_of_a_long_prompt_as_much_is_read_as_the_model_sees_at_once(device):
+def test_only_the_end_of_a_long_prompt_is_read(device):
     model, ids = make_xl(device, 7), tokens(2, 30)
     first, second = (
         np.stack(list(generate(model, prompt, 5, temperature=0)), axis=1) for prompt in (ids, ids[:, -12:])
@@ -191,7 +191,7 @@ def test_a_model_without_a_memory_gets_the_other_cache(make_model):
 
 
 @pytest.mark.parametrize("kind", [KeyValueCache, SegmentCache, DecoderCache])
-def test_ids_of_other_rows_or_of_no_token_are_refused_and_change_nothing(device, make_model, kind):
+def test_invalid_ids_are_refused_and_change_nothing(device, make_model, kind):
     if kind is DecoderCache:
         model = EncoderDecoder(31, 12, 3, 1).to(device, np.float64)
         caches = [kind(model, tokens(2, 3), np.array([3, 2]), 5, copies=2) for _ in "ab"]
@@ -227,7 +227,7 @@ BAD_IDS = {
 @pytest.mark.parametrize("bad", BAD_IDS)
 @pytest.mark.parametrize("kind", [KeyValueCache, SegmentCache, DecoderCache])
 @pytest.mark.parametrize("pieces", [[1] * 14, [5, 7, 2], [14]], ids=str)
-def test_after_ids_that_it_refused_a_cache_gives_what_the_full_forward_gives(device, make_model, kind, bad, pieces):
+def test_a_cache_that_refused_ids_still_agrees_with_the_full_forward(device, make_model, kind, bad, pieces):
     """With invalid ids before every piece; some pieces overflow the context or fill several segments."""
     change, error, message = BAD_IDS[bad]
     ids, full = tokens(2, 14), None

@@ -36,7 +36,7 @@ def test_greedy_generation_is_the_argmax_of_the_full_forward(device, make_model)
     np.testing.assert_array_equal(found, greedy_without_a_cache(model, prompt(), CONTEXT - 5))
 
 
-def test_what_comes_out_follows_the_prompt_and_does_not_repeat_it(device, make_model):
+def test_the_output_follows_the_prompt_and_does_not_repeat_it(device, make_model):
     """The output has the requested number of tokens, without the prompt; the first depends on the prompt's last."""
     model = make_model(device)
     assert run(model, prompt(), 4).shape == (2, 4)
@@ -49,7 +49,7 @@ def test_what_comes_out_follows_the_prompt_and_does_not_repeat_it(device, make_m
     np.testing.assert_array_equal(firsts, [greedy_without_a_cache(model, np.array([[i]]), 1)[0, 0] for i in range(31)])
 
 
-def test_it_goes_on_past_the_context(device, make_model):
+def test_generation_continues_past_the_context(device, make_model):
     found = run(make_model(device), prompt(), 5 * CONTEXT)
     assert found.shape == (2, 5 * CONTEXT)
     assert ((found >= 0) & (found < 31)).all()
@@ -87,7 +87,7 @@ def test_a_row_of_a_batch_depends_on_its_own_prompt_only(device, make_model):
     assert (first[1] != second[1]).any()
 
 
-def test_equal_prompts_in_a_batch_go_different_ways(device, make_model):
+def test_equal_prompts_in_a_batch_are_continued_differently(device, make_model):
     found = run(make_model(device), np.repeat(prompt(1), 2, axis=0), 20, temperature=2.0)
     assert (found[0] != found[1]).any()
 
@@ -115,7 +115,7 @@ def test_a_prompt_of_other_tokens_is_refused(device, make_model, ids, error, mes
 
 
 @pytest.mark.parametrize("tokens", [-3, 2.5, "3", None, True])
-def test_a_number_of_tokens_that_can_be_none_is_refused(make_model, tokens):
+def test_an_invalid_number_of_tokens_is_refused(make_model, tokens):
     message = f"^tokens: expected (a number >= 0|an integer), got {tokens!r}$"
     with pytest.raises((ValueError, TypeError), match=message):
         list(generate(make_model(), prompt(), tokens))
@@ -155,11 +155,11 @@ def test_characters_of_several_bytes_come_out_whole(device, make_model):
         (b"\x80\x80", ["\ufffd", "\ufffd"]),
     ],
 )
-def test_bytes_that_are_no_utf8_come_out_as_the_replacement_character(make_model, device, written, expected):
+def test_invalid_utf8_becomes_the_replacement_character(make_model, device, written, expected):
     assert list(stream_text(scripted(make_model, written, device), "x", len(written))) == expected
 
 
-def test_text_is_yielded_as_soon_as_it_is_there(make_model, device):
+def test_text_is_yielded_as_soon_as_it_is_complete(make_model, device):
     model = scripted(make_model, b"abc", device)
     stream = stream_text(model, "x", 10**9)
     assert [next(stream) for _ in range(5)] == list("abcab")
@@ -178,7 +178,7 @@ def test_an_empty_text_to_continue_is_refused(make_model):
         next(stream_text(make_model(vocab_size=256), "", 3))
 
 
-def test_a_prompt_may_be_bytes_that_are_no_text(make_model):
+def test_a_prompt_may_be_any_bytes(make_model):
     model = make_model(vocab_size=256)
     texts = [list(stream_text(model, prompt, 9, temperature=0)) for prompt in ("aé", "aé".encode())]
     assert texts[0] == texts[1]
@@ -194,7 +194,7 @@ def test_control_characters_do_not_reach_a_terminal():
     assert printable("\x1b[2J\r\x9b1m") == "\ufffd[2J\ufffd\ufffd1m"
 
 
-def test_a_large_batch_is_shared_out_over_threads(monkeypatch):
+def test_a_large_batch_is_divided_among_threads(monkeypatch):
     """Each sequence is the same as without threads."""
     module = importlib.import_module("scratchformer.generation.generate")
     model = LanguageModel(31, 12, 3, 2, 16, key=Key(0)).to(dtype=np.float64)

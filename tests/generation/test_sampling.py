@@ -72,7 +72,7 @@ def test_top_k_and_temperature_come_before_top_p():
 
 
 @given(logits, st.floats(0, 5), st.integers(1, 15) | st.none(), st.floats(0.01, 1) | st.none())
-def test_whatever_is_asked_for_is_a_distribution(z, temperature, top_k, top_p):
+def test_every_setting_gives_a_distribution(z, temperature, top_k, top_p):
     p = probabilities(z, max(temperature, 0.01) if temperature else 0, top_k, top_p)
     assert p.dtype == np.float64
     assert (p >= 0).all()
@@ -91,7 +91,7 @@ def test_with_some_tokens_allowed_it_is_the_distribution_of_them_alone(z, temper
 
 
 @pytest.mark.parametrize("allowed", [[True] * 5, [False] * 6, [1] * 6, [[True] * 6]], ids=str)
-def test_what_does_not_say_which_tokens_are_allowed(allowed):
+def test_invalid_values_of_allowed(allowed):
     with pytest.raises(ValueError, match=r"^allowed: expected booleans \(6,\) of which at least one is true$"):
         probabilities(Z, allowed=np.array(allowed))
 
@@ -103,7 +103,7 @@ def test_large_logits_do_not_overflow():
 @pytest.mark.parametrize(
     "options", [{}, {"temperature": 2.0}, {"temperature": 0.5, "top_k": 3}, {"top_p": 0.8}], ids=str
 )
-def test_tokens_are_drawn_as_often_as_their_probabilities_say(options):
+def test_tokens_are_drawn_in_proportion_to_their_probabilities(options):
     """Pearson's chi-square, over one large batch and over many keys; the keys are fixed, so the test is not flaky."""
     p = probabilities(Z[:1], **options)
     batch = sample(np.repeat(p, 20_000, axis=0), Key(1))
@@ -153,7 +153,7 @@ def test_a_value_out_of_range_is_refused_by_name(options, message):
 
 
 @pytest.mark.parametrize("row", [[math.nan, 0.5], [0.0, 0.0], [math.inf, 0.5], [-1.0, -2.0]], ids=str)
-def test_what_are_no_probabilities_is_not_sampled(row):
+def test_invalid_probabilities_are_refused(row):
     with pytest.raises(ValueError, match=r"^p: expected probabilities with a positive sum in each row$"):
         sample(np.array([[0.5, 0.5], row]), Key(0))
 

@@ -24,7 +24,7 @@ PATTERNS = [None, Strided(2), Local(2), SameBlock(3), BlockEnds(3), Local(2) | B
     wide=st.booleans(), bias=st.booleans(), relative=st.booleans(), pattern=st.sampled_from(PATTERNS),
     seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_twin_gives_what_the_reference_gives(
+def test_the_twin_agrees_with_the_reference(
     norm, activation, dtype, B, H, D, T, past, wide, bias, relative, pattern, seed
 ):
     draw, C = Key(seed).generator(), H * D
@@ -55,7 +55,7 @@ def test_twin_gives_what_the_reference_gives(
     seed=st.integers(0, 1000),
 )  # fmt: skip
 def test_rotary_positions_shared_keys_and_gates(dtype, B, G, K, D, past, window, bias, scaled, pattern, seed):
-    """The block of a Llama, and nothing of it is left to the reference unless heads that share keys differ."""
+    """A Llama block, no part of which is left to the reference unless heads that share keys differ in pattern."""
     draw, C, H = Key(seed).generator(), 6, G * K
     pattern = Heads(*(pattern or Full() for _ in range(H - 1)), Strided(2)) if seed % 5 == 0 else pattern
     options = dict(scaling={"rope_type": "linear", "factor": 3.0}, base=50.0) if scaled else {}
@@ -83,7 +83,7 @@ def test_a_llama_is_not_left_to_the_reference(monkeypatch):
         extend_block(x, LlamaBlock(8, 4, 2, window=2, key=Key(0)), tuple(stored), 3, pattern)
 
 
-def test_a_window_is_all_that_is_read():
+def test_only_the_window_is_read():
     pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
     block, draw = LlamaBlock(8, 4, 2, window=3, key=Key(0)), Key(2).generator()
     x, keys, values = (draw.standard_normal(s).astype(np.float32) for s in ((1, 1, 8), (1, 2, 8, 2), (1, 2, 8, 2)))
@@ -131,7 +131,7 @@ def test_a_block_of_other_parts_is_left_to_the_reference():
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("cores", [2, 3])
 @pytest.mark.parametrize("output", ["Linear", "TiedOutput", "TiedOutput, bias"])
-def test_a_large_matrix_is_shared_out_over_the_cores(monkeypatch, output, cores, dtype):
+def test_a_large_matrix_is_divided_among_the_cores(monkeypatch, output, cores, dtype):
     """The logits of one row, and a block, with products in parts of different sizes."""
     module = pytest.importorskip("scratchformer.kernels.numpy_extend", reason="no kernels")
     monkeypatch.setattr(module, "CORES", cores)

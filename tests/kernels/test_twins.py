@@ -47,7 +47,7 @@ def run(case, args, dy=None):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", TWINS)
-def test_twin_gives_what_the_reference_gives(name, dtype, combinations):
+def test_the_twin_agrees_with_the_reference(name, dtype, combinations):
     for drawn in combinations(4, scale=SCALES, small=[False, True]):
         expect_what_the_reference_gives(name, dtype, **drawn)
 
@@ -140,7 +140,7 @@ NAN_PATTERNS = {
 @pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("relative", [False, True])
 @pytest.mark.parametrize("pattern", NAN_PATTERNS)
-def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(pattern, relative, small, wrong):
+def test_a_key_that_is_not_finite_reaches_only_queries_that_may_see_it(pattern, relative, small, wrong):
     """In the twin as in the reference, it affects their y and dq, and no other sequence or head."""
     n, place, draw, pattern = 9, (0, 1, 6), np.random.default_rng(0), NAN_PATTERNS[pattern]
     arrays = list(draw.standard_normal((3, 2, 2, n, 4)))
@@ -169,7 +169,7 @@ def test_a_key_that_is_not_finite_reaches_the_queries_that_may_see_it_alone(patt
 
 
 @pytest.mark.parametrize("small", [False, True])
-def test_a_distance_that_is_not_finite_reaches_the_queries_that_are_so_far_alone(small):
+def test_a_distance_that_is_not_finite_reaches_only_queries_that_far(small):
     """The fourth of the distances 8, 7, ..., -8 is 5: no query before position 5 has a key so far back."""
     n, draw = 9, np.random.default_rng(0)
     arrays = [*draw.standard_normal((3, 2, 2, n, 4)), draw.standard_normal((2, 2 * n - 1, 4))]
@@ -245,7 +245,7 @@ def test_pieces_whose_rows_and_columns_have_different_steps_are_left_to_the_refe
     assert type(cache) is type(plain_cache) and np.array_equal(y, expected)
 
 
-def test_every_sequence_is_asked_for_its_steps():
+def test_the_steps_of_every_sequence_are_checked():
     """Only the second is long enough for pieces whose rows and columns have different steps."""
     T, draw = 100, np.random.default_rng(0)
     q, k, v = draw.standard_normal((3, 2, 2, T, 4))

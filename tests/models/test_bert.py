@@ -68,7 +68,7 @@ def test_loss_is_the_mean_over_chosen_places_plus_the_mean_over_rows(device):
     assert math.isclose(loss, -np.mean(places) - np.mean(pairs), rel_tol=1e-12)
 
 
-def test_the_logits_of_a_place_are_those_of_all_places_there(device):
+def test_the_logits_of_chosen_places_agree_with_those_of_all_places(device):
     """Choosing positions before the head gives the same as choosing after the head has run on all positions."""
     model = pretraining(device)
     everywhere = np.tile(np.arange(T), (3, 1))
@@ -167,7 +167,7 @@ def test_batches_of_pairs_go_through_replicas(device):
         np.testing.assert_allclose(to_cpu(replicas.model.flat.grad), gradient, rtol=1e-9, atol=1e-12)
 
 
-def test_without_next_sentence_nothing_is_said_of_the_rows(device):
+def test_without_next_sentence_rows_have_no_logits(device):
     """Without the task the loss ignores `unrelated`; with it, the loss requires `unrelated`."""
     model = pretraining(device, next_sentence=False)
     assert loss_and_gradient(model, device, BATCH[:5])[0] == loss_and_gradient(model, device, BATCH)[0]
@@ -190,7 +190,7 @@ def test_places_in_the_padding_are_refused(next_sentence, device):
 
 
 @pytest.mark.parametrize("activation", ["relu", "gelu_tanh"])
-def test_another_activation_is_that_of_blocks_and_head(activation, device, check_loss_backward):
+def test_another_activation_applies_to_blocks_and_head(activation, device, check_loss_backward):
     model = pretraining(device, activation=activation)
     names = {layer.activation for _, layer in model.named_layers() if getattr(layer, "activation", None)}
     assert names == {activation}
@@ -221,7 +221,7 @@ def test_both_uses_of_the_table_add_to_its_gradient(device):
     assert not to_cpu(model.body.tokens.table.grad)[unused].any()
 
 
-def test_the_whole_classifier_looks_at_the_first_vector_alone(device):
+def test_the_classifier_reads_only_the_first_vector(device):
     model = classifier(device)
     x, _ = model.body.forward(to_device(IDS, device))
     y, cache = model.pooler.forward(x)
@@ -555,7 +555,7 @@ def test_a_trained_output_is_kept_or_its_loss_is_said(tmp_path):
 
 @pytest.mark.parametrize("changes", [{}, {"architectures": ["BertForSequenceClassification"]}], ids=str)
 @pytest.mark.parametrize("classes", [None, 1, 2])
-def test_an_output_of_one_number_is_no_output_for_classes(tmp_path, changes, classes):
+def test_an_output_of_one_number_is_not_a_classifier(tmp_path, changes, classes):
     """Such as for regression, or for multiple choice in a folder that does not say so. A new head can replace it."""
     model = scrambled(BertClassifier(V, 1, *SIZES[1:]))
     folder = write_folder(tmp_path, model, **changes)
@@ -598,7 +598,7 @@ def test_the_dropout_of_the_output_is_read(tmp_path):
         with pytest.raises(PretrainedError, match=f"classifier_dropout: expected a number >= 0, got {wrong!r}"):
             BertClassifier.from_pretrained(folder)
     write_folder(tmp_path, model, classifier_dropout=1.5)
-    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: .*, got 1\.5"):
+    with pytest.raises(PretrainedError, match=r"config\.json: cannot create this model: .*, got 1\.5"):
         BertClassifier.from_pretrained(folder)
 
 
@@ -615,7 +615,7 @@ def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):
         assert raised.type is ValueError
     assert BertClassifier.from_pretrained(folder, np.int64(3)).config["num_classes"] == 3
     write_folder(tmp_path, BertPretraining(*SIZES), hidden_dropout_prob=1.5)
-    with pytest.raises(PretrainedError, match=r"config\.json: no such model can be made: dropout: .*, got 1\.5"):
+    with pytest.raises(PretrainedError, match=r"config\.json: cannot create this model: dropout: .*, got 1\.5"):
         BertClassifier.from_pretrained(folder, 2)
 
 

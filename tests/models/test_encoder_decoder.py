@@ -35,7 +35,7 @@ def gradient(model, batch, key=None):
 
 
 @NORMS
-def test_a_later_target_has_no_part_but_the_whole_source_has(norm, device):
+def test_later_targets_have_no_influence_but_the_whole_source_has(norm, device):
     model = make(device, norm=norm)
     y = run(model)
     for t in range(T - 1):
@@ -65,7 +65,7 @@ def test_padding_changes_nothing(norm, device):
 
 
 @NORMS
-def test_a_pair_is_translated_alike_alone_and_in_a_batch(norm, device):
+def test_a_pair_is_translated_the_same_alone_and_in_a_batch(norm, device):
     model = make(device, norm=norm)
     y = run(model)
     alone = run(model, SOURCE[1:, :3], TARGET[1:, :2], LENGTHS[1:])

@@ -32,7 +32,7 @@ def test_gradient_of_the_loss(device, check_loss_backward):
     check_loss_backward(make(device, dropout=0.2), IDS, np.roll(IDS, -1, axis=1))
 
 
-def test_the_future_has_no_part(device):
+def test_the_future_has_no_influence(device):
     """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""
     model = make(device)
     model.flat.data[...] *= 10
@@ -93,7 +93,7 @@ def test_initialisation():
     assert not np.array_equal(*(model.body.blocks[i].attention.query.w.data for i in range(2)))
 
 
-def test_the_loss_starts_at_that_of_a_guess():
+def test_the_initial_loss_is_that_of_guessing():
     model = GPT2(1000, 64, 4, 4, 32, key=Key(0))
     ids = Key(1).generator().integers(0, 1000, (8, 33))
     loss, _ = model.loss(ids[:, :-1], ids[:, 1:])

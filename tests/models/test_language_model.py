@@ -21,7 +21,7 @@ def make(device, **options):
 @pytest.mark.parametrize(
     "options", [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}]
 )
-def test_the_future_has_no_part(norm, options, device):
+def test_the_future_has_no_influence(norm, options, device):
     """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""
     model = make(device, norm=norm, **options)
     y = to_cpu(model(to_device(IDS, device)))

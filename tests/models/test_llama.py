@@ -54,7 +54,7 @@ def test_the_file_is_at_most_80_lines_of_code():
 
 
 def rotated(x, place, theta):
-    """Each pair of one number from each half, by the angle place · theta."""
+    """x with every pair, one number from each half, rotated by the angle place · theta."""
     y = np.empty_like(x)
     half = len(x) // 2
     for i in range(half):
@@ -124,7 +124,7 @@ def test_gradient_of_the_loss(device, check_loss_backward):
 
 
 @pytest.mark.parametrize("window", [None, 1, 3, T + 5])
-def test_the_cache_gives_what_forward_gives(window, device):
+def test_the_cache_agrees_with_forward(window, device):
     """Token after token and in pieces, and after the context slid."""
     model = make(device, window=window, **BIASES)
     for cuts in ([*range(T + 1)], [0, 3, 4, 6, 8]):
@@ -319,13 +319,13 @@ REFUSED = {
     ],
     "rope_scaling: factor: expected a finite number > 0, got -1": [dict(rope_scaling={"type": "linear", "factor": -1})],
     "rope_scaling: expected settings by name, got 'linear'": [dict(rope_scaling="linear")],
-    "rope_theta: expected that of rope_parameters, 20.0, got 10.0": [
+    "rope_theta: expected 20.0, as in rope_parameters, got 10.0": [
         dict(rope_theta=10.0, rope_parameters={"rope_theta": 20.0})
     ],
     "rope_theta: expected a number": [dict(rope_theta="10000"), dict(rope_parameters={"rope_theta": None})],
     "rope_theta: expected a finite number > 0, got 0": [dict(rope_theta=0)],
-    "no such model can be made: kv_heads: 3 does not divide heads 4": [dict(num_key_value_heads=3)],
-    "no such model can be made: head_width: expected an even number": [dict(head_dim=3)],
+    "cannot create this model: kv_heads: 3 does not divide heads 4": [dict(num_key_value_heads=3)],
+    "cannot create this model: head_width: expected an even number": [dict(head_dim=3)],
     "head_dim: expected a whole number >= 1, got 2.5": [dict(head_dim=2.5)],
     "rms_norm_eps: expected a number >= 0, got '1e-5'": [dict(rms_norm_eps="1e-5")],
 }

@@ -31,14 +31,14 @@ BLOCK = "norm, wide, d_ff, activation, bias, eps"
 every_model = pytest.mark.parametrize("name", MADE_OF)
 
 
-def test_every_model_is_here():
+def test_every_model_is_tested():
     assert MADE_OF.keys() == {name for name in models.__all__ if issubclass(getattr(models, name), Model)}
     parts = {"LlamaBlock", "MaskedPrediction"}  # made from layers
     assert {name for name in models.__all__ if name not in MADE_OF} == parts
 
 
 @every_model
-def test_a_wrong_keyword_is_named_with_those_that_there_are(name):
+def test_a_wrong_keyword_is_named_with_the_valid_ones(name):
     model = getattr(models, name)
     for options in (MADE_OF[name] | {"droput": 0.1}, {"droput": 0.1}):
         with pytest.raises(TypeError, match=rf"^{name}: no option 'droput'; expected one of \w+(, \w+)*$") as raised:
@@ -83,14 +83,14 @@ def test_what_a_model_sets_itself(name, option, message):
 
 
 @pytest.mark.parametrize("option", ["max_length", "vocab_size"])
-def test_a_size_of_the_body_is_no_option(option):
+def test_sizes_of_the_body_are_not_options(option):
     """A LanguageModel has a context, which becomes the body's max_length; no size can be given twice."""
     with pytest.raises(TypeError, match=option):
         LanguageModel(5, 4, 2, 1, 4, **{option: 3})
 
 
-def test_models_of_ones_own():
-    """That pass options on, or have their own, or take any keyword."""
+def test_models_defined_by_a_user():
+    """Models that pass options on, have options of their own, or take any keyword."""
 
     class Named(LanguageModel):
         def __init__(self, title, *sizes, loud=False, **rest):

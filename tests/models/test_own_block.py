@@ -110,7 +110,7 @@ def test_gradients_and_causality(block, device):
 
 
 @every_block
-def test_the_cache_gives_what_forward_gives(block, device):
+def test_the_cache_agrees_with_forward(block, device):
     """Token by token and in pieces, also after the context has slid."""
     model = make(block, device)
     for cuts in ([0, 1, 2, 3, 4, 5, 6], [0, 3, 4, 6]):
@@ -124,7 +124,7 @@ def test_the_cache_gives_what_forward_gives(block, device):
     np.testing.assert_allclose(z, to_cpu(model(to_device(kept, device)))[:, -1], rtol=1e-9, atol=1e-12)
 
 
-def test_one_new_token_uses_the_parts_that_are_there():
+def test_one_new_token_uses_the_blocks_actual_parts():
     """The kernel for one token must call the parts that it does not know."""
     model = make(HalvedBlock)
     cache = KeyValueCache(model, 1)
@@ -163,7 +163,7 @@ def test_options_go_to_the_block():
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_an_activation_of_ones_own(depth, tmp_path, device):
+def test_an_activation_defined_by_a_user(depth, tmp_path, device):
     model = LanguageModel(V, C, H, depth, T, activation=(cube, cube_backward), key=Key(1))
     save_snapshot(tmp_path / "last.safetensors", model)
     loaded, _ = load_model(tmp_path)
@@ -199,7 +199,7 @@ def test_no_code_comes_from_a_snapshot(tmp_path):
         load_model(tmp_path)
 
 
-def test_a_stack_stands_alone():
+def test_a_stack_works_by_itself():
     """It has parameters, under the names of its parts."""
     stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
     assert {"blocks.1.attention.query.w", "norm.gamma"} <= stack.named_parameters().keys()

@@ -53,7 +53,7 @@ def test_a_block_sees_what_the_paper_says_and_nothing_else(options, device):
 
 
 @every_kind
-def test_two_blocks_lead_from_any_place_to_any_later_one_and_to_no_earlier(options, device):
+def test_two_blocks_connect_every_position_to_all_later_ones_only(options, device):
     np.testing.assert_array_equal(influence(make(device, 2, **options), device), np.tri(T, dtype=bool))
 
 

@@ -109,7 +109,7 @@ def test_with_all_of_the_past_in_memory_it_is_one_long_text(device, norm):
 
 
 @NORMS
-def test_a_memory_of_no_length_is_no_memory(device, norm):
+def test_an_empty_memory_is_like_none(device, norm):
     model = make(device, memory=0, norm=norm)
     plain = LanguageModel(V, C, H, L, T, norm=norm, positions="relative").to(device, np.float64)
     plain.load_state_dict(model.state_dict())
@@ -119,7 +119,7 @@ def test_a_memory_of_no_length_is_no_memory(device, norm):
 
 @NORMS
 @pytest.mark.parametrize("options", [{}, {"wide": True}, {"recompute": True}], ids=str)
-def test_the_future_has_no_part(norm, options, device):
+def test_the_future_has_no_influence(norm, options, device):
     """When all tokens after a position change, the logits up to it stay the same and the next ones change."""
     model = make(device, norm=norm, **options)
     y = np.concatenate(read(model, SEGMENTS), axis=1)

@@ -1,8 +1,9 @@
 """A process that runs tests again and again, each time in a fork of its own, with a mistake planted or without.
 
-It has imported what takes long, and nothing of the project: each fork imports that anew, and one file of it as it is
-told. A line of JSON on standard input holds pytest's arguments, "tests"; "path" and "code", a file and what is to be
-read in its place; and "output", the file that the tests print to. The answer is a line with their exit status.
+It has already imported the libraries that are slow to import, but nothing of the project. Each fork imports the project
+again, with one of its files replaced. A line of JSON on standard input holds "tests", pytest's arguments; "path" and
+"code", a file and the code to import instead; and "output", the file that the tests print to. The answer is a line with
+pytest's exit status.
 """
 
 import importlib.machinery
@@ -19,7 +20,7 @@ SECONDS = 300
 
 
 def plant(path: str, code: str) -> None:
-    """Let this code be imported from this path, whatever stands there."""
+    """Make an import from this path get this code, whatever the file contains."""
     loader = importlib.machinery.SourceFileLoader
     as_it_stands = loader.get_code
 

@@ -173,7 +173,7 @@ MISTAKES = [
         "tests/models/test_encoder_decoder.py -k table",
     ),
     Mistake(
-        "beam search: an ended hypothesis goes on",
+        "beam search: a finished hypothesis is extended",
         "generation/beam.py",
         [("goes_on = np.flatnonzero(tokens[b] != end)[:K]", "goes_on = np.arange(min(K, most))")],
         "tests/generation/test_beam.py -k plain_search",
@@ -237,7 +237,7 @@ MISTAKES = [
         "tests/optim",
     ),
     Mistake(
-        "resume without the learning-rate schedule's place",
+        "resume restarts the learning-rate schedule",
         "training/loop.py",
         [("            optimizer.lr = schedule(step)", "            optimizer.lr = schedule(optimizer.steps * (step > 0 and not resume))")],
         "tests/training/test_train.py -k resume",
@@ -309,7 +309,7 @@ MISTAKES = [
         "tests/kernels -k each",
     ),
     Mistake(
-        "a pattern lets the tokens of a prompt see those behind them",
+        "a pattern lets the tokens of a prompt see later ones",
         "nn/attention.py",
         [("            pattern = causal(pattern)\n        y, _ =", "            pass\n        y, _ =")],
         "tests/nn/test_attention.py -k extend",
@@ -339,7 +339,7 @@ MISTAKES = [
         "tests/ops/test_dense.py",
     ),
     Mistake(
-        "a tied output: its gradient takes the place of that of the table's other use",
+        "a tied output: its gradient overwrites the one from the table's other use",
         "nn/embedding.py",
         [("        self.table.grad += dw.T\n        if", "        self.table.grad[...] = dw.T\n        if")],
         "tests/nn/test_all_layers.py -k TiedOutput",
@@ -513,7 +513,7 @@ MISTAKES = [
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """pytest without plugins, which take long to start, and without shrinking; what is compiled is kept for the next."""
+    """pytest without plugins, which are slow to load, and without shrinking; compiled files are kept for the next run."""
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path_factory.mktemp("compiled")), "OMP_NUM_THREADS": "1"}
     settings = {"HYPOTHESIS_PROFILE": "unshrunk", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
@@ -550,7 +550,7 @@ def test_the_suite_fails_for(mistake, run_tests):
 
 
 def test_without_a_mistake_the_tests_pass(run_tests):
-    """So that it is the mistakes which fail, and not the way they are planted."""
+    """Otherwise a failure could be due to the planting, not to the mistake."""
     path = ROOT / "scratchformer/ops/softmax.py"
     tests = "tests/optim tests/ops/test_softmax.py tests/ops/test_positions.py"
     status, output = run_tests(tests, path, path.read_text(encoding="utf-8"))
@@ -573,7 +573,7 @@ def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
     tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_dense.py tests/nn/test_block.py tests/optim"
     tests += " tests/generation tests/training/test_replicas.py tests/test_dispatch.py"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    command += ["-k", "not strict"]  # where the kernels have no part
+    command += ["-k", "not strict"]  # which uses no kernels
     environment = environment | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]

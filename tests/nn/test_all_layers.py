@@ -57,7 +57,7 @@ def test_gradients_of_blocks(name, check_gradients):
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_models(name, check_gradients):
-    """As of blocks."""
+    """As for blocks."""
     check_gradients(name, 1, max_elements=0, directions=1, together=8)
 
 
@@ -70,7 +70,7 @@ def test_a_wrong_gradient_of_one_parameter_is_found(name, combinations):
         p.data[...] = draw.generator.standard_normal(p.data.shape)
     gradients = run(layer, case, CPU, np.float64)
     size = {n: np.abs(gradients[n]).max() for n in layer.named_parameters()}
-    not_zero = [n for n, s in size.items() if s > 1e-6 * max(size.values())]  # as that of a key's bias is
+    not_zero = [n for n, s in size.items() if s > 1e-6 * max(size.values())]  # as a key's bias has
     for drawn in combinations(1, wrong=not_zero):
 
         class Wrong(type(layer)):
@@ -184,7 +184,7 @@ def test_used_twice_the_gradients_add_up(name):
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_calling_a_layer_gives_the_output_alone(name):
+def test_calling_a_layer_gives_only_the_output(name):
     case = LAYERS[name](Draw(1))
     y, _ = case.layer.forward(*case.inputs, **case.options)
     for found, expected in zip(as_tuple(case.layer(*case.inputs, **case.options)), as_tuple(y), strict=True):
@@ -192,7 +192,7 @@ def test_calling_a_layer_gives_the_output_alone(name):
 
 
 @pytest.mark.parametrize("name", [name for name in LAYERS if any(map(is_floating, LAYERS[name](Draw()).inputs))])
-def test_inputs_that_are_no_floating_point_arrays(name):
+def test_inputs_that_are_not_floating_point_arrays(name):
     """Integers and lists are rejected with the name of the input; a layer does not convert them."""
     case = LAYERS[name](Draw(1))
     layer = case.layer.layer if isinstance(case.layer, nn.Recompute) else case.layer

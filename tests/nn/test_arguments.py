@@ -27,7 +27,7 @@ from scratchformer import models, nn, ops
         (lambda size: ops.Strided(size), "stride"),
     ],
 )
-def test_sizes_that_are_no_integers(make, name, size):
+def test_sizes_that_are_not_integers(make, name, size):
     with pytest.raises(TypeError, match=f"^{name}: expected an integer, got {re.escape(repr(size))}$"):
         make(size)
     make(np.int64(8))

@@ -190,7 +190,7 @@ def test_cross_attention_with_a_causal_pattern_hides_the_later_memory(device):
     assert np.abs(changed[:, 2:] - y[:, 2:]).min() > 0
 
 
-def test_padding_of_the_memory_has_no_part(device):
+def test_padding_of_the_memory_has_no_influence(device):
     layer = double(nn.CrossAttention(C, H), device)
     x, memory, dy = normal(B, T, C), normal(B, M, C, seed=1), normal(B, T, C, seed=2)
     pattern = ops.Padding(to_device(np.array([2, M]), device))
@@ -207,7 +207,7 @@ def test_padding_of_the_memory_has_no_part(device):
         assert_close(gradients2[name], gradient)
 
 
-def test_extend_gives_what_the_whole_sequence_gives(device):
+def test_extend_agrees_with_the_whole_sequence(device):
     """One position at a time, and in pieces, with stored keys and values."""
     layer = double(nn.SelfAttention(C, H, causal=True), device)
     x = to_device(normal(B, T, C), device)
@@ -223,7 +223,7 @@ def test_extend_gives_what_the_whole_sequence_gives(device):
     [ops.Local(1), ops.Strided(2), ops.Heads(ops.SameBlock(2), ops.BlockEnds(2, 1), None), ops.SameBlock(3)],
     ids=str,
 )
-def test_extend_with_a_pattern_gives_what_the_whole_sequence_gives(pattern, device):
+def test_extend_with_a_pattern_agrees_with_the_whole_sequence(pattern, device):
     layer = double(nn.SelfAttention(C, H, causal=True), device)
     x = to_device(normal(B, T + 3, C), device)
     whole = to_cpu(layer(x, pattern))
@@ -245,7 +245,7 @@ def test_heads_that_do_not_divide_the_width(make):
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_a_mask_is_no_pattern(causal):
+def test_a_mask_is_not_a_pattern(causal):
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, .*ops.Padding\(lengths\), got ndarray"):
         nn.SelfAttention(6, 2, causal)(np.ones((2, 4, 6), np.float32), np.ones((4, 4), bool))
 

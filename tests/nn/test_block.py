@@ -121,7 +121,7 @@ def test_without_positions_the_order_does_not_matter(norm, device):
 
 
 @BOTH_NORMS
-def test_recompute_gives_exactly_what_the_plain_layer_gives(norm, device):
+def test_recompute_agrees_exactly_with_the_plain_layer(norm, device):
     """Bit for bit, with dropout and a pattern: y, dx and every gradient, under the same names."""
     plain = nn.TransformerBlock(C, 2, norm, dropout=0.5).to(device)
     recomputed = nn.Recompute(copy.deepcopy(plain))
@@ -135,7 +135,7 @@ def test_recompute_gives_exactly_what_the_plain_layer_gives(norm, device):
         assert np.array_equal(gradient, gradients_again[name])
 
 
-def test_recompute_keeps_its_inputs_alone():
+def test_recompute_keeps_only_its_inputs():
     x, key = np.ones((B, T, C), np.float32), Key(1)
     _, cache = nn.Recompute(nn.TransformerBlock(C, 2)).forward(x, key=key)
     assert cache == RecomputeCache((x,), {"key": key})

@@ -47,7 +47,7 @@ def test_queries_come_from_the_target_and_values_from_the_memory(device):
 
 
 @NORMS
-def test_a_later_target_has_no_part(norm, device):
+def test_later_targets_have_no_influence(norm, device):
     block = make(device, norm)
     x, memory = arrays(device)
     y = to_cpu(block(x, memory))
@@ -60,7 +60,7 @@ def test_a_later_target_has_no_part(norm, device):
 
 
 @NORMS
-def test_padding_of_the_memory_has_no_part(norm, device):
+def test_padding_of_the_memory_has_no_influence(norm, device):
     """It affects neither y nor the gradients; the rest of the memory affects every position of the target."""
     block, lengths = make(device, norm), np.array([2, M])
     x, memory = arrays(device)
@@ -91,7 +91,7 @@ def test_every_dropout_has_a_mask_of_its_own(monkeypatch):
 
 
 @NORMS
-def test_extend_gives_what_forward_gives(norm, device):
+def test_extend_agrees_with_forward(norm, device):
     block = make(device, norm, bias=True)
     x, memory = arrays(device)
     pattern = ops.Padding(to_device(np.array([2, M]), device))

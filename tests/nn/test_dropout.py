@@ -35,6 +35,6 @@ def test_p_out_of_range(p):
         nn.Dropout(p)
 
 
-def test_p_that_is_no_number():
+def test_p_that_is_not_a_number():
     with pytest.raises(TypeError, match=r"^dropout: expected a number, got '0\.1'$"):
         nn.Dropout("0.1")

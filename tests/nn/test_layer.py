@@ -338,7 +338,7 @@ def test_to_takes_the_name_of_a_device():
         layer.to("tpu")
 
 
-def test_layers_of_one_key_start_alike():
+def test_layers_with_one_key_start_the_same():
     """See `Layer`; the parts of a composite layer start differently."""
     assert np.array_equal(Linear(4, 4).w.data, Linear(4, 4).w.data)
     assert not np.array_equal(Linear(4, 4).w.data, Linear(4, 4, key=Key(1)).w.data)

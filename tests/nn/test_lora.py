@@ -38,7 +38,7 @@ def train(model, optimizer, steps=3):
         optimizer.step()
 
 
-def test_an_adapted_layer_begins_as_what_it_adapts(device):
+def test_an_adapted_layer_starts_as_the_layer_it_adapts(device):
     linear = Linear(4, 6, key=Key(1)).to(device)
     x = to_device(np.random.default_rng(0).standard_normal((2, 3, 4)), device, np.float32)
     np.testing.assert_array_equal(to_cpu(LoRA(linear, 2)(x)), to_cpu(linear(x)))
@@ -58,7 +58,7 @@ def test_it_is_the_layer_whose_matrix_is_the_sum(device, alpha):
     np.testing.assert_allclose(to_cpu(merged(to_device(x, device))), y, rtol=1e-12)
 
 
-def test_merging_leaves_frozen_what_was():
+def test_merging_keeps_what_was_frozen_frozen():
     linear = Linear(4, 6)
     linear.b.frozen = True
     merged = LoRA(linear, 2).merge()
@@ -79,7 +79,7 @@ def test_names_stay_and_two_are_added():
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_only_what_is_meant_is_trained(recompute):
+def test_only_the_intended_parts_are_trained(recompute):
     model = language_model(recompute=recompute)
     add_lora(model, 2, key=Key(2))
     before = model.state_dict()
@@ -140,7 +140,7 @@ def test_what_cannot_be_adapted_is_refused(act, message):
         act()
 
 
-def test_a_refused_model_is_as_it_was():
+def test_a_refused_model_is_unchanged():
     model = language_model()
     with pytest.raises(ValueError, match="without an activation"):
         add_lora(model, 2, layers=["*.query", "*.feedforward.up"])

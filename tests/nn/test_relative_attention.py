@@ -75,7 +75,7 @@ def test_the_biases_start_at_zero_and_every_map_with_weights_of_its_own():
     assert layer.position.b is None
 
 
-def test_a_text_moved_by_some_places_gives_the_same(device):
+def test_shifting_a_text_changes_nothing(device):
     """After three positions that a pattern hides, x gives the same output as alone."""
 
     class NotTheFirst(ops.Pattern):
@@ -89,13 +89,13 @@ def test_a_text_moved_by_some_places_gives_the_same(device):
     np.testing.assert_allclose(behind, alone, rtol=1e-12, atol=1e-14)
 
 
-def test_the_order_of_places_matters(device):
+def test_the_order_of_positions_matters(device):
     layer, x = make(device), normal(B, T, C)
     y, turned = (to_cpu(layer(to_device(a, device))) for a in (x, x[:, ::-1].copy()))
     assert np.abs(turned[:, ::-1] - y).max() > 1e-2
 
 
-def test_the_future_has_no_part(device):
+def test_the_future_has_no_influence(device):
     layer, x = make(device, causal=True), normal(B, S, C)
     y = to_cpu(layer(to_device(x, device), queries=T))
     for t in range(T - 1):
@@ -107,7 +107,7 @@ def test_the_future_has_no_part(device):
 
 
 @pytest.mark.parametrize("pieces", [[1] * S, [2, 3, 2], [S]], ids=str)
-def test_extend_gives_what_forward_gives(device, pieces):
+def test_extend_agrees_with_forward(device, pieces):
     layer, x = make(device, causal=True), to_device(normal(B, S, C), device)
     stored = tuple(to_device(np.full((B, H, S + 2, D), np.nan), device) for _ in "kv")
     expected, past = to_cpu(layer(x)), 0
@@ -134,7 +134,7 @@ def test_shapes_that_do_not_fit():
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_block_sees_the_memory_as_it_sees_what_stands_before(norm, device):
+def test_a_block_sees_the_memory_like_earlier_positions(norm, device):
     """The output is that of the last T positions when the block reads [memory, x] as a single sequence."""
     block = make(device, nn.TransformerBlock, norm=norm, causal=True, relative=True)
     memory, x = normal(B, M, C), normal(B, T, C, seed=1)

@@ -66,7 +66,7 @@ def test_order_matters_only_through_rotary_positions(device):
     ],
     ids=str,
 )
-def test_extend_gives_what_the_whole_sequence_gives(device, options, pattern):
+def test_extend_agrees_with_the_whole_sequence(device, options, pattern):
     """One position at a time, and in pieces, with stored keys and values."""
     layer = make(device, **options)
     x = to_device(normal(B, T, C), device)

@@ -55,7 +55,7 @@ def test_tanh(device):
 
 
 def test_silu_is_x_times_the_sigmoid(device):
-    """Value and slope against the standard library; far out nothing overflows, and it is 0 or x."""
+    """Value and slope agree with the standard library; for large |x| it is 0 or x, and nothing overflows."""
     x = np.append(POINTS, [-1e4, 1e4])
     y, cache = ops.silu(to_device(x, device))
     slope = to_cpu(ops.silu_backward(device.xp.ones_like(y), cache))

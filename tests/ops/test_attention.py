@@ -121,7 +121,7 @@ def test_garbage_in_the_padding_does_not_matter(device):
     assert not found[2][0, :, 2:].any() and not found[3][0, :, 2:].any()
 
 
-def test_padding_gives_what_a_sequence_gives_alone(device):
+def test_a_padded_sequence_agrees_with_the_sequence_alone(device):
     q, k, v, dy = (normal(2, 2, 5, 3, seed=i) for i in range(4))
     n = 3
     dy[0, :, n:] = 0

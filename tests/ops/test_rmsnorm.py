@@ -23,7 +23,7 @@ def test_equation(device, drawn):
         np.testing.assert_allclose(found, [g * v / rms for g, v in zip(gamma, row, strict=True)], rtol=1e-12)
 
 
-def test_dx_is_at_right_angles_to_x(device):
+def test_dx_is_orthogonal_to_x(device):
     """With eps = 0 a longer row gives the same y, so moving along x changes nothing."""
     x, gamma, dy = (to_device(a, device) for a in np.random.default_rng(0).standard_normal((3, 7)))
     y, cache = ops.rmsnorm(x, gamma, 0)

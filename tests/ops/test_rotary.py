@@ -35,7 +35,7 @@ def test_equation(device, drawn, start, base):
 
 
 @given(tensors("B H T 8", "B H T 8", scales=(1.0,)), st.integers(1, 500))
-def test_scores_depend_on_distance_alone(device, drawn, start):
+def test_scores_depend_only_on_distance(device, drawn, start):
     """Moving queries and keys together changes no score, and the backward undoes the rotation of the forward."""
     q, k = (to_device(a, device) for a in drawn)
     (q0, _), (k0, _), (q1, cache), (k1, _) = (ops.rotary(x, s) for s in (0, start) for x in (q, k))

@@ -30,8 +30,8 @@ def test_large_gates_do_not_overflow(device):
     assert [to_cpu(d).tolist() for d in ops.swiglu_backward(gate / gate, cache)] == [[0, 1e4]] * 2
 
 
-def test_arrays_that_do_not_lie_in_one_piece():
-    """Transposed, as a kernel that flattens them must not be misled by; and empty."""
+def test_arrays_that_are_not_contiguous():
+    """Transposed arrays must not mislead a kernel that flattens them; and empty ones."""
     gate, up, dy = np.random.default_rng(0).standard_normal((3, 4, 5)).swapaxes(1, 2)
     y, cache = ops.swiglu(gate, up)
     plain, plain_cache = ops.swiglu.reference(gate, up)

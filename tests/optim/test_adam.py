@@ -60,7 +60,7 @@ def test_adam_is_the_algorithm_of_its_paper(device, lr, beta1, beta2, eps, weigh
 
 
 @given(lr=st.floats(1e-5, 0.5), weight_decay=st.floats(0.0, 0.5), steps=st.integers(1, len(GRADIENTS)))
-def test_adamw_decays_beside_the_step(device, lr, weight_decay, steps):
+def test_the_decay_of_adamw_is_decoupled(device, lr, weight_decay, steps):
     w = parameter(device, axes=2)
     found = run(AdamW([w], lr, weight_decay=weight_decay), w, GRADIENTS[:steps], device)
     expected = adam_of_the_paper(0.5, GRADIENTS[:steps], lr, 0.9, 0.999, 1e-8, decoupled=weight_decay)

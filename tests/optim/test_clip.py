@@ -19,7 +19,7 @@ def gradient(size, dtype=np.float32, scale=1.0):
 @pytest.mark.parametrize("size", [1, 7, CHUNK, 2 * CHUNK + 3])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
-def test_the_norm_is_that_of_numpy_in_double_precision(device, size, dtype, scale):
+def test_the_norm_agrees_with_numpy_in_double_precision(device, size, dtype, scale):
     g = gradient(size, dtype, scale)
     expected = np.linalg.norm(g.astype(np.float64))
     assert clip_by_global_norm(to_device(g, device), math.inf) == pytest.approx(expected, rel=1e-12)
@@ -36,7 +36,7 @@ def test_squares_neither_overflow_nor_vanish(device, scale):
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("size", [5, 2 * CHUNK + 3])
 @pytest.mark.parametrize("times", [1.001, 1.5, 1e4])
-def test_a_clipped_gradient_has_the_norm_asked_for_and_its_old_direction(device, size, dtype, times):
+def test_a_clipped_gradient_has_the_requested_norm_and_its_old_direction(device, size, dtype, times):
     g = gradient(size, dtype)
     g *= times * 0.5 / np.linalg.norm(g.astype(np.float64))
     clipped = to_device(g.copy(), device)

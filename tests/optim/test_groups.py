@@ -287,7 +287,7 @@ def test_a_cast_model_is_noticed_by_whatever_comes_first(call):
     assert adam.steps == 0
 
 
-def test_a_block_that_came_later_is_noticed():
+def test_an_added_block_is_noticed():
     model = language_model()
     adam = Adam(model.parameters(), 1e-2)
     model.body.blocks.append(TransformerBlock(4, 2, causal=True, key=Key(9)))
@@ -299,7 +299,7 @@ def test_a_block_that_came_later_is_noticed():
     Adam(model.parameters(), 1e-2).step()
 
 
-def test_a_layer_that_was_taken_out_is_noticed():
+def test_a_removed_layer_is_noticed():
     model = language_model(depth=2)
     adam = Adam(model.parameters(), 1e-2)
     del model.body.blocks[1]
@@ -363,7 +363,7 @@ def test_assigned_data_is_trained_on():
     assert (layer.w.data == 4).all() and (layer.flat.data[:6] == 4).all()
 
 
-def test_assigned_flat_arrays_are_those_of_the_parameters():
+def test_assigning_flat_arrays_assigns_the_parameters():
     layer = Linear(2, 3)
     sgd = SGD(layer.parameters(), 1.0)
     layer.flat.data = np.full(9, 5, np.float32)

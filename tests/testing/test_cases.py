@@ -173,7 +173,7 @@ def test_details_have_a_row_for_every_tensor(capsys):
     assert {len(line) for line in (head, case, *tensors)} == {len(head)}
 
 
-def test_a_name_stands_for_a_case_or_for_all_that_begin_so(capsys):
+def test_a_name_selects_a_case_or_all_that_begin_with_it(capsys):
     assert check_cases(["gelu"], CPU) == []
     assert [row[0] for row in rows(capsys)] == ["gelu", "gelu, tanh"]
     assert check_cases(["gelu, tanh", "relu", "SelfAttention, causal"], CPU) == []

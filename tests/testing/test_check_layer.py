@@ -132,7 +132,7 @@ def test_message_names_parameter_and_element():
 
 
 @pytest.mark.parametrize("together", [2, 3, 100])
-def test_what_is_small_beside_what_it_is_moved_with_is_found(together):
+def test_a_small_wrong_gradient_moved_with_larger_ones_is_found(together):
     """A gradient a millionth of the others', wrong by a hundredth; it is compared by itself, and named."""
 
     class Wrong(Affine):

@@ -180,7 +180,7 @@ def test_half_precision_in_several_files(theirs, dtype):
     agree(BertClassifier.from_pretrained(folder)(*inputs()), F.log_softmax(expected, -1), 1e-5)
 
 
-def test_a_regression_is_no_classifier(theirs):
+def test_a_regression_is_not_a_classifier(theirs):
     _, folder = theirs("BertForSequenceClassification", num_labels=1)
     for classes in (None, 2):
         with pytest.raises(
@@ -199,7 +199,7 @@ def test_the_dropout_of_the_output(theirs):
 
 
 @pytest.mark.parametrize("name", ["BertForTokenClassification", "BertForMultipleChoice", "BertForQuestionAnswering"])
-def test_a_head_of_another_task_is_no_classifier_of_texts(theirs, name):
+def test_a_head_of_another_task_is_not_a_text_classifier(theirs, name):
     """Its body can get a new output, and with it a pooler if it had none."""
     model, folder = theirs(name)
     with pytest.raises(PretrainedError, match=rf"no output for classes of texts \({name}\)"):

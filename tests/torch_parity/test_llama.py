@@ -1,4 +1,4 @@
-"""Llama beside Llama, Mistral and Qwen2 of the library transformers: random weights, saved in its format and loaded."""
+"""Llama compared with Llama, Mistral and Qwen2 in the transformers library, which saves random weights that we load."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ logging.getLogger("transformers").setLevel(logging.ERROR)
 
 
 def rope(draw):
-    """The settings of the angles as an older configuration has them, or a newer one."""
+    """The settings of the angles, as in older configurations or as in newer ones."""
     theta = float(draw.choice([100.0, 1e4, 5e5]))
     kind = draw.choice(["default", "linear", "llama3"])
     scaling = {"rope_type": str(kind)}
@@ -40,7 +40,7 @@ def rope(draw):
 
 
 def configuration(seed):
-    """The name of a family, unusual settings of it, the type of the weights, and the size of a file."""
+    """The name of a family, unusual settings for it, the type of the weights, and the size of a file."""
     draw = np.random.default_rng(seed)
     family = list(FAMILIES)[seed % 3]
     shared = int(draw.choice([1, 2, 3]))
@@ -113,7 +113,7 @@ def test_it_computes_what_the_library_computes(seed, tmp_path):
         stored = stored_as(name)
         seen.add(stored.name)
         grad = parameters[stored.name].T if stored.transposed else parameters[stored.name]
-        rounding = 1e-6 * largest  # some gradients are zero, such as that of a query that sees one key
+        rounding = 1e-6 * largest  # some gradients are zero, as for a query that sees one key
         assert np.linalg.norm(p.grad - grad) <= 1e-4 * np.linalg.norm(grad) + rounding, name
     assert seen == parameters.keys()
 

@@ -1,4 +1,4 @@
-"""The parts of Llama and Mistral beside those of transformers: norm, positions, attention, feed-forward layer."""
+"""The parts of Llama and Mistral compared with transformers: norm, positions, attention, feed-forward layer."""
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def single(precision):
 
 
 def mistral_mask(window):
-    """(T, T): which keys a query sees; the arguments are numbers of a sequence, a head, a query and a key."""
+    """(T, T): which keys a query sees; the arguments are the indices of a sequence, a head, a query and a key."""
     none, places = torch.tensor(0), torch.arange(T)
     return sliding_window_causal_mask_function(window)(none, none, places[:, None], places[None, :])
 

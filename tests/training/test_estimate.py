@@ -62,7 +62,7 @@ print(found.peak, resident_bytes(peak=True))
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read as Linux tells it")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="resident memory is read as Linux reports it")
 @pytest.mark.parametrize(
     ("kind", "recompute"),
     [(kind, r) for kind in ("LanguageModel", "TransformerXL", "Classifier") for r in ("plain", "recompute")]

@@ -85,7 +85,7 @@ def test_the_loss_falls(tmp_path, train_tiny, kind):
 
 
 @both_models
-def test_the_metrics_file_tells_every_step_in_json_lines(tmp_path, train_tiny, kind):
+def test_the_metrics_file_has_every_step_in_json_lines(tmp_path, train_tiny, kind):
     train_tiny(kind, tmp_path, 10, log_every=4, evaluate_every=5)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     score = "bits_per_byte" if kind == "LanguageModel" else "accuracy"
@@ -181,7 +181,7 @@ def test_resuming_a_finished_run_does_nothing(tmp_path, train_tiny):
     assert content(tmp_path) == before
 
 
-def test_resuming_where_there_is_no_snapshot_begins_anew(tmp_path, train_tiny):
+def test_resuming_without_a_snapshot_starts_from_the_beginning(tmp_path, train_tiny):
     _, *straight = train_tiny("LanguageModel", tmp_path / "straight", 6)
     with pytest.raises(Stop):
         train_tiny("LanguageModel", tmp_path / "run", 6, batches=crash_at(2))
@@ -190,7 +190,7 @@ def test_resuming_where_there_is_no_snapshot_begins_anew(tmp_path, train_tiny):
     assert [r["step"] for r in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2, 3, 4, 4, 5, 6, 6]
 
 
-def test_the_learning_rate_goes_on_where_it_was(tmp_path, train_tiny):
+def test_the_learning_rate_continues_where_it_was(tmp_path, train_tiny):
     train_tiny("LanguageModel", tmp_path, 6, total=12)
     train_tiny("LanguageModel", tmp_path, 12, total=12, resume=True)
     found = [r["lr"] for r in read_metrics(tmp_path / "metrics.jsonl") if "lr" in r]
@@ -256,7 +256,7 @@ def test_metrics_after_the_snapshot_are_dropped_and_a_half_written_line_is_toler
 
 
 @both_models
-def test_ctrl_c_saves_after_the_step_in_progress_and_the_run_goes_on_exactly(tmp_path, train_tiny, kind):
+def test_ctrl_c_saves_after_the_step_in_progress_and_the_run_continues_exactly(tmp_path, train_tiny, kind):
     before = signal.getsignal(signal.SIGINT)
     _, *straight = train_tiny(kind, tmp_path / "straight", 9)
     with pytest.raises(KeyboardInterrupt):
@@ -300,7 +300,7 @@ class Still(SGD):
         pass
 
 
-def test_every_step_drops_out_anew(tmp_path, train_tiny):
+def test_every_step_draws_a_new_dropout_mask(tmp_path, train_tiny):
     """Batch and parameters are the same at every step, so only dropout can change the loss."""
 
     class Same:
@@ -368,7 +368,7 @@ def test_arguments_out_of_range_are_refused_before_anything_is_done(tmp_path, tr
     assert not list(tmp_path.iterdir())
 
 
-def test_a_score_that_is_not_there_is_named(tmp_path, train_tiny):
+def test_a_missing_score_is_named(tmp_path, train_tiny):
     with pytest.raises(
         ValueError, match="select: expected one of loss, bits_per_byte, which evaluate\\(\\) returns, got 'accuracy'"
     ):
