@@ -171,6 +171,9 @@ def program_in(module: ModuleType, name: str) -> type[Program]:
 def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None) -> ModuleType:
     """The module that defines the program of a run: see `find_program`."""
     source, name = settings.get("made_by") if file is None else file, settings["program"]
+    own = PACKAGE / "examples" / f"{name}.py"
+    if source is None and str(name).isidentifier() and own.is_file():  # a run of an earlier version
+        return load_file(own)
     if not isinstance(source, str):
         raise ValueError(f"{run} does not say in which file its program {name!r} is: add --program FILE")
     if file is None and all(map(str.isidentifier, source.split("."))):

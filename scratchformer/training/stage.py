@@ -142,7 +142,8 @@ class Stage:
     def fit(self) -> None:
         """Train the model and print its results; with --estimate, print only how much memory training takes."""
         run = self.run
-        before = resident_bytes() - self.model.flat.data.nbytes  # of the process without the model
+        made = self.model.flat.data.nbytes if "model" in vars(self) else 0  # otherwise `describe` makes it
+        before = resident_bytes() - made
         self.describe()
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
             print(replicas.describe(self.batches.batch(0)))
