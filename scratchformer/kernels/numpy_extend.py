@@ -224,7 +224,7 @@ def clock_faces(length: int, C: int, dtype: np.dtype) -> np.ndarray:
 
 def feed_forward(x: np.ndarray, layer: Any) -> np.ndarray:
     up = layer.up
-    if type(up) is not Linear or up.activation is None:
+    if type(up) is not Linear or up.activation is None or up.b is None:
         return affine(affine(x, up), layer.down)
     h = product(x, up.w.data)
     h += up.b.data
