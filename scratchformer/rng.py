@@ -46,19 +46,27 @@ def fold(key: Key | None, *parts: int | str) -> Key | None:
 
 
 class Zeros(Key):
-    """A key that gives zeros instead of random numbers, for a model whose weights will be loaded."""
+    """A key that gives zeros instead of random numbers, for a model whose weights will be loaded.
+
+    Its generator has all methods of NumPy's. Only the two that the layers here use give zeros, which is faster; a layer
+    of a user's own may call any other.
+    """
 
     def fold(self, *parts: int | str) -> Zeros:
         return self
 
-    def generator(self) -> Any:
-        return self
+    def generator(self) -> np.random.Generator:
+        return ZeroGenerator(np.random.Philox(0))
 
-    def standard_normal(self, size: Any, dtype: Any = np.float32) -> np.ndarray:
-        return np.zeros(size, dtype)
 
-    def uniform(self, low: float, high: float, size: Any) -> np.ndarray:
-        return np.zeros(size, np.float32)
+class ZeroGenerator(np.random.Generator):
+    """NumPy's generator, with zeros for `standard_normal` and for `uniform`."""
+
+    def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        return np.zeros(() if size is None else size, dtype)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        return np.zeros(() if size is None else size, np.float32)
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.

@@ -96,3 +96,11 @@ def test_zeros_gives_zeros():
     generator = Zeros().fold("layer", 3).generator()
     for found in generator.standard_normal((2, 3), np.float32), generator.uniform(-1, 1, (2, 3)):
         assert found.shape == (2, 3) and found.dtype == np.float32 and not found.any()
+
+
+def test_zeros_has_every_draw():
+    """A layer of a user's own may draw its weights in another way; a snapshot of it can be loaded too."""
+    generator = Zeros().generator()
+    assert generator.normal(0, 0.02, (2, 3)).shape == (2, 3)
+    assert 0 <= generator.integers(5) < 5 and sorted(generator.permutation(3)) == [0, 1, 2]
+    assert not generator.standard_normal(4).any() and not generator.uniform(-1, 1, size=4).any()

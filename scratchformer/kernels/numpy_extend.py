@@ -57,7 +57,11 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
     """
     first, second = block.branches()
     norm: Any = first.norm
-    known = type(first.branch) in ATTENTION and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
+    known = (
+        type(first) is type(second) is Residual
+        and type(first.branch) in ATTENTION
+        and ROW.keys() >= {type(first.norm), type(second.norm), type(second.branch)}
+    )
     seen = visible(first.branch, stored[0], pattern, past + 1) if known and x.shape[1] == 1 else None
     if seen is None or not one_real_dtype(x, *stored, norm.gamma.data):
         return plain(x, block, stored, past, pattern)
@@ -118,7 +122,7 @@ def pool() -> ThreadPoolExecutor:
 
 
 def affine(x: np.ndarray, layer: Linear) -> np.ndarray:
-    if type(layer) is not Linear:  # such as a LoRA
+    if type(layer) is not Linear or layer.activation is not None:  # such as a LoRA
         return layer(x)
     y = product(x, layer.w.data)
     if layer.b is not None:
@@ -219,8 +223,12 @@ def clock_faces(length: int, C: int, dtype: np.dtype) -> np.ndarray:
 
 
 def feed_forward(x: np.ndarray, layer: Any) -> np.ndarray:
-    h = affine(x, layer.up)
-    return affine(activate(h, layer.up.activation, out=h), layer.down)
+    up = layer.up
+    if type(up) is not Linear or up.activation is None or up.b is None:
+        return affine(affine(x, up), layer.down)
+    h = product(x, up.w.data)
+    h += up.b.data
+    return affine(activate(h, up.activation, out=h), layer.down)
 
 
 def gated(x: np.ndarray, layer: SwiGLU) -> np.ndarray:

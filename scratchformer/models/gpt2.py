@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..nn import Dropout, Layer, Linear, TiedOutput
+from ..ops.checks import expect_boolean
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
@@ -68,6 +69,7 @@ class GPT2(LanguageModel):
         tied: bool = True,
         key: Key = Key(0),
     ) -> None:
+        expect_boolean(tied=tied)
         options: dict[str, Any] = dict(dropout=dropout, d_ff=d_ff, eps=eps, recompute=recompute)
         self.context = context
         kind: dict[str, Any] = dict(norm="pre", causal=True, bias=True, activation="gelu_tanh")

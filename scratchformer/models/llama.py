@@ -90,6 +90,7 @@ class Llama(LanguageModel):
         key: Key = Key(0),
         **block: Any,
     ) -> None:
+        expect_boolean(tied=tied)
         self.context = context
         norm = partial(RMSNorm, eps=block.get("eps", EPS))
         parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm)

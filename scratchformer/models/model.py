@@ -33,8 +33,11 @@ class Model(Layer):
                 raise ValueError(f"{name}: a {cls.__name__} {cls.fixed[name]}, and takes no such option")
             if name not in known:
                 raise TypeError(f"{cls.__name__}: no option {name!r}; expected one of {', '.join(known)}")
-        model = super().__new__(cls)
         places = [name for name, p in known.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        any_number = any(p.kind is Parameter.VAR_POSITIONAL for p in signature(cls.__init__).parameters.values())
+        if len(sizes) > len(places) and any_number:
+            raise TypeError(f"{cls.__name__}: argument {len(places) + 1} has no name, by which `config` could keep it")
+        model = super().__new__(cls)
         defaults = {name: p.default for name, p in named(cls.__init__).items() if p.default is not Parameter.empty}
         model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # __init__ reports errors
         model.config.pop("key", None)

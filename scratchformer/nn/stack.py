@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,8 +45,8 @@ class Stack(Layer):
     blocks. It is returned after dx.
     """
 
-    def __init__(self, blocks: Sequence[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
-        self.blocks, self.norm, self.recompute = blocks, norm, recompute
+    def __init__(self, blocks: Iterable[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
+        self.blocks, self.norm, self.recompute = list(blocks), norm, recompute
 
     def trained(self) -> list[Layer]:
         """The blocks as forward and backward run them."""

@@ -163,14 +163,16 @@ def importable(value: Any) -> dict[str, str]:
 
 
 def imported(value: Any) -> Any:
-    """The inverse of `importable`, also inside lists.
+    """The inverse of `importable`, also inside lists and dicts.
 
     Raises SnapshotError if the name is neither a class of layers nor an operation.
     """
     if isinstance(value, list):
         return [imported(part) for part in value]
-    if not (isinstance(value, dict) and value.keys() == {"import"}):
+    if not isinstance(value, dict):
         return value
+    if value.keys() != {"import"}:
+        return {name: imported(part) for name, part in value.items()}
     if not is_part(found := find(value["import"])):
         raise SnapshotError(f"{value['import']} is neither a class of layers nor an operation")
     return found

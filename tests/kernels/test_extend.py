@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from scratchformer.dispatch import reference_only
 from scratchformer.models import LlamaBlock
-from scratchformer.nn import FeedForward, Linear, TiedOutput, TokenEmbedding, TransformerBlock
+from scratchformer.nn import FeedForward, Frozen, Linear, LoRA, Residual, TiedOutput, TokenEmbedding, TransformerBlock
 from scratchformer.nn.block import extend_block, extend_output
 from scratchformer.ops import BlockEnds, Full, Heads, Local, Padding, SameBlock, Strided
 from scratchformer.rng import Key
@@ -162,3 +162,43 @@ def test_an_output_of_another_kind_is_left_to_the_reference():
     x = np.ones((1, 1, 4), np.float32)
     for layer in Half(4, 3, key=Key(1)), Linear(4, 3, activation="relu", key=Key(1)):
         assert np.array_equal(extend_output(x, layer), layer(x))
+
+
+class Halved(Residual):
+    """A user's own residual branch."""
+
+    def around(self, branch, x):
+        return super().around(branch, x) / 2
+
+
+class HalvedBlock(TransformerBlock):
+    def branches(self):
+        return tuple(Halved(r.branch, r.norm, r.order, r.dropout) for r in super().branches())
+
+
+def exchanged():
+    """Blocks with parts that the twin must not mistake for those that it knows."""
+    yield HalvedBlock(6, 2, norm="pre", key=Key(1))
+    yield TransformerBlock(6, 2, activation=None, key=Key(1))
+    maps = ("attention", "value"), ("attention", "unify"), ("feedforward", "up"), ("feedforward", "down")
+    for activation in "gelu", None:
+        for layer, name in maps:
+            block = TransformerBlock(6, 2, activation=None, key=Key(1))
+            owner = getattr(block, layer)
+            old = getattr(owner, name).w.data.shape
+            setattr(owner, name, Linear(*old, key=Key(2), activation=activation))
+            yield block
+    for wrap in Frozen, lambda layer: LoRA(layer, 2):
+        block = TransformerBlock(6, 2, activation=None, key=Key(1))
+        block.feedforward.up = wrap(block.feedforward.up)
+        yield block
+
+
+@pytest.mark.parametrize("B", [1, 2])
+def test_parts_that_were_exchanged(B):
+    for block in exchanged():
+        x = Key(3).generator().standard_normal((B, 1, 6), np.float32)
+        stored = block.allocate(x, 4)
+        y = extend_block(x, block, stored, 0)
+        with reference_only():
+            np.testing.assert_allclose(y, extend_block(x, block, stored, 0), rtol=1e-4, atol=1e-5)

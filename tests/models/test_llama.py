@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import TextBatches
 from scratchformer.generation import KeyValueCache, generate
-from scratchformer.models import Llama, LlamaBlock, llama
+from scratchformer.models import GPT2, Llama, LlamaBlock, llama
 from scratchformer.models.llama_weights import stored_as
 from scratchformer.models.pretrained import PretrainedError
 from scratchformer.nn import LoRA, TransformerBlock, add_lora, merge_lora
@@ -186,6 +186,9 @@ def test_initialisation_and_sizes():
         Llama(V, C, H, 1, T, positions="learned")
     with pytest.raises(ValueError, match=r"^kv_heads: 3 does not divide heads 4$"):
         Llama(V, C, H, 1, T, kv_heads=3)
+    for kind in Llama, GPT2:
+        with pytest.raises(TypeError, match=r"^tied: expected True or False, got 'no'"):
+            kind(V, C, H, 1, T, tied="no")
 
 
 # Published weights

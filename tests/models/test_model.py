@@ -121,6 +121,23 @@ def test_models_defined_by_a_user():
         Free(**MADE_OF["Body"], droput=1)
 
 
+def test_an_argument_without_a_name_is_refused():
+    """It would be missing in `config`, and a snapshot of the model could be saved but never loaded."""
+
+    class Only(LanguageModel):
+        def __init__(self, *sizes):
+            super().__init__(*sizes)
+
+    class Widths(LanguageModel):
+        def __init__(self, vocab_size, *widths):
+            super().__init__(vocab_size, widths[0], 2, 1, 4)
+
+    with pytest.raises(TypeError, match=r"^Only: argument 1 has no name, by which `config` could keep it$"):
+        Only(5, 4, 2, 1, 4)
+    with pytest.raises(TypeError, match=r"^Widths: argument 2 has no name"):
+        Widths(5, 4)
+
+
 @every_model
 def test_a_copy_needs_no_options(name):
     model = getattr(models, name)(**MADE_OF[name])

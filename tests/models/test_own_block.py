@@ -199,6 +199,28 @@ def test_no_code_comes_from_a_snapshot(tmp_path):
         load_model(tmp_path)
 
 
+class OfParts(Mean):
+    """A block that gets its parts in a dict, and draws its weights in a way of its own."""
+
+    def __init__(self, d_model, heads, parts, key=Key(0)):
+        super().__init__(d_model, heads, 1.0, key)
+        self.norm = parts["norm"](d_model)
+        self.map.w.data[...] = key.generator().normal(0, 0.1, (d_model, d_model))
+
+
+def test_classes_in_a_dict_and_other_draws_come_back(tmp_path):
+    model = make(OfParts, parts={"norm": LayerNorm, "more": [{"of": Linear}]})
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    assert loaded.config == model.config and np.array_equal(loaded(IDS), model(IDS))
+
+
+def test_a_stack_of_an_iterator_keeps_its_blocks():
+    stack = Stack(TransformerBlock(C, H, key=Key(i)) for i in range(2))
+    x = Key(1).generator().standard_normal((2, 3, C))
+    assert len(stack.parameters()) == 26 and np.array_equal(stack(x), stack(x)) and not np.array_equal(stack(x), x)
+
+
 def test_a_stack_works_by_itself():
     """It has parameters, under the names of its parts."""
     stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
