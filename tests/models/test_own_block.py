@@ -20,6 +20,7 @@ from scratchformer.training import Replicas, SnapshotError, estimate, load_model
 from scratchformer.training.snapshot import restore
 
 V, C, H, T = 11, 8, 2, 6
+QUICK = dict(max_elements=0, directions=1, together=8)  # of a gradient check
 IDS = Key(5).generator().integers(0, V, (2, T))
 
 
@@ -100,7 +101,7 @@ def make(block, device=None, **options):
 @every_block
 def test_gradients_and_causality(block, device):
     model = make(block, device)
-    check_layer(model, to_device(IDS, device), device=device)
+    check_layer(model, to_device(IDS, device), device=device, **QUICK)
     y = to_cpu(model(to_device(IDS, device)))
     for t in range(1, T):
         changed = IDS.copy()
@@ -170,7 +171,7 @@ def test_an_activation_defined_by_a_user(depth, tmp_path, device):
     assert np.array_equal(loaded(IDS), model(IDS))
     restore(load_snapshot(tmp_path), loaded)
     assert not np.allclose(LanguageModel(V, C, H, depth, T, key=Key(1))(IDS), model(IDS), atol=1e-3)
-    check_layer(model.to(device, np.float64), to_device(IDS, device), device=device)
+    check_layer(model.to(device, np.float64), to_device(IDS, device), device=device, **QUICK)
     cache = KeyValueCache(model, 2)
     for t in range(T):
         z = cache.logits(to_device(IDS[:, t : t + 1], device))
@@ -225,4 +226,4 @@ def test_a_stack_works_by_itself():
     """It has parameters, under the names of its parts."""
     stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
     assert {"blocks.1.attention.query.w", "norm.gamma"} <= stack.named_parameters().keys()
-    check_layer(stack, Key(1).generator().standard_normal((2, 3, C)))
+    check_layer(stack, Key(1).generator().standard_normal((2, 3, C)), **QUICK)

@@ -16,7 +16,7 @@ from scratchformer.testing.cases import LAYERS, Draw, check_layer_case
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating, labelled
 from scratchformer.testing.strategies import SCALES
 
-LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute")
+LARGE = ("MultiHeadLoop", "TransformerBlock", "DecoderBlock", "Recompute", "Block", "Stack")
 MODELS = [name for name in LAYERS if name.partition(",")[0] in models.__all__]
 BLOCKS = [name for name in LAYERS if name.startswith(LARGE)]
 SMALL = [name for name in LAYERS if name not in MODELS + BLOCKS]
