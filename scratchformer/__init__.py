@@ -14,6 +14,7 @@ The public names are those in `__all__` here, and in the `__all__` of each of th
     sf.testing      gradient checks for your own operations and layers
 
 There are also keys for random numbers, devices, and `reference_only`. One import is enough for all of these.
+`scratchformer.dispatch` has the decorators that make an operation of two functions of your own.
 """
 
 from importlib.util import find_spec

@@ -44,7 +44,7 @@ class KeyValueCache:
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None
-        self.room = model.body.max_length
+        self.room = model.context + getattr(model, "memory", 0)
         self.weights = model.parameters()[0].data
         self.stored = model.allocate(batch_size)
 

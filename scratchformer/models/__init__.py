@@ -8,6 +8,7 @@ from .encoder_decoder import EncoderDecoder
 from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock
+from .model import Model
 from .sparse_transformer import SparseTransformer
 from .transformer_xl import TransformerXL
 
@@ -23,6 +24,7 @@ __all__ = [
     "Llama",
     "LlamaBlock",
     "MaskedPrediction",
+    "Model",
     "SparseTransformer",
     "TransformerXL",
 ]

@@ -24,7 +24,7 @@ from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
 from ..rng import Key, fold
-from .model import Model
+from .model import Model, named
 
 
 class BodyCache(NamedTuple):
@@ -40,7 +40,7 @@ class Body(Model):
     these units, or None for ids.
 
     positions: "learned", "sinusoidal", "relative" (in the attention of every block), "none", or a layer that adds
-    position embeddings. dropout: after the embedding; if it is not 0, also passed to the blocks. causal: no position
+    position embeddings. dropout: after the embedding, and an option of blocks that have it. causal: no position
     sees a later one. recompute: gradient checkpointing of every block. embedding_std: the standard deviation of the
     initial token and position embeddings (1 as in the tutorial).
 
@@ -48,7 +48,7 @@ class Body(Model):
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
     default, `TransformerBlock`, these are norm, wide, d_ff, activation, bias, eps.
     final_norm: creates the norm after the last block, called as `final_norm(d_model)`. The default is a `LayerNorm` if
-    norm="pre", and otherwise none.
+    the blocks are pre-norm (`block.norm` is "pre"), and otherwise none. A model can be saved if these two are classes.
     """
 
     fixed: ClassVar[Mapping[str, str]] = {"relative": 'has it from positions="relative"'}
@@ -93,11 +93,12 @@ class Body(Model):
             self.tokens = Linear(units, d_model, key=key.fold("tokens"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         self.dropout = Dropout(dropout)
-        own = options | ({"dropout": dropout} if dropout else {}) | ({"relative": True} if self.relative else {})
+        own = options | ({"dropout": dropout} if dropout or "dropout" in named(block) else {})
+        own |= {"relative": True} if self.relative else {}
         self.blocks = [block(d_model, heads, key=key.fold("block", i), **own) for i in range(depth)]
         self.final_norm: Layer | None
         if final_norm is None:
-            pre_norm = options.get("norm") == "pre"
+            pre_norm = options.get("norm", getattr(self.blocks[0], "norm", None)) == "pre"
             self.final_norm = LayerNorm(d_model, options.get("eps", 1e-5)) if pre_norm else None
         else:
             self.final_norm = final_norm(d_model)
@@ -135,6 +136,8 @@ class Body(Model):
 
     def allocate(self, batch_size: int) -> list[Stored]:
         """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
+        if not self.causal:
+            raise ValueError("causal: this body is not causal, so it cannot generate")
         weights = self.parameters()[0].data
         return self.stack.allocate(
             array_module(weights).empty((batch_size, 0, self.d_model), weights.dtype), self.max_length

@@ -65,7 +65,7 @@ class EncoderDecoder(Predictor):
         depth: int,
         d_ff: int | None = None,
         norm: str = "post",
-        activation: str = "relu",
+        activation: ops.Activation = "relu",
         dropout: float = 0.1,
         bias: bool = True,
         eps: float = 1e-5,

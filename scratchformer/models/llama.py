@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from ..nn import Block, Dropout, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
-from ..ops.checks import expect_boolean, expect_positive
+from ..ops.checks import expect_boolean, expect_number, expect_positive
 from ..ops.positions import BASE
 from ..rng import Key, Zeros
 from .body import Body
@@ -91,6 +91,7 @@ class Llama(LanguageModel):
         **block: Any,
     ) -> None:
         expect_boolean(tied=tied)
+        expect_number("std", std)
         self.context = context
         norm = partial(RMSNorm, eps=block.get("eps", EPS))
         parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
@@ -41,6 +42,7 @@ class Model(Layer):
         defaults = {name: p.default for name, p in named(cls.__init__).items() if p.default is not Parameter.empty}
         model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # __init__ reports errors
         model.config.pop("key", None)
+        model.config = {n: copy.deepcopy(v) if isinstance(v, dict | list) else v for n, v in model.config.items()}
         return model
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:

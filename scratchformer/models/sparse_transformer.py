@@ -62,7 +62,7 @@ class SparseTransformer(LanguageModel):
         merged: bool = False,
         positions: str = "grid",
         norm: str = "pre",
-        activation: str = "gelu",
+        activation: ops.Activation = "gelu",
         key: Key = Key(0),
         **body: Any,
     ) -> None:

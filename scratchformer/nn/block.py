@@ -16,7 +16,7 @@ from .layer import Layer
 from .layernorm import LayerNorm
 from .relative_attention import RelativeSelfAttention
 from .residual import Residual, ResidualCache
-from .stack import Stored, allocate_inputs, extend_inputs
+from .stack import Stored, allocate_inputs, extend_inputs, extends
 
 
 class BlockCache(NamedTuple):
@@ -72,11 +72,11 @@ class Block(Layer):
 
     def allocate(self, x: Array, length: int) -> Stored:
         """Room for what the attention stores for `length` positions of sequences like x (B, any T, C)."""
-        return getattr(self.attention, "allocate", allocate_inputs)(x, length)
+        return (self.attention.allocate if extends(self.attention) else allocate_inputs)(x, length)
 
     def extend(self, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones, without dropout: see `Stack`."""
-        if not hasattr(self.attention, "extend"):
+        if not extends(self.attention):
             return extend_inputs(self, x, stored, past, pattern=pattern)
         return extend_block(x, self, stored, past, pattern)
 
@@ -105,7 +105,7 @@ class TransformerBlock(Block):
         causal: bool = False,
         wide: bool = False,
         d_ff: int | None = None,
-        activation: str = "relu",
+        activation: ops.Activation = "relu",
         dropout: float = 0.0,
         bias: bool = False,
         eps: float = 1e-5,
@@ -129,6 +129,8 @@ class TransformerBlock(Block):
         if memory is None:
             return super().forward(x, pattern, key)
         return super().forward(self.after(memory, x), pattern, key, queries=x.shape[1])
+
+    allocate, extend = Block.allocate, Block.extend  # without a memory `forward` is that of `Block`
 
     def after(self, memory: Array, x: Array) -> Array:
         """[memory, x]: (B, M + T, C)."""

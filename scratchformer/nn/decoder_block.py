@@ -47,7 +47,7 @@ class DecoderBlock(Layer):
         heads: int,
         norm: str = "post",
         d_ff: int | None = None,
-        activation: str = "relu",
+        activation: ops.Activation = "relu",
         dropout: float = 0.0,
         bias: bool = False,
         eps: float = 1e-5,

@@ -30,7 +30,7 @@ class EmbeddingSum(Layer):
 
         de = self.scale * dx
 
-    `backward` returns what the first embedding's backward returns: the gradient of its input, or None for ids.
+    `backward` returns the gradient of the input that is not ids, a tuple of them if there are several, or None.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class EmbeddingSum(Layer):
         scale: float = 1.0,
     ) -> None:
         self.embeddings, self.positions, self.norm, self.dropout = list(embeddings), positions, norm, dropout
-        self.scale = scale
+        self.scale = float(scale)  # a NumPy number would turn float32 into float64
 
     def forward(self, *inputs: Array, key: Key | None = None, start: int = 0) -> tuple[Array, EmbeddingSumCache]:
         first, *rest = (e.forward(i) for e, i in zip(self.embeddings, inputs, strict=True))
@@ -60,7 +60,9 @@ class EmbeddingSum(Layer):
             x, dropout = self.dropout.forward(x, key)
         return x, EmbeddingSumCache(tuple(caches), positions, norm, dropout)
 
-    def backward(self, dy: Array, cache: EmbeddingSumCache) -> Array | None:
+    def backward(self, dy: Array | None, cache: EmbeddingSumCache) -> Any:
+        if dy is None:  # of frozen blocks
+            return None
         dx = dy if self.dropout is None else self.dropout.backward(dy, cache.dropout)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)
@@ -69,5 +71,6 @@ class EmbeddingSum(Layer):
         de = dx
         if self.scale != 1:
             de = self.scale * dx
-        first, *_ = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
-        return first
+        backwards = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
+        found = [gradient for gradient in backwards if gradient is not None]
+        return tuple(found) if len(found) > 1 else found[0] if found else None

@@ -72,7 +72,8 @@ class RotarySelfAttention(MultiHead):
         if window is not None:
             expect_positive(window=window)
         super().__init__(d_model, heads, kv_heads, D, bias, output_bias, key)
-        self.base, self.scaling, self.causal, self.window = base, scaling, causal, window
+        self.base, self.causal, self.window = base, causal, window
+        self.scaling = None if scaling is None else dict(scaling)
 
     def forward(self, x: Array, pattern: ops.Pattern | None = None) -> tuple[Array, RotarySelfAttentionCache]:
         expect_floating(x=x)

@@ -37,7 +37,8 @@ class Stack(Layer):
     `stored` is a tuple of arrays with sequences along axis 0 and positions along axis 2, such as keys and values
     (B, H, length, D). `extend` returns what `forward` returns at new positions x (B, T, C), after `past` positions that
     are already in `stored`, and stores x too; a position never sees a later one. For a block without these methods the
-    stack stores the inputs and runs forward over all of them at every new position: the same numbers, more slowly.
+    stack stores the inputs and runs forward over all of them at every new position: the same numbers, more slowly. It
+    does so too for a class that has a `forward` of its own but inherits `extend`, which would compute something else.
 
     norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`.
 
@@ -62,7 +63,10 @@ class Stack(Layer):
             if memories is not None:
                 own["memory"] = memories[:, i]
                 inputs.append(x)
+            shape = x.shape
             x, cache = block.forward(x, *shared, **options, **own)
+            if x.shape != shape:
+                raise ValueError(f"block {i}: expected to return {tuple(shape)}, as it got, returned {tuple(x.shape)}")
             caches.append(cache)
         if self.norm is not None:
             x, norm = self.norm.forward(x)
@@ -74,20 +78,40 @@ class Stack(Layer):
         totals: list[Array] = []
         for block, block_cache in zip(reversed(self.trained()), reversed(cache.blocks), strict=True):
             dx = block.backward(dx, block_cache)
+            if dx is None:  # it is `Frozen`, and so is what precedes it
+                return None
             dx, *dshared = dx if isinstance(dx, tuple) else (dx,)
             totals = [total + d for total, d in zip(totals, dshared, strict=True)] if totals else dshared
         return (dx, *totals) if totals else dx
 
     def allocate(self, x: Array, length: int) -> list[Stored]:
         """For each block, room for `length` positions of sequences like x (B, any T, C)."""
-        return [getattr(block, "allocate", allocate_inputs)(x, length) for block in self.blocks]
+        blocks: list[Any] = self.blocks
+        stored = [(block.allocate if extends(block) else allocate_inputs)(x, length) for block in blocks]
+        for i, arrays in enumerate(stored):
+            shapes = [tuple(array.shape) for array in arrays]
+            if any(len(shape) < 3 or (shape[0], shape[2]) != (x.shape[0], length) for shape in shapes):
+                expected = f"({x.shape[0]}, ..., {length}, ...): sequences along axis 0 and positions along axis 2"
+                raise ValueError(f"block {i}: allocate: expected arrays {expected}, got {shapes}")
+        return stored
 
     def extend(self, x: Array, stored: list[Stored], past: int, *shared: Sequence[Any], **options: Any) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones; shared: values for each block."""
+        block: Any
         for i, (block, own) in enumerate(zip(self.blocks, stored, strict=True)):
-            extend = getattr(block, "extend", None) or partial(extend_inputs, block)
+            if shared and not extends(block):
+                raise TypeError(f"block {i}: a block with shared inputs needs an extend of its own for generation")
+            extend = block.extend if extends(block) else partial(extend_inputs, block)
             x = extend(x, own, past, *(values[i] for values in shared), **options)
         return x if self.norm is None else self.norm(x)
+
+
+def extends(layer: Any) -> bool:
+    """Whether the layer has an `extend` that was written for its `forward`, not for that of a class above it."""
+    for kind in type(layer).__mro__:
+        if "extend" in vars(kind) or "forward" in vars(kind):
+            return "extend" in vars(kind)
+    return False
 
 
 def allocate_inputs(x: Array, length: int) -> Stored:
@@ -96,10 +120,8 @@ def allocate_inputs(x: Array, length: int) -> Stored:
     return (array_module(x).empty((B, 1, length, C), x.dtype),)
 
 
-def extend_inputs(
-    block: Layer, x: Array, stored: Stored, past: int, *shared: Any, pattern: ops.Pattern | None = None
-) -> Array:
+def extend_inputs(block: Layer, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
     """The result of `extend` for a block without one: forward over all inputs so far, of which the last T are new."""
     (inputs,), T = stored, x.shape[1]
     inputs[:, 0, past : past + T] = x
-    return block(inputs[:, 0, : past + T], *shared, pattern=causal(pattern))[:, -T:]
+    return block(inputs[:, 0, : past + T], pattern=causal(pattern))[:, -T:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array
+from ..nn import add_lora
 from ..rng import Key
 from .replicas import Replicas
 
@@ -75,7 +77,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     whole = _longest(batch, config, len(batch[0]))
     rows = replicas.rows(whole)
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
-    shallow = type(model)(**{**config, "depth": 1}).to(dtype=model.flat.data.dtype)
+    shallow, depth = _shallow(model)
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
     (half, passing_half), (most, passing_most) = (
@@ -83,10 +85,10 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     )
     activations = {}
     for name in filter(most.get, most):
-        layers = config["depth"] if "block" in name else 1
+        layers = depth if "block" in name else 1
         activations[name] = layers * _extrapolate(half[name], most[name], counts, rows)
     stored = shallow.allocate(1) if hasattr(shallow, "allocate") else []  # it generates
-    cache = config["depth"] * sum(array.nbytes for block in stored for array in block)
+    cache = depth * sum(array.nbytes for block in stored for array in block)
     return Estimate(
         parameters=model.flat.data.size,
         replicas=replicas.count,
@@ -102,6 +104,20 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
+
+
+def _shallow(model: Any) -> tuple[Any, int]:
+    """A model like this one with a single block, and how many blocks it stands for; the model itself if its config has
+    no "depth".
+    """
+    if "depth" not in model.config:
+        return copy.deepcopy(model), 1
+    config = {**model.config, "depth": 1}
+    lora = config.pop("lora", None)
+    shallow = type(model)(**config)
+    if lora is not None:
+        add_lora(shallow, **lora)
+    return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
 
 
 def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:

@@ -11,8 +11,23 @@ from scratchformer.data import TextBatches
 from scratchformer.dispatch import backward, operation
 from scratchformer.generation import generate
 from scratchformer.generation.cache import KeyValueCache
-from scratchformer.models import Classifier, LanguageModel
-from scratchformer.nn import Block, FeedForward, Layer, LayerNorm, Linear, SelfAttention, Stack, TransformerBlock
+from scratchformer.models import Body, Classifier, LanguageModel
+from scratchformer.models.predictor import Predictor
+from scratchformer.nn import (
+    Block,
+    EmbeddingSum,
+    FeedForward,
+    Frozen,
+    Layer,
+    LayerNorm,
+    Linear,
+    SelfAttention,
+    SinusoidalPositions,
+    Stack,
+    TokenEmbedding,
+    TransformerBlock,
+    add_lora,
+)
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
@@ -88,7 +103,38 @@ def cube_backward(dy, x):
     return 3 * dy * x**2
 
 
-every_block = pytest.mark.parametrize("block", [Mean, HalvedBlock, NoExtendBlock])
+class ParallelBlock(TransformerBlock):
+    """A block with a forward of its own, which inherits an `extend` that computes something else."""
+
+    def forward(self, x, pattern=None, key=None):
+        n, norm = self.norm1.forward(x)
+        a, attention = self.attention.forward(n, pattern)
+        f, feedforward = self.feedforward.forward(n)
+        return x + a + f + 0 * self.norm2(x), (norm, attention, feedforward)
+
+    def backward(self, dy, cache):
+        norm, attention, feedforward = cache
+        dn = self.attention.backward(dy, attention) + self.feedforward.backward(dy, feedforward)
+        return dy + self.norm1.backward(dn, norm)
+
+
+class Doubled(SelfAttention):
+    """The same of an attention."""
+
+    def forward(self, x, pattern=None):
+        return super().forward(2 * x, pattern)
+
+    def backward(self, dy, cache):
+        return 2 * super().backward(dy, cache)
+
+
+class DoubledBlock(Block):
+    def __init__(self, d_model, heads, key=Key(0)):
+        norms = LayerNorm(d_model), LayerNorm(d_model)
+        super().__init__(Doubled(d_model, heads, key=key), FeedForward(d_model, key=key), *norms, norm="pre")
+
+
+every_block = pytest.mark.parametrize("block", [Mean, HalvedBlock, NoExtendBlock, ParallelBlock, DoubledBlock])
 
 
 def make(block, device=None, **options):
@@ -183,8 +229,9 @@ def test_a_function_that_makes_blocks():
         return TransformerBlock(d_model, heads, norm="pre", key=key)
 
     model = Classifier(V, 3, C, H, 2, T, block=block, key=Key(4))
-    plain = Classifier(V, 3, C, H, 2, T, norm="pre", final_norm=lambda d_model: None, key=Key(4))
-    assert np.array_equal(model(IDS), plain(IDS))
+    plain = Classifier(V, 3, C, H, 2, T, norm="pre", key=Key(4))
+    assert np.array_equal(model(IDS), plain(IDS)) and plain.body.final_norm is not None
+    assert Classifier(V, 3, C, H, 2, T, norm="pre", final_norm=lambda d_model: None).body.final_norm is None
     with pytest.raises(SnapshotError, match=r"cannot save a Classifier with these arguments: .*function"):
         save_snapshot("nowhere", model)
 
@@ -227,3 +274,124 @@ def test_a_stack_works_by_itself():
     stack = Stack([TransformerBlock(C, H, key=Key(i)) for i in range(2)], LayerNorm(C))
     assert {"blocks.1.attention.query.w", "norm.gamma"} <= stack.named_parameters().keys()
     check_layer(stack, Key(1).generator().standard_normal((2, 3, C)), **QUICK)
+
+
+class OwnModel(Predictor):
+    """A language model from the parts alone: without a Body, and without a depth among its arguments."""
+
+    def __init__(self, vocab_size, d_model, context, key=Key(0)):
+        self.context = context
+        self.tokens = TokenEmbedding(vocab_size, d_model, 1.0, key)
+        self.blocks = [TransformerBlock(d_model, H, causal=True, key=key.fold(i)) for i in range(2)]
+        self.output = Linear(d_model, vocab_size, key=key.fold("output"))
+
+    @property
+    def parts(self):
+        return EmbeddingSum([self.tokens], SinusoidalPositions()), Stack(self.blocks)
+
+    def forward(self, ids, key=None):
+        embedding, stack = self.parts
+        x, embedded = embedding.forward(ids, key=key)
+        x, stacked = stack.forward(x, key=key)
+        z, output = self.output.forward(x)
+        return z, (embedded, stacked, output)
+
+    def backward(self, dz, cache):
+        embedded, stacked, output = cache
+        embedding, stack = self.parts
+        embedding.backward(stack.backward(self.output.backward(dz, output), stacked), embedded)
+
+    def loss(self, ids, targets, key=None):
+        logits, forward = self.forward(ids, key)
+        loss, cross_entropy = ops.cross_entropy(logits, targets)
+        return loss, (forward, cross_entropy)
+
+    def allocate(self, batch_size):
+        return self.parts[1].allocate(np.empty((batch_size, 0, C), self.tokens.table.data.dtype), self.context)
+
+    def extend(self, ids, stored, past):
+        embedding, stack = self.parts
+        x, _ = embedding.forward(ids, start=past)
+        return self.output(stack.extend(x, stored, past))
+
+
+def test_a_model_of_parts_alone(tmp_path):
+    model = OwnModel(V, C, T, key=Key(1))
+    check_layer(model, IDS, **QUICK)
+    cache = KeyValueCache(model, 2)
+    for t in range(T):
+        z = cache.logits(IDS[:, t : t + 1])
+    np.testing.assert_allclose(z, model(IDS)[:, -1], rtol=1e-4, atol=1e-5)
+    assert len([*generate(model, IDS[:1], 2 * T)]) == 2 * T
+    found = estimate(Replicas(model, 1, 1), TextBatches(np.arange(300) % V, 4, T, Key(2)).batch(0))
+    assert found.cache == 2 * 2 * T * C * 4 and found.parameters == model.flat.data.size
+    save_snapshot(tmp_path / "last.safetensors", model)
+    assert np.array_equal(load_model(tmp_path)[0](IDS), model(IDS))
+
+
+def test_the_estimate_of_a_model_with_lora():
+    model, batch = make(HalvedBlock), TextBatches(np.arange(300) % V, 4, T, Key(2)).batch(0)
+    plain = estimate(Replicas(model, 1, 1), batch)
+    add_lora(model, 2)
+    assert estimate(Replicas(model, 1, 1), batch).parameters > plain.parameters
+
+
+def test_only_a_causal_body_generates():
+    body = Body(V, C, H, 1, T)
+    with pytest.raises(ValueError, match="causal: this body is not causal, so it cannot generate"):
+        body.allocate(1)
+
+
+class Hasty(TransformerBlock):
+    """A block with defaults of its own."""
+
+    def __init__(self, d_model, heads, norm="pre", dropout=0.5, key=Key(0)):
+        super().__init__(d_model, heads, norm, dropout=dropout, key=key)
+
+
+def test_a_blocks_own_defaults():
+    """The body's dropout counts, and a pre-norm block gets a last norm whether or not the order was passed."""
+    bodies = [Body(V, C, H, 1, T, block=Hasty, **options) for options in ({}, {"norm": "pre"}, {"dropout": 0.0})]
+    assert [body.blocks[0].dropout.p for body in bodies] == [0.0, 0.0, 0.0]
+    assert all(isinstance(body.final_norm, LayerNorm) for body in bodies)
+    assert Body(V, C, H, 1, T, block=Hasty, dropout=0.25).blocks[0].dropout.p == 0.25
+
+
+def test_the_first_blocks_can_be_frozen():
+    model, plain = make(HalvedBlock), make(HalvedBlock)
+    model.body.blocks[0] = Frozen(model.body.blocks[0])
+    for each in model, plain:
+        _, cache = each.loss(IDS, IDS)
+        each.loss_backward(1.0, cache)
+    for name, p in plain.named_parameters().items():
+        frozen = name.startswith(("body.blocks.0.", "body.tokens.", "body.positions."))
+        assert np.array_equal(model.named_parameters()[name].grad, 0 * p.grad if frozen else p.grad), name
+
+
+class Shortened(Mean):
+    def forward(self, x, pattern=None, key=None):
+        y, cache = super().forward(x, pattern)
+        return y[:, 1:], cache
+
+
+class Sideways(Mean):
+    def allocate(self, x, length):
+        return (np.empty((x.shape[0], length, 1, x.shape[2]), x.dtype),)
+
+    def extend(self, x, stored, past, pattern=None):
+        return x
+
+
+def test_blocks_that_break_the_rules():
+    with pytest.raises(ValueError, match=r"block 0: expected to return \(2, 6, 8\), as it got, returned \(2, 5, 8\)"):
+        make(Shortened, gain=1.0)(IDS)
+    with pytest.raises(ValueError, match=r"block 0: allocate: expected arrays \(1, ..., 6, ...\): sequences along"):
+        KeyValueCache(make(Sideways, gain=1.0), 1)
+
+
+def test_two_inputs_that_are_vectors():
+    embedding = EmbeddingSum([Linear(3, C), TokenEmbedding(V, C), Linear(2, C)], scale=np.sqrt(8))
+    draw = Key(1).generator()
+    inputs = draw.standard_normal((2, 4, 3)), IDS[:, :4], draw.standard_normal((2, 4, 2))
+    check_layer(embedding, *inputs, **QUICK)
+    assert embedding(*(x.astype(np.float32) if x.dtype == float else x for x in inputs)).dtype == np.float32
