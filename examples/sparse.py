@@ -56,7 +56,7 @@ class Sparse(LanguageProgram):
             print(f"{seconds:.3f} s a step: {run.steps} steps in {run.minutes:g} minutes")
 
     def seconds_per_step(self, replicas):
-        """The mean time of forward and backward, which is nearly all of a step's, over a few steps."""
+        """The mean time of forward and backward, which take nearly all of a step, over a few steps."""
         for step in range(1 + MEASURED):
             if step == 1:
                 start = time.perf_counter()

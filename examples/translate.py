@@ -1,6 +1,6 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-The average of the last snapshots is scored. Without --data the official files are downloaded.
+The mean of the last snapshots is scored. Without --data the official files are downloaded.
 """
 
 from functools import cache
