@@ -1,16 +1,16 @@
-"""Pre-train BERT on film reviews without their labels, then fine-tune it to tell the good ones from the bad.
+"""Pre-train BERT on unlabelled film reviews, then fine-tune it to tell good reviews from bad ones.
 
-For comparison, the same model is trained from nothing on the labels alone. The stages are pretrain, finetune and
-scratch; each has a folder of its own in that of the run, and --resume continues where the run stopped. --steps is the
-number of steps of pre-training, and an upper limit for the other stages. Models are chosen on a validation part of the
-training reviews, which pre-training does not read either, and scored once on the test reviews.
+For comparison, the same model is also trained from scratch on the labelled reviews alone. The stages are pretrain,
+finetune and scratch. Each has a subfolder in the run's folder, and --resume continues where the run stopped. --steps
+sets the steps of pre-training and limits those of the other stages. Models are selected on held-out training reviews,
+which pre-training does not see either, and scored once on the test reviews.
 
-Fine-tuning trains the whole model. With --tune head it trains only the layers after the body (pooler and output), and
-with --tune lora these and low-rank changes of attention's query and value matrices (`nn.LoRA`). Each has a folder of
-its own, so one pre-trained model can be tuned in all three ways: --resume RUN --stage finetune --tune head.
+Fine-tuning trains the whole model. --tune head trains only the layers after the body (pooler and output); --tune lora
+trains these and low-rank updates of the query and value matrices (`nn.LoRA`). Each way has its own subfolder, so one
+pre-trained model can be tuned in all three: --resume RUN --stage finetune --tune head.
 
-Without --data the official archive is downloaded. With --pretrained the weights and the vocabulary of a published
-BERT are fine-tuned, from a Hugging Face folder.
+Without --data the official archive is downloaded. --pretrained FOLDER fine-tunes a published BERT, with its own
+vocabulary, from a folder in Hugging Face's format.
 """
 
 from functools import cached_property
@@ -26,8 +26,8 @@ from scratchformer.training.stage import Stage
 PRESETS = {
     "small": dict(
         d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
-        dropout=0.0, chosen=0.3,  # in pre-training
-        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,  # this too
+        dropout=0.0, chosen=0.3,  # pre-training, with the next line
+        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
         head_lr=3e-3, lora_lr=3e-3, lora_rank=8, lora_alpha=16,
@@ -43,16 +43,14 @@ PRESETS = {
 }  # fmt: skip
 STAGES = ("pretrain", "finetune", "scratch")
 OPTIONS = {
-    "stage": dict(choices=(*STAGES, "all"), help="one stage alone (default: all, one after the other)"),
+    "stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all, in order)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", help="what fine-tuning trains (default: all)"),
-    "new-head": dict(
-        action="store_true", default=False, help="with --pretrained: replace a trained output of the folder"
-    ),
-    "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, from a Hugging Face folder"),
+    "new-head": dict(action="store_true", default=False, help="with --pretrained: replace its trained output layer"),
+    "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
 }
 VALIDATION_BATCHES = 25
-PUBLISHED_LR = 3e-5  # the middle one of the three in the paper
-HEAD = [Group("pooler.*"), Group("output.*")]  # what comes after the body
+PUBLISHED_LR = 3e-5  # the paper tries 2e-5, 3e-5 and 5e-5
+HEAD = [Group("pooler.*"), Group("output.*")]  # the layers after the body
 TRAINED = {
     "all": [],
     "head": [*HEAD, Group("*", frozen=True)],
@@ -61,7 +59,7 @@ TRAINED = {
 
 
 class BertStage(Stage):
-    """What the stages share: the program's data, vocabulary and settings."""
+    """What the stages have in common: the program's data, vocabulary and settings."""
 
     def __init__(self, program):
         super().__init__(program.run)
@@ -105,7 +103,7 @@ class Pretraining(BertStage):
     def describe(self):
         texts = self.data.unlabelled
         if len(texts) <= len(self.data.train.labels):
-            print("the data has no reviews without labels (train/unsup): pre-training reads the training reviews alone")
+            print("the data has no unlabelled reviews (train/unsup): pre-training uses only the training reviews")
         print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens, {self.parameters} parameters")
 
     def test(self, replicas):
@@ -116,7 +114,7 @@ class Pretraining(BertStage):
 
 
 class Classification(BertStage):
-    """Fine-tuning, or training from nothing. tune: what is trained, see TRAINED."""
+    """Fine-tuning, or training from scratch. tune: a key of TRAINED."""
 
     def __init__(self, program, stage, tune="all"):
         super().__init__(program)
@@ -135,7 +133,7 @@ class Classification(BertStage):
                 model.start_from(program.load_pretrained())
         if self.tune == "head":
             model.body = Frozen(model.body)
-        elif self.tune == "lora" and "lora" not in model.config:  # a model that was loaded above has them
+        elif self.tune == "lora" and "lora" not in model.config:  # a resumed model has it already
             add_lora(model, self.run.lora_rank, self.run.lora_alpha, key=self.key.fold("lora"))
         return model
 
@@ -197,28 +195,28 @@ class Bert(Program):
     def check(self):
         run, chosen = self.run, self.chosen()
         if "tune" in run.given and "finetune" not in chosen:
-            raise ValueError(f"--tune: it says what fine-tuning trains, and --stage {run.stage} does none")
+            raise ValueError(f"--tune: applies only to fine-tuning, so leave it out with --stage {run.stage}")
         if run.pretrained and run.stage not in (None, "all", "finetune"):
-            raise ValueError(f"--pretrained: published weights are fine-tuned, so there is no --stage {run.stage}")
+            raise ValueError(f"--pretrained: published weights are only fine-tuned, so leave out --stage {run.stage}")
         if run.estimate and chosen[0] != "pretrain":
-            raise ValueError("--estimate: what is estimated is pre-training, so leave out --stage and --pretrained")
+            raise ValueError("--estimate: only pre-training is estimated, so leave out --stage and --pretrained")
         if chosen == ("finetune",) and not run.pretrained and not (run.out / "pretrain" / "last.safetensors").exists():
-            raise ValueError(f"{run.out / 'pretrain'} holds no pre-trained model: --stage pretrain comes first")
+            raise ValueError(f"{run.out / 'pretrain'} holds no pre-trained model: run --stage pretrain first")
 
     def chosen(self):
-        """The names of the stages that are run."""
+        """The names of the stages to run."""
         if self.run.pretrained:
             return ("finetune",)
         return STAGES if self.run.stage in (None, "all") else (self.run.stage,)
 
     def load_published(self):
-        """The published model, with a new output."""
+        """The published model, with an output layer for two classes."""
         key = self.key.fold("finetune", "weights")
         return BertClassifier.from_pretrained(self.run.pretrained, 2, key=key, new_head=self.run.new_head)
 
     def load_pretrained(self):
         model, state = load_model(best_snapshot(self.run.out / "pretrain"))
-        print(f"starts from the model of {state['step']} of {self.run.steps} steps of pre-training")
+        print(f"starts from the pre-trained model of step {state['step']} of {self.run.steps}")
         return model
 
     def load(self):
@@ -243,7 +241,7 @@ class Bert(Program):
         classifiers = [*(Classification(self, "finetune", tune) for tune in TRAINED), Classification(self, "scratch")]
         if found := [stage for stage in classifiers if holds_run(stage.out)]:
             return found
-        raise ValueError(f"{self.run.out} holds no classifier: it is only pre-trained yet")
+        raise ValueError(f"{self.run.out} holds no classifier yet: the model is only pre-trained")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Train a sparse transformer on images as sequences of pixels, then let it draw: scikit-learn's handwritten digits.
+"""Train a sparse transformer on images as sequences of pixels (scikit-learn's handwritten digits), then let it draw.
 
-An image of 8 × 8 pixels is read row by row after a token that says which digit it is. Half of the heads see the last
-eight pixels, the other half every eighth pixel before them. The picture digits.png in the run's folder shows real
-images of the test part, generated images, and test images whose lower half was generated. The data comes with
-scikit-learn: pip install 'scratchformer[units]'.
+A token for the digit is followed by the 8 × 8 pixels, row by row. Half of the heads see the last eight pixels, the
+other half every eighth pixel before them. The picture digits.png in the run's folder shows test images, generated
+images, and test images whose lower half was generated. The data comes with scikit-learn:
+pip install 'scratchformer[units]'.
 """
 
 import math
@@ -29,16 +29,14 @@ TEMPERATURE = 0.8
 
 
 def as_sequences(images: Images) -> TextBatch:
-    """Each image as the token of its digit and all pixels but the last; the targets are all pixels."""
+    """Each image as its digit's token and all pixels but the last; the targets are all pixels."""
     pixels = images.pixels.reshape(len(images.labels), -1).astype(np.int32)
     digits = GREYS + images.labels[:, None].astype(np.int32)
     return TextBatch(np.concatenate([digits, pixels[:, :-1]], axis=1), pixels)
 
 
 def bits_of_frequencies(train: Images, test: Images) -> float:
-    """The baseline in bits per pixel: the frequency of each grey at each pixel of each digit, with one added to every
-    count.
-    """
+    """The baseline, in bits per pixel: for each digit and pixel, how often each grey occurs, plus one."""
     bits = 0.0
     for digit in range(CLASSES):
         seen, new = (part.pixels[part.labels == digit].reshape(-1, SIDE * SIDE) for part in (train, test))
@@ -49,7 +47,7 @@ def bits_of_frequencies(train: Images, test: Images) -> float:
 
 
 def draw(model: SparseTransformer, prompts: np.ndarray, key: Key) -> np.ndarray:
-    """Images (n, SIDE, SIDE) that begin with the pixels of prompts (n, 1 + pixels); the others are sampled."""
+    """Images (n, SIDE, SIDE): the pixels of prompts (n, 1 + pixels), continued by sampling."""
     known, greys = prompts[:, 1:], np.arange(GREYS + CLASSES) < GREYS
     missing = SIDE * SIDE - known.shape[1]
     sampled = generate(model, prompts, missing, temperature=TEMPERATURE, key=key, allowed=greys)
@@ -63,7 +61,7 @@ class Digits(Program):
 
     def check(self):
         if self.run.data:
-            raise ValueError("--data: the digits come with scikit-learn; leave it out")
+            raise ValueError("--data: the digits come with scikit-learn, so leave it out")
 
     def load(self):
         self.digits = load_digits()
@@ -99,7 +97,7 @@ class Digits(Program):
         print(plot_images(self.pictures(), GREYS - 1, self.out / "digits.png"))
 
     def pictures(self):
-        """Rows of images, each under its name: one of every digit."""
+        """Rows of images by name; each row has one image of every digit."""
         first = [int(np.flatnonzero(self.digits.test.labels == digit)[0]) for digit in range(CLASSES)]
         real = Images(*(a[first] for a in self.digits.test))
         prompts, rows = as_sequences(real).ids, {"real": real.pixels}

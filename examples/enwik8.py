@@ -1,17 +1,19 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
-With --model xl it is a Transformer-XL, which reads the text in order with a memory; with --model llama it is a Llama.
+--model xl trains a Transformer-XL, which reads the text in order and has a memory; --model llama trains a Llama.
 Neither has more parameters than the plain model.
+
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
 of Python's standard library, as with --data stdlib.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
-with the width and the number of steps that the tutorial names. Adam's rate rises to 1e-4 over 5,000 texts, 156 steps of
-32, and stays there. Gradients are clipped to norm 1, and nothing is dropped out. What differs from that program:
-- Attention divides its logits by the root of the head's width; that program divides them by the root of the model's.
-- The first step has 1/156 of the rate; in that program it has none.
-- The best model on the validation part is scored; in that program the last one.
-- A byte is scored given at least the 128 bytes before it; in that program given all 256 that the model reads.
+with the width and the number of steps given in the tutorial. Adam's learning rate rises to 1e-4 over 5,000 texts (156
+steps of 32) and then stays there. Gradients are clipped to norm 1, and there is no dropout. Differences from that
+program:
+- Attention scores are divided by the root of the head's width; there, by the root of the model's width.
+- The learning rate starts at 1/156 of its peak; there, at zero.
+- The best model on the validation part is scored; there, the last one.
+- Each byte is scored given at least the 128 bytes before it; there, given all 256 that the model reads.
 """
 
 from scratchformer.data import SegmentBatches
@@ -28,13 +30,13 @@ PRESETS = {
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
-# xl_d_ff is below 4 d_model, since the maps from distances of a Transformer-XL have more parameters than positions.
-# Of a Llama, by the preset: its key and value heads, and the width of its three feed-forward matrices.
+# xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
+# of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices.
 LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776)}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
-    "positions": dict(choices=("sinusoidal", "relative"), help="of the plain model, instead of learned ones"),
-    "schedule": dict(choices=("cosine", "constant"), default="cosine", help="of the learning rate"),
+    "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
+    "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
 }
 
 

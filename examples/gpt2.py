@@ -1,8 +1,8 @@
-"""Train a small GPT-2 on text with a sub-word vocabulary of its own, or fine-tune a published one; then let it write.
+"""Train a small GPT-2 with its own sub-word vocabulary, or fine-tune a published one; then let it write.
 
 --pretrained FOLDER starts from a published GPT-2 in Hugging Face's format: config.json, model.safetensors, vocab.json
-and merges.txt. Without --data the text is Wikipedia (enwik8); without a network, the sources of Python's standard
-library, as with --data stdlib. A published model writes without any training: scratchformer generate FOLDER.
+and merges.txt. Without --data the text is Wikipedia (enwik8) or, without a network, the sources of Python's standard
+library, as with --data stdlib. A published model also writes without fine-tuning: scratchformer generate FOLDER.
 """
 
 from scratchformer.data import VALIDATION_BYTES, Subwords, as_text
@@ -35,13 +35,13 @@ class Gpt2(LanguageProgram):
     def check(self):
         run = self.run
         if run.preset != "pretrained" and run.pretrained is not None:
-            raise ValueError(f"--pretrained: has its own sizes, so leave out --preset {run.preset}")
+            raise ValueError(f"--pretrained: the model has its own sizes, so leave out --preset {run.preset}")
         if run.preset == "pretrained" and run.pretrained is None:
             raise ValueError("--preset pretrained: needs --pretrained FOLDER")
 
     def load(self):
         self.last = self.out / "last.safetensors"
-        if self.run.pretrained and not self.last.exists():  # before the corpus, which may have to be downloaded
+        if self.run.pretrained and not self.last.exists():  # before the corpus, which may need a download
             self.published = load_gpt2(self.run.pretrained, dropout=self.run.dropout)
         super().load()
         self.vocabulary = self.saved_vocabulary(Subwords) or (self.published or self.learned())[1]

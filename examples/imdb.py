@@ -1,16 +1,17 @@
 """Train the classification transformer on IMDb: is a film review positive or negative?
 
-The model is chosen on a validation part of the training reviews and scored once on the test reviews.
+The model is selected on held-out training reviews and scored once on the test reviews.
 Without --data the official archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
-Adam's rate rises to 1e-4 over 10,000 texts, 2,500 steps of 4, and stays there for 80 epochs. Gradients are clipped to
-norm 1, a text is its first 512 words, and nothing is dropped out. What differs from that program:
-- Padding is left out of attention and of the mean over a text; in that program it is part of both.
-- Attention divides its logits by the root of the head's width; that program divides them by the root of the model's.
-- Punctuation marks are words of their own; in that program words are what stands between spaces.
-- The first step has 1/2,500 of the rate; in that program it has none.
-- 2,500 reviews are set aside to choose the best model; that program sets a fifth aside, or none, only to report on.
+Adam's learning rate rises to 1e-4 over 10,000 texts (2,500 steps of 4) and then stays there, for 80 epochs in all.
+Gradients are clipped to norm 1, texts are cut to their first 512 words, and there is no dropout. Differences from that
+program:
+- Padding is left out of attention and of the mean over a text; there, it is part of both.
+- Attention scores are divided by the root of the head's width; there, by the root of the model's width.
+- Punctuation marks are separate words; there, words are separated by spaces only.
+- The learning rate starts at 1/2,500 of its peak; there, at zero.
+- 2,500 reviews are held out to select the best model; there, a fifth or none, used only for reporting.
 """
 
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
@@ -30,9 +31,9 @@ PRESETS = {
     ),
 }  # fmt: skip
 OPTIONS = {
-    "pool": dict(choices=("mean", "max"), help="over the words of a review (default: mean)"),
-    "positions": dict(choices=("sinusoidal", "relative", "none"), help="instead of learned ones"),
-    "schedule": dict(choices=("cosine", "constant"), default="cosine", help="of the learning rate"),
+    "pool": dict(choices=("mean", "max"), help="pooling over the words of a review (default: mean)"),
+    "positions": dict(choices=("sinusoidal", "relative", "none"), help="position encodings (default: learned)"),
+    "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
 }
 
 

@@ -2,12 +2,12 @@
 
     python examples/sparse.py                                # context 4,096, strided attention
     python examples/sparse.py --preset fixed                 # the fixed pattern
-    python examples/sparse.py --preset full --minutes 10     # beside it, full attention of context 256
+    python examples/sparse.py --preset full --minutes 10     # for comparison: full attention, context 256
 
-The models have the same width and depth, read equally many bytes in a step, and are scored with their whole context.
-With --minutes the number of steps is what the time allows, judging by a few steps at the start. Without --data the
-official archive is downloaded; without a network, the program says so and trains on the sources of Python's standard
-library, as with --data stdlib.
+The models have the same width and depth, read the same number of bytes per step, and are scored with their whole
+context. With --minutes the program times a few steps first and trains for as many as the time allows. Without --data
+the official archive is downloaded; without a network, the program says so and trains on the sources of Python's
+standard library, as with --data stdlib.
 """
 
 import math
@@ -22,9 +22,9 @@ PRESETS = {
     "fixed": SIZES | dict(kind="fixed", context=4096, stride=64, width=4, batch_size=2),
     "full": SIZES | dict(kind="full", context=256, stride=0, width=0, batch_size=32),
 }
-MEASURED = 5  # steps, after one that warms up
+MEASURED = 5  # steps that are timed, after one to warm up
 OPTIONS = {
-    "minutes": dict(type=float, metavar="M", help="train for about so long, instead of a number of steps"),
+    "minutes": dict(type=float, metavar="M", help="train for about M minutes, instead of a number of steps"),
 }
 
 
@@ -40,7 +40,7 @@ class Sparse(LanguageProgram):
         if minutes is not None and not 0 < minutes < math.inf:
             raise ValueError(f"--minutes: expected a number > 0, got {minutes}")
         if {"minutes", "steps"} <= self.run.given:
-            raise ValueError("--minutes: instead of a number of steps, so leave out --steps")
+            raise ValueError("--minutes: this sets the number of steps, so leave out --steps")
 
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "context")
@@ -56,7 +56,7 @@ class Sparse(LanguageProgram):
             print(f"{seconds:.3f} s a step: {run.steps} steps in {run.minutes:g} minutes")
 
     def seconds_per_step(self, replicas):
-        """The mean of a few steps, of forward and backward, which take nearly all of a step's time."""
+        """The mean time of forward and backward, which take nearly all of a step, over a few steps."""
         for step in range(1 + MEASURED):
             if step == 1:
                 start = time.perf_counter()

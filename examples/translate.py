@@ -47,7 +47,7 @@ class Translate(Program):
         )
 
     def make_batches(self, key):
-        training, _ = map(self.pairs, ("train", "validation"))  # both, so that bad sentences are found at once
+        training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early
         return TranslationBatches(training, self.run.tokens, self.vocabulary, key)
 
     def largest_batch(self):
@@ -76,7 +76,7 @@ class Translate(Program):
         return {}  # BLEU, in `report`
 
     def translations(self, part, beam):
-        """Those of all sentences of a part, and their BLEU with its signature."""
+        """The translations of a part's sentences, their BLEU, and its signature."""
         sentences = getattr(self.data, part)
         found = translate(self.model, self.vocabulary, sentences.source, beam, self.run.length_penalty)
         return found, *bleu(found, sentences.target)

@@ -1,11 +1,11 @@
-"""Not only text: the same classifier on sets of units whose structure is the attention pattern.
+"""Not only text: the same classifier on images and on a graph, whose structure is the attention pattern.
 
-Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, which all attend to each other. For
-comparison there is logistic regression on the pixels. A graph: the 34 members of a karate club (Zachary 1977) attend
-only along the edges of their friendships. Two of them, the instructor and the officer, are labelled; the model predicts
-which club each of the others joined when the club split. For comparison there is the same model without the structure,
-where all attend to all. --steps is the number of steps for the images, and an upper limit for the graph. The data comes
-with scikit-learn and networkx: pip install 'scratchformer[units]'.
+Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, and each patch attends to all. The baseline
+is logistic regression on the pixels. Graph: the 34 members of a karate club (Zachary 1977) attend only to
+themselves and their friends. Two members, the instructor and the officer, are labelled; the model predicts which club
+each of the others joined when the club split. The baseline is the same model without the graph: all attend to all.
+--steps sets the number of steps for the images and limits it for the graph. The data comes with scikit-learn and
+networkx: pip install 'scratchformer[units]'.
 """
 
 import numpy as np
@@ -29,7 +29,7 @@ PRESETS = {
 
 
 def as_patches(images: Images) -> LabelledBatch:
-    """Units (n, PATCHES, PATCH²): the greys of a patch's pixels, from 0 to 1; patches row by row."""
+    """Units (n, PATCHES, PATCH²): the grey values of each patch, from 0 to 1; patches row by row."""
     n, across = len(images.labels), SIDE // PATCH
     patches = images.pixels.reshape(n, across, PATCH, across, PATCH).swapaxes(2, 3)  # (n, down, across, y, x)
     units = patches.reshape(n, PATCHES, PATCH * PATCH).astype(np.float32) / (GREYS - 1)
@@ -37,7 +37,7 @@ def as_patches(images: Images) -> LabelledBatch:
 
 
 def logistic_regression(train_part: Images, test: Images) -> float:
-    """The accuracy of the baseline, which sees an image as a row of pixels."""
+    """The accuracy of the baseline, on flattened images."""
     from sklearn.linear_model import LogisticRegression
 
     x, x_test = (part.pixels.reshape(len(part.labels), -1) / (GREYS - 1) for part in (train_part, test))
@@ -45,7 +45,7 @@ def logistic_regression(train_part: Images, test: Images) -> float:
 
 
 def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Who is friends with whom (n, n), each also with themselves; the labelled two (2,); the club of each (n,)."""
+    """The adjacency matrix (n, n), with self-loops; the two labelled members (2,); the club of each member (n,)."""
     try:
         import networkx
     except ImportError as error:
@@ -57,12 +57,10 @@ def load_club() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np.ndarray, key: Key) -> float:
-    """Train on the members that are `known`; returns the share of the others whose club is predicted."""
+    """Train on the members in `known`; return the accuracy on the others."""
     n, size = len(clubs), run.graph
-    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # a unit says only which member it is
-    labels = np.full((1, n), ops.IGNORED)
-    labels[0, known] = clubs[known]
-    labels = to_device(labels, run.device)
+    units = to_device(np.eye(n, dtype=np.float32)[None], run.device)  # one-hot: a member has no features
+    labels = to_device(np.where(np.isin(np.arange(n), known), clubs, ops.IGNORED)[None], run.device)
     model = Classifier(
         None, 2, size["d_model"], size["heads"], size["depth"], n, pool="none", units=n, positions="none",
         norm="pre", dropout=size["dropout"], key=key.fold("weights"),
@@ -94,7 +92,7 @@ class Units(Program):
 
     def check(self):
         if self.run.data or self.run.estimate:
-            raise ValueError("--data, --estimate: leave them out; the data comes with scikit-learn and networkx")
+            raise ValueError("--data, --estimate: not supported; the data comes with scikit-learn and networkx")
 
     def load(self):
         self.digits = load_digits()
@@ -125,8 +123,8 @@ class Units(Program):
         print(f"images: {images:,} for training, of {PATCHES} units; {self.parameters} parameters")
 
     def report(self, state, test):
-        beside, images = logistic_regression(self.digits.train, self.digits.test), len(self.digits.test.labels)
-        print(f"images: {test['accuracy']:.2%} of {images} test images right; logistic regression {beside:.2%}")
+        baseline, images = logistic_regression(self.digits.train, self.digits.test), len(self.digits.test.labels)
+        print(f"images: {test['accuracy']:.2%} of {images} test images right; logistic regression {baseline:.2%}")
         train_on_graph(self.run)
 
 

@@ -12,7 +12,7 @@ from .training.program import run_program, take_any_text
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse the command line and run one command; errors are one line and exit status 1."""
+    """Parse the command line and run one command; an error gives one line and exit status 1."""
     take_any_text()  # before anything is printed, the help included
     parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -20,9 +20,9 @@ def main(argv: list[str] | None = None) -> None:
     command = commands.add_parser("doctor", help="print what a bug report needs")
     command.set_defaults(run=doctor)
 
-    command = commands.add_parser("check", help="check gradients of all operations and layers, or of some")
+    command = commands.add_parser("check", help="check the gradients of all operations and layers, or of those named")
     command.add_argument("names", nargs="*", metavar="NAME", help="for example attention, SelfAttention, LanguageModel")
-    command.add_argument("--only", choices=("reference", "twin"), help="one of the two (default: both)")
+    command.add_argument("--only", choices=("reference", "twin"), help="references or fast twins (default: both)")
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
@@ -56,10 +56,10 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--device", default="auto")
     command.set_defaults(run=evaluate)
 
-    command = commands.add_parser("plot", help="draw the curves of a run, its attention maps and its positions")
+    command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")
     command.add_argument("--text", help="the text whose attention is shown")
-    command.add_argument("--out", metavar="DIR", help="where the pictures go (default: RUN/plots)")
+    command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
 
     args = parser.parse_args(argv)
@@ -101,10 +101,10 @@ def generate(args: argparse.Namespace) -> None:
         raise ValueError("--prompt: expected at least one character")
     if args.tokens < 0:
         raise ValueError(f"--tokens: expected a number >= 0, got {args.tokens}")
-    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes that were typed, UTF-8 or not
+    prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
     texts = stream_text(model.to(get_device(args.device)), prompt, args.tokens, vocabulary, **options)
-    first = next(texts, "")  # before the prompt is printed, so that a mistake in the options is the only line
+    first = next(texts, "")  # first, so that a bad option prints its error alone
     for text in chain([prompt.decode("utf-8", "replace"), first], texts):
         print(printable(text), end="", flush=True)
     print()
@@ -145,14 +145,14 @@ def plot(args: argparse.Namespace) -> None:
 
     use_models_of(Path(args.run_folder), args.program)
     if args.out and Path(args.out).is_file():
-        raise ValueError(f"--out: {args.out} is no folder")
+        raise ValueError(f"--out: {args.out} is not a folder")
     text = None if args.text is None else as_typed(args.text)
     for path in plot_run(Path(args.run_folder), text, args.out and Path(args.out)):
         print(path)
 
 
 def as_typed(text: str) -> str:
-    """Text of the command line or standard input, read as UTF-8 where the locale (LC_ALL=C) could not decode it."""
+    """Text of the command line or standard input, decoded as UTF-8 where the locale (LC_ALL=C) could not."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

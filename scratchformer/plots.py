@@ -1,4 +1,4 @@
-"""Pictures of a run: learning curves, attention maps, position encodings. Needs matplotlib, an extra."""
+"""Plots of a run: learning curves, attention maps, position encodings. Needs matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ def pyplot() -> Any:
 
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
-    """Draw pictures of the run in folder `run` into `out`, and yield their paths: curves.png, or one for each stage; if
-    the model reads text, attention.png; and unless it translates, positions.png.
+    """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
+    if the model reads text; and positions.png, if it is not an encoder-decoder.
 
-    text: the text whose attention is shown, by default a short example. Raises ValueError if the folder holds no run.
+    text: the text whose attention is shown; a short example by default. Raises ValueError if the folder holds no run.
     """
     settings, out = read_settings(run), out or run / "plots"
     folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
@@ -53,7 +53,7 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
         if any("loss" in r for r in records):
             curves["curves" if folder == run else f"curves_{folder.name}"] = records
     if not curves:
-        raise ValueError(f"{run}: nothing to plot yet, no loss is in metrics.jsonl")
+        raise ValueError(f"{run}: nothing to plot yet: metrics.jsonl has no loss")
     model, state = load_model(best_snapshot(folders[0]))
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
@@ -69,9 +69,10 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
 
 
 def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
-    """Labels of the queries and of the keys whose attention is shown, and what `attention_maps` needs: the ids (1, T)
-    of a text, as far as the model can read it; of an encoder-decoder the source's, and those of its translation.
-    state: of the snapshot.
+    """The labels of the queries and of the keys, and the inputs of `attention_maps`: the ids (1, T) of the text, cut to
+    the model's maximum length; for an encoder-decoder, the ids of the source and of its translation.
+
+    state: the snapshot's state.
     """
     if isinstance(model, EncoderDecoder):
         subwords = load_vocabulary(run, state)
@@ -97,8 +98,8 @@ def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> t
 
 
 def attention_maps(model: Any, ids: np.ndarray, target: np.ndarray | None = None) -> np.ndarray:
-    """The attention probabilities (depth, H, T, S) with which the model reads ids (1, T), S = T; or with which the
-    decoder of an encoder-decoder looks at its source, ids (1, S), where it is given target (1, T).
+    """The attention probabilities (depth, H, T, S): self-attention on ids (1, T), S = T; or, for an encoder-decoder,
+    cross-attention from target (1, T) to the source, ids (1, S).
     """
     with reference_only():
         if target is not None:
@@ -114,7 +115,7 @@ def attention_maps(model: Any, ids: np.ndarray, target: np.ndarray | None = None
 
 
 def probabilities(cache: Any) -> Any:
-    """The attention probabilities (B, H, T, S) in the cache of a block, which is a tree of tuples; None without any."""
+    """The attention probabilities (B, H, T, S) in a block's cache, which is a tree of tuples; None if it has none."""
     if hasattr(cache, "probabilities"):
         return cache.probabilities
     parts = cache if isinstance(cache, tuple) else ()
@@ -122,7 +123,7 @@ def probabilities(cache: Any) -> Any:
 
 
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
-    """Training and validation loss, the first other score of the validation part, and the learning rate, by step."""
+    """Plot by step: training and validation loss, the first other validation score, and the learning rate."""
     plt = pyplot()
 
     def series(name: str) -> tuple[list, list]:
@@ -133,7 +134,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     score = next((name for name in names if name != "loss"), "loss")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
-    width = max(1, len(loss) // 40)  # points that the smooth curve averages
+    width = max(1, len(loss) // 40)  # points per average of the smooth curve
     left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch")
     if width > 1:
         smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
@@ -145,7 +146,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     steps, values = series(f"validation_{score}")
     percent = score.endswith("accuracy")
     values = [100 * v if percent else v for v in values]
-    best = None  # unknown for a score of which neither more nor less is known to be better
+    best = None  # unless we know whether more or less is better
     if values and (percent or score == "loss" or score.startswith("bits_")):
         best = int(np.argmax(values) if percent else np.argmin(values))
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
@@ -168,18 +169,18 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
 
 
 def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: list[str] | None = None) -> Path:
-    """A grid of attention maps (depth, H, T, S): a row of pictures for each layer, a column for each head.
+    """Plot a grid of attention maps (depth, H, T, S): a row for each layer, a column for each head.
 
-    labels: of the T queries, and of the S keys too unless `columns` are those.
+    labels: of the T queries. columns: labels of the S keys; by default the same.
     """
     plt = pyplot()
     from matplotlib.colors import PowerNorm
 
     depth, heads, T, S = maps.shape
-    every = 1 + max(T, S) // 48  # with more tokens only some are labelled
+    every = 1 + max(T, S) // 48  # label only some of many tokens
     columns = (labels if columns is None else columns)[::every]
     labels = labels[::every]
-    size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches: room for a label a token
+    size = min(3.6, max(1.8, 0.08 * max(T, S)))  # inches, with room for the labels
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
@@ -203,7 +204,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
 
 
 def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Path:
-    """A grid with a row of grey images (n, height, width) for each name; pixels are from 0, white, to `black`."""
+    """Plot a grid with a row of grey images (n, height, width) for each name; pixels go from 0 (white) to `black`."""
     plt = pyplot()
     columns = max(map(len, rows.values()))
     figure, axes = plt.subplots(len(rows), columns, figsize=(0.55 * columns + 1.6, 0.6 * len(rows)), squeeze=False)
@@ -218,8 +219,8 @@ def plot_images(rows: Mapping[str, np.ndarray], black: float, path: Path) -> Pat
 
 
 def plot_positions(model: Any, path: Path) -> Path:
-    """The model's position encodings, learned or sinusoidal, as a heat map, and the cosine of any two of them. With
-    relative positions they are the encodings of distances.
+    """Plot the model's position encodings as a heat map, and the cosine similarity of each pair. For relative positions
+    these are encodings of distances.
     """
     plt = pyplot()
     positions = model.body.positions

@@ -1,4 +1,4 @@
-"""Evaluation on held-out data, shared out over the replicas. Nothing is dropped out or learned."""
+"""Evaluation on held-out data, split over the replicas. There is no dropout, and nothing is learned."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def evaluate_language_model(
     batch_size: int | None = None,
     sizes: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Loss (nats a token) and bits per byte of `data`, tokens (n,). Each token but the first is predicted once.
+    """Loss (nats per token) and bits per byte of `data`, tokens (n,). Each token but the first is predicted once.
 
-    A window is as long as the model's context, and the next begins `stride` tokens later; only tokens that no earlier
-    window predicted are counted. stride: half the context by default, so that all predictions but the first window's
-    have at least that much text before them. batch_size: windows at once; by default as many as in training. sizes:
-    the number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    A window is as long as the model's context, and the next starts `stride` tokens later; only tokens that no earlier
+    window predicted are counted. stride: half the context by default, so every prediction outside the first window has
+    at least that much text before it. batch_size: windows per batch; by default as many as in training. sizes: the
+    number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
@@ -57,7 +57,7 @@ def evaluate_language_model(
 
 
 def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
-    """The mean of the model's loss over everything that counts in `batches`."""
+    """The model's mean loss over `batches`, each weighted by its `weight`."""
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
@@ -68,10 +68,9 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
 
 
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
-    """Loss (nats a token, END among them, labels not smoothed) of the true translations, each token given those before
-    it.
+    """Loss (nats per token, END included, no label smoothing) of the reference translations, by teacher forcing.
 
-    tokens: on a side of a batch; see `data.TranslationBatches`.
+    tokens: per side of a batch; see `data.TranslationBatches`.
     """
     return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords))}
 
@@ -79,13 +78,12 @@ def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, sub
 def evaluate_transformer_xl(
     replicas: Replicas, data: np.ndarray, memory: int | None = None, streams: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats a token) and bits per byte of `data`, bytes (n,), read in order. Each byte but the first is predicted
-    once.
+    """Loss (nats per byte) and bits per byte of `data`, (n,), read in order. Each byte but the first is predicted once.
 
-    memory: how many past vectors each layer keeps from segment to segment; by default as many as in training. streams:
-    the number of consecutive parts into which the text is cut, to be read side by side. All but the first begin a
-    memory's length early, where nothing is counted; 1 reads the text as a whole. By default as many as the replicas
-    take in training, provided that each has at least four times as much to predict as it sees at once.
+    memory: how many past vectors each layer keeps between segments; by default as many as in training. streams: the
+    number of consecutive parts into which the text is cut, to be read in parallel. All but the first start one memory
+    length early, where nothing is counted; 1 reads the text as a whole. The default is as many as the replicas take in
+    training, but few enough that each predicts at least four times as many bytes as the model sees at once.
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     model = replicas.model
@@ -100,9 +98,9 @@ def evaluate_transformer_xl(
     if memory < 0 or not 1 <= streams <= predictions:
         raise ValueError(f"memory, streams: expected at least 0, and 1 to {predictions}, got {memory}, {streams}")
     early = memory if streams > 1 else 0
-    own = math.ceil(max(0, predictions - early) / streams)  # what a part predicts; the first `early` more
+    own = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
     part = np.arange(streams)[:, None]
-    place = part * own + np.arange(early + own)  # (streams, early + own): what is read
+    place = part * own + np.arange(early + own)  # (streams, early + own): the bytes that are read
     counted = (place < predictions) & ((place >= part * own + early) | (part == 0))
     ids, targets = (data[np.minimum(place + i, predictions)].astype(np.int32) for i in (0, 1))
     targets[~counted] = IGNORED
@@ -114,7 +112,7 @@ def evaluate_transformer_xl(
             batch = (to_device(a[segment], replicas.device) for a in (ids, targets))
             loss, cache = model.loss(*batch, kept)
             kept = model.remember(cache[0], memory)
-            del cache  # before the next is made
+            del cache  # to free it before the next forward
             total += float(loss) * int(counted[segment].sum())
         return total, int(counted[rows].sum())
 
@@ -127,9 +125,9 @@ def evaluate_transformer_xl(
 def evaluate_classifier(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats a text) and accuracy (share of texts whose likeliest class is the right one) over a whole dataset.
+    """Loss (nats per text) and accuracy over a whole dataset.
 
-    batch_size: texts at once; by default as many of the longest as in training.
+    batch_size: texts per batch; by default as many of the longest as fit in training.
     """
     if batch_size is None:
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
@@ -147,8 +145,8 @@ def evaluate_classifier(
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:
-    """Scores of a `BertPretraining` on the first `count` of `batches`: the training loss (nats); the share of the
-    chosen tokens that it predicts; and the share of rows for which it knows whether the second text follows the first.
+    """Scores of a `BertPretraining` on the first `count` of `batches`: the training loss (nats), and the accuracy on
+    the masked tokens and on whether the second text follows the first.
     """
 
     def score(model: Any, batch: MaskedBatch) -> list[tuple[float, int, int]]:
@@ -173,7 +171,7 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
 
 
 def at_once(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens go through a replica together, so that evaluating takes no more memory."""
+    """How many rows of `length` tokens a replica evaluates at once, so that it takes no more memory than training."""
     if replicas.micro_batch is not None:
         return replicas.micro_batch
     return (replicas.fitting(length) if replicas.device is CPU else None) or 16

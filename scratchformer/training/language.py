@@ -1,4 +1,4 @@
-"""Programs that train a language model: the corpus, the score in bits per byte, and a sample of generated text."""
+"""Programs that train a language model: its corpus, its score in bits per byte, and a sample of its text."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .settings import Run
 class LanguageProgram(Program):
     """A program that trains a language model on a text, scores it in bits per byte, and prints a sample.
 
-    A subclass must define `make_model`. The text is --data, by default enwik8. Tokens are bytes unless `load` also sets
-    a `vocabulary` (`Subwords.byte_bpe`). A preset needs "context", "batch_size", "lr", "warmup" and "steps";
-    "test_bytes", which is optional, limits how much of the test part is scored.
+    A subclass must define `make_model`. The text is given as --data and is enwik8 by default. Tokens are bytes unless
+    `load` also sets a `vocabulary` (`Subwords.byte_bpe`). A preset needs "context", "batch_size", "lr", "warmup" and
+    "steps"; the optional "test_bytes" limits how much of the test part is scored.
     """
 
     evaluations = 20  # during training
@@ -33,13 +33,13 @@ class LanguageProgram(Program):
 
     @cache  # noqa: B019 (a process has one program)
     def tokens(self, part: str) -> np.ndarray:
-        """The tokens (n,) of a part of the corpus: all of "train", as much of "validation" and "test" as is scored."""
+        """The tokens (n,) of a part of the corpus: all of "train", and of "validation" and "test" what is scored."""
         limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
         data = getattr(self.corpus, part)[:limit]
         return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
 
     def make_batches(self, key: Key) -> Any:
-        training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, so that bad text is found at once
+        training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early
         return TextBatches(training, self.run.batch_size, self.model.context, key)
 
     def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
@@ -74,7 +74,7 @@ class LanguageProgram(Program):
         self.write()
 
     def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
-        """How the scored model was trained: the end of the sentence that gives its score."""
+        """How the scored model was trained, to end the sentence with its score."""
         return f"the best of {state['step']} steps"
 
     def write(self) -> None:
@@ -88,7 +88,7 @@ class LanguageProgram(Program):
         count, key = 400 if vocabulary is None else 150, self.key.fold("sample")
         for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key):
             print(printable(text), end="", flush=True)
-        print(f"\n---\nmore of it: scratchformer generate {self.run.out}")
+        print(f"\n---\nfor more: scratchformer generate {self.run.out}")
 
 
 def load_corpus(run: Run) -> Corpus:

@@ -1,7 +1,7 @@
-'''A training program: its command line, the folder of its run, and how `scratchformer evaluate` finds it again.
+'''A training program: its command line, its run's folder, and how `scratchformer evaluate` finds it again.
 
-A program defines its data, its model and its results; everything else is done here and in `Stage`. This one trains a
-language model on the text of --data:
+A program defines its data, model and results; everything else is done here and in `Stage`. This one trains a language
+model on the text given as --data:
 
     """Train a small language model on a text."""
 
@@ -23,10 +23,9 @@ language model on the text of --data:
     if __name__ == "__main__":
         Poems.main()
 
-It has all the options of the programs in examples/ (`python poems.py --help`), and the commands `scratchformer
-evaluate`, `plot` and `generate` work on its runs. A program for other data derives from `Program`: it loads the data
-(`load`), makes the batches and the model (`make_batches`, `make_model`), scores the model on a part of the data
-(`evaluate`), and identifies the data (`identity`). See examples/digits.py.
+It has all the common options (`python poems.py --help`), and `scratchformer evaluate`, `plot` and `generate` work on
+its runs. A program for other data derives from `Program` and defines `load`, `make_batches`, `make_model`, `evaluate`
+(the scores on a part of the data) and `identity` (what identifies the data). See examples/digits.py.
 '''
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and i
 
 
 class Program(Stage):
-    """A training program; `main` is its main function. See the beginning of this module for how to write one.
+    """A training program; `main` is its main function. The docstring of this module shows how to write one.
 
     name: the default folder of a run is runs/NAME. description: for --help. presets: settings by name; one of them is
     "small", the default. Every preset has "steps"; the defaults of `Stage` also read "lr" and "warmup". options,
@@ -67,16 +66,16 @@ class Program(Stage):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     passing: ClassVar[Collection[str]] = ()
-    vocabulary: Any = None  # set by `load` where there is one; it is saved with the run
+    vocabulary: Any = None  # set by `load` if there is one; saved with the run
 
     def check(self) -> None:
-        """Raise ValueError for options that do not go together, before any data is read."""
+        """Raise ValueError for options that exclude each other, before any data is read."""
 
     def load(self) -> None:
         """Read the data."""
 
     def stages(self) -> list[Stage]:
-        """What is trained, in order."""
+        """The stages to train, in order."""
         return [self]
 
     def scored_stages(self) -> list[Stage]:
@@ -85,7 +84,7 @@ class Program(Stage):
 
     @classmethod
     def main(cls) -> None:
-        """Run the program; a mistake of the user ends it with a one-line message."""
+        """Run the program; a user's mistake ends it with a one-line message."""
         run_program(cls.start)
 
     @classmethod
@@ -99,7 +98,7 @@ class Program(Stage):
         stages = program.stages()
         if run.estimate:
             return stages[0].fit()
-        several = any(stage.folder for stage in stages)  # `train` locks the folder of one
+        several = any(stage.folder for stage in stages)  # `train` locks the folder of a single stage
         with locked(run.out) if several else nullcontext():
             for stage in one_by_one(stages):
                 started = time.perf_counter()
@@ -121,7 +120,7 @@ class Program(Stage):
                 yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
 
     def saved_vocabulary(self, kind: type) -> Any:
-        """The vocabulary, of class `kind`, of a run that is resumed or scored; None for a new run.
+        """The saved vocabulary, of class `kind`, when a run is resumed or scored; None for a new run.
 
         kind: `Vocabulary`, `Subwords`, or a class with the same `load`, `save` and `fingerprint`.
         """
@@ -134,7 +133,7 @@ class Program(Stage):
 
 
 def one_by_one(stages: list[Stage]) -> Iterator[Stage]:
-    """Each stage in turn. The list is emptied as it goes, so that one model is freed before the next is made."""
+    """Each stage in turn. The list is emptied on the way, so that one model is freed before the next is made."""
     while stages:
         yield stages.pop(0)
 
@@ -149,19 +148,19 @@ def source_of(program: type[Program]) -> str | None:
 
 
 def find_program(run: Path, file: str | None = None) -> type[Program]:
-    """The program that made the run in folder `run`: from `file`, or from where the run says that it is defined.
+    """The program that made the run in folder `run`: from `file`, or from the source that the run's settings name.
 
-    Finding a program executes the code of its module, and settings may come from a stranger. So a module is imported
-    by its name, as `load_model` does. A script that the settings name is executed only if it lies in a folder from
-    which Python imports modules, in the current folder, or below the folder that holds this package, and not in the
-    run's folder. Any other must be given as `file`. Raises ValueError, saying what to do, if there is no such program.
+    Loading a program executes its code, and the settings may come from a stranger. A module is imported by name, as in
+    `load_model`. A script is executed only if it is in a folder from which Python imports modules, in the current
+    folder, or below the folder that holds this package, and not in the run's folder. Any other script must be given as
+    `file`. Raises ValueError, saying what to do, if the program is not found.
     """
     settings = read_settings(run)
     return program_in(load_source(run, settings, file), settings["program"])
 
 
 def program_in(module: ModuleType, name: str) -> type[Program]:
-    """The program of this name in a module. Raises ValueError if there is none."""
+    """The program with this name in a module. Raises ValueError if there is none."""
     for found in vars(module).values():
         if isinstance(found, type) and issubclass(found, Program) and found.name == name:
             return found
@@ -191,10 +190,10 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
 
 
 def load_file(path: Path) -> ModuleType:
-    """Execute a Python file as a module. As with `python FILE`, it finds the modules beside it. Raises ValueError."""
+    """Execute a Python file as a module. As with `python FILE`, it can import from its folder. Raises ValueError."""
     spec = importlib.util.spec_from_file_location(f"_program_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise ValueError(f"{path} is no Python file")
+        raise ValueError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     module.__spec__ = None  # like a script, it cannot be imported by its name
     sys.modules[spec.name] = module
@@ -208,7 +207,7 @@ def load_file(path: Path) -> ModuleType:
 
 
 def use_models_of(run: Path, file: str | None = None) -> None:
-    """Let `load_model` find the class of a model that is defined in the script of its run: see `find_program`.
+    """Let `load_model` find a model's class that is defined in the script of its run: see `find_program`.
 
     run: a run's folder, or one of its snapshots. Does nothing if the class is found without the script.
     """
@@ -221,7 +220,7 @@ def use_models_of(run: Path, file: str | None = None) -> None:
 
 
 def _model_class(snapshot: Path) -> str:
-    """The name of the model's class in a snapshot; "" if there is none, which `load_model` says better."""
+    """The name of the model's class in a snapshot; "" if it has none, for which `load_model` has the better message."""
     try:
         with safe_open(snapshot, framework="numpy") as opened:
             return str(json.loads(opened.metadata()["model"])["class"])
@@ -230,13 +229,13 @@ def _model_class(snapshot: Path) -> str:
 
 
 def _is_importable(path: Path) -> bool:
-    """Whether a file lies where Python, or `python -m`, would import it from, or below this package's folder."""
+    """Whether a file is where Python or `python -m` would import it from, or below the package's parent folder."""
     folders = {Path(folder or ".").resolve() for folder in ("", *sys.path)}
     return path.is_absolute() and (path.resolve().parent in folders or PACKAGE in path.resolve().parents)
 
 
 def run_program(program: Callable[[], None]) -> None:
-    """Run a program's main function: a mistake of the user's or of the data ends it with one line and exit status 1.
+    """Run a program's main function: an error in the input ends it with one line and exit status 1.
 
     Characters that the terminal cannot show are printed as "?".
     """
@@ -248,12 +247,12 @@ def run_program(program: Callable[[], None]) -> None:
         sys.exit(1)
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
         sys.exit(f"error: {error}")
-    except KeyboardInterrupt as saved:  # by `train`, with the word that a snapshot was saved, or by anything else
+    except KeyboardInterrupt as saved:  # `train` says which snapshot it saved
         sys.exit(f"interrupted; {saved}: continue with --resume" if saved.args else "interrupted")
 
 
 def take_any_text() -> None:
-    """Let no character end the program that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot read."""
+    """Keep going on characters that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot decode."""
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)

@@ -1,4 +1,4 @@
-"""The settings of a run: from a preset and the command line, or from the folder of a run that goes on."""
+"""The settings of a run: from a preset and the command line, or from the folder of a resumed run."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Run(argparse.Namespace):
     resume: bool
     estimate: bool
     given: frozenset[str]  # names of the settings that were given on the command line
-    state: Mapping[str, Any]  # of the snapshot from which a resumed run goes on; empty if there is none
+    state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
 
     def replicas_on_device(self) -> dict[str, int | None]:
         """The arguments of `Replicas`."""
         return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
 
     def save(self) -> None:
-        """Write the settings to the run's folder. `train` calls this when it is about to begin (`on_start`).
+        """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
 
-        Whatever else is needed to resume the run, such as its vocabulary, must be written first: a folder without
-        settings may be used by another run.
+        Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
+        be taken by another run.
         """
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         self.out.mkdir(parents=True, exist_ok=True)
@@ -58,12 +58,12 @@ def start_run(
 ) -> Run:
     """Parse the command line of a program; with --resume, read the settings from the run's folder.
 
-    presets: settings by name. The default is the preset named after an option that is given, else "small". options:
-    options of this program alone, by name, with the arguments of argparse's `add_argument`; their values become
+    presets: settings by name. The default is the preset with the name of a given option, if there is one, else "small".
+    options: the program's own options, by name, with the arguments of argparse's `add_argument`; their values become
     settings. An option with the metavar PATH is a path.
-    A resumed run goes on as it began. Only --device, --data, --steps and the options in `passing` may be given, and an
-    option added since the run began has its default. Raises ValueError if the folder already holds a run, or with
-    --resume if it holds none.
+    A resumed run keeps its settings: only --device, --data, --steps and the options in `passing` may be given, and an
+    option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
+    --resume, if it holds none.
     """
     args = _parser(name, description, presets, options).parse_args(argv)
     _check_numbers(args)
@@ -74,17 +74,17 @@ def start_run(
     if args.resume is not None:
         if kept := [name for name in given if name not in ("steps", "data", *passing)]:
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
-            raise ValueError(f"--resume: the run goes on as it began, so leave out {refused}")
+            raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
         _check_folder(out, lock=not args.estimate)
         settings = saved_settings(out, name, presets, options) | given
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
-            snapshot = read_run(folder)  # of every stage, before the first of them goes on
+            snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
     else:
         out = Path(given.pop("out", None) or _unused(Path("runs") / name))
         if out.exists() and not out.is_dir():
-            raise ValueError(f"--out: {out} is no folder")
+            raise ValueError(f"--out: {out} is not a folder")
         _check_folder(out, lock=not args.estimate)
         if holds_run(out) or os.path.lexists(out / SETTINGS):
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
@@ -108,8 +108,8 @@ def open_run(
     device: str,
     data: str | None = None,
 ) -> Run:
-    """The run of program `name` in folder `out`, to be scored rather than trained: its `resume` is True. data: a path,
-    unless the data is where the run found it. Raises as `saved_settings`.
+    """The run of program `name` in folder `out`, for scoring rather than training: its `resume` is True. data: the path
+    of the data, if it has moved. Raises what `saved_settings` raises.
     """
     settings = saved_settings(out, name, presets, options) | ({"data": data} if data else {})
     passed = dict(device=get_device(device), out=out, resume=True, estimate=False, given=frozenset(), state={})
@@ -117,9 +117,9 @@ def open_run(
 
 
 def read_settings(run: Path, *names: str) -> dict[str, Any]:
-    """The settings of the run in folder `run`; raises ValueError if there is none, or they are damaged.
+    """The settings of the run in folder `run`. Raises ValueError if there is no run, or its settings are damaged.
 
-    names: settings of the program itself that must be among them.
+    names: settings of the program's own that are required.
     """
     try:
         settings = dict(json.loads((run / SETTINGS).read_text(encoding="utf-8")))
@@ -135,8 +135,8 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
 def saved_settings(
     run: Path, name: str, presets: Mapping[str, Mapping[str, Any]], options: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """All settings of a run of program `name`, with the defaults of options added since. Raises ValueError if they
-    are damaged, or are those of another program.
+    """All settings of a run of program `name`, with defaults for options that are newer than the run. Raises ValueError
+    if they are damaged, or belong to another program.
     """
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
@@ -156,10 +156,10 @@ def _parser(
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
-    parser.add_argument("--data", metavar="PATH", help="an archive, file or folder with the data, not downloaded")
+    parser.add_argument("--data", metavar="PATH", help="a local archive, file or folder, instead of a download")
     parser.add_argument("--preset", choices=presets, help="sizes and settings (default: small)")
     parser.add_argument("--steps", type=int, metavar="N", help="training steps, instead of the preset's number")
-    parser.add_argument("--seed", type=int, help="of the weights, the batches and dropout (default: 0)")
+    parser.add_argument("--seed", type=int, help="random seed for weights, batches and dropout (default: 0)")
     parser.add_argument("--out", metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)")
     parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
     parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
@@ -188,7 +188,7 @@ def _defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _check_folder(run: Path, lock: bool) -> None:
-    """Refuse at once a folder that another process uses; `train` does so too, but only after all data was read."""
+    """Refuse a folder that another process uses. `train` does so too, but only after all the data has been read."""
     if lock and run.is_dir():
         with locked(run):
             pass

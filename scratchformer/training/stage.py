@@ -1,4 +1,4 @@
-"""One training stage: a model, its batches and its scores. What every program shares is here."""
+"""One training stage: a model, its batches and its scores; everything that the programs share."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from .snapshot import (
 
 
 class Stage:
-    """One training stage of a run. Most programs have one, and are it themselves (see `Program`); BERT's has three.
+    """One training stage of a run. Most programs are a single stage (see `Program`); BERT's has three.
 
     A subclass must define `make_model`, `make_batches` and `evaluate`. The other methods have defaults. The settings
     are attributes of `self.run`, for example `self.run.d_model`.
     """
 
-    folder = ""  # subfolder of the run for its snapshots and metrics; "" is the run's own folder
+    folder = ""  # the subfolder for snapshots and metrics; "": the run's folder itself
 
     def __init__(self, run: Run) -> None:
         self.run, self.key = run, Key(run.seed)
 
     def make_model(self, key: Key) -> Any:
-        """A new model, its weights drawn with `key`: see `Replicas` for what it must have."""
+        """A new model, with weights drawn from `key`. See `Replicas` for what a model must have."""
         raise NotImplementedError
 
     def make_batches(self, key: Key) -> Any:
@@ -55,7 +55,7 @@ class Stage:
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """JSON values that identify the data. A run is not resumed or scored with other data."""
+        """JSON values that identify the data. A run cannot be resumed or scored with other data."""
         return {}
 
     def training(self) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class Stage:
         return Cosine(self.lr, warmup, self.steps, floor)
 
     def describe(self) -> None:
-        """Print what is trained on what, before training."""
+        """Print a line about the model and its data, before training."""
         print(f"{self.parameters} parameters")
 
     def prepare(self, replicas: Replicas) -> None:
-        """Called just before training. It may still change settings of the run, such as the number of steps."""
+        """Called just before training; it may change settings of the run, such as the number of steps."""
 
     def test(self, replicas: Replicas) -> dict[str, float]:
         """The scores of the best model, for `report`."""
@@ -170,18 +170,18 @@ class Stage:
         self.report(state, test)
 
     def choose(self) -> None:
-        """Load the weights to be scored: the mean of the snapshots that `train` kept, which is also saved, or the best
+        """Load the weights to be scored: the mean of the snapshots that `train` kept, which is saved too, or the best
         snapshot if none were kept.
         """
         if snapshots := kept_snapshots(self.out):
             average_snapshots(snapshots, self.model)
-            print(f"the mean of the last {len(snapshots)} snapshots is scored")
+            print(f"scoring the mean of the last {len(snapshots)} snapshots")
             save_snapshot(self.out / MEAN, self.model, **self.identity())
         else:
             self.load_weights(best_snapshot(self.out))
 
     def save(self) -> None:
-        """Write what is needed to resume the run. `train` calls it once it has locked the folder."""
+        """Write what resuming the run needs. `train` calls this once it has locked the folder."""
         self.run.save()
 
     def load_weights(self, path: Path) -> None:

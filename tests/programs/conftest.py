@@ -1,4 +1,4 @@
-"""Running programs as a user does, on small data and without a network."""
+"""Run programs as a user does, on small data and without a network."""
 
 import gzip
 import json
@@ -25,7 +25,7 @@ EXAMPLES = HERE.parents[1] / "examples"
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again it i".split()
 
 
-TINY = {  # sizes with which the programs of examples/ are run here; test_presets.py takes a step with their own
+TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their own
     "enwik8": dict(d_model=8, heads=2, depth=1, context=16, memory=8, xl_d_ff=8, batch_size=4, steps=3),
     "imdb": dict(d_model=16, depth=1, max_length=16, vocabulary=100, dropout=0.1, word_dropout=0.1, batch_size=8)
     | dict(lr=1e-2, warmup=10, steps=3),
@@ -40,7 +40,7 @@ TINY = {  # sizes with which the programs of examples/ are run here; test_preset
 
 
 class Run(NamedTuple):
-    """A finished run: its folder, and what the program printed."""
+    """A finished run: its folder and its output."""
 
     folder: Path
     output: str
@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 @pytest.fixture(scope="session")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """No data cache, and proxies that refuse every connection."""
+    """The environment with an empty data cache, and proxies that refuse every connection."""
     nowhere = "http://127.0.0.1:9"
     proxies = {name: nowhere for base in ("http_proxy", "https_proxy", "all_proxy") for name in (base, base.upper())}
     cache = {"SCRATCHFORMER_DATA": str(tmp_path_factory.mktemp("cache")), "PYTHONUTF8": "1"}
@@ -108,8 +108,8 @@ def call(start: Callable, forks: Callable, tmp_path_factory: pytest.TempPathFact
     """call("enwik8", "--steps", 3, ...) runs a program to its end, in a new folder; returns a CompletedProcess.
 
     program: one of examples/, with the sizes of TINY; "tiny", tiny_training.py; "scratchformer", the command; or the
-    path of a script. status: the exit status that is expected. cwd: the folder it is called in. With other options of
-    Popen, such as env, it is started as a user starts it, with its own sizes.
+    path of a script. status: the expected exit status. cwd: the folder it is called in. With other options of Popen,
+    such as env, it is started as a user would start it, with its own sizes.
     """
 
     def call(program: str | Path, *args: object, status: int = 0, **options: Any) -> subprocess.CompletedProcess:
@@ -146,7 +146,7 @@ def fail(call: Callable[..., subprocess.CompletedProcess]) -> Callable[..., str]
 
 @pytest.fixture(scope="session")
 def example() -> Callable[[str], type[Program]]:
-    """example("imdb") is the program examples/imdb.py, loaded anew, so that its presets may be changed."""
+    """example("imdb") is the program examples/imdb.py, freshly loaded, so its presets may be changed."""
 
     def example(name: str) -> type[Program]:
         return program_in(load_file(EXAMPLES / f"{name}.py"), name)
@@ -156,8 +156,8 @@ def example() -> Callable[[str], type[Program]]:
 
 @pytest.fixture(scope="session")
 def tiny_main(example: Callable[[str], type[Program]]) -> Callable[[str], Callable[[list[str]], None]]:
-    """tiny_main("enwik8") starts this program, in this process and on a CPU, with a preset "small" of its own: three
-    steps of a tiny model. "xl" is enwik8's other model.
+    """tiny_main("enwik8") starts this program, in this process and on a CPU, with three steps of a tiny model as
+    its preset "small". "xl" is enwik8's other model.
     """
 
     def tiny_main(name: str) -> Callable[[list[str]], None]:
@@ -181,7 +181,7 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reviews_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder aclImdb with 1,300 training and 40 test reviews of each class; good ones say so."""
+    """A folder aclImdb with 1,300 training and 40 test reviews of each class; the good ones say "wonderful"."""
     folder = tmp_path_factory.mktemp("reviews") / "aclImdb"
     draw = Key(0).fold("reviews").generator()
     for split, count in ("train", 1300), ("test", 40):
@@ -196,7 +196,7 @@ def reviews_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def enwik8_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/enwik8.py after two steps; read it, but copy it before you change it."""
+    """examples/enwik8.py after two steps; read-only: copy it before changing it."""
     folder = tmp_path_factory.mktemp("runs") / "enwik8"
     result = call("enwik8", "--data", text_file, "--out", folder, "--steps", 2, "--device", "cpu")
     return Run(folder, result.stdout)
@@ -204,7 +204,7 @@ def enwik8_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def xl_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/enwik8.py --model xl after two steps; read it, but copy it before you change it."""
+    """examples/enwik8.py --model xl after two steps; read-only: copy it before changing it."""
     folder = tmp_path_factory.mktemp("runs") / "xl"
     options = ("--model", "xl", "--data", text_file, "--out", folder, "--steps", 2, "--device", "cpu")
     return Run(folder, call("enwik8", *options).stdout)
@@ -212,7 +212,7 @@ def xl_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFac
 
 @pytest.fixture(scope="session")
 def imdb_run(call: Callable, reviews_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/imdb.py after two steps; read it, but copy it before you change it."""
+    """examples/imdb.py after two steps; read-only: copy it before changing it."""
     folder = tmp_path_factory.mktemp("runs") / "imdb"
     result = call("imdb", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu")
     return Run(folder, result.stdout)
@@ -220,7 +220,7 @@ def imdb_run(call: Callable, reviews_folder: Path, tmp_path_factory: pytest.Temp
 
 @pytest.fixture(scope="session")
 def sentences_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as of Multi30k, plain and .gz: English sentences of five words, and German ones, word by word."""
+    """A folder like Multi30k's, plain and .gz: five-word English sentences, and German ones, word by word."""
     folder = tmp_path_factory.mktemp("sentences")
     english = "a the red blue big small dog cat man boy sees eats likes finds apples fish trees balls".split()
     german = "ein der rote blaue große kleine Hund Katze Mann Junge sieht isst mag findet Äpfel Fisch Bäume Bälle"
@@ -238,7 +238,7 @@ def sentences_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def translate_run(call: Callable, sentences_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/translate.py after two steps; read it, but copy it before you change it."""
+    """examples/translate.py after two steps; read-only: copy it before changing it."""
     pytest.importorskip("sacrebleu")
     folder = tmp_path_factory.mktemp("runs") / "translate"
     options = ("--data", sentences_folder, "--out", folder, "--steps", 2, "--device", "cpu")
@@ -247,7 +247,7 @@ def translate_run(call: Callable, sentences_folder: Path, tmp_path_factory: pyte
 
 @pytest.fixture(scope="session")
 def gpt2_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/gpt2.py after two steps; read it, but copy it before you change it."""
+    """examples/gpt2.py after two steps; read-only: copy it before changing it."""
     pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("runs") / "gpt2"
     result = call("gpt2", "--data", text_file, "--out", folder, "--steps", 2, "--device", "cpu")
@@ -256,7 +256,7 @@ def gpt2_run(call: Callable, text_file: Path, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="session")
 def gpt2_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny GPT-2 with random weights and a vocabulary of its own, in the files of a published one."""
+    """A tiny GPT-2 with random weights and its own vocabulary, in the format of a published one."""
     pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("published")
     learned = json.loads(Subwords.byte_bpe([text_file.read_text()], 280).tokenizer.to_str())["model"]
@@ -276,7 +276,7 @@ def gpt2_folder(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 @pytest.fixture(scope="session")
 def bert_run(call: Callable, reviews_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """examples/bert.py with all its stages, two steps of the first; read it, but copy it before you change it."""
+    """examples/bert.py with all its stages, two steps of the first; read-only: copy it before changing it."""
     pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("runs") / "bert"
     result = call("bert", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu")

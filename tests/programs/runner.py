@@ -1,9 +1,9 @@
-"""A process that runs programs in forks of itself, so that each need not import NumPy and the package again.
+"""A process that runs programs in forks of itself, so that NumPy and the package are imported only once.
 
 A line of JSON on standard input is one call: "program", the path of a script, or "scratchformer" for the command; its
 arguments, "argv"; "cwd", the folder it is called in; "output" and "errors", the files that take its standard streams;
-and "sizes", settings that replace those of the same name in the presets of a program in examples/. The answer is a
-line with the exit status.
+and "sizes", settings that replace those of the same name in the presets of a program in examples/. The answer is one
+line, the exit status.
 """
 
 import importlib
@@ -27,7 +27,7 @@ MODULES = ("generation", "plots", "doctor", "testing.cases", "training.readers")
 
 
 def with_sizes(path: Path, sizes: dict[str, Any]) -> type[Program]:
-    """The program in a file of examples/, loaded anew, whose presets have these sizes."""
+    """The program in a file of examples/, freshly loaded, with these sizes in its presets."""
     program = program_in(load_file(path), path.stem)
     for preset in program.presets.values():
         preset |= {name: value for name, value in sizes.items() if name in preset}
@@ -52,7 +52,7 @@ def run(program: str, argv: list[str], cwd: str, output: str, errors: str, sizes
 
 
 def ending(function: Callable[[], None]) -> None:
-    """Call a function, then end the process as the interpreter would, without taking down every module first."""
+    """Call a function, then end the process as the interpreter would, but without tearing down the modules."""
     status: Any = 0
     try:
         function()

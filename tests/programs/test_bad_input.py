@@ -59,7 +59,7 @@ def test_options_out_of_range(fail, tmp_path, program, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_positions_of_an_xl_are_no_choice(fail, text_file, tmp_path):
+def test_an_xl_does_not_take_positions(fail, text_file, tmp_path):
     options = ("--model", "xl", "--positions", "relative", "--data", text_file, "--out", tmp_path / "run")
     assert "--positions relative: a Transformer-XL has relative ones" in fail("enwik8", *options)
     assert not (tmp_path / "run").exists()
@@ -102,7 +102,7 @@ def test_a_path_that_does_not_exist(fail, tmp_path):
         assert line == f"error: {tmp_path / 'nowhere'}: {reason}"
 
 
-def test_a_folder_may_be_used_again_if_the_data_was_not_found_the_first_time(fail, call, text_file, tmp_path):
+def test_a_folder_can_be_used_again_after_missing_data(fail, call, text_file, tmp_path):
     options = ("--out", tmp_path / "run", "--steps", 1, "--device", "cpu")
     fail("enwik8", "--data", tmp_path / "nowhere", *options)
     call("enwik8", "--data", text_file, *options)
@@ -116,14 +116,14 @@ def test_imdb_without_data_and_network(fail, tmp_path):
 
 
 @pytest.mark.parametrize("answer", ["404 Not Found", "200 OK"])
-def test_a_server_that_answers_wrongly_is_no_missing_network(call, environment, tmp_path, answer):
-    """The proxy that the program is told to use answers, to every request, "no" or something that is no enwik8."""
+def test_a_wrong_answer_from_the_server_is_an_error(call, environment, tmp_path, answer):
+    """Instead of training on other data, as without a network. A proxy gives the answers: 404, or the wrong file."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(int(answer[:3]), answer[4:])
             self.end_headers()
-            self.wfile.write(b"no enwik8")
+            self.wfile.write(b"not enwik8")
 
         def log_message(self, *_):
             pass
@@ -209,7 +209,7 @@ def test_resuming_the_run_of_another_program(fail, imdb_copy):
 
 @pytest.mark.parametrize("name", ["other.txt", "text.txt"])
 def test_resuming_with_another_text(fail, enwik8_copy, tmp_path, name):
-    """A run that is refused is as it was, settings and all; so is one whose text has the same name by chance."""
+    """A refused run is unchanged, settings included, even if the other text has the same name."""
     (tmp_path / name).write_bytes(b"another text " * 1000)
     before = content(enwik8_copy)
     line = fail("enwik8", "--resume", enwik8_copy, "--data", tmp_path / name, "--steps", 7)
@@ -236,7 +236,7 @@ def test_resuming_with_other_reviews_or_without_the_vocabulary(fail, imdb_copy, 
     assert content(imdb_copy) == before
 
 
-def test_a_damaged_metrics_file_is_left_alone(fail, enwik8_copy):
+def test_a_damaged_metrics_file_is_unchanged(fail, enwik8_copy):
     metrics = enwik8_copy / "metrics.jsonl"
     metrics.write_text("damaged\n" + metrics.read_text())
     before = content(enwik8_copy)
@@ -257,16 +257,18 @@ def test_a_damaged_metrics_file_is_left_alone(fail, enwik8_copy):
     ],
     ids=str,
 )
-def test_options_that_a_resumed_run_cannot_take(fail, enwik8_run, options):
+def test_options_that_a_resumed_run_refuses(fail, enwik8_run, options):
     line = fail("enwik8", "--resume", enwik8_run.folder, *options)
-    assert line == f"error: --resume: the run goes on as it began, so leave out {options[0]}"
+    assert line == f"error: --resume: the run keeps its settings, so leave out {options[0]}"
 
 
 @pytest.mark.parametrize(("program", "first"), [("enwik8", []), ("scratchformer", ["plot"])])
 def test_out_that_is_a_file(fail, tmp_path, enwik8_run, program, first):
     (tmp_path / "file").write_text("precious")
     run = [enwik8_run.folder] if first else []
-    assert fail(program, *first, *run, "--out", tmp_path / "file") == f"error: --out: {tmp_path / 'file'} is no folder"
+    assert (
+        fail(program, *first, *run, "--out", tmp_path / "file") == f"error: --out: {tmp_path / 'file'} is not a folder"
+    )
     assert (tmp_path / "file").read_text() == "precious"
 
 
@@ -342,7 +344,7 @@ def test_damaged_settings(fail, enwik8_copy, text, message):
     assert content(enwik8_copy) == before
 
 
-def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_path):
+def test_a_missing_setting_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_path):
     xl_copy = shutil.copytree(xl_run.folder, tmp_path / "xl run")
     for program, run, name in (
         ("enwik8", enwik8_copy, "d_model"),
@@ -355,8 +357,8 @@ def test_a_setting_that_is_missing_is_named(fail, enwik8_copy, imdb_copy, xl_run
         assert fail(program, "--resume", run).endswith(f"settings.json is damaged: {name} missing")
 
 
-def test_a_run_that_another_process_trains(start, fail, call, enwik8_copy):
-    """It is refused before any data is read; what only reads the run goes on."""
+def test_a_run_in_use_by_another_process(start, fail, call, enwik8_copy):
+    """It is refused before any data is read; commands that only read the run still work."""
     hold = (
         "import sys\nfrom pathlib import Path\nfrom scratchformer.data.files import locked\n"
         "with locked(Path(sys.argv[1])):\n    print('locked', flush=True)\n    sys.stdin.read()"
@@ -376,7 +378,7 @@ def test_a_run_that_another_process_trains(start, fail, call, enwik8_copy):
 # Commands
 
 
-def test_commands_on_what_is_no_run(fail, tmp_path):
+def test_commands_on_a_folder_without_a_run(fail, tmp_path):
     (tmp_path / "file").write_text("")
     for command in "evaluate", "plot":
         for name in "nothing", "file":
@@ -387,17 +389,17 @@ def test_commands_on_what_is_no_run(fail, tmp_path):
     assert "is damaged or not a snapshot" in fail("scratchformer", "generate", tmp_path / "file")
 
 
-def test_plot_of_a_run_that_has_logged_nothing(fail, enwik8_copy):
+def test_plot_of_a_run_without_metrics(fail, enwik8_copy):
     pytest.importorskip("matplotlib")
     (enwik8_copy / "metrics.jsonl").write_text("")
-    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet, no loss is in metrics.jsonl")
+    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet: metrics.jsonl has no loss")
     (enwik8_copy / "metrics.jsonl").unlink()
-    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet, no loss is in metrics.jsonl")
+    assert fail("scratchformer", "plot", enwik8_copy).endswith("nothing to plot yet: metrics.jsonl has no loss")
     assert not (enwik8_copy / "plots").exists()
 
 
 def test_generate_from_a_classifier(fail, imdb_run):
-    assert fail("scratchformer", "generate", imdb_run.folder).endswith("holds a Classifier, which does not write")
+    assert fail("scratchformer", "generate", imdb_run.folder).endswith("holds a Classifier, which cannot generate text")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""examples/bert.py from end to end on small data: its three stages, alone and together, and published weights."""
+"""examples/bert.py end to end on small data: its three stages, alone and together, and published weights."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def copy(bert_run, tmp_path):
 
 @pytest.fixture
 def published(tmp_path):
-    """A folder as of Hugging Face, with a BERT of random weights and a vocabulary of a few words."""
+    """A folder in Hugging Face's format: a BERT with random weights and a vocabulary of a few words."""
     folder = tmp_path / "published"
     folder.mkdir()
     words = [*BERT_SPECIALS, *WORDS]
@@ -47,10 +47,10 @@ def accuracies(text):
     }
 
 
-def test_it_tells_what_it_gives_with_pre_training_and_without(bert_run):
-    assert "the data has no reviews without labels (train/unsup)" in bert_run.output
+def test_it_reports_the_accuracy_with_and_without_pre_training(bert_run):
+    assert "the data has no unlabelled reviews (train/unsup)" in bert_run.output
     assert "100 reviews of " in bert_run.output  # 2,600 less 2,500 for validation
-    assert "starts from the model of 2 of 2 steps of pre-training" in bert_run.output
+    assert "starts from the pre-trained model of step 2 of 2" in bert_run.output
     assert accuracies(bert_run.output).keys() == {"finetune", "scratch"}
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", bert_run.output, re.M) == ["pretrain", "finetune", "scratch"]
     assert {path.name for path in bert_run.folder.iterdir()} == {
@@ -63,7 +63,7 @@ def test_it_tells_what_it_gives_with_pre_training_and_without(bert_run):
 
 
 def test_it_resumes_where_it_stopped(call, copy):
-    """Every stage goes on with more steps."""
+    """Every stage continues, with more steps."""
     result = call("bert", "--resume", copy, "--steps", 3, "--device", "cpu")
     stages = ("pretrain", "finetune", "scratch")
     assert [int(load_snapshot(copy / stage).optimizer["steps"]) for stage in stages] == [3, 3, 3]
@@ -71,20 +71,20 @@ def test_it_resumes_where_it_stopped(call, copy):
     assert accuracies(result.stdout).keys() == {"finetune", "scratch"}
 
 
-def test_one_stage_after_the_other(call, fail, copy, reviews_folder, tmp_path):
+def test_stages_run_one_at_a_time(call, fail, copy, reviews_folder, tmp_path):
     shutil.rmtree(copy / "finetune")
     shutil.rmtree(copy / "scratch")
     result = call("bert", "--resume", copy, "--stage", "finetune", "--device", "cpu")
     assert accuracies(result.stdout).keys() == {"finetune"} and not (copy / "scratch").exists()
     options = ("--data", reviews_folder, "--out", tmp_path / "new", "--device", "cpu")
     line = fail("bert", "--stage", "finetune", *options)
-    assert line.endswith("holds no pre-trained model: --stage pretrain comes first")
+    assert line.endswith("holds no pre-trained model: run --stage pretrain first")
     assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize("tune", ["head", "lora"])
-def test_a_part_is_tuned_beside_the_whole(call, copy, tune):
-    """From the same pre-trained model, in a folder of its own; what is not meant stays as pre-training left it."""
+def test_head_and_lora_tuning_leave_the_rest_unchanged(call, copy, tune):
+    """Each starts from the same pre-trained model, in its own folder, and leaves the frozen weights as they were."""
     folder, before = copy / f"finetune-{tune}", load_snapshot(copy / "finetune")
     result = call("bert", "--resume", copy, "--stage", "finetune", "--tune", tune, "--device", "cpu")
     accuracy = accuracies(result.stdout)[folder.name]
@@ -108,13 +108,13 @@ def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder,
     result = call("bert", *options, "--out", tmp_path / "run")
     assert accuracies(result.stdout).keys() == {"finetune"}
     assert load_snapshot(tmp_path / "run" / "finetune").config["d_model"] == 8
-    shutil.move(published, tmp_path / "elsewhere")  # the run has all that it needs
+    shutil.move(published, tmp_path / "elsewhere")  # the run has all it needs
     resumed = call("bert", "--resume", tmp_path / "run", "--device", "cpu")
     assert accuracies(resumed.stdout) == accuracies(result.stdout)
     shutil.move(tmp_path / "elsewhere", published)
 
     new = ("--out", tmp_path / "new")
-    assert "there is no --stage scratch" in fail("bert", *options, *new, "--stage", "scratch")
+    assert "so leave out --stage scratch" in fail("bert", *options, *new, "--stage", "scratch")
     with open(published / "vocab.txt", "a") as file:
         file.write("toomuch\n")
     assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, the model of config.json 25")
@@ -144,14 +144,14 @@ def test_the_estimate(call, reviews_folder, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
-def test_evaluate_gives_the_scores_that_the_program_gave(call, fail, bert_run, copy):
+def test_evaluate_reproduces_the_scores_of_the_program(call, fail, bert_run, copy):
     shutil.rmtree(copy / "scratch")
     result = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
     expected = accuracies(bert_run.output)["finetune"]
     found = re.fullmatch(r"finetune: test: .*accuracy ([0-9.]+).*\n", result)
     assert 100 * float(found[1]) == pytest.approx(expected, abs=0.01)
     shutil.rmtree(copy / "finetune")
-    assert fail("scratchformer", "evaluate", copy).endswith("holds no classifier: it is only pre-trained yet")
+    assert fail("scratchformer", "evaluate", copy).endswith("holds no classifier yet: the model is only pre-trained")
 
 
 def test_plot_draws_the_curves_of_every_stage(call, bert_run, tmp_path):

@@ -1,4 +1,4 @@
-"""examples/enwik8.py, examples/imdb.py and the commands on their runs, from end to end on small data."""
+"""examples/enwik8.py, examples/imdb.py and the commands on their runs, end to end on small data."""
 
 import hashlib
 import json
@@ -31,13 +31,13 @@ def imdb_copy(imdb_run, tmp_path):
     return shutil.copytree(imdb_run.folder, tmp_path / "imdb run")
 
 
-def test_enwik8_tells_its_corpus_its_result_and_writes(enwik8_run, text_file):
+def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
     assert {path.name for path in enwik8_run.folder.iterdir()} == RUN_FILES
     assert "text.txt: 108,000 training bytes" in enwik8_run.output
     score = number(rf"text\.txt: {NUMBER} bits per byte on the last 5%, the best of 2 steps", enwik8_run.output)
     assert 4 < score < 12
     prompt = text_file.read_bytes()[114_000 : 114_000 + 8].decode(errors="ignore")
-    written = enwik8_run.output.partition(f"{prompt}|")[2].partition("\n---\nmore of it: scratchformer generate")[0]
+    written = enwik8_run.output.partition(f"{prompt}|")[2].partition("\n---\nfor more: scratchformer generate")[0]
     assert len(written) > 100  # of 400 bytes
     snapshot = load_snapshot(enwik8_run.folder)
     assert snapshot.state["corpus"] == "text.txt"
@@ -46,7 +46,7 @@ def test_enwik8_tells_its_corpus_its_result_and_writes(enwik8_run, text_file):
 
 
 def test_enwik8_resumes(call, enwik8_copy):
-    """From settings.json: of the options only --steps is given."""
+    """All other settings come from settings.json."""
     result = call("enwik8", "--resume", enwik8_copy, "--steps", 3, "--device", "cpu")
     assert "the best of 3 steps" in result.stdout
     assert [r["step"] for r in read_metrics(enwik8_copy / "metrics.jsonl")] == [2, 2, 3, 3]
@@ -59,14 +59,14 @@ def test_xl_remembers(xl_run, text_file):
     assert read_settings(xl_run.folder)["model"] == "xl"
     assert 4 < number(rf"text\.txt: {NUMBER} bits per byte on the last 5%, the best of 2 steps", xl_run.output) < 12
     assert 4 < number(rf"text\.txt: {NUMBER} with a memory twice as long as in training", xl_run.output) < 12
-    assert len(xl_run.output.partition("|")[2].partition("\n---\nmore of it: scratchformer generate")[0]) > 100
+    assert len(xl_run.output.partition("|")[2].partition("\n---\nfor more: scratchformer generate")[0]) > 100
     snapshot = load_snapshot(xl_run.folder)
     assert snapshot.model_class == "TransformerXL"
     assert snapshot.batches["step"] == 2 and snapshot.batches["memory"].shape == (4, 1, 8, 8)
 
 
 def test_xl_resumes_with_its_memory(call, xl_run, tmp_path):
-    """In the middle of a pass the memory must be that of the step before, else the program ends with an error."""
+    """In mid-pass the memory must be that of the previous step, or the program ends with an error."""
     folder = shutil.copytree(xl_run.folder, tmp_path / "run")
     assert "the best of 4 steps" in call("enwik8", "--resume", folder, "--steps", 4, "--device", "cpu").stdout
     before, after = load_snapshot(xl_run.folder), load_snapshot(folder)
@@ -74,7 +74,7 @@ def test_xl_resumes_with_its_memory(call, xl_run, tmp_path):
     assert np.abs(after.batches["memory"] - before.batches["memory"]).max() > 0.01
 
 
-def test_a_run_from_before_there_was_a_choice_of_models_resumes(call, enwik8_copy):
+def test_a_run_without_a_saved_model_option_resumes(call, enwik8_copy):
     path = enwik8_copy / "settings.json"
     settings = json.loads(path.read_text())
     assert settings.pop("model") == "plain"
@@ -84,14 +84,14 @@ def test_a_run_from_before_there_was_a_choice_of_models_resumes(call, enwik8_cop
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "relative"])
-def test_positions_are_a_choice_of_the_generator(call, text_file, tmp_path, positions):
+def test_positions_are_an_option_of_enwik8(call, text_file, tmp_path, positions):
     options = ("--positions", positions, "--data", text_file, "--out", tmp_path, "--steps", 1, "--device", "cpu")
     call("enwik8", *options)
     assert load_snapshot(tmp_path).config["positions"] == positions
     assert len(call("scratchformer", "generate", tmp_path, "--tokens", 5).stdout) > 1
 
 
-def test_pool_and_positions_are_choices_of_the_classifier(call, reviews_folder, tmp_path):
+def test_pool_and_positions_are_options_of_imdb(call, reviews_folder, tmp_path):
     options = ("--pool", "max", "--positions", "relative", "--steps", 1, "--device", "cpu")
     call("imdb", *options, "--data", reviews_folder, "--out", tmp_path)
     config = load_snapshot(tmp_path).config
@@ -99,8 +99,8 @@ def test_pool_and_positions_are_choices_of_the_classifier(call, reviews_folder, 
     assert "accuracy" in call("scratchformer", "evaluate", tmp_path).stdout
 
 
-def test_xl_tells_how_much_memory_it_will_take(example, text_file, tmp_path, capsys):
-    """With the sizes of its default."""
+def test_xl_estimates_its_memory(example, text_file, tmp_path, capsys):
+    """At the default sizes."""
     options = ("--model", "xl", "--data", text_file, "--out", tmp_path / "run", "--device", "cpu", "--estimate")
     example("enwik8").start([str(option) for option in options])
     told, bytes_of_two = capsys.readouterr().out, 2 * 32 * 4 * 128 * 128 * 4
@@ -109,7 +109,7 @@ def test_xl_tells_how_much_memory_it_will_take(example, text_file, tmp_path, cap
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl"])
-def test_evaluate_gives_the_score_that_the_program_gave(request, call, kind):
+def test_evaluate_reproduces_the_score_of_the_program(request, call, kind):
     run = request.getfixturevalue(f"{kind}_run")
     told = number(rf"{NUMBER} bits per byte on the last 5%", run.output)
     found = call("scratchformer", "evaluate", run.folder, "--device", "cpu").stdout
@@ -120,7 +120,7 @@ def test_evaluate_gives_the_score_that_the_program_gave(request, call, kind):
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl"])
-def test_generate_continues_the_prompt_and_replays_with_its_seed(request, call, kind):
+def test_generate_continues_the_prompt_and_repeats_with_its_seed(request, call, kind):
     folder = request.getfixturevalue(f"{kind}_run").folder
 
     def generate(*options):
@@ -136,27 +136,27 @@ def test_generate_continues_the_prompt_and_replays_with_its_seed(request, call, 
     assert generate("--tokens", 0) == "the é\n"
 
 
-def test_a_prompt_of_bytes_that_are_no_text_is_read_as_it_is(call, enwik8_run):
+def test_a_prompt_that_is_not_utf_8_is_read_as_bytes(call, enwik8_run):
     written = call("scratchformer", "generate", enwik8_run.folder, "--prompt", b"a\xff\xc3", "--tokens", 5).stdout
     assert written.startswith("a\ufffd\ufffd")
 
 
 def test_control_characters_are_not_printed(call, enwik8_run):
-    """Two steps have not taught the model which bytes are text: at a high temperature it writes any."""
+    """After two steps, at a high temperature, the model writes any byte."""
     options = ("--prompt", "\x1b[2J", "--tokens", 300, "--temperature", 5)
     written = call("scratchformer", "generate", enwik8_run.folder, *options).stdout
     assert written.startswith("\ufffd[2J")
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", written + enwik8_run.output)
 
 
-def test_a_short_run_leaves_the_warm_up(enwik8_copy, call):
+def test_a_short_run_has_a_short_warm_up(enwik8_copy, call):
     call("enwik8", "--resume", enwik8_copy, "--steps", 10, "--device", "cpu")
     lr = [r["lr"] for r in read_metrics(enwik8_copy / "metrics.jsonl") if "lr" in r]
     assert lr[-1] < 0.5 * read_settings(enwik8_copy)["lr"]
 
 
-def test_validation_is_scored_on_as_much_as_in_training(enwik8_copy, monkeypatch):
-    """With a smaller limit the command reads less: so it is that limit which both read."""
+def test_evaluate_uses_the_same_validation_bytes_as_training(enwik8_copy, monkeypatch):
+    """With a lower limit, which training reads too, the command scores less."""
     from scratchformer import cli
     from scratchformer.data import load_enwik8
     from scratchformer.training import language
@@ -175,10 +175,10 @@ def test_generate_takes_a_snapshot_file_too(call, enwik8_run):
     assert call("scratchformer", "generate", path, "--prompt", "a", "--tokens", 3).stdout.startswith("a")
 
 
-def test_enwik8_without_data_and_network_says_that_it_trains_on_the_standard_library(
+def test_enwik8_without_data_or_network_trains_on_the_standard_library(
     tiny_main, environment, monkeypatch, capsys, tmp_path
 ):
-    """The limit on the library's size is lowered, so that evaluation is short."""
+    """The limit on the library's size is lowered to keep evaluation short."""
     monkeypatch.setattr("scratchformer.data.enwik8._STANDARD_LIBRARY_LIMIT", 60_000)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -195,14 +195,14 @@ def test_enwik8_without_data_and_network_says_that_it_trains_on_the_standard_lib
     assert settings["data"] == "stdlib"  # so that it is resumed on the same corpus, with a network or without
 
 
-def test_imdb_tells_its_test_accuracy(imdb_run):
+def test_imdb_prints_its_test_accuracy(imdb_run):
     assert {path.name for path in imdb_run.folder.iterdir()} == {*RUN_FILES, "vocabulary.txt"}
     assert "100 reviews, " in imdb_run.output  # 2,600 less 2,500 for validation
     assert re.search(r"^best on validation: \{'step': \d, 'loss': .*'accuracy': .*\}$", imdb_run.output, re.MULTILINE)
     assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
 
 
-def test_imdb_resumes_and_learns_what_makes_a_review_good(call, imdb_copy):
+def test_imdb_resumes_and_learns(call, imdb_copy):
     result = call("imdb", "--resume", imdb_copy, "--steps", 60, "--device", "cpu")
     assert load_snapshot(imdb_copy).optimizer["steps"] == 60
     assert number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout) > 90
@@ -211,7 +211,7 @@ def test_imdb_resumes_and_learns_what_makes_a_review_good(call, imdb_copy):
     assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
 
 
-def test_a_run_is_the_same_run_again(call, reviews_folder, imdb_run, tmp_path):
+def test_a_run_is_reproducible(call, reviews_folder, imdb_run, tmp_path):
     """Same seed, same data: the same weights, bit for bit. (The number of threads is that of the first run.)"""
     call("imdb", "--data", reviews_folder, "--out", tmp_path / "again", "--steps", 2, "--device", "cpu")
     first, second = (load_model(folder)[0].state_dict() for folder in (imdb_run.folder, tmp_path / "again"))
@@ -227,7 +227,7 @@ def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl", "imdb"])
-def test_plot_draws_three_pictures(request, call, tmp_path, kind):
+def test_plot_draws_three_plots(request, call, tmp_path, kind):
     pytest.importorskip("matplotlib")
     run = request.getfixturevalue(f"{kind}_run").folder
     result = call("scratchformer", "plot", run, "--out", tmp_path, "--text", "the film is not bad")
@@ -275,7 +275,7 @@ def test_doctor_reports(call):
     assert {"scratchformer", "Python", "NumPy", "CPU", "free memory", "data cache", "scipy"} <= subjects
 
 
-def test_check_checks_what_is_named(call):
+def test_check_checks_the_named_cases(call):
     lines = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
     names = [line.split("  ")[0] for line in lines[1:]]
     assert "linear" in names

@@ -1,4 +1,4 @@
-"""A disk that is full, at whichever write: the same command, or --resume, then gives the same run."""
+"""The disk is full at any one write: the same command again, or --resume, gives the same run."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ MODULES = (subwords, vocabulary, loop, metrics, settings, snapshot)
 
 @pytest.fixture
 def disk(monkeypatch):
-    """disk.full_at(n): the n-th write, from then on, fails; disk.writes counts them."""
+    """disk.full_at(n): the n-th write from now fails; disk.writes counts the writes."""
 
     class Disk:
         full, writes = 0, 0
@@ -38,8 +38,8 @@ def disk(monkeypatch):
 
 
 def content(folder, name):
-    """The tensors of its snapshots, and its other files but for the metrics, which have the speed. The sub-words of
-    BERT, and so all else, are not the same each time they are made: of its run the names of files, and the steps.
+    """The tensors of a run's snapshots and its other files, except the metrics, which have the speed. BERT's sub-words
+    differ each time they are learned, and so does all else: for its runs, the names of files, and the steps.
     """
     snapshots = {path.relative_to(folder): load_snapshot(path) for path in folder.rglob("*.safetensors")}
     readers = {".jsonl": lambda path: None, ".json": lambda path: json.loads(path.read_bytes())}
@@ -62,7 +62,7 @@ def test_a_disk_that_is_full_at_any_write(tiny_main, disk, text_file, reviews_fo
     expected = content(tmp_path / "run", name)
     shutil.rmtree(tmp_path / "run")
     again = resumed = 0
-    for n in range(1, writes + 1) if name != "bert" else (2, 3, 12):  # its stages are alike
+    for n in range(1, writes + 1) if name != "bert" else (2, 3, 12):  # its stages save alike
         disk.full_at(n)
         with pytest.raises((OSError, snapshot.SnapshotError), match="No space left on device"):
             main(command)

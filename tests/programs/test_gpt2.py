@@ -1,4 +1,4 @@
-"""examples/gpt2.py and the commands on its runs, from end to end on small data."""
+"""examples/gpt2.py and the commands on its runs, end to end on small data."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def copy(gpt2_run, tmp_path):
     return shutil.copytree(gpt2_run.folder, tmp_path / "gpt2 run")
 
 
-def test_it_tells_its_corpus_its_result_and_writes(gpt2_run, text_file):
+def test_it_prints_its_corpus_its_score_and_a_sample(gpt2_run, text_file):
     assert {path.name for path in gpt2_run.folder.iterdir()} == RUN_FILES
     vocabulary = Subwords.load(gpt2_run.folder / "vocabulary.json")
     text = text_file.read_bytes()
@@ -55,7 +55,7 @@ def test_it_resumes_and_the_commands_work_on_its_run(call, copy, gpt2_run):
     assert written.startswith("the café é") and len(written) > len("the café é") + 9
 
 
-def test_what_is_plotted_is_labelled_with_subwords(gpt2_run):
+def test_attention_maps_are_labelled_with_subwords(gpt2_run):
     model, state = load_model(gpt2_run.folder)
     labels, columns, ids = encode(model, "the film was\né", gpt2_run.folder, state)
     assert columns == labels
@@ -63,7 +63,7 @@ def test_what_is_plotted_is_labelled_with_subwords(gpt2_run):
     assert attention_maps(model, ids).shape == (1, 2, len(labels), len(labels))
 
 
-def test_a_published_model_writes_and_is_fine_tuned(call, gpt2_folder, text_file, tmp_path):
+def test_a_published_model_generates_and_is_fine_tuned(call, gpt2_folder, text_file, tmp_path):
     options = ("--prompt", "the film", "--tokens", 12, "--device", "cpu")
     written = call("scratchformer", "generate", gpt2_folder, *options).stdout
     assert written.startswith("the film") and written == call("scratchformer", "generate", gpt2_folder, *options).stdout
@@ -76,27 +76,27 @@ def test_a_published_model_writes_and_is_fine_tuned(call, gpt2_folder, text_file
     assert tuned.config == before.config
     change = abs(tuned.flat.data - before.flat.data).max()
     assert 0 < change < 1e-3  # one step away from what was loaded
-    shutil.rmtree(published)  # the run has all that it needs
+    shutil.rmtree(published)  # the run has all it needs
     assert "the best of 2 steps" in call("gpt2", "--resume", run, "--steps", 2).stdout
     assert call("scratchformer", "generate", run, *options).stdout.startswith("the film")
 
 
-def test_a_fine_tuning_can_be_estimated(call, gpt2_folder, text_file, tmp_path):
+def test_the_memory_of_fine_tuning_is_estimated(call, gpt2_folder, text_file, tmp_path):
     result = call("gpt2", "--pretrained", gpt2_folder, "--data", text_file, "--estimate", cwd=tmp_path)
     assert "peak while training" in result.stdout
     assert not list(tmp_path.iterdir())
 
 
 def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
-    """Each is one line that says what to do or what is wrong with which file."""
+    """Each gives one line, which says what to do, or what is wrong with which file."""
     assert fail("gpt2", "--preset", "pretrained", "--data", text_file, "--out", tmp_path / "a") == (
         "error: --preset pretrained: needs --pretrained FOLDER"
     )
     assert fail("gpt2", "--pretrained", gpt2_folder, "--preset", "small", "--data", text_file, cwd=tmp_path) == (
-        "error: --pretrained: has its own sizes, so leave out --preset small"
+        "error: --pretrained: the model has its own sizes, so leave out --preset small"
     )
     assert fail("gpt2", "--resume", copy, "--pretrained", gpt2_folder) == (
-        "error: --resume: the run goes on as it began, so leave out --pretrained"
+        "error: --resume: the run keeps its settings, so leave out --pretrained"
     )
     line = fail("gpt2", "--pretrained", tmp_path / "no", "--data", text_file, "--out", tmp_path / "b")
     assert line == f"error: {tmp_path / 'no' / 'config.json'}: No such file or directory"
@@ -111,7 +111,7 @@ def test_mistakes(fail, gpt2_folder, text_file, copy, tmp_path):
     assert "tokens are fewer than context + 1" in fail("gpt2", "--data", tmp_path / "short", "--out", tmp_path / "d")
 
 
-def test_the_run_of_another_vocabulary(fail, copy):
+def test_a_run_with_another_vocabulary_is_refused(fail, copy):
     words = copy / "vocabulary.json"
     text = words.read_text()
     changed = json.loads(text)

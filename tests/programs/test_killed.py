@@ -1,4 +1,4 @@
-"""A program that is killed, interrupted, out of disk or diverged keeps its last snapshot and continues exactly."""
+"""A run that is killed, interrupted, out of disk space or diverged keeps its last snapshot and continues exactly."""
 
 import contextlib
 import random
@@ -18,7 +18,7 @@ STEPS = 80
 
 
 def last_step(run):
-    """The last step in the metrics file of a run, 0 if there is none yet."""
+    """The last step in a run's metrics file; 0 if there is none yet."""
     with contextlib.suppress(FileNotFoundError):
         return max((r["step"] for r in read_metrics(run / "metrics.jsonl")), default=0)
     return 0
@@ -32,7 +32,7 @@ def wait_until(condition, process, seconds=60):
 
 
 def stopped_while(condition, process):
-    """Stop the process if the condition holds, and say if it still does then; if not, let the process go on."""
+    """Pause the process if the condition holds; True if it still holds then, else the process continues."""
     if not condition():
         return False
     process.send_signal(signal.SIGSTOP)
@@ -75,11 +75,9 @@ def uninterrupted(call, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_again_and_again_ends_as_the_uninterrupted_one(
-    start, call, tmp_path, uninterrupted, thorough
-):
-    """Bit for bit. Each kill comes a random number of steps after the run was resumed: every third while a snapshot is
-    being written, the others at a random time within a step.
+def test_a_run_killed_again_and_again_ends_like_an_uninterrupted_one(start, call, tmp_path, uninterrupted, thorough):
+    """Bit for bit. Each kill comes a random number of steps after resuming: every third while a snapshot is being
+    written, the others at a random time within a step.
     """
     run, draw, kills = tmp_path / "run", random.Random(0), 10 if thorough else 3
     unfinished = run / "last.safetensors.unfinished"
@@ -126,7 +124,7 @@ def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, unint
 
 
 @pytest.mark.parametrize("saved", [(), ("step 3 is saved in run/last.safetensors",)])
-def test_ctrl_c_says_what_is_saved_only_where_something_was(saved):
+def test_ctrl_c_reports_a_snapshot_only_if_one_was_saved(saved):
     def program():
         raise KeyboardInterrupt(*saved)
 
@@ -136,7 +134,7 @@ def test_ctrl_c_says_what_is_saved_only_where_something_was(saved):
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_leaves_the_last_snapshot(call, tmp_path, uninterrupted):
-    """No file may grow past half a snapshot, from a certain step on."""
+    """After step 12 no file may be larger than half a snapshot."""
     run = tmp_path / "run"
     call("tiny", run, 12)
     before = {path.name: path.read_bytes() for path in run.glob("*.safetensors")}

@@ -1,17 +1,19 @@
-"""A user's own program, in a file of theirs: the commands work on its runs, and execute it only where they may."""
+"""A user's own program: the commands work on its runs, and execute its file only where that is safe."""
 
 import json
 import re
 import shutil
 import sys
 from inspect import cleandoc
+from pathlib import Path
 
 import pytest
 
 from scratchformer import cli
 from scratchformer.training import load_snapshot, program
 
-POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
+LISTING = re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1]
+POEMS = cleandoc(LISTING)
 OWN_MODEL = """
 from poems import Poems
 from scratchformer.models import LanguageModel
@@ -35,8 +37,8 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module")
 def runs(call, text_file, tmp_path_factory):
-    """A folder with the program of the documentation, poems.py, another with a model of its own, own.py, and a run of
-    each after two steps; and what the first printed.
+    """A folder with the documented program, poems.py, one with its own model class, own.py, and a run of each after two
+    steps; and the output of the first.
     """
     folder = tmp_path_factory.mktemp("own programs")
     (folder / "poems.py").write_text(POEMS)
@@ -48,7 +50,7 @@ def runs(call, text_file, tmp_path_factory):
 
 @pytest.fixture
 def command(runs, monkeypatch, capsys):
-    """command("evaluate", "poems", ...): what a command prints on the run of this name, called in its folder."""
+    """command("evaluate", "poems", ...): the output of a command on the run of this name, called in its folder."""
     monkeypatch.chdir(runs[0])
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -58,6 +60,10 @@ def command(runs, monkeypatch, capsys):
         return capsys.readouterr().out
 
     return command
+
+
+def test_the_guide_shows_the_same_program():
+    assert LISTING in (Path(__file__).parents[2] / "docs" / "programs.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", ["poems", "own"])
@@ -74,7 +80,7 @@ def test_the_commands_work_on_its_runs(command, runs, tmp_path, name):
     assert command("plot", name, "--out", tmp_path).split() == paths
 
 
-def test_it_resumes_and_moves_with_its_file(call, runs, text_file, tmp_path):
+def test_a_run_and_its_program_can_be_moved(call, runs, text_file, tmp_path):
     for name in "poems", "poems.py":
         (shutil.copytree if name == "poems" else shutil.copy)(runs[0] / name, tmp_path / name)
     call(tmp_path / "poems.py", "--resume", tmp_path / "poems", "--steps", 3, "--device", "cpu")
@@ -82,8 +88,8 @@ def test_it_resumes_and_moves_with_its_file(call, runs, text_file, tmp_path):
     assert json.loads((tmp_path / "poems" / "settings.json").read_text())["made_by"] == str(tmp_path / "poems.py")
 
 
-def test_a_file_elsewhere_is_executed_only_when_it_is_named(call, fail, runs, tmp_path):
-    """Whatever the settings of a run say, which may come from a stranger."""
+def test_a_file_elsewhere_is_executed_only_if_named(call, fail, runs, tmp_path):
+    """Whatever the settings say, since a run may come from a stranger."""
     run = shutil.copytree(runs[0] / "poems", tmp_path / "run")
     script = run / "poems.py"
     script.write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n{POEMS}")

@@ -1,4 +1,4 @@
-"""What the presets train with: those named tutorial, with the settings of the tutorial's own programs."""
+"""What the presets train with; those named tutorial have the settings of the tutorial's own programs."""
 
 import json
 
@@ -12,12 +12,12 @@ from scratchformer.training.settings import start_run
 
 
 class Captured(Exception):
-    """Ends a program where it begins to train."""
+    """Ends a program just before it trains."""
 
 
 @pytest.fixture
 def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monkeypatch):
-    """trained("imdb", "--preset", "tutorial"): model, optimizer, schedule, batches and steps that `train` is given."""
+    """trained("imdb", "--preset", "tutorial"): the model, optimizer, schedule, batches and steps passed to `train`."""
 
     def run(name, *options, gradients=False):
         def train(replicas, optimizer, schedule, batches, steps, *_arguments, **_options):
@@ -37,8 +37,8 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["enwik8", "imdb", "bert", "gpt2", "translate", "sparse", "digits", "units"])
-def test_a_gradient_at_the_sizes_of_the_default(trained, name):
-    """The other tests run the programs with the sizes of TINY."""
+def test_a_gradient_at_the_default_sizes(trained, name):
+    """The other tests run the programs with the sizes in TINY."""
     for module in {"gpt2": ["tokenizers"], "bert": ["tokenizers"], "translate": ["tokenizers", "sacrebleu"]}.get(
         name, ["sklearn", "networkx"] if name in ("digits", "units") else []
     ):
@@ -61,7 +61,7 @@ def test_the_generator_of_the_tutorial(trained):
 
 
 def test_the_classifier_of_the_tutorial(trained):
-    """10,000 texts of warm-up, in batches of 4; 80 epochs of what is not held out; no regularisation."""
+    """10,000 texts of warm-up, in batches of 4; 80 epochs of the training part; no regularisation."""
     model, optimizer, schedule, batches, steps = trained("imdb", "--preset", "tutorial")
     assert schedule == Constant(1e-4, 2_500) and steps == 450_000
     assert len(batches.batch(0).ids) == 4 and batches.keep == "head" and batches.word_dropout == 0
@@ -76,7 +76,7 @@ def test_the_schedule_is_an_option(trained):
 
 
 @pytest.mark.parametrize("preset", ["small", "tutorial"])
-def test_a_run_from_before_there_was_a_choice_keeps_its_schedule(trained, example, tmp_path, preset):
+def test_a_run_without_a_saved_schedule_keeps_the_cosine(trained, example, tmp_path, preset):
     program, options = example("enwik8"), ["--out", str(tmp_path), "--preset", preset]
     start_run("enwik8", "", program.presets, options, program.options).save()
     settings = json.loads((tmp_path / "settings.json").read_text())

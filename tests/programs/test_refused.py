@@ -1,4 +1,4 @@
-"""A run that cannot be resumed is refused in one line, and its folder is as it was: names, bytes and links."""
+"""A run that cannot be resumed is refused with one line, and its folder is unchanged: names, bytes and links."""
 
 import json
 import os
@@ -13,11 +13,11 @@ from safetensors.numpy import save_file
 from scratchformer.training import load_snapshot
 from scratchformer.training.program import run_program
 
-PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # with a folder whose snapshots are damaged
+PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # and the subfolder whose snapshots are damaged
 
 
 def tree(folder):
-    """Everything in a folder: files with their bytes, links with where they lead, folders."""
+    """Everything in a folder: files with their bytes, links with their targets, folders."""
     found = {}
     for path in sorted(folder.rglob("*")):
         what = os.readlink(path) if path.is_symlink() else path.read_bytes() if path.is_file() else "a folder"
@@ -92,7 +92,7 @@ VOCABULARIES = {"imdb": "vocabulary.txt", "bert": "vocabulary.json"}
 
 @pytest.fixture(scope="module")
 def finished(tiny_main, text_file, reviews_folder, tmp_path_factory):
-    """The folder of a finished run of every program, made when it is asked for."""
+    """finished("enwik8"): the folder of a finished run of this program, made on first use."""
     runs = {}
 
     def finished(name):
@@ -110,7 +110,7 @@ STARTED = {"xl": ("--model", "xl")}
 
 @pytest.fixture
 def refused(tiny_main, capsys):
-    """refused("enwik8", option, ...): the line with which the program ends."""
+    """refused("enwik8", option, ...): the error line of the program."""
 
     def refused(name, *options):
         main = tiny_main(name)
@@ -136,7 +136,7 @@ def cases():
 
 
 @pytest.mark.parametrize(("program", "path", "damage"), list(cases()))
-def test_a_damaged_run_is_refused_and_left_as_it_is(finished, refused, tmp_path, program, path, damage):
+def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, program, path, damage):
     run = shutil.copytree(finished(program), tmp_path / "run")
     damage(run / path)
     before = tree(run)
@@ -158,7 +158,7 @@ def test_a_damaged_run_is_refused_and_left_as_it_is(finished, refused, tmp_path,
     ],
     ids=str,
 )
-def test_a_refused_option_leaves_the_run_as_it_is(
+def test_a_refused_option_leaves_the_run_unchanged(
     finished, refused, tmp_path, monkeypatch, reviews_folder, program, options, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -175,7 +175,9 @@ def test_a_refused_option_leaves_the_run_as_it_is(
 
 
 @pytest.mark.parametrize("program", ["enwik8", "bert"])
-def test_a_new_run_does_not_begin_where_snapshots_lie(finished, refused, tmp_path, text_file, reviews_folder, program):
+def test_a_new_run_is_refused_in_a_folder_with_snapshots(
+    finished, refused, tmp_path, text_file, reviews_folder, program
+):
     run = shutil.copytree(finished(program), tmp_path / "run")
     data = text_file if program == "enwik8" else reviews_folder
     for damage in lambda path: None, link_to_nothing, remove:
@@ -189,8 +191,8 @@ def test_a_new_run_does_not_begin_where_snapshots_lie(finished, refused, tmp_pat
             shutil.copy(finished(program) / "settings.json", run)
 
 
-def test_a_run_that_was_stopped_before_its_first_snapshot_begins_anew(finished, tiny_main, tmp_path, text_file, capsys):
-    """After one of three steps, before anything but metrics was written."""
+def test_a_run_stopped_before_its_first_snapshot_starts_over(finished, tiny_main, tmp_path, text_file, capsys):
+    """Stopped after one of three steps, when only metrics had been written."""
     from scratchformer.training import metrics
 
     run, whole = tmp_path / "run", metrics.Metrics.write

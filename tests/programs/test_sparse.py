@@ -1,4 +1,4 @@
-"""The programs of the sparse transformer and of sets of units, from end to end on small data."""
+"""examples/sparse.py, digits.py and units.py end to end on small data."""
 
 import re
 import shutil
@@ -32,18 +32,18 @@ def digits_run(call, tmp_path_factory):
     return folder, call("digits", "--out", folder, "--steps", 2, "--device", "cpu").stdout
 
 
-def test_sparse_reads_and_writes(sparse_run, text_file):
+def test_sparse_prints_its_score_and_a_sample(sparse_run, text_file):
     folder, output = sparse_run
     score = re.search(r"text.txt: ([0-9.]+) bits per byte on the last 5%, strided attention, context 64", output)
     assert 2 < float(score[1]) < 9
     assert "after 1 steps, 128 bytes read" in output
     prompt = text_file.read_bytes()[114_000 : 114_000 + 32].decode(errors="ignore")
-    assert len(output.partition(f"{prompt}|")[2].partition("\n---\nmore of it")[0]) > 100
+    assert len(output.partition(f"{prompt}|")[2].partition("\n---\nfor more")[0]) > 100
     model, state = load_model(folder)
     assert type(model) is SparseTransformer and model.context == 64 and state["corpus"] == "text.txt"
 
 
-def test_sparse_resumes_and_evaluate_and_generate_know_its_model(call, sparse_run, tmp_path):
+def test_sparse_resumes_and_the_commands_work_on_its_run(call, sparse_run, tmp_path):
     folder = shutil.copytree(sparse_run[0], tmp_path / "run")
     found = call("scratchformer", "evaluate", folder, "--device", "cpu").stdout
     told = re.search(r"([0-9.]+) bits per byte", sparse_run[1])[1]
@@ -53,8 +53,8 @@ def test_sparse_resumes_and_evaluate_and_generate_know_its_model(call, sparse_ru
     assert "after 2 steps" in output and load_snapshot(folder).optimizer["steps"] == 2
 
 
-def test_the_steps_that_a_time_allows(call, text_file, tmp_path):
-    """The model of full attention, for no time at all: one step, which the run's settings keep."""
+def test_minutes_set_the_number_of_steps(call, text_file, tmp_path):
+    """Full attention, for next to no time: one step, which is saved in the run's settings."""
     options = ("--preset", "full", "--minutes", 1e-6, "--device", "cpu")
     output = call("sparse", "--data", text_file, "--out", tmp_path / "run", *options).stdout
     assert re.search(r"^[0-9.]+ s a step: 1 steps in 1e-06 minutes$", output, re.MULTILINE)
@@ -63,7 +63,7 @@ def test_the_steps_that_a_time_allows(call, text_file, tmp_path):
     assert type(load_model(tmp_path / "run")[0]) is LanguageModel
 
 
-def test_digits_tells_its_score_and_draws(digits_run):
+def test_digits_prints_its_score_and_draws(digits_run):
     folder, output = digits_run
     told = re.search(r"^([0-9.]+) bits per pixel on 360 test images, the best of 2 steps$", output, re.MULTILINE)
     score = float(told[1])
@@ -81,8 +81,8 @@ def test_digits_resumes(call, digits_run, tmp_path):
     assert (folder / "digits.png").is_file()
 
 
-def test_nothing_but_greys_is_drawn():
-    """Also by a model that would rather write digits: each grey that there is, as often as any other."""
+def test_only_greys_are_drawn():
+    """Even by a model that prefers digit tokens: every grey, and each about equally often."""
     digits = module_of("digits")
     model = SparseTransformer(digits.GREYS + digits.CLASSES, 8, 2, 1, digits.SIDE**2, digits.SIDE)
     model.output.w.data[...] = 0
@@ -96,7 +96,7 @@ def test_nothing_but_greys_is_drawn():
 
 
 def module_of(name):
-    """A program of examples/ as a module."""
+    """A program of examples/, as a module."""
     return load_file(Path(__file__).parents[2] / "examples" / f"{name}.py")
 
 
@@ -107,7 +107,7 @@ def units():
     return module_of("units")
 
 
-def test_units_tells_both_scores_and_resumes(call, units, tmp_path):
+def test_units_prints_both_scores_and_resumes(call, units, tmp_path):
     first = call("units", "--out", tmp_path / "run", "--steps", 1, "--device", "cpu").stdout
     assert re.search(r"^images: [0-9.]+% of 360 test images right; logistic regression 9[0-9.]+%$", first, re.MULTILINE)
     told = re.findall(r"^graph: (.*), [0-9.]+% of the other 32 right; mean of 10, least [0-9.]+%$", first, re.MULTILINE)
@@ -122,8 +122,8 @@ def test_units_tells_both_scores_and_resumes(call, units, tmp_path):
     assert 100 * accuracy == pytest.approx(told, abs=0.011)
 
 
-def test_the_structure_of_the_graph_is_worth_something(units):
-    """Two runs along the edges, and two without them, that can only guess."""
+def test_the_edges_of_the_graph_help(units):
+    """Two seeds with the edges, and two without, which can only guess."""
     edges, known, clubs = units.load_club()
     assert (edges.sum() - 34) // 2 == 78 and (edges == edges.T).all() and clubs[known].tolist() == [0, 1]
     run = SimpleNamespace(device=CPU, steps=200, graph=units.PRESETS["small"]["graph"])
@@ -147,16 +147,16 @@ def test_patches_are_squares_of_the_image(units):
         ("sparse", ["--minutes", 0], "--minutes: expected a number > 0, got 0.0"),
         ("sparse", ["--minutes", "inf"], "--minutes: expected a number > 0, got inf"),
         *(
-            ("sparse", ["--minutes", 1, *steps], "--minutes: instead of a number of steps, so leave out --steps")
+            ("sparse", ["--minutes", 1, *steps], "--minutes: this sets the number of steps, so leave out --steps")
             for steps in (["--steps", 9], ["--steps=1000"], ["--st", 3])
         ),
         ("sparse", ["--data", "nowhere"], "nowhere: No such file or directory"),
-        ("digits", ["--data", "pixels"], "--data: the digits come with scikit-learn; leave it out"),
+        ("digits", ["--data", "pixels"], "--data: the digits come with scikit-learn, so leave it out"),
         ("digits", ["--steps", 0], "--steps: expected at least 1, got 0"),
         (
             "units",
             ["--estimate"],
-            "--data, --estimate: leave them out; the data comes with scikit-learn and networkx",
+            "--data, --estimate: not supported; the data comes with scikit-learn and networkx",
         ),
     ],
     ids=str,
@@ -166,9 +166,9 @@ def test_options_out_of_range(fail, tmp_path, program, options, message):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_resumed_run_keeps_its_time(fail, sparse_run):
+def test_a_resumed_run_does_not_take_minutes(fail, sparse_run):
     line = fail("sparse", "--resume", sparse_run[0], "--minutes", 1)
-    assert line == "error: --resume: the run goes on as it began, so leave out --minutes"
+    assert line == "error: --resume: the run keeps its settings, so leave out --minutes"
 
 
 def test_a_text_shorter_than_the_context(fail, tmp_path):

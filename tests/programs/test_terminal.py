@@ -1,4 +1,4 @@
-"""On a terminal that cannot show every character no program ends with a codec error."""
+"""No program fails with a codec error on a terminal that cannot show every character."""
 
 import io
 import shutil
@@ -18,7 +18,7 @@ on_every_terminal = pytest.mark.parametrize("terminal", TERMINALS)
 
 @pytest.fixture
 def shown(call, environment):
-    """shown(terminal, program, option, ...): what the program prints, a character for each byte."""
+    """shown(terminal, program, option, ...): the program's output, one character per byte."""
 
     def shown(terminal, *command, **options):
         variables = {name: value for name, value in environment.items() if name != "PYTHONUTF8"} | TERMINALS[terminal]
@@ -29,7 +29,7 @@ def shown(call, environment):
 
 @pytest.fixture(scope="module")
 def folder(enwik8_run, tmp_path_factory):
-    """A run in a folder whose name is not ASCII, nor in cp1252."""
+    """A run in a folder whose name is neither ASCII nor cp1252."""
     return shutil.copytree(enwik8_run.folder, tmp_path_factory.mktemp("runs") / "läufe 中文")
 
 
@@ -45,7 +45,7 @@ def test_a_finished_training(shown, text_file, tmp_path):
     text.write_bytes("中文的維基百科 ".encode() * 300)
     out = tmp_path / "läufe"
     written = shown("C", "enwik8", "--data", text, "--out", out, "--steps", 1, "--device", "cpu")
-    assert "bits per byte on the last 5%" in written and "more of it: scratchformer generate" in written
+    assert "bits per byte on the last 5%" in written and "for more: scratchformer generate" in written
     assert (out / "last.safetensors").is_file()
 
 
@@ -56,7 +56,7 @@ def test_a_finished_training_in_this_process(tiny_main, text_file, tmp_path, mon
     run_program(lambda: tiny_main("enwik8")(["--data", str(text_file), "--out", str(tmp_path / "läufe 中")]))
     sys.stdout.flush()
     written = sys.stdout.buffer.getvalue().decode(encoding)
-    assert "more of it: scratchformer generate" in written and "?" in written
+    assert "for more: scratchformer generate" in written and "?" in written
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_the_other_commands(shown, folder, command, combinations):
 
 
 def test_translate(shown, translate_run, combinations):
-    """Sentences of the command line and of standard input are UTF-8, whatever the terminal is."""
+    """Sentences from the command line and standard input are read as UTF-8, whatever the terminal."""
     run = translate_run.folder
     for drawn in combinations(1, terminal=TERMINALS):
         typed = shown(drawn["terminal"], "scratchformer", "translate", run, "a dog sees äpfel 中", "--device", "cpu")

@@ -1,4 +1,4 @@
-"""examples/translate.py and the commands on its runs, from end to end on a toy language."""
+"""examples/translate.py and the commands on its runs, end to end on a toy language."""
 
 import json
 import re
@@ -19,7 +19,7 @@ def copy(translate_run, tmp_path):
     return shutil.copytree(translate_run.folder, tmp_path / "run")
 
 
-def test_it_tells_its_score_with_the_signature_and_shows_translations(translate_run):
+def test_it_prints_its_score_with_the_signature_and_translations(translate_run):
     found = re.findall(BLEU, translate_run.output)
     assert [beam for _, beam, _ in found] == ["1", "5"]
     assert translate_run.output.count("(reference: ") == 5
@@ -43,7 +43,7 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
         assert "beam, longer, length_penalty: expected" in fail("scratchformer", "translate", copy, source, *options)
 
 
-def test_the_mean_of_the_snapshots_is_what_is_scored(call, copy):
+def test_the_mean_of_the_snapshots_is_scored(call, copy):
     call("translate", "--resume", copy, "--steps", 5, "--device", "cpu")
     models = [load_model(path)[0].state_dict() for path in kept_snapshots(copy)]
     mean = load_model(copy / "average.safetensors")[0].state_dict()
@@ -77,11 +77,11 @@ def test_bad_input(fail, copy, sentences_folder, tmp_path):
 
 
 def test_other_models_do_not_translate(fail, imdb_run, translate_run):
-    assert "holds a Classifier, which does not translate" in fail("scratchformer", "translate", imdb_run.folder, "a")
-    assert "which does not write" in fail("scratchformer", "generate", translate_run.folder)
+    assert "holds a Classifier, which cannot translate" in fail("scratchformer", "translate", imdb_run.folder, "a")
+    assert "which cannot generate text" in fail("scratchformer", "generate", translate_run.folder)
 
 
-def test_plot_draws_the_curves_and_what_the_decoder_looks_at(call, translate_run, tmp_path):
+def test_plot_draws_the_curves_and_the_cross_attention(call, translate_run, tmp_path):
     pytest.importorskip("matplotlib")
     result = call("scratchformer", "plot", translate_run.folder, "--out", tmp_path, "--text", "a red dog sees apples .")
     paths = [tmp_path / f"{name}.png" for name in ("curves", "attention")]
@@ -90,7 +90,7 @@ def test_plot_draws_the_curves_and_what_the_decoder_looks_at(call, translate_run
 
 
 def test_attention_to_the_source(translate_run):
-    """The labels are those of what is predicted, and of the source; every row is a distribution over the source."""
+    """Rows are labelled with predicted tokens, columns with source tokens; every row is a distribution."""
     model, state = load_model(translate_run.folder)
     rows, columns, source, target = encode(model, "a red dog sees apples .", translate_run.folder, state)
     maps = attention_maps(model, source, target)

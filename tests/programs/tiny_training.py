@@ -1,4 +1,4 @@
-"""A training program as those in examples/, with a tiny model, for tests that kill it: OUT STEPS [POISON_STEP].
+"""A training program with a tiny model, for tests that kill it: OUT STEPS [POISON_STEP].
 
 It continues the run in OUT if there is one. At POISON_STEP a weight becomes NaN.
 """

@@ -42,13 +42,13 @@ def test_a_run_or_one_of_its_snapshots(vocabulary, tmp_path):
 
 def test_a_model_that_does_not_write(tmp_path):
     save_snapshot(tmp_path / "last.safetensors", Classifier(9, 2, 8, 2, 1, 4), step=1)
-    with pytest.raises(ValueError, match="holds a Classifier, which does not write"):
+    with pytest.raises(ValueError, match="holds a Classifier, which cannot generate text"):
         load_writer(tmp_path)
     words = Vocabulary(["the", "low"])
     words.save(tmp_path / "vocabulary.txt")
     model = LanguageModel(len(words), 8, 2, 1, 4)
     save_snapshot(tmp_path / "last.safetensors", model, step=1, vocabulary=words.fingerprint)
-    with pytest.raises(ValueError, match="holds a model of whole words, which cannot be streamed"):
+    with pytest.raises(ValueError, match="holds a word-level model, whose text cannot be streamed"):
         load_writer(tmp_path)
 
 

@@ -21,7 +21,7 @@ def test_options_of_a_program_that_are_paths(tmp_path, monkeypatch, capsys):
     shutil.move(loaded.out, "run")
     resumed = start("--resume", "run")
     assert (resumed.preset, resumed.weights, resumed.steps) == ("weights", str(tmp_path), 7)
-    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --weights"):
+    with pytest.raises(ValueError, match="--resume: the run keeps its settings, so leave out --weights"):
         start("--resume", "run", "--weights", ".")
 
 
@@ -37,5 +37,5 @@ def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
     run.save()
     shutil.move(run.out, "run")
     assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
-    with pytest.raises(ValueError, match="--resume: the run goes on as it began, so leave out --kind"):
+    with pytest.raises(ValueError, match="--resume: the run keeps its settings, so leave out --kind"):
         start("--resume", "run", "--kind", "b")
