@@ -63,10 +63,12 @@ class Stack(Layer):
             if memories is not None:
                 own["memory"] = memories[:, i]
                 inputs.append(x)
-            shape = x.shape
-            x, cache = block.forward(x, *shared, **options, **own)
-            if x.shape != shape:
-                raise ValueError(f"block {i}: expected to return {tuple(shape)}, as it got, returned {tuple(x.shape)}")
+            y, cache = block.forward(x, *shared, **options, **own)
+            if y.shape != x.shape:
+                raise ValueError(
+                    f"block {i}: expected to return {tuple(x.shape)}, as it got, returned {tuple(y.shape)}"
+                )
+            x = y
             caches.append(cache)
         if self.norm is not None:
             x, norm = self.norm.forward(x)
