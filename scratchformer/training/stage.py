@@ -44,15 +44,15 @@ class Stage:
 
     def make_model(self, key: Key) -> Any:
         """A new model, with weights drawn from `key`. See `Replicas` for what a model must have."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no make_model, which a program must define")
 
     def make_batches(self, key: Key) -> Any:
         """Training batches: `batch(step)` returns the batch of a step. See `Replicas` for what a batch must have."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no make_batches, which a program must define")
 
     def evaluate(self, replicas: Replicas, part: str) -> dict[str, float]:
         """The scores of `replicas.model` on a part of the data, "validation" or "test"."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} has no evaluate, which a program must define")
 
     def identity(self) -> dict[str, Any]:
         """JSON values that identify the data. A run cannot be resumed or scored with other data."""

@@ -1,9 +1,12 @@
-"""Runs of an earlier version, whose settings do not say which program made them; and what a process takes itself."""
+"""Runs of an earlier version, the memory of a process, and a program that is not finished."""
 
 import json
 import re
 import shutil
 
+import pytest
+
+from scratchformer.training import Program
 from scratchformer.training.memory import resident_bytes
 
 
@@ -26,3 +29,12 @@ def test_the_estimate_counts_the_process_without_the_model(example, text_file, t
     example("enwik8").start([str(option) for option in options])
     told = float(re.search(r"Python, libraries and data +([\d.]+) MB", capsys.readouterr().out)[1])
     assert abs(told - before) < 15
+
+
+def test_what_a_program_lacks_is_named(tmp_path):
+    class Half(Program):
+        name = "half"
+        presets = {"small": {"steps": 1, "lr": 1e-3, "warmup": 0}}  # noqa: RUF012
+
+    with pytest.raises(TypeError, match="Half has no make_model, which a program must define"):
+        Half.start(["--out", str(tmp_path / "run"), "--device", "cpu"])
