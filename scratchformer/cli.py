@@ -95,12 +95,12 @@ def generate(args: argparse.Namespace) -> None:
     from .training.program import use_models_of
     from .training.readers import load_writer
 
-    use_models_of(Path(args.run_folder), args.program)
-    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     if not args.prompt:
         raise ValueError("--prompt: expected at least one character")
     if args.tokens < 0:
         raise ValueError(f"--tokens: expected a number >= 0, got {args.tokens}")
+    use_models_of(Path(args.run_folder), args.program)
+    model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
     texts = stream_text(model.to(get_device(args.device)), prompt, args.tokens, vocabulary, **options)
