@@ -213,15 +213,16 @@ class Walk:
         error = distance(analytic, numerical)
         if not error <= self.tolerance:
             at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
+            values = f"{left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
             raise DerivationError(
                 f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
                 f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"
-                f"    at {tuple(map(int, at))} {left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
+                f"    at {tuple(map(int, at))} {values}"
             )
         return error
 
     def perturb(self, name: str) -> Scope:
-        """A scope in which each element of `name` is perturbed in turn, and all that depends on it is computed again."""
+        """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes = self.scope.sizes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .grammar import GREEK, Condition, Equation, Node
+from .grammar import GREEK, POWERS, Condition, Equation, Node
 
 GREEK_LETTERS = {name: letter for letter, name in GREEK.items()}
 SIGNS = {"+": " + ", "-": " − ", "*": " ", "/": "/", "mod": " mod "}
@@ -31,7 +31,8 @@ def spelled(tree: Node | Equation) -> str:
     if kind in SIGNS:
         return f"{spelled(parts[0])}{SIGNS[kind]}{spelled(parts[1])}"
     if kind == "^":
-        return f"{spelled(parts[0])}{parts[1][-1] if parts[1][0] == 'num' and parts[1][-1] in '²³⁴⁻¹' else '^' + spelled(parts[1])}"
+        exponent = spelled(parts[1])
+        return spelled(parts[0]) + (exponent if exponent in POWERS else f"^{exponent}")
     if kind == "call":
         arguments = ", ".join(map(spelled, parts[1]))
         return f"√({arguments})" if parts[0] == "sqrt" else f"{parts[0]}({arguments})"

@@ -27,7 +27,7 @@ def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
 
 
 def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[Mistake]:
-    """Plant mistakes in the derivation of this name, see `plant_mistakes`. One not caught with a seed meets the next."""
+    """Plant mistakes in the derivation of this name, see `plant_mistakes`; those not caught once meet the next seed."""
     found: dict[tuple[int, str, str], Mistake] = {}
     for seed in seeds:
         case = CASES[name](Sizes(seed))
