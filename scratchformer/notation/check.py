@@ -397,10 +397,10 @@ def check_derivation(
 ) -> Report:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
 
-    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. Without a backward
-    (None), `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
-    values, or with functions that are called after backward. docstring: the text, by default that of `op`. tolerance:
-    the largest relative error. seed: of dy.
+    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. If op_backward is
+    None, `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays
+    are taken in float64. names: further names that equations use, with their values, or with functions that are called
+    after backward. docstring: the text, by default that of `op`. tolerance: the largest relative error. seed: of dy.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
