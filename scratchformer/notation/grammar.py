@@ -36,6 +36,7 @@ GREEK = {
     )
 }
 GREEK |= {letter.upper(): name.capitalize() for letter, name in GREEK.items()} | {"ℓ": "ell"}
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
 OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
@@ -92,8 +93,8 @@ class Token(NamedTuple):
 
 
 def canonical(name: str) -> str:
-    """The ASCII spelling of a name: γ is gamma, x̂ is xhat."""
-    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name))
+    """The ASCII spelling of a name: γ is gamma, x̂ is xhat, t₀ is t0."""
+    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name)).translate(SUBSCRIPTS)
     return spelled.replace("\u0302", "hat")
 
 

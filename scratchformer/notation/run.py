@@ -57,7 +57,10 @@ def statements(function: Callable) -> list[Statement]:
 
 
 def targets(node: ast.stmt) -> Iterator[str]:
-    """The variables that a statement sets; of a call, its first argument and `out`."""
+    """The variables that a statement sets; of a call, its first argument and `out`; of a return, all that it uses."""
+    if isinstance(node, ast.Return):
+        yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+        return
     if isinstance(node, ast.Expr):
         if isinstance(node.value, ast.Call):
             given = [*node.value.args[:1], *(k.value for k in node.value.keywords if k.arg == "out")]

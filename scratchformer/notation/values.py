@@ -50,6 +50,8 @@ class Scope:
 
     def size(self, letter: str) -> int:
         base = letter.rstrip("'")
+        if base not in self.sizes and np.shape(known := self.values.get(base.upper(), ())) == ():
+            self.sizes[base] = int(known)
         if base not in self.sizes:
             raise NotationError(f"the size of index {base} is not known: no array has it")
         return self.sizes[base]

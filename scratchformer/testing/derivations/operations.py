@@ -12,6 +12,70 @@ from ...rng import random_uint16
 from .case import DerivationCase, Sizes, reference
 
 
+def padding(d: Sizes) -> ops.Pattern:
+    lengths = d.lengths("S")
+    lengths[0] = 0  # a row that may see nothing
+    return ops.Padding(lengths)
+
+
+PATTERNS: dict[str, Callable[[Sizes], ops.Pattern]] = {
+    "full": lambda d: ops.Full(),
+    "causal": lambda d: ops.Causal(),
+    "local": lambda d: ops.Local(1),
+    "padding": padding,
+}
+
+
+def allowed(pattern: ops.Pattern, d: Sizes) -> np.ndarray:
+    """The pairs that a pattern allows, (B, H, T, S)."""
+    table = pattern.table(d.H, d.T, d.S, np)
+    return np.broadcast_to(np.True_ if table is None else table, (d.B, d.H, d.T, d.S))
+
+
+def attention(d: Sizes, kind: str = "full") -> DerivationCase:
+    d.sizes |= {"B": 2, "G": 2, "H": 4}
+    d.left = [size for size in d.left if size in (3, 5, 6)]
+    q, k, v, pattern = d("B H T D"), d("B G S D"), d("B G S D"), PATTERNS[kind](d)
+    return reference("attention", q, k, v, pattern, names={"m": allowed(pattern, d)})
+
+
+ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
+
+
+def relu(d: Sizes) -> DerivationCase:
+    x = d("B T C")
+    x[0, 0, 0] = 0  # the kink
+    return reference("relu", x)
+
+
+def gelu(d: Sizes, approximate: str = "none") -> DerivationCase:
+    names = {"none": 0.0, "approximate": float(approximate != "none")}
+    return reference("gelu", d("B T C"), names=names, approximate=approximate)
+
+
+def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
+    names = ACTIVATIONS | {"activation": ACTIVATIONS[activation]}
+    return reference("dense", d("B T I"), d("I O"), d("O"), names=names, activation=activation)
+
+
+def layernorm(d: Sizes) -> DerivationCase:
+    d.left.remove(2)  # with C = 2 nothing is left of the gradient: normalising removes two directions
+    return reference("layernorm", d("B T C"), d("C"), d("C"))
+
+
+def dropout(d: Sizes, p: float = 0.3) -> DerivationCase:
+    x, key = d("B T C"), d.key
+    return reference("dropout", x, p, key, names={"u": random_uint16(key, x.size).reshape(x.shape).astype(float)})
+
+
+def pool(name: str, d: Sizes, padding: bool = False) -> DerivationCase:
+    x, lengths = d("B T C"), d.lengths() if padding else np.full(d.B, d.T)
+    if padding:
+        lengths[0] = 0
+        x[-1, 1] = x[-1, 0]  # ties
+    return reference(name, x, lengths if padding else None, names={"lengths": lengths})
+
+
 def relative_shift(d: Sizes) -> DerivationCase:
     d.sizes["R"] = d.S + d.T - 1
     return reference("relative_shift", d("B H T R"))
