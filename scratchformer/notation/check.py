@@ -10,7 +10,7 @@ import numpy as np
 
 from .grammar import Equation, Node, NotationError, canonical, walk
 from .layout import Derivation, Item, normal, read
-from .run import Run, run
+from .run import Run, as_array, run, statements
 from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
 
 TOLERANCE = 1e-9
@@ -208,7 +208,7 @@ class Walk:
         """A scope in which each element of `name` is perturbed in turn, and all that depends on it is computed again."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
-        inner.sizes = self.scope.sizes
+        inner.sizes, inner.functions = self.scope.sizes, self.scope.functions
         eye = np.eye(data.size).reshape(data.size, *data.shape)
         inner.perturbed[name] = data + 1j * STEP * eye
         for rule in self.rules.values():
@@ -356,6 +356,7 @@ def check_derivation(
     docstring: str | None = None,
     tolerance: float = TOLERANCE,
     seed: int = 0,
+    functions: Mapping[str, Callable] | None = None,
     **options: Any,
 ) -> Report:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
@@ -363,7 +364,8 @@ def check_derivation(
     op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. args, options:
     arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
     values, or with functions that are called after backward. docstring: the text, by default that of `op`. tolerance:
-    the largest relative error. seed: of dy.
+    the largest relative error. seed: of dy. functions: of whole arrays, such as the parts of a layer, which equations
+    call by name (y = norm(s)); for derivatives they must take complex arrays.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
@@ -372,8 +374,27 @@ def check_derivation(
     """
     ran = run(op, op_backward, *args, names=names, seed=seed, **options)
     text = docstring if docstring is not None else inspect.getdoc(op) or ""
-    derivation = read(text, ran.values, ran.code, ran.name)
+    return walk_through(text, ran, functions or {}, tolerance)
+
+
+def check_equations(
+    docstring: str, names: Mapping[str, Any], code: Sequence[Callable] = (), name: str = "", tolerance: float = TOLERANCE
+) -> Report:
+    """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
+
+    names: the arrays and numbers that the equations are about, by name. code: functions whose statements may stand in
+    the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
+    """
+    values = {canonical(known): as_array(known, value) for known, value in names.items()}
+    lines = frozenset(statement.text for function in code for statement in statements(function))
+    return walk_through(docstring, Run(name, values, (), (), lines, {line: {} for line in lines}), {}, tolerance)
+
+
+def walk_through(docstring: str, ran: Run, functions: Mapping[str, Callable], tolerance: float) -> Report:
+    """The report of a docstring whose names a run has given values."""
+    derivation = read(docstring, [*ran.values, *(f"{name}()" for name in functions)], ran.code, ran.name)
     walked = Walk(ran, tolerance)
+    walked.scope.functions = functions
     rows = walked.derivation(derivation)
     if not derivation.equations:
         raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")

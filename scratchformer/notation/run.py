@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import NotationError, canonical
+from .grammar import OVER, NotationError, canonical
 from .layout import normal
 
 
@@ -119,6 +119,14 @@ def numeric(value: Any) -> np.ndarray | None:
     return None
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """The value of a name in `names` as an array; raises TypeError if it is none."""
+    array = numeric(value)
+    if array is None:
+        raise TypeError(f"names: {name} must be a number or an array of numbers")
+    return array
+
+
 def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
     """The names and values of a cache: its fields, or the name that backward gives it."""
     if hasattr(cache, "_fields"):
@@ -155,9 +163,10 @@ def run(
     output = gradient.removeprefix("d")
     flat: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        if isinstance(value, tuple):  # *args of a layer
-            continue
-        flat[name] = value
+        if isinstance(value, tuple):  # *name of a layer: name, or name1, name2, ...
+            flat |= {f"{name}{i}" if len(value) > 1 else name: one for i, one in enumerate(value, 1)}
+        else:
+            flat[name] = value
     positional = {
         name: value for name, value in flat.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
     }
@@ -169,14 +178,11 @@ def run(
     for name, value in zip(positional, given, strict=False):
         values[canonical(f"d{name}")] = np.array(value)
     for name, value in fields(cache, parameter):
-        if canonical(name) not in values and (array := numeric(value)) is not None:
+        if canonical(name) not in (*values, *OVER) and (array := numeric(value)) is not None:
             kept = array[..., 0] if array.ndim and array.shape[-1] == 1 else array  # an axis that a reduction kept
             values[canonical(name)] = kept
     for name, value in (names or {}).items():
-        array = numeric(value() if callable(value) else value)
-        if array is None:
-            raise TypeError(f"names: {name} must be a number or an array of numbers")
-        values[canonical(name)] = array
+        values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for found in watch.statements.values() for s in found)
     name = getattr(forward, "__qualname__", type(op).__name__)
     return Run(name, values, arguments, (canonical(output),), code, watch.locals)
