@@ -378,7 +378,11 @@ def check_derivation(
 
 
 def check_equations(
-    docstring: str, names: Mapping[str, Any], code: Sequence[Callable] = (), name: str = "", tolerance: float = TOLERANCE
+    docstring: str,
+    names: Mapping[str, Any],
+    code: Sequence[Callable] = (),
+    name: str = "",
+    tolerance: float = TOLERANCE,
 ) -> Report:
     """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
 

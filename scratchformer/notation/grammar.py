@@ -424,7 +424,8 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
     """The syntax tree of an equation.
 
     names: names that are known, which may contain underscores, and of which a single lower-case letter is an array and
-    not an index. A name that ends with "()" is a function of whole arrays. Raises NotationError, which points at a column and says what was expected.
+    not an index. A name that ends with "()" is a function of whole arrays. Raises NotationError, which points at a
+    column and says what was expected.
     """
     return Parser(text, names).equation()
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import OVER, NotationError, canonical
+from .grammar import CALLS, OVER, NotationError, canonical
 from .layout import normal
 
 
@@ -178,7 +178,7 @@ def run(
     for name, value in zip(positional, given, strict=False):
         values[canonical(f"d{name}")] = np.array(value)
     for name, value in fields(cache, parameter):
-        if canonical(name) not in (*values, *OVER) and (array := numeric(value)) is not None:
+        if canonical(name) not in (*values, *CALLS, *OVER) and (array := numeric(value)) is not None:
             kept = array[..., 0] if array.ndim and array.shape[-1] == 1 else array  # an axis that a reduction kept
             values[canonical(name)] = kept
     for name, value in (names or {}).items():

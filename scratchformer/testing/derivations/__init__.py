@@ -7,10 +7,10 @@ Sizes are all different and larger than 1, so that an exchanged index shows. The
 from __future__ import annotations
 
 from ...notation import Report, check_derivation
-from . import operations
+from . import layers, operations
 from .case import DerivationCase, Sizes
 
-CASES = {**operations.CASES}
+CASES = {**operations.CASES, **layers.CASES}
 
 
 def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
