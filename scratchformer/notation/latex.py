@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .grammar import GREEK, Condition, Equation, Node
+from .grammar import CALLS, GREEK, Condition, Equation, Node
 
 SPELLED = {name: letter for letter, name in GREEK.items()}
 PLAIN = {
@@ -126,7 +126,8 @@ def call(node: Node) -> str:
     inside = [expression(a[1] if a[0] == "group" else a) for a in arguments]
     if function == "sqrt":
         return rf"\sqrt{{{inside[0]}}}"
-    command = r"\operatorname{erf}" if function == "erf" else rf"\{function}"
+    standard = function in CALLS and function != "erf"
+    command = rf"\{function}" if standard else rf"\operatorname{{{function}}}"
     return rf"{command}\left({', '.join(inside)}\right)"
 
 
