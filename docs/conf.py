@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE.parent), str(HERE / "_ext")]
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "_ext")]
 
 import scratchformer  # noqa: E402
 

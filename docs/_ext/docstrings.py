@@ -1,11 +1,13 @@
-"""Docstrings as the site shows them: prose, equations, code and pictures, for pages and for the API reference."""
+"""Docstrings as the site shows them: prose, equations with their measured errors, code and pictures."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+from collections.abc import Iterable, Iterator
 from textwrap import dedent, indent
+from typing import Any, NamedTuple
 
 import scratchformer
 from sphinx.application import Sphinx
@@ -17,68 +19,102 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
     for name in getattr(scratchformer, module).__all__
     for spelling in (name, f"{module}.{name}")
 }
+LIST_ITEM = re.compile(r"- |\d+\. ")
 
 
-def paragraphs(docstring: str) -> list[tuple[bool, str]]:
-    """The docstring cut where prose ends and an indented block begins, and at empty lines: (is it indented, text)."""
-    found: list[tuple[bool, list[str]]] = []
-    new = True
-    for line in inspect.cleandoc(docstring).splitlines():
-        if not line.strip():
-            new = True
-            continue
+class Piece(NamedTuple):
+    """kind: "prose", "code", "picture" or "text" (anything else that is indented)."""
+
+    kind: str
+    text: str
+
+
+def typeset(docstring: str) -> str:
+    """A docstring as reStructuredText."""
+    return "\n\n".join(rendered(piece) for piece in pieces(docstring)) + "\n"
+
+
+def rendered(piece: Piece) -> str:
+    if piece.kind == "prose":
+        return prose(piece.text)
+    return block("python" if piece.kind == "code" else "text", piece.text)
+
+
+def pieces(docstring: str) -> Iterator[Piece]:
+    """The paragraphs and indented blocks of a docstring."""
+    for text in paragraphs(inspect.cleandoc(docstring).splitlines()):
+        if not text.startswith("    "):
+            yield Piece("prose", text)
+        else:
+            text = dedent(text)
+            yield Piece("code" if is_code(text) else "text", text)
+
+
+def paragraphs(lines: Iterable[str]) -> list[str]:
+    """The lines, cut at empty lines, before the items of a list, and where the indentation of blocks begins or ends."""
+    found: list[str] = []
+    start = True
+    for line in lines:
         indented = line.startswith("    ")
-        if new or found[-1][0] != indented or (not indented and line.startswith("- ")):
-            found.append((indented, []))
-        found[-1][1].append(line)
-        new = False
-    return [(indented, dedent("\n".join(lines))) for indented, lines in found]
+        if line.strip():
+            if start or indented != found[-1].startswith("    ") or LIST_ITEM.match(line):
+                found.append(line)
+            else:
+                found[-1] += "\n" + line
+        start = not line.strip()
+    return found
 
 
 def prose(text: str) -> str:
     """A paragraph as reStructuredText, with links for public names in backquotes."""
+    bullet = LIST_ITEM.match(text)
+    mark, text = (bullet[0], text[bullet.end() :]) if bullet else ("", text)
     parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return "".join(quoted(part[1:-1]) if part.startswith("`") else escape(part) for part in parts)
+    return mark + "".join(quoted(part[1:-1]) if part.startswith("`") else escaped(part) for part in parts)
 
 
-def escape(text: str) -> str:
+def escaped(text: str) -> str:
     return re.sub(r"^(?=\(?(\w|#)+[.)] )", r"\\ ", re.sub(r"([\\*|_`])", r"\\\1", text))
 
 
 def quoted(name: str) -> str:
     if name in PUBLIC:
-        return rf":py:obj:`{name} <{PUBLIC[name]}>`\ "
-    return rf"``{name}``\ "
+        return rf"\ :py:obj:`{name} <{PUBLIC[name]}>`\ "
+    return rf"\ ``{name}``\ "
 
 
 def is_code(text: str) -> bool:
+    """Whether the text is Python that does something, or an example of the interpreter."""
+    if text.startswith(">>>"):
+        return True
     try:
         statements = ast.parse(text).body
     except SyntaxError:
         return False
-    return all(isinstance(s, ast.Assign | ast.AugAssign | ast.Import | ast.With) or is_call(s) for s in statements)
-
-
-def is_call(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
+    return all(not isinstance(s, ast.Expr) or isinstance(s.value, ast.Call) for s in statements)
 
 
 def block(language: str, text: str) -> str:
-    return f".. code-block:: {language}\n\n{indent(text, '   ')}"
+    return directive("code-block", language, text)
 
 
-def typeset(docstring: str) -> str:
-    """A docstring as reStructuredText."""
-    parts = []
-    for indented, text in paragraphs(docstring):
-        if not indented:
-            parts.append(f"- {prose(text[2:])}" if text.startswith("- ") else prose(text))
-        else:
-            parts.append(block("python" if is_code(text) or text.startswith(">>>") else "text", text))
-    return "\n\n".join(parts) + "\n"
+def directive(name: str, argument: str = "", content: str = "", **options: str) -> str:
+    lines = [f".. {name}:: {argument}".rstrip(), *(f"   :{key}: {value}" for key, value in options.items())]
+    return "\n".join(lines) + (f"\n\n{indent(content, '   ')}" if content else "")
 
 
-def process(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def heading(text: str, line: str = "-") -> str:
+    return f"{text}\n{line * len(text)}"
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = []
+    for row in (header, *rows):
+        lines += [f"{'*' if first else ' '} - {cell}" for first, cell in zip([True, *[False] * 9], row)]
+    return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
+
+
+def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     lines[:] = typeset("\n".join(lines)).splitlines()
 
 
