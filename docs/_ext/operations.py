@@ -86,21 +86,22 @@ def code(function: Any) -> str:
 
 def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     """The reference, and beside it the fast twin, with its derivation and what it gains."""
-    reference = joined([code(op), code(backward)])
     if comparison.twin is None:
-        return [reference]
+        return [code(op), code(backward)]
     (twin,), (twin_backward,) = op.twins.values(), backward.twins.values()
     module = sys.modules[twin.__module__]
-    path = f"scratchformer/kernels/{Path(module.__file__).name}"
-    sides = {"The reference": reference, "Its fast twin, for NumPy arrays": joined([code(twin), code(twin_backward)])}
-    columns = [directive("container", "", f".. rubric:: {title}\n\n{text}") for title, text in sides.items()]
+    cells = [cell("The reference", op), cell("Its twin for NumPy", twin), cell("", backward), cell("", twin_backward)]
     return [
-        directive("container", "pair", joined(columns)),
+        directive("container", "pair", joined(cells)),
         heading("The fast twin", "~"),
         typeset(module.__doc__),
         gain(comparison.reference, comparison.twin, comparison.difference),
-        f"The whole module: :py:mod:`{path} <{module.__name__}>`.",
+        f"The whole module is ``scratchformer/kernels/{Path(module.__file__).name}``.",
     ]
+
+
+def cell(title: str, function: Any) -> str:
+    return directive("container", "", joined([title and f".. rubric:: {title}", code(function)]))
 
 
 def gain(reference: Measured, twin: Measured, difference: float) -> str:
