@@ -5,12 +5,20 @@ from __future__ import annotations
 import ast
 import inspect
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import cache
 from textwrap import dedent, indent
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import scratchformer
+from docutils import nodes
+from scratchformer.notation import NotationError, Report, Row, latex, parse
+from scratchformer.notation.grammar import CALLS, OVER, canonical, walk
+from scratchformer.notation.latex import lines
+from scratchformer.notation.layout import normal
+from scratchformer.testing.derivations import CASES, check
 from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
 
 MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -19,35 +27,87 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
     for name in getattr(scratchformer, module).__all__
     for spelling in (name, f"{module}.{name}")
 }
+FUNCTIONS = frozenset((*CALLS, *OVER, "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
 
 
 class Piece(NamedTuple):
-    """kind: "prose", "code", "picture" or "text" (anything else that is indented)."""
+    """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
+
+    math: of an equation, as LaTeX. error: of an equation or a line of code, as a row of the report gives it.
+    """
 
     kind: str
     text: str
+    math: str = ""
+    comment: str = ""
+    row: Row | None = None
 
 
-def typeset(docstring: str) -> str:
-    """A docstring as reStructuredText."""
-    return "\n\n".join(rendered(piece) for piece in pieces(docstring)) + "\n"
+@cache
+def report(name: str) -> Report | None:
+    """The checked derivation of this name, if it has one."""
+    return check(name) if name in CASES else None
 
 
-def rendered(piece: Piece) -> str:
-    if piece.kind == "prose":
-        return prose(piece.text)
-    return block("python" if piece.kind == "code" else "text", piece.text)
+def typeset(docstring: str, name: str = "") -> str:
+    """A docstring as reStructuredText. name: of its derivation."""
+    return rendered(pieces(docstring, name), name)
 
 
-def pieces(docstring: str) -> Iterator[Piece]:
-    """The paragraphs and indented blocks of a docstring."""
-    for text in paragraphs(inspect.cleandoc(docstring).splitlines()):
-        if not text.startswith("    "):
-            yield Piece("prose", text)
+def rendered(found: Iterable[Piece], name: str = "") -> str:
+    """The pieces as reStructuredText. name: of their derivation, whose letters are set as mathematics in prose."""
+    parts = []
+    for piece in found:
+        if piece.kind == "prose":
+            parts.append(prose(piece.text, names(name)))
+        elif piece.row is not None or piece.math:
+            options = {"kind": piece.row.kind, "error": shown(piece.row.error)} if piece.row else {}
+            parts.append(directive("checked", piece.kind, piece.math or piece.text, comment=piece.comment, **options))
         else:
-            text = dedent(text)
-            yield Piece("code" if is_code(text) else "text", text)
+            parts.append(block("python" if piece.kind == "code" else "text", piece.text))
+    return "\n\n".join(parts) + "\n"
+
+
+def shown(error: float | None) -> str:
+    return "" if error is None else f"{error:.0e}" if error else "0"
+
+
+@cache
+def names(name: str) -> frozenset[str]:
+    """The names that occur in the derivation of this name, in ASCII."""
+    checked = report(name)
+    if checked is None:
+        return frozenset()
+    nodes = (node for item in checked.derivation.equations for part in item.equation.parts for node in walk(part))
+    return frozenset(checked.values) | {node[1] for node in nodes if node[0] == "name"}
+
+
+def pieces(docstring: str, name: str = "") -> list[Piece]:
+    """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
+    checked = report(name)
+    if checked is None:
+        return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
+    found: list[Piece] = []
+    for item in checked.derivation.items:
+        rows = [row for row in checked.rows if row.line == item.line and normal(row.text) == normal(item.text)]
+        row = max(rows, key=lambda row: row.error or 0, default=None)
+        if item.kind == "prose":
+            found += [Piece("prose", text) for text in paragraphs(item.text.splitlines())]
+        elif item.kind == "comment" and found[-1].kind == "equation":
+            found[-1] = found[-1]._replace(comment=item.text)
+        elif item.kind == "equation":
+            found.append(Piece("equation", item.text, lines(item.equation), row=row))
+        else:
+            found.append(Piece(item.kind, dedent(item.text), row=row))
+    return found
+
+
+def unchecked(text: str) -> Piece:
+    if not text.startswith("    "):
+        return Piece("prose", text)
+    text = dedent(text)
+    return Piece("code" if is_code(text) else "text", text)
 
 
 def paragraphs(lines: Iterable[str]) -> list[str]:
@@ -65,12 +125,53 @@ def paragraphs(lines: Iterable[str]) -> list[str]:
     return found
 
 
-def prose(text: str) -> str:
-    """A paragraph as reStructuredText, with links for public names in backquotes."""
+def prose(text: str, known: frozenset[str] = frozenset()) -> str:
+    """A paragraph as reStructuredText, with links for public names in backquotes, and mathematics in `known` names."""
     bullet = LIST_ITEM.match(text)
     mark, text = (bullet[0], text[bullet.end() :]) if bullet else ("", text)
     parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
-    return mark + "".join(quoted(part[1:-1]) if part.startswith("`") else escaped(part) for part in parts)
+    return mark + "".join(quoted(part[1:-1]) if part.startswith("`") else mixed(part, known) for part in parts)
+
+
+def mixed(text: str, known: frozenset[str]) -> str:
+    """Prose without backquotes, in which the longest pieces that are expressions in known names become mathematics."""
+    words, parts, at = re.findall(r"\s*\S+|\s+$", text), [], 0
+    while at < len(words):
+        length, shown = expression(words[at:], known) if known else (0, "")
+        parts.append(shown or escaped(words[at]))
+        at += length or 1
+    return "".join(parts)
+
+
+def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
+    """How many of the first words are an expression, and the expression as reStructuredText."""
+    if not re.search(r"_[a-z]|[Σ∂√]", words[0]):
+        return 0, ""
+    last = next((i for i, word in enumerate(words) if not is_mathematics(word, known)), len(words))
+    for count in range(last, 0, -1):
+        text = "".join(words[:count])
+        core = text.strip()
+        before = core[: len(core) - len(core.lstrip("("))] if core.count("(") > core.count(")") else ""
+        core = core[len(before) :]
+        after = re.search(r"[.,:;]*$", core)[0] or (")" if core.endswith(")") and core.count(")") > core.count("(") else "")
+        core = core[: len(core) - len(after)]
+        if count > 1 and re.fullmatch(r"\w", words[count - 1].strip()):
+            continue  # a word such as "a", or a letter that is not a part of the expression
+        try:
+            math = latex(parse(core, known) if re.search(r"[=<>≤≥]", core) else parse(f"{core} = 0", known).parts[0])
+        except NotationError:
+            continue
+        space = text[: len(text) - len(text.lstrip())]
+        return count, rf"{space}{escaped(before)}\ :math:`{math}`\ {escaped(after)}"
+    return 0, ""
+
+
+def is_mathematics(word: str, known: frozenset[str]) -> bool:
+    """Whether every run of letters in a word is a known name, a function, an index or a size."""
+    runs = re.findall(r"[^\W\d_][\w\u0302']*", word.strip())
+    return all(
+        len(run) == 1 or run in FUNCTIONS or canonical(run.split("_")[0]) in known | FUNCTIONS for run in runs
+    )
 
 
 def escaped(text: str) -> str:
@@ -99,7 +200,7 @@ def block(language: str, text: str) -> str:
 
 
 def directive(name: str, argument: str = "", content: str = "", **options: str) -> str:
-    lines = [f".. {name}:: {argument}".rstrip(), *(f"   :{key}: {value}" for key, value in options.items())]
+    lines = [f".. {name}:: {argument}".rstrip(), *(f"   :{key}: {value}" for key, value in options.items() if value is not None)]
     return "\n".join(lines) + (f"\n\n{indent(content, '   ')}" if content else "")
 
 
@@ -114,10 +215,33 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
 
 
+class Checked(SphinxDirective):
+    """An equation or a line of code, and beside it how far it was from true when it was evaluated."""
+
+    required_arguments = 1  # "equation" or "code"
+    has_content = True
+    option_spec: ClassVar = dict.fromkeys(("kind", "error", "comment"), lambda text: text or "")
+
+    def run(self) -> list[nodes.Node]:
+        row = nodes.container(classes=["checked", f"checked-{self.arguments[0]}"])
+        text = "\n".join(self.content)
+        if self.arguments[0] == "equation":
+            row += nodes.math_block(text, text, nowrap=True)
+        else:
+            row += nodes.literal_block(text, text, language="python")
+        if comment := self.options.get("comment"):
+            row += nodes.paragraph(comment, f"({comment})", classes=["comment"])
+        kind = self.options.get("kind", "")
+        error = self.options.get("error") or ("defined" if kind == "defines" else "")
+        row += nodes.paragraph(error, error, classes=["error", f"error-{kind}"])
+        return [row]
+
+
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
-    lines[:] = typeset("\n".join(lines)).splitlines()
+    lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("checked", Checked)
     app.connect("autodoc-process-docstring", process)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import block, directive, heading, prose, table, typeset
+from docstrings import block, directive, heading, pieces, prose, rendered, table, typeset
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
 from scratchformer import ops
@@ -26,13 +26,14 @@ OPERATIONS = (
 def page(app: Sphinx, name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
-    first, _, derivation = inspect.getdoc(op).partition("\n\nBackward")
+    found = pieces(inspect.getdoc(op), name)
+    start = next((i for i, piece in enumerate(found) if piece.text.startswith("Backward")), len(found))
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", described(functions, first)]
+    parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", described(functions, rendered(found[:start], name))]
     parts.append(slot(app, "pictures", "shapes", name))
     if backward is None:
         return joined([*parts, heading("The code"), code(op)])
-    parts += [heading("Derivation"), typeset(f"Backward{derivation}"), slot(app, "live", "live", name)]
+    parts += [heading("Derivation"), rendered(found[start:], name), slot(app, "live", "live", name)]
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
@@ -61,10 +62,10 @@ def slot(app: Sphinx, extension: str, name: str, argument: str) -> str:
     return directive(name, argument) if extension in app.extensions else ""
 
 
-def described(functions: dict[str, Callable], docstring: str) -> str:
+def described(functions: dict[str, Callable], text: str) -> str:
     """The signatures, and what the docstring says before its derivation."""
     lines = [f"{name}{signature(function)}" for name, function in functions.items()]
-    return f".. py:function:: {f'{chr(10)}                 '.join(lines)}\n\n{indent(typeset(docstring), '   ')}"
+    return f".. py:function:: {f'{chr(10)}                 '.join(lines)}\n\n{indent(text, '   ')}"
 
 
 def signature(function: Any) -> inspect.Signature:
@@ -94,7 +95,7 @@ def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     return [
         directive("container", "pair", joined(cells)),
         heading("The fast twin", "~"),
-        typeset(module.__doc__),
+        typeset(module.__doc__, f"{op.__name__}.numpy"),
         gain(comparison.reference, comparison.twin, comparison.difference),
         f"The whole module is ``scratchformer/kernels/{Path(module.__file__).name}``.",
     ]
