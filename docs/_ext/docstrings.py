@@ -6,17 +6,16 @@ import ast
 import inspect
 import re
 from collections.abc import Iterable
-from functools import cache
 from textwrap import dedent, indent
 from typing import Any, ClassVar, NamedTuple
 
 import scratchformer
 from docutils import nodes
-from scratchformer.notation import NotationError, Report, Row, latex, parse
-from scratchformer.notation.grammar import CALLS, OVER, canonical, walk
-from scratchformer.notation.latex import lines
+from mathml import mathml
+from reports import names, report
+from scratchformer.notation import NotationError, Row
+from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
-from scratchformer.testing.derivations import CASES, check
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -27,27 +26,22 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
     for name in getattr(scratchformer, module).__all__
     for spelling in (name, f"{module}.{name}")
 }
-FUNCTIONS = frozenset((*CALLS, *OVER, "with", "mod"))
+FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
+NEW = re.compile(rf"{LIST_ITEM.pattern}|Source: ")  # begins a paragraph without an empty line above it
+EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 
 
 class Piece(NamedTuple):
     """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
 
-    math: of an equation, as LaTeX. error: of an equation or a line of code, as a row of the report gives it.
+    comment: beside an equation. row: of an equation or a line of code, the row of the report.
     """
 
     kind: str
     text: str
-    math: str = ""
     comment: str = ""
     row: Row | None = None
-
-
-@cache
-def report(name: str) -> Report | None:
-    """The checked derivation of this name, if it has one."""
-    return check(name) if name in CASES else None
 
 
 def typeset(docstring: str, name: str = "") -> str:
@@ -61,9 +55,9 @@ def rendered(found: Iterable[Piece], name: str = "") -> str:
     for piece in found:
         if piece.kind == "prose":
             parts.append(prose(piece.text, names(name)))
-        elif piece.row is not None or piece.math:
-            options = {"kind": piece.row.kind, "error": shown(piece.row.error)} if piece.row else {}
-            parts.append(directive("checked", piece.kind, piece.math or piece.text, comment=piece.comment, **options))
+        elif piece.row is not None:
+            options = {"kind": piece.row.kind, "error": shown(piece.row.error), "comment": mixed(piece.comment, names(name))}
+            parts.append(directive("checked", piece.kind, piece.text, **options))
         else:
             parts.append(block("python" if piece.kind == "code" else "text", piece.text))
     return "\n\n".join(parts) + "\n"
@@ -71,16 +65,6 @@ def rendered(found: Iterable[Piece], name: str = "") -> str:
 
 def shown(error: float | None) -> str:
     return "" if error is None else f"{error:.0e}" if error else "0"
-
-
-@cache
-def names(name: str) -> frozenset[str]:
-    """The names that occur in the derivation of this name, in ASCII."""
-    checked = report(name)
-    if checked is None:
-        return frozenset()
-    nodes = (node for item in checked.derivation.equations for part in item.equation.parts for node in walk(part))
-    return frozenset(checked.values) | {node[1] for node in nodes if node[0] == "name"}
 
 
 def pieces(docstring: str, name: str = "") -> list[Piece]:
@@ -97,7 +81,7 @@ def pieces(docstring: str, name: str = "") -> list[Piece]:
         elif item.kind == "comment" and found[-1].kind == "equation":
             found[-1] = found[-1]._replace(comment=item.text)
         elif item.kind == "equation":
-            found.append(Piece("equation", item.text, lines(item.equation), row=row))
+            found.append(Piece("equation", " ".join(item.text.split()), row=row))
         else:
             found.append(Piece(item.kind, dedent(item.text), row=row))
     return found
@@ -111,13 +95,13 @@ def unchecked(text: str) -> Piece:
 
 
 def paragraphs(lines: Iterable[str]) -> list[str]:
-    """The lines, cut at empty lines, before the items of a list, and where the indentation of blocks begins or ends."""
+    """The lines, cut at empty lines, before items of a list and sources, and where the indentation of blocks begins or ends."""
     found: list[str] = []
     start = True
     for line in lines:
         indented = line.startswith("    ")
         if line.strip():
-            if start or indented != found[-1].startswith("    ") or LIST_ITEM.match(line):
+            if start or indented != found[-1].startswith("    ") or NEW.match(line):
                 found.append(line)
             else:
                 found[-1] += "\n" + line
@@ -145,7 +129,8 @@ def mixed(text: str, known: frozenset[str]) -> str:
 
 def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
     """How many of the first words are an expression, and the expression as reStructuredText."""
-    if not re.search(r"_[a-z]|[Σ∂√]", words[0]):
+    equals = len(words) > 1 and words[1].strip() == "=" and is_mathematics(words[0], known)
+    if not equals and not re.search(r"_[a-z]|[Σ∂√α-ω\u0302]", words[0]):
         return 0, ""
     last = next((i for i, word in enumerate(words) if not is_mathematics(word, known)), len(words))
     for count in range(last, 0, -1):
@@ -155,14 +140,14 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
         core = core[len(before) :]
         after = re.search(r"[.,:;]*$", core)[0] or (")" if core.endswith(")") and core.count(")") > core.count("(") else "")
         core = core[: len(core) - len(after)]
-        if count > 1 and re.fullmatch(r"\w", words[count - 1].strip()):
-            continue  # a word such as "a", or a letter that is not a part of the expression
+        if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
+            continue  # the article
         try:
-            math = latex(parse(core, known) if re.search(r"[=<>≤≥]", core) else parse(f"{core} = 0", known).parts[0])
+            mathml(core, known)
         except NotationError:
             continue
         space = text[: len(text) - len(text.lstrip())]
-        return count, rf"{space}{escaped(before)}\ :math:`{math}`\ {escaped(after)}"
+        return count, rf"{space}{escaped(before)}\ :math:`{core}`\ {escaped(after)}"
     return 0, ""
 
 
@@ -175,7 +160,7 @@ def is_mathematics(word: str, known: frozenset[str]) -> bool:
 
 
 def escaped(text: str) -> str:
-    return re.sub(r"^(?=\(?(\w|#)+[.)] )", r"\\ ", re.sub(r"([\\*|_`])", r"\\\1", text))
+    return re.sub(r"^(?=\(?(\w|#)+[.)] )", r"\\ ", EMPHASIS.sub(r"*\1*", re.sub(r"([\\*|_`])", r"\\\1", text)))
 
 
 def quoted(name: str) -> str:
@@ -230,7 +215,8 @@ class Checked(SphinxDirective):
         else:
             row += nodes.literal_block(text, text, language="python")
         if comment := self.options.get("comment"):
-            row += nodes.paragraph(comment, f"({comment})", classes=["comment"])
+            inline, messages = self.parse_inline(f"({comment})")
+            row += [nodes.paragraph(comment, "", *inline, classes=["comment"]), *messages]
         kind = self.options.get("kind", "")
         error = self.options.get("error") or ("defined" if kind == "defines" else "")
         row += nodes.paragraph(error, error, classes=["error", f"error-{kind}"])

@@ -27,13 +27,13 @@ def page(app: Sphinx, name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
     found = pieces(inspect.getdoc(op), name)
-    start = next((i for i, piece in enumerate(found) if piece.text.startswith("Backward")), len(found))
+    start = next((i for i, piece in enumerate(found) if piece.text.startswith(("Forward", "Backward"))), len(found))
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
     parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", described(functions, rendered(found[:start], name))]
     parts.append(slot(app, "pictures", "shapes", name))
     if backward is None:
         return joined([*parts, heading("The code"), code(op)])
-    parts += [heading("Derivation"), rendered(found[start:], name), slot(app, "live", "live", name)]
+    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name), slot(app, "live", "live", name)]
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
@@ -43,6 +43,9 @@ def page(app: Sphinx, name: str) -> str:
     parts += [heading("Check it yourself"), CHECK.format(name=name)]
     return joined(parts)
 
+
+LEGEND = """\
+At the right of each equation stands :ref:`its measured error <errors>`."""
 
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
