@@ -107,7 +107,7 @@ def spread(array: Named, axes: Sequence[Any]) -> np.ndarray:
     return array.data.transpose(order).reshape([next(shape) if axis in array.axes else 1 for axis in axes])
 
 
-def pointwise(function: Callable[..., np.ndarray], *arrays: Named) -> Named:
+def pointwise(function: Callable[..., Any], *arrays: Named) -> Named:
     data, axes = align(*arrays)
     with np.errstate(all="ignore"):
         return Named(np.asarray(function(*data)), axes)
@@ -172,7 +172,7 @@ def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     return np.exp(exponent * np.log(base))
 
 
-FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,

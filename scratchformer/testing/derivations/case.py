@@ -17,8 +17,8 @@ class DerivationCase(NamedTuple):
     op: Callable
     op_backward: Callable
     args: tuple
-    names: Mapping[str, Any] = {}  # noqa: RUF012
-    options: Mapping[str, Any] = {}  # noqa: RUF012
+    names: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     docstring: str | None = None  # where it is not that of `op`
 
 
