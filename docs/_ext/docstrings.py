@@ -13,6 +13,7 @@ import scratchformer
 from docutils import nodes
 from mathml import mathml
 from reports import names, report
+from scratchformer import ops
 from scratchformer.notation import NotationError, Row
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
@@ -223,11 +224,22 @@ class Checked(SphinxDirective):
         return [row]
 
 
+class Letters(SphinxDirective):
+    """The table of letters in the docstring of `scratchformer.ops`."""
+
+    def run(self) -> list[nodes.Node]:
+        (text,) = (text for text in paragraphs((ops.__doc__ or "").splitlines()) if text.startswith("    B batch"))
+        found = re.findall(r"\b([A-Z]) (.+?)(?= {3}|$)", text, re.MULTILINE)
+        rows = [(f":math:`{letter}`", re.sub(r"\((.*=.*)\)", r":math:`\1`", meaning)) for letter, meaning in found]
+        return self.parse_text_to_nodes(table(("letter", "size"), rows))
+
+
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("checked", Checked)
+    app.add_directive("letters", Letters)
     app.connect("autodoc-process-docstring", process)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from html import escape
 
 from docutils import nodes
 from reports import compound
-from scratchformer.notation import Equation, parse
+from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.grammar import Condition, Node
 from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 from sphinx.application import Sphinx
@@ -27,11 +27,14 @@ WIDE = '<mspace width="1em"/>'
 
 def mathml(text: str, names: Collection[str] = (), display: bool = False) -> str:
     """A text in the notation as MathML: an expression, an equation, or a chain of equalities in aligned lines."""
-    whole = parse(text if any(sign in text for sign in "=<>≤≥≠") else f"{text} = 0", names)
-    if whole.relations == ("=",) and "=" not in text:
-        inside = expression(whole.parts[0])
-    else:
+    try:
+        whole = parse(text, names)
         inside = aligned(whole) if display and len(whole.relations) > 1 else equation(whole)
+    except NotationError as error:
+        try:
+            inside = expression(parse(f"{text} = 0", names).parts[0])
+        except NotationError:
+            raise error from None
     return f'<math display="{"block" if display else "inline"}"><mrow>{inside}</mrow></math>'
 
 
