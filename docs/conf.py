@@ -12,7 +12,16 @@ project = "scratchformer"
 version = release = scratchformer.__version__
 copyright = "the authors of scratchformer, MIT licence"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.viewcode", "mathml", "root_files", "docstrings", "operations", "layers"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "root_files",
+    "docstrings",
+    "operations",
+    "layers",
+]
 exclude_patterns = ["README.md", "_build"]
 
 myst_enable_extensions = ["dollarmath", "html_image", "deflist"]

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 BLOCKS = {
-    "README.md": 2, "docs/checking.md": 3, "docs/data.md": 2, "docs/models.md": 3, "docs/notation.md": 1, "docs/training.md": 3,
+    "README.md": 2, "docs/checking.md": 3, "docs/data.md": 2, "docs/models.md": 3, "docs/notation.md": 1,
+    "docs/training.md": 3,
 }  # fmt: skip
 
 

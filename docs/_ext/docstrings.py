@@ -9,16 +9,17 @@ from collections.abc import Iterable
 from textwrap import dedent, indent
 from typing import Any, ClassVar, NamedTuple
 
-import scratchformer
 from docutils import nodes
 from mathml import mathml
 from reports import names, report
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import scratchformer
 from scratchformer import ops
 from scratchformer.notation import NotationError, Row
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -57,7 +58,11 @@ def rendered(found: Iterable[Piece], name: str = "") -> str:
         if piece.kind == "prose":
             parts.append(prose(piece.text, names(name)))
         elif piece.row is not None:
-            options = {"kind": piece.row.kind, "error": shown(piece.row.error), "comment": mixed(piece.comment, names(name))}
+            options = {
+                "kind": piece.row.kind,
+                "error": shown(piece.row.error),
+                "comment": mixed(piece.comment, names(name)),
+            }
             parts.append(directive("checked", piece.kind, piece.text, **options))
         else:
             parts.append(block("python" if piece.kind == "code" else "text", piece.text))
@@ -96,7 +101,7 @@ def unchecked(text: str) -> Piece:
 
 
 def paragraphs(lines: Iterable[str]) -> list[str]:
-    """The lines, cut at empty lines, before items of a list and sources, and where the indentation of blocks begins or ends."""
+    """The lines, cut at empty lines, before items of a list and sources, and where indentation begins or ends."""
     found: list[str] = []
     start = True
     for line in lines:
@@ -139,7 +144,9 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
         core = text.strip()
         before = core[: len(core) - len(core.lstrip("("))] if core.count("(") > core.count(")") else ""
         core = core[len(before) :]
-        after = re.search(r"[.,:;]*$", core)[0] or (")" if core.endswith(")") and core.count(")") > core.count("(") else "")
+        after = re.search(r"[.,:;]*$", core)[0] or (
+            ")" if core.endswith(")") and core.count(")") > core.count("(") else ""
+        )
         core = core[: len(core) - len(after)]
         if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
             continue  # the article
@@ -155,9 +162,7 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
 def is_mathematics(word: str, known: frozenset[str]) -> bool:
     """Whether every run of letters in a word is a known name, a function, an index or a size."""
     runs = re.findall(r"[^\W\d_][\w\u0302']*", word.strip())
-    return all(
-        len(run) == 1 or run in FUNCTIONS or canonical(run.split("_")[0]) in known | FUNCTIONS for run in runs
-    )
+    return all(len(run) == 1 or run in FUNCTIONS or canonical(run.split("_")[0]) in known | FUNCTIONS for run in runs)
 
 
 def escaped(text: str) -> str:
@@ -186,7 +191,10 @@ def block(language: str, text: str) -> str:
 
 
 def directive(name: str, argument: str = "", content: str = "", **options: str) -> str:
-    lines = [f".. {name}:: {argument}".rstrip(), *(f"   :{key}: {value}" for key, value in options.items() if value is not None)]
+    lines = [
+        f".. {name}:: {argument}".rstrip(),
+        *(f"   :{key}: {value}" for key, value in options.items() if value is not None),
+    ]
     return "\n".join(lines) + (f"\n\n{indent(content, '   ')}" if content else "")
 
 
@@ -197,7 +205,7 @@ def heading(text: str, line: str = "-") -> str:
 def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     lines = []
     for row in (header, *rows):
-        lines += [f"{'*' if first else ' '} - {cell}" for first, cell in zip([True, *[False] * 9], row)]
+        lines += [f"{' ' if number else '*'} - {cell}" for number, cell in enumerate(row)]
     return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
 
 

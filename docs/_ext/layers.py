@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
-import sys
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import scratchformer
-from docstrings import MODULES, block, directive, heading, prose, table, typeset
+from docstrings import MODULES, block, directive, heading, prose, table
 from operations import OPERATIONS, joined, slot, write_page
-from scratchformer import models, nn, ops
 from sphinx.application import Sphinx
+
+import scratchformer
+from scratchformer import models, nn
 
 PLAIN = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
 

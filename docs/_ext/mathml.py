@@ -7,19 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from html import escape
+from typing import Any
 
 from docutils import nodes
 from reports import compound
-from scratchformer.notation import Equation, NotationError, parse
-from scratchformer.notation.grammar import Condition, Node
-from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 from sphinx.application import Sphinx
 from sphinx.writers.html5 import HTML5Translator
 
-LOOSENESS = {"+": SUM, "-": SUM, "neg": SUM, "cases": SUM, "*": PRODUCT, "mod": PRODUCT, "over": PRODUCT}
+from scratchformer.notation import Equation, NotationError, parse
+from scratchformer.notation.grammar import Condition, Node
+from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
+
+LOOSENESS = {
+    "+": SUM,
+    "-": SUM,
+    "neg": SUM,
+    "cases": SUM,
+    "*": PRODUCT,
+    "flat /": PRODUCT,
+    "mod": PRODUCT,
+    "over": PRODUCT,
+}
 RELATIONS = {":=": "≔", "<": "&lt;", ">": "&gt;"}
 POWERS = {"²": "2", "³": "3", "⁴": "4", "⁻¹": "−1"}
 SIGNS = {"+": "+", "-": "−", "mod": "mod"}
+FLAT = {"/": "flat /", "partial": "flat partial"}
 WORDS = ("density", "distance")  # they begin with d and are no gradients
 GAP = '<mspace width="0.17em"/>'
 WIDE = '<mspace width="1em"/>'
@@ -29,13 +41,25 @@ def mathml(text: str, names: Collection[str] = (), display: bool = False) -> str
     """A text in the notation as MathML: an expression, an equation, or a chain of equalities in aligned lines."""
     try:
         whole = parse(text, names)
+        whole = whole if display else flat(whole)
         inside = aligned(whole) if display and len(whole.relations) > 1 else equation(whole)
     except NotationError as error:
         try:
-            inside = expression(parse(f"{text} = 0", names).parts[0])
+            whole = parse(f"{text} = 0", names)
+            inside = expression((whole if display else flat(whole)).parts[0])
         except NotationError:
             raise error from None
     return f'<math display="{"block" if display else "inline"}"><mrow>{inside}</mrow></math>'
+
+
+def flat(tree: Any) -> Any:
+    """The tree with its fractions on one line, for use in a line of text."""
+    if not isinstance(tree, tuple):
+        return tree
+    parts = [flat(part) for part in tree]
+    if parts and parts[0] in FLAT:
+        parts[0] = FLAT[parts[0]]
+    return type(tree)(*parts) if isinstance(tree, Equation) else tuple(parts)
 
 
 def equation(whole: Equation) -> str:
@@ -48,7 +72,7 @@ def aligned(whole: Equation) -> str:
     first, *rest = map(expression, whole.parts)
     rest[-1] += clauses(whole)
     rows = []
-    for left, sign, right in zip([first, *[""] * len(rest)], whole.relations, rest):
+    for left, sign, right in zip([first, *[""] * (len(rest) - 1)], whole.relations, rest, strict=True):
         rows.append(f'<mtr><mtd style="text-align: right">{left}</mtd><mtd>{relation(sign)}{right}</mtd></mtr>')
     return f'<mtable displaystyle="true" class="aligned">{"".join(rows)}</mtable>'
 
@@ -78,7 +102,9 @@ def fenced(inside: str, left: str = "(", right: str = ")") -> str:
 def index(text: str) -> str:
     """An index letter, which may have primes."""
     plain = text.rstrip("'")
-    return f"<mi>{plain}</mi>" if plain == text else f"<msup><mi>{plain}</mi><mo>{'′' * text.count(chr(39))}</mo></msup>"
+    return (
+        f"<mi>{plain}</mi>" if plain == text else f"<msup><mi>{plain}</mi><mo>{'′' * text.count(chr(39))}</mo></msup>"
+    )
 
 
 def letter(name: str) -> str:
@@ -202,6 +228,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "mod": sign("mod"),
     "*": product,
     "/": quotient,
+    "flat /": lambda a, b: f"{hold(a, PRODUCT)}<mo>/</mo>{hold(b, FACTOR)}",
     "^": power,
     "floor": lambda a: fenced(expression(a), "⌊", "⌋"),
     "abs": lambda a: fenced(expression(a), "|", "|"),
@@ -211,6 +238,7 @@ KINDS: dict[str, Callable[..., str]] = {
     "delta": lambda a, b: f"<msub><mi>δ</mi>{group(expression(a) + expression(b))}</msub>",
     "cases": cases,
     "partial": lambda a, b: fraction(f"<mo>∂</mo>{expression(a)}", f"<mo>∂</mo>{expression(b)}"),
+    "flat partial": lambda a, b: f"<mo>∂</mo>{expression(a)}<mo>/</mo><mo>∂</mo>{expression(b)}",
 }
 
 

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+
 from scratchformer import reference_only
 from scratchformer.testing.cases import OPERATIONS, Draw
 
@@ -66,7 +67,9 @@ def compare(name: str) -> Comparison:
     """Run the first case of an operation with the reference, and with its twin if there is one."""
     draw = SizedDraw()
     case = OPERATIONS[name](draw)
-    names = case.op.__code__.co_varnames if not hasattr(case.op, "reference") else case.op.reference.__code__.co_varnames
+    names = (
+        case.op.__code__.co_varnames if not hasattr(case.op, "reference") else case.op.reference.__code__.co_varnames
+    )
     arguments = dict(zip(names, case.args))
     forward = lambda: case.op(*case.args, **case.options)  # noqa: E731
     with reference_only():
@@ -97,7 +100,7 @@ def arrays(cache: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
         yield name, cache
     elif isinstance(cache, tuple):
         fields = getattr(cache, "_fields", map(str, range(len(cache))))
-        for field, value in zip(fields, cache):
+        for field, value in zip(fields, cache, strict=True):
             yield from arrays(value, f"{name}.{field}" if name else field)
 
 

@@ -13,14 +13,12 @@ from typing import Any
 from docstrings import block, directive, heading, pieces, prose, rendered, table, typeset
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
-from scratchformer import ops
 from sphinx.application import Sphinx
 
-OPERATIONS = (
-    "linear", "relu", "gelu", "silu", "tanh", "dense", "swiglu", "softmax", "log_softmax", "cross_entropy", "layernorm",
-    "rmsnorm", "embedding", "gather", "sinusoidal_positions", "rotary_frequencies", "rotary", "dropout", "mean_pool",
-    "max_pool", "attention", "relative_shift", "relative_attention",
-)  # fmt: skip
+from scratchformer import ops
+
+WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
+OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all__), *WITHOUT_BACKWARD)
 
 
 def page(app: Sphinx, name: str) -> str:
@@ -29,7 +27,11 @@ def page(app: Sphinx, name: str) -> str:
     found = pieces(inspect.getdoc(op), name)
     start = next((i for i, piece in enumerate(found) if piece.text.startswith(("Forward", "Backward"))), len(found))
     functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
-    parts = [heading(name, "="), ".. py:currentmodule:: scratchformer.ops", described(functions, rendered(found[:start], name))]
+    parts = [
+        heading(name, "="),
+        ".. py:currentmodule:: scratchformer.ops",
+        described(functions, rendered(found[:start], name)),
+    ]
     parts.append(slot(app, "pictures", "shapes", name))
     if backward is None:
         return joined([*parts, heading("The code"), code(op)])
@@ -110,8 +112,8 @@ def cell(title: str, function: Any) -> str:
 
 def gain(reference: Measured, twin: Measured, difference: float) -> str:
     return (
-        f"Measured at the sizes below while this page was built: forward and backward take {milliseconds(twin)} instead "
-        f"of {milliseconds(reference)}, **{twin.seconds / reference.seconds:.2f}** of the time, and the cache has "
+        f"Measured at the sizes below while this page was built: forward and backward take {milliseconds(twin)} "
+        f"instead of {milliseconds(reference)}, **{twin.seconds / reference.seconds:.2f}** of the time, and the cache has "
         f"{size(twin.nbytes)} instead of {size(reference.nbytes)}. Results and gradients differ by at most "
         f"{difference:.0e} of their largest number, in float32."
     )
