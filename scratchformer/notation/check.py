@@ -123,9 +123,10 @@ class Walk:
             self.compare(item, known, evaluate(part, self.scope), relation, equation)
             for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
         ]
-        self.learn(first, others[0], equation)
         gradient = self.gradient(item, first)
-        if gradient is not None:
+        if gradient is None:
+            self.learn(first, others[0], equation)
+        else:
             errors.append(gradient)
         kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
         self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))

@@ -250,7 +250,7 @@ def over(node: Node, scope: Scope) -> Named:
     x, mask = np.broadcast_to(x, full), np.broadcast_to(held_data, full) > 0
     rest = tuple(axis for axis in axes if axis not in letters)
     if function in ("sum", "mean", "prod"):
-        x = np.where(mask, x, function == "prod")
+        x = np.where(mask, x, function == "prod") if conditions else x
         if function == "prod":
             return Named(x.prod(axis=places), rest)
         return Named(x.sum(axis=places) / (mask.sum(axis=places) if function == "mean" else 1), rest)
