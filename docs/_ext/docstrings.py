@@ -144,9 +144,8 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
         core = text.strip()
         before = core[: len(core) - len(core.lstrip("("))] if core.count("(") > core.count(")") else ""
         core = core[len(before) :]
-        after = re.search(r"[.,:;]*$", core)[0] or (
-            ")" if core.endswith(")") and core.count(")") > core.count("(") else ""
-        )
+        closing = core.count(")") > core.count("(")
+        after = re.search(r"\)?[.,:;]*$" if closing else r"[.,:;]*$", core)[0]
         core = core[: len(core) - len(after)]
         if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
             continue  # the article

@@ -18,16 +18,7 @@ from scratchformer.notation import Equation, NotationError, parse
 from scratchformer.notation.grammar import Condition, Node
 from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
 
-LOOSENESS = {
-    "+": SUM,
-    "-": SUM,
-    "neg": SUM,
-    "cases": SUM,
-    "*": PRODUCT,
-    "flat /": PRODUCT,
-    "mod": PRODUCT,
-    "over": PRODUCT,
-}
+LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)
 RELATIONS = {":=": "≔", "<": "&lt;", ">": "&gt;"}
 POWERS = {"²": "2", "³": "3", "⁴": "4", "⁻¹": "−1"}
 SIGNS = {"+": "+", "-": "−", "mod": "mod"}
@@ -102,9 +93,8 @@ def fenced(inside: str, left: str = "(", right: str = ")") -> str:
 def index(text: str) -> str:
     """An index letter, which may have primes."""
     plain = text.rstrip("'")
-    return (
-        f"<mi>{plain}</mi>" if plain == text else f"<msup><mi>{plain}</mi><mo>{'′' * text.count(chr(39))}</mo></msup>"
-    )
+    primes = "′" * (len(text) - len(plain))
+    return f"<msup><mi>{plain}</mi><mo>{primes}</mo></msup>" if primes else f"<mi>{plain}</mi>"
 
 
 def letter(name: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -67,11 +69,8 @@ def compare(name: str) -> Comparison:
     """Run the first case of an operation with the reference, and with its twin if there is one."""
     draw = SizedDraw()
     case = OPERATIONS[name](draw)
-    names = (
-        case.op.__code__.co_varnames if not hasattr(case.op, "reference") else case.op.reference.__code__.co_varnames
-    )
-    arguments = dict(zip(names, case.args))
-    forward = lambda: case.op(*case.args, **case.options)  # noqa: E731
+    arguments = inspect.signature(case.op).bind(*case.args).arguments
+    forward = partial(case.op, *case.args, **case.options)
     with reference_only():
         reference = measure(forward, case.op_backward, arguments)
     twin = measure(forward, case.op_backward, arguments) if getattr(case.op, "twins", None) else None
