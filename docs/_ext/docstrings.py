@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
 from scratchformer import ops
-from scratchformer.notation import NotationError, Row
+from scratchformer.notation import Equation, NotationError, Row
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
 
@@ -37,13 +37,14 @@ EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 class Piece(NamedTuple):
     """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
 
-    comment: beside an equation. row: of an equation or a line of code, the row of the report.
+    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: its number.
     """
 
     kind: str
     text: str
     comment: str = ""
     row: Row | None = None
+    item: int = 0
 
 
 def typeset(docstring: str, name: str = "") -> str:
@@ -58,19 +59,20 @@ def rendered(found: Iterable[Piece], name: str = "") -> str:
         if piece.kind == "prose":
             parts.append(prose(piece.text, names(name)))
         elif piece.row is not None:
-            options = {
-                "kind": piece.row.kind,
-                "error": shown(piece.row.error),
-                "comment": mixed(piece.comment, names(name)),
-            }
+            options = {"label": label(piece.row), "comment": mixed(piece.comment, names(name))}
+            if piece.kind == "equation":
+                options |= {"of": name, "item": str(piece.item)}
             parts.append(directive("checked", piece.kind, piece.text, **options))
         else:
             parts.append(block("python" if piece.kind == "code" else "text", piece.text))
     return "\n\n".join(parts) + "\n"
 
 
-def shown(error: float | None) -> str:
-    return "" if error is None else f"{error:.0e}" if error else "0"
+def label(row: Row) -> str:
+    """What stands beside an equation or a line of code."""
+    if row.error is None:
+        return "defined" if row.kind == "defines" else ""
+    return f"{row.error:.0e}" if row.error else "0"
 
 
 def pieces(docstring: str, name: str = "") -> list[Piece]:
@@ -79,7 +81,7 @@ def pieces(docstring: str, name: str = "") -> list[Piece]:
     if checked is None:
         return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
     found: list[Piece] = []
-    for item in checked.derivation.items:
+    for number, item in enumerate(checked.derivation.items):
         rows = [row for row in checked.rows if row.line == item.line and normal(row.text) == normal(item.text)]
         row = max(rows, key=lambda row: row.error or 0, default=None)
         if item.kind == "prose":
@@ -87,7 +89,7 @@ def pieces(docstring: str, name: str = "") -> list[Piece]:
         elif item.kind == "comment" and found[-1].kind == "equation":
             found[-1] = found[-1]._replace(comment=item.text)
         elif item.kind == "equation":
-            found.append(Piece("equation", " ".join(item.text.split()), row=row))
+            found.append(Piece("equation", " ".join(item.text.split()), row=row, item=number))
         else:
             found.append(Piece(item.kind, dedent(item.text), row=row))
     return found
@@ -209,26 +211,34 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 class Checked(SphinxDirective):
-    """An equation or a line of code, and beside it how far it was from true when it was evaluated."""
+    """An equation or a line of code, and beside it its measured error, or another label.
+
+    of, item: the name of a derivation and the number of the equation in it, if the text is from there.
+    """
 
     required_arguments = 1  # "equation" or "code"
     has_content = True
-    option_spec: ClassVar = dict.fromkeys(("kind", "error", "comment"), lambda text: text or "")
+    option_spec: ClassVar = dict.fromkeys(("label", "comment", "of", "item"), lambda text: text or "")
 
     def run(self) -> list[nodes.Node]:
         row = nodes.container(classes=["checked", f"checked-{self.arguments[0]}"])
         text = "\n".join(self.content)
         if self.arguments[0] == "equation":
-            row += nodes.math_block(text, text, nowrap=True)
+            row += nodes.math_block(text, text, nowrap=True, equation=self.equation(text))
         else:
             row += nodes.literal_block(text, text, language="python")
         if comment := self.options.get("comment"):
             inline, messages = self.parse_inline(f"({comment})")
             row += [nodes.paragraph(comment, "", *inline, classes=["comment"]), *messages]
-        kind = self.options.get("kind", "")
-        error = self.options.get("error") or ("defined" if kind == "defines" else "")
-        row += nodes.paragraph(error, error, classes=["error", f"error-{kind}"])
+        label = self.options.get("label", "")
+        row += nodes.paragraph(label, label, classes=["error"])
         return [row]
+
+    def equation(self, text: str) -> Equation | None:
+        if "of" not in self.options:
+            return None
+        checked = report(self.options["of"])
+        return checked.derivation.items[int(self.options["item"])].equation if checked else None
 
 
 class Letters(SphinxDirective):

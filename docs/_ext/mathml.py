@@ -29,17 +29,25 @@ WIDE = '<mspace width="1em"/>'
 
 
 def mathml(text: str, names: Collection[str] = (), display: bool = False) -> str:
-    """A text in the notation as MathML: an expression, an equation, or a chain of equalities in aligned lines."""
+    """A text in the notation as MathML: an expression, or an equation."""
     try:
-        whole = parse(text, names)
-        whole = whole if display else flat(whole)
-        inside = aligned(whole) if display and len(whole.relations) > 1 else equation(whole)
+        return of_equation(parse(text, names), display)
     except NotationError as error:
         try:
-            whole = parse(f"{text} = 0", names)
-            inside = expression((whole if display else flat(whole)).parts[0])
+            tree = parse(f"{text} = 0", names)
         except NotationError:
             raise error from None
+        return wrapped(expression((tree if display else flat(tree)).parts[0]), display)
+
+
+def of_equation(whole: Equation, display: bool = True) -> str:
+    """An equation as MathML; a chain of equalities in aligned lines."""
+    if not display:
+        return wrapped(equation(flat(whole)), display)
+    return wrapped(aligned(whole) if len(whole.relations) > 1 else equation(whole), display)
+
+
+def wrapped(inside: str, display: bool) -> str:
     return f'<math display="{"block" if display else "inline"}"><mrow>{inside}</mrow></math>'
 
 
@@ -243,7 +251,9 @@ def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
 
 
 def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
-    translator.body.append(f'<div class="math">{mathml(node.astext(), compound(), display=True)}</div>')
+    whole = node.get("equation")
+    shown = of_equation(whole) if whole else mathml(node.astext(), compound(), display=True)
+    translator.body.append(f'<div class="math">{shown}</div>')
     raise nodes.SkipNode
 
 
