@@ -29,7 +29,6 @@ def attention(d: Sizes) -> DerivationCase:
 ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
 
 
-
 def relu(d: Sizes) -> DerivationCase:
     x = d("B T C")
     x[0, 0, 0] = 0  # the kink
