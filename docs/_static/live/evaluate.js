@@ -1,0 +1,734 @@
+/* Evaluates a derivation in the page, element by element, from the syntax tree that Python's parser made.
+
+   const model = Live.model(data);     data: {items, arrays, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
+   model.set("q", 3, 0.5);             the number at a flat, row-major position
+   model.run();                        every equation, in order
+   model.values.get("dk").data         what they give
+   model.terms(line, position)         the terms of one number, and the entries that it was computed from
+   model.difference("q", 1e-5)         the central difference of the loss, for every element of an input */
+"use strict";
+
+(function () {
+  const COMPARE = {
+    "=": (a, b) => a === b, "≠": (a, b) => a !== b, "<": (a, b) => a < b,
+    "≤": (a, b) => a <= b, ">": (a, b) => a > b, "≥": (a, b) => a >= b,
+  };
+  const CALL = {
+    exp: Math.exp, log: Math.log, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
+    max: Math.max, min: Math.min, erf, sigmoid: (x) => 1 / (1 + Math.exp(-x)),
+  };
+  const BINARY = {
+    "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b, "^": Math.pow,
+    mod: (a, b) => a - b * Math.floor(a / b),
+  };
+  const UNARY = { neg: (a) => -a, floor: Math.floor, abs: Math.abs, group: (a) => a };
+  const STEP = 6e-6; // of the central differences behind a partial derivative
+  const LEAD = ""; // the slot of the position within the leading axes
+
+  /** The error function, to the last digits: a series of positive terms near 0, a continued fraction elsewhere. */
+  function erf(x) {
+    const a = Math.abs(x);
+    if (a > 6) return Math.sign(x);
+    const scale = Math.exp(-a * a) / Math.sqrt(Math.PI);
+    let y;
+    if (a < 2.5) {
+      let term = 2 * a;
+      let sum = term;
+      for (let k = 1; term > sum * 1e-17; k++) sum += term *= (2 * a * a) / (2 * k + 1);
+      y = scale * sum;
+    } else {
+      let fraction = a;
+      for (let k = 60; k > 0; k--) fraction = a + k / 2 / fraction;
+      y = 1 - scale / fraction;
+    }
+    return x < 0 ? -y : y;
+  }
+
+  const size = (shape) => shape.reduce((a, b) => a * b, 1);
+  const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+  const children = (node) => (Array.isArray(node) ? node.filter(Array.isArray) : []);
+
+  /** Calls visit on a node and all below it; what is not a node (lists of nodes or conditions) is passed through. */
+  function walk(node, visit) {
+    if (typeof node[0] === "string") visit(node);
+    for (const child of children(node)) walk(child, visit);
+  }
+
+  function contains(node, test) {
+    let found = false;
+    walk(node, (inner) => { found = found || test(inner); });
+    return found;
+  }
+
+  function named(nodes) {
+    const found = [];
+    const visit = (node) => { if (node[0] === "name") found.push(node); };
+    for (const node of nodes) walk(node, visit);
+    return found;
+  }
+
+  const isEquality = (relation) => relation === "=" || relation === ":=";
+  const isPartial = (node) => node[0] === "partial";
+  const hasPartial = (node) => contains(node, isPartial);
+
+  /** The letters that a node leaves free. */
+  function free(node, bound = new Set(), found = new Set()) {
+    if (node[0] === "idx" && !bound.has(node[1])) found.add(node[1]);
+    if (node[0] === "over" && node[1] !== "softmax") bound = new Set([...bound, ...node[2]]);
+    for (const child of children(node)) free(child, bound, found);
+    return found;
+  }
+
+  class Model {
+    constructor(data) {
+      this.data = data;
+      this.values = new Map();
+      for (const [name, array] of Object.entries(data.arrays)) {
+        this.values.set(name, { shape: array.shape, data: Float64Array.from(array.data, Number) });
+      }
+      this.inputs = data.inputs;
+      this.aliases = new Map();
+      this.sizes = new Map(Object.entries(data.sizes || {}));
+      this.trace = null;
+      this.plant(null);
+    }
+
+    /** The lines, with one of the known mistakes in the place of its equation (or none of them). */
+    plant(mistake) {
+      this.mistake = mistake;
+      const equations = this.data.items.filter((item) => item.kind === "equation").map((item) => item.equation);
+      this.lines = equations.map((equation, i) => {
+        const wrong = mistake && mistake.line === i ? mistake.equation : null;
+        return new Line(this, i, wrong || equation, wrong && equation);
+      });
+      this.findDefinitions();
+      this.run();
+    }
+
+    array(name) {
+      return this.values.get(this.resolve(name));
+    }
+
+    /** Which lines compute which name; the lines are compiled in an order in which every name is known. */
+    findDefinitions() {
+      const computing = new Map();
+      const planted = this.lines.filter((line) => line.right);
+      const named = [...planted, ...this.lines.filter((line) => !line.right)].filter((line) => line.target() !== null);
+      for (const line of named) {
+        const name = line.target();
+        if (line.alias() !== null || line.source() < 0 || this.inputs.includes(name)) continue;
+        computing.set(name, [...(computing.get(name) || []), line]);
+      }
+      for (const line of named.filter((other) => other.alias() !== null)) {
+        line.kind = computing.has(line.target()) ? "ignored" : "alias";
+        if (line.kind === "ignored") continue;
+        this.aliases.set(line.target(), line.alias());
+        this.aliases.set(`d${line.target()}`, `d${line.alias()}`);
+      }
+      this.computing = new Map();
+      for (const [name, lines] of computing) {
+        const key = this.resolve(name);
+        this.computing.set(key, [...(this.computing.get(key) || []), ...lines]);
+      }
+      this.order = [];
+      const seen = new Set();
+      const visit = (line) => {
+        if (seen.has(line)) return;
+        seen.add(line);
+        for (const name of line.mentions()) for (const before of this.computing.get(name) || []) visit(before);
+        this.order.push(line);
+      };
+      [...planted, ...this.lines].forEach(visit);
+      this.defined = new Map(); // name -> which of its elements a line computes
+      for (const line of this.order) line.compile();
+      this.jacobians = new Map();
+    }
+
+    resolve(name) {
+      return this.aliases.get(name) || name;
+    }
+
+    set(name, position, value) {
+      this.array(name).data[position] = value;
+    }
+
+    run() {
+      this.jacobians.clear();
+      for (const line of this.order) line.define();
+    }
+
+    /** L = Σ dy y, over every output that has a gradient. */
+    loss() {
+      let sum = 0;
+      for (const [y, dy] of this.data.outputs) {
+        const [a, b] = [this.array(y).data, this.array(dy).data];
+        for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+      }
+      return sum;
+    }
+
+    /** The lines that compute `names`, as far as they depend on `source`, in order. */
+    between(source, names) {
+      const reached = new Set([source]);
+      const forward = this.order.filter((line) => {
+        const depends = line.defines && line.name !== source && line.reads().some((name) => reached.has(name));
+        if (depends) reached.add(line.name);
+        return depends;
+      });
+      const needed = new Set(names);
+      const path = [];
+      for (const line of forward.reverse()) {
+        if (!needed.has(line.name)) continue;
+        path.unshift(line);
+        for (const name of line.reads()) needed.add(name);
+      }
+      return path;
+    }
+
+    /** Moves each element of `source` up and down by h; calls visit(position, read() above, read() below, 2 h). */
+    perturb(source, names, h, read, visit) {
+      const array = this.array(source);
+      const path = this.between(source, names);
+      const kept = new Map([...this.values].map(([name, { data }]) => [name, data.slice()]));
+      const trace = this.trace;
+      this.trace = null;
+      for (let i = 0; i < array.data.length; i++) {
+        const old = array.data[i];
+        const step = h * Math.max(1, Math.abs(old));
+        const results = [old + step, old - step].map((value) => {
+          array.data[i] = value;
+          for (const line of path) line.define();
+          return read();
+        });
+        array.data[i] = old;
+        visit(i, results[0], results[1], 2 * step);
+      }
+      for (const [name, data] of kept) this.values.get(name).data.set(data);
+      this.trace = trace;
+    }
+
+    outputs() {
+      return this.data.outputs.map(([y]) => y);
+    }
+
+    difference(name, h = 1e-5) {
+      const result = new Float64Array(this.array(name).data.length);
+      this.perturb(name, this.outputs(), h, () => this.loss(), (i, above, below, width) => {
+        result[i] = (above - below) / width;
+      });
+      return result;
+    }
+
+    /** ∂a/∂b for all their elements: row-major, a's position first. */
+    jacobian(a, b) {
+      const key = `${a}/${b}`;
+      if (!this.jacobians.has(key)) {
+        const isLoss = a === "L" && !this.values.has("L");
+        const names = isLoss ? this.outputs() : [a];
+        const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
+        const columns = this.array(b).data.length;
+        const result = new Float64Array(read().length * columns);
+        this.perturb(b, names, STEP, read, (i, above, below, width) => {
+          above.forEach((value, j) => { result[j * columns + i] = (value - below[j]) / width; });
+        });
+        this.jacobians.set(key, result);
+      }
+      return this.jacobians.get(key);
+    }
+
+    terms(number, position) {
+      return this.lines[number].terms(position);
+    }
+  }
+
+  /** One equation. Its letters are slots of an environment `e`, an object from letter to number. */
+  class Line {
+    constructor(model, number, equation, right) {
+      Object.assign(this, { model, number, equation, right, parts: equation.parts, kind: "", defines: false });
+      this.withs = new Map(equation.with || []);
+      this.closures = new Map();
+    }
+
+    /** The name on the left, or null. */
+    target() {
+      return this.parts[0][0] === "name" && this.parts.length > 1 ? this.parts[0][1] : null;
+    }
+
+    /** The other name of `u := content_bias`, or null. */
+    alias() {
+      const [left, other] = this.parts;
+      const whole = left[2].length === 0 && other[0] === "name" && other[2].length === 0 && this.parts.length === 2;
+      return whole && this.equation.relations[0] === ":=" ? other[1] : null;
+    }
+
+    /** The part that computes the left side: the first without a partial derivative; of a mistake, the one changed. */
+    source() {
+      const usable = this.parts.map((part, i) => i > 0 && isEquality(this.equation.relations[i - 1]) && !hasPartial(part));
+      const changed = this.right ? this.parts.findIndex((part, i) => usable[i] && !same(part, this.right.parts[i])) : -1;
+      return changed >= 0 ? changed : usable.indexOf(true);
+    }
+
+    /** The names that the computing part needs. */
+    reads() {
+      return this.namesIn([this.parts[this.source()] || [], ...this.withs.values()]);
+    }
+
+    /** The names that stand anywhere in the line. */
+    mentions() {
+      return this.namesIn([...this.parts, ...this.withs.values(), ...(this.equation.for || [])]);
+    }
+
+    /** A node of the line that stands for `name`. */
+    find(name) {
+      return named(this.parts).find((node) => this.model.resolve(node[1]) === name) || null;
+    }
+
+    namesIn(nodes) {
+      return [...new Set(named(nodes).map((node) => this.model.resolve(node[1])))];
+    }
+
+    compile() {
+      if (this.kind) return;
+      const { model } = this;
+      this.measure();
+      const source = this.source();
+      const left = this.parts[0];
+      this.shown = source > 0 ? source : this.parts.findIndex((part) => !hasPartial(part));
+      if (this.shown < 0) this.shown = 0;
+      const letters = new Set(this.parts.flatMap((part) => [...free(part)]));
+      for (const letter of this.withs.keys()) letters.delete(letter);
+      if (left[0] === "name" || isPartial(left)) {
+        const own = free(left);
+        this.letters = [...own].filter((letter) => letters.has(letter));
+        const loose = [...letters].filter((letter) => !own.has(letter));
+        if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
+      } else {
+        this.letters = [...letters];
+      }
+      const target = this.target();
+      this.name = target === null ? null : model.resolve(target);
+      this.conditions = this.equation.for || [];
+      const computed = (model.computing.get(this.name) || []).includes(this) && !model.inputs.includes(this.name);
+      if (computed && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
+      this.enumerate();
+      if (computed) this.claim();
+      this.test = this.parts.map((part) => this.closure(part));
+    }
+
+    error(message) {
+      return new Error(`${this.equation.text || JSON.stringify(this.parts)}: ${message}`);
+    }
+
+    /** The sizes of the letters, and the leading axes that the equation's names share. */
+    measure() {
+      const { model } = this;
+      this.sizes = new Map();
+      let lead = [];
+      for (const node of named([...this.parts, ...this.withs.values(), ...(this.equation.for || [])])) {
+        const array = model.array(node[1]);
+        if (!array || (node[2].length === 0 && this.isSize(node))) continue;
+        const { axes, leading } = this.layout(node, array.shape);
+        node[2].forEach((index, i) => {
+          if (index[0] !== "idx" || this.withs.has(index[1])) return;
+          const known = this.sizes.get(index[1]);
+          this.sizes.set(index[1], known === undefined ? axes[i] : Math.min(known, axes[i]));
+        });
+        lead = broadcast(lead, leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
+        if (node[2].some((index) => index[0] === "idx" && index[1][0] === "n") && array.shape.length > node[2].length) {
+          this.folded = array.shape.slice(0, array.shape.length - node[2].length + 1);
+        }
+      }
+      for (const [letter, n] of this.sizes) if (!model.sizes.has(letter)) model.sizes.set(letter, n);
+      this.lead = lead;
+    }
+
+    isSize(node) {
+      return node[2].length === 0 && /^[A-Z]$/.test(node[1]) && !this.model.array(node[1]);
+    }
+
+    /** The sizes of the axes that have an index (n: all leading axes as one), and of those that have none. */
+    layout(node, shape) {
+      const count = node[2].length;
+      const extra = shape.length - count;
+      if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${count} indices`);
+      const fold = extra > 0 && count > 0 && node[2][0][0] === "idx" && node[2][0][1][0] === "n";
+      if (fold) return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [] };
+      return { axes: shape.slice(extra), leading: shape.slice(0, extra) };
+    }
+
+    size(letter) {
+      const plain = letter.replace(/['’]+$/, "");
+      const found = [this.sizes.get(letter), this.sizes.get(plain), this.model.sizes.get(letter), this.model.sizes.get(plain)];
+      const n = found.find((value) => value !== undefined);
+      if (n === undefined) throw this.error(`the size of the index ${letter} is not known`);
+      return n;
+    }
+
+    emptyArray() {
+      const own = this.parts[0][2].map((index) => {
+        if (index[0] !== "idx") throw this.error(`the size of the axis of ${this.name} is not known`);
+        return index[1][0] === "n" && this.folded ? this.folded : [this.size(index[1])];
+      });
+      const shape = [...this.lead, ...own.flat()];
+      return { shape, data: new Float64Array(size(shape)) };
+    }
+
+    /** All environments of the equation's letters, in row-major order of the left side. */
+    enumerate() {
+      const fits = this.conditions.length ? this.all(this.conditions) : () => true;
+      const position = this.name === null ? null : this.position(this.parts[0]);
+      this.environments = [];
+      const leading = size(this.lead);
+      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
+      const inner = shape.slice(this.lead.length);
+      const count = size(inner);
+      for (let l = 0; l < leading; l++) {
+        for (let k = 0; k < count; k++) {
+          const e = { [LEAD]: l };
+          let rest = k;
+          for (let i = inner.length - 1; i >= 0; i--) {
+            e[this.letters[i]] = rest % inner[i];
+            rest = Math.floor(rest / inner[i]);
+          }
+          if (fits(e) && (position === null || position(e) >= 0)) this.environments.push(e);
+        }
+      }
+      this.shape = shape;
+      this.positions = position === null ? this.environments.map((_, i) => i) : this.environments.map(position);
+      if (this.name === null) this.own = { shape, data: new Float64Array(this.environments.length) };
+      this.at = new Map(this.positions.map((p, i) => [p, i]));
+    }
+
+    /** This line computes the elements of its left side that no line before it computes. */
+    claim() {
+      const { model } = this;
+      const array = model.values.get(this.name);
+      if (!model.defined.has(this.name)) model.defined.set(this.name, new Uint8Array(array.data.length));
+      const taken = model.defined.get(this.name);
+      this.mine = this.positions.map((p, i) => i).filter((i) => !taken[this.positions[i]]);
+      this.defines = this.mine.length > 0;
+      for (const i of this.mine) taken[this.positions[i]] = 1;
+    }
+
+    define() {
+      if (!this.defines) return;
+      const { data } = this.model.values.get(this.name);
+      const f = this.test[this.shown];
+      for (const i of this.mine) data[this.positions[i]] = f(this.environments[i]);
+    }
+
+    /** What the line shows: the array of its left side, or the values of its computing part. */
+    result() {
+      if (this.kind) return null;
+      if (this.name !== null && this.model.values.has(this.name)) return this.model.values.get(this.name);
+      this.environments.forEach((e, i) => { this.own.data[i] = this.test[this.shown](e); });
+      return this.own;
+    }
+
+    /** The largest difference between the parts, relative to their largest number. */
+    disagreement() {
+      if (this.kind) return 0;
+      let worst = 0;
+      let scale = 0;
+      const { relations } = this.equation;
+      for (const e of this.environments) {
+        const values = this.test.map((f) => f(e));
+        values.slice(1).forEach((value, i) => {
+          const [a, b] = [values[i], value];
+          scale = Math.max(scale, Math.abs(a), Math.abs(b));
+          const holds = isEquality(relations[i]) ? a === b : relations[i] === "≈" || COMPARE[relations[i]](a, b);
+          if (!holds) worst = Math.max(worst, Math.abs(a - b) || Infinity);
+        });
+      }
+      return scale > 0 ? worst / Math.max(scale, 1e-300) : worst;
+    }
+
+    closure(node) {
+      if (!this.closures.has(node)) this.closures.set(node, this.build(node));
+      return this.closures.get(node);
+    }
+
+    all(conditions) {
+      const tests = conditions.map(([relation, a, b]) => {
+        const [compare, f, g] = [COMPARE[relation], this.closure(a), this.closure(b)];
+        return (e) => compare(f(e), g(e));
+      });
+      return (e) => tests.every((test) => test(e));
+    }
+
+    build(node) {
+      const [kind] = node;
+      if (kind === "num") return ((value) => () => value)(node[1] === null ? Infinity : node[1]);
+      if (kind === "idx") return this.buildIndex(node[1]);
+      if (kind === "name") return this.buildName(node);
+      if (kind === "bracket") return ((test) => (e) => (test(e) ? 1 : 0))(this.all(node[1]));
+      if (kind === "delta") {
+        const [a, b] = [this.closure(node[1]), this.closure(node[2])];
+        return (e) => (a(e) === b(e) ? 1 : 0);
+      }
+      if (kind === "call") {
+        const [f, args] = [CALL[node[1]], node[2].map((arg) => this.closure(arg))];
+        if (!f) throw this.error(`the function ${node[1]} is not known`);
+        return args.length === 1 ? (e) => f(args[0](e)) : (e) => f(...args.map((arg) => arg(e)));
+      }
+      if (kind === "over") return this.buildOver(node);
+      if (kind === "cases") {
+        const cases = node[1].map(([value, conditions]) => [this.closure(value), this.all(conditions)]);
+        const otherwise = this.closure(node[2]);
+        return (e) => (cases.find(([, test]) => test(e)) || [otherwise])[0](e);
+      }
+      if (kind === "partial") return this.buildPartial(node);
+      if (kind in UNARY) return ((f, a) => (e) => f(a(e)))(UNARY[kind], this.closure(node[1]));
+      if (kind === "*") {
+        const [a, b] = [this.closure(node[1]), this.closure(node[2])];
+        return (e) => a(e) * b(e);
+      }
+      if (kind in BINARY) return ((f, a, b) => (e) => f(a(e), b(e)))(BINARY[kind], this.closure(node[1]), this.closure(node[2]));
+      throw this.error(`${kind} is not known`);
+    }
+
+    buildIndex(letter) {
+      if (this.withs.has(letter)) return this.closure(this.withs.get(letter));
+      return (e) => e[letter];
+    }
+
+    buildName(node) {
+      if (this.isSize(node)) {
+        const letter = node[1].toLowerCase();
+        const n = this.size(letter);
+        return () => n;
+      }
+      const name = this.model.resolve(node[1]);
+      const position = this.position(node);
+      const { model } = this;
+      const array = model.values.get(name);
+      return (e) => {
+        const p = position(e);
+        if (p < 0) return 0;
+        if (model.trace) model.trace.push([name, p]);
+        return array.data[p];
+      };
+    }
+
+    /** The flat position of an indexed name; −1 outside of the array. */
+    position(node) {
+      const array = this.model.array(node[1]);
+      if (!array) throw this.error(`${node[1]} is not known`);
+      const { axes, leading } = this.layout(node, array.shape);
+      const indices = node[2].map((index) => this.closure(index));
+      const strides = axes.map((_, i) => size(axes.slice(i + 1)));
+      const starts = offsets(this.lead, leading, size(axes));
+      return (e) => {
+        let p = starts[e[LEAD]];
+        for (let i = 0; i < indices.length; i++) {
+          const k = indices[i](e);
+          if (!(k >= 0 && k < axes[i])) return -1;
+          p += k * strides[i];
+        }
+        return p;
+      };
+    }
+
+    buildOver(node) {
+      const [, kind, , body, conditions] = node;
+      const f = this.closure(body);
+      const each = this.each(node);
+      if (kind === "sum") return (e) => { let s = 0; each(e, () => { s += f(e); }); return s; };
+      if (kind === "prod") return (e) => { let s = 1; each(e, () => { s *= f(e); }); return s; };
+      if (kind === "mean") return (e) => { let [s, n] = [0, 0]; each(e, () => { s += f(e); n++; }); return s / n; };
+      if (kind === "max") return (e) => { let m = -Infinity; each(e, () => { m = Math.max(m, f(e)); }); return m; };
+      if (kind === "min") return (e) => { let m = Infinity; each(e, () => { m = Math.min(m, f(e)); }); return m; };
+      if (kind === "argmax") {
+        const [letter] = node[2];
+        return (e) => {
+          let [m, at] = [-Infinity, 0];
+          each(e, () => { const value = f(e); if (value > m) [m, at] = [value, e[letter]]; });
+          return at;
+        };
+      }
+      const test = this.all(conditions || []);
+      return (e) => {
+        if (!test(e)) return 0;
+        const own = f(e);
+        let [m, sum] = [-Infinity, 0];
+        each(e, () => { m = Math.max(m, f(e)); });
+        each(e, () => { sum += Math.exp(f(e) - m); });
+        return Math.exp(own - m) / sum;
+      };
+    }
+
+    /** A loop over the letters of a sum, in the environment itself, which is left as it was. */
+    each(node) {
+      const [, , letters, , conditions = []] = node;
+      const sizes = letters.map((letter) => this.bound(letter, conditions));
+      const test = conditions.length ? this.all(conditions) : null;
+      const loop = (e, visit, i) => {
+        if (i === letters.length) {
+          if (!test || test(e)) visit(e);
+          return;
+        }
+        const letter = letters[i];
+        const old = e[letter];
+        const n = sizes[i](e);
+        for (let k = 0; k < n; k++) {
+          e[letter] = k;
+          loop(e, visit, i + 1);
+        }
+        e[letter] = old;
+      };
+      return (e, visit) => loop(e, visit, 0);
+    }
+
+    /** The size of a letter that is summed over; if no array tells it, its upper bound does. */
+    bound(letter, conditions) {
+      try {
+        const n = this.size(letter);
+        return () => n;
+      } catch (error) {
+        for (const [relation, a, b] of conditions) {
+          if (a[0] !== "idx" || a[1] !== letter || !"<≤".includes(relation)) continue;
+          const [f, more] = [this.closure(b), relation === "≤" ? 1 : 0];
+          return (e) => f(e) + more;
+        }
+        throw error;
+      }
+    }
+
+    buildPartial([, a, b]) {
+      const { model } = this;
+      const [above, below] = [model.resolve(a[1]), model.resolve(b[1])];
+      const isLoss = above === "L" && !model.values.has("L");
+      const row = isLoss ? () => 0 : this.position(a);
+      const column = this.position(b);
+      return (e) => model.jacobian(above, below)[row(e) * model.array(below).data.length + column(e)];
+    }
+
+    /** The number at a position of what the line shows: its terms, the sums inside them, the entries it was made of. */
+    terms(position) {
+      const i = this.at.get(position);
+      if (i === undefined) return null;
+      const e = { ...this.environments[i] };
+      const part = this.parts[this.shown];
+      const { model } = this;
+      model.trace = [];
+      const value = this.closure(part)(e);
+      const seen = new Map(model.trace.map(([name, p]) => [`${name} ${p}`, [name, p]]));
+      model.trace = null;
+      const terms = this.expand(part, e);
+      return { line: this, e, part, value, terms, inner: this.innerSums(terms), entries: [...seen.values()] };
+    }
+
+    /** A node as a sum of terms {sign, factors: [{node, e, inverse}], value}. Sums are expanded, nothing else. */
+    expand(node, e) {
+      const finish = (term) => {
+        term.value = term.factors.reduce((product, { node: factor, e: at, inverse }) => {
+          const value = this.closure(factor)(at);
+          return inverse ? product / value : product * value;
+        }, term.sign);
+        return term;
+      };
+      return this.split(node, e).map(finish);
+    }
+
+    split(node, e) {
+      const one = (factor, inverse = false) => ({ node: factor, e: { ...e }, inverse });
+      const times = (terms, factors, before) => terms.map((term) => (
+        { sign: term.sign, factors: before ? [...factors, ...term.factors] : [...term.factors, ...factors] }));
+      const [kind, a, b] = node;
+      if (kind === "group") return isSum(a) || isProduct(a) ? this.split(a, e) : [{ sign: 1, factors: [one(node)] }];
+      if (kind === "neg") return this.split(a, e).map((term) => ({ ...term, sign: -term.sign }));
+      if (kind === "+") return [...this.split(a, e), ...this.split(b, e)];
+      if (kind === "-") return [...this.split(a, e), ...this.split(b, e).map((term) => ({ ...term, sign: -term.sign }))];
+      if (kind === "over" && (a === "sum" || a === "mean")) {
+        const found = [];
+        let count = 0;
+        this.each(node)(e, () => { count++; found.push(...this.split(node[3], e)); });
+        return a === "sum" ? found : times(found, [one(["num", count, String(count)], true)]);
+      }
+      if (kind === "/") {
+        if (!isSum(a) && isPlus(a)) return [{ sign: 1, factors: [one(a), one(b, true)] }];
+        return times(this.split(a, e), [one(b, true)]);
+      }
+      if (kind === "*") {
+        if (isSum(b)) return this.cross(this.whole(a, e), this.split(b, e));
+        if (isSum(a)) return this.cross(this.split(a, e), this.whole(b, e));
+        return this.cross(this.whole(a, e), this.whole(b, e));
+      }
+      return [{ sign: 1, factors: [one(node)] }];
+    }
+
+    /** A factor that is left as it is, unless it is a product itself. */
+    whole(node, e) {
+      return isPlus(node) || isSum(node) ? [{ sign: 1, factors: [{ node, e: { ...e }, inverse: false }] }] : this.split(node, e);
+    }
+
+    cross(left, right) {
+      return left.flatMap((a) => right.map((b) => ({ sign: a.sign * b.sign, factors: [...a.factors, ...b.factors] })));
+    }
+
+    /** The sums, means and maxima that stand inside the factors, such as the sum below a softmax's fraction. */
+    innerSums(terms) {
+      const found = new Map();
+      for (const { factors } of terms) {
+        for (const { node, e } of factors) {
+          walk(node, (inner) => {
+            if (inner[0] !== "over" || [...free(inner)].some((letter) => e[letter] === undefined && !this.withs.has(letter))) return;
+            const key = JSON.stringify([inner, ...[...free(inner)].map((letter) => e[letter])]);
+            if (!found.has(key)) found.set(key, this.inside(inner, e));
+          });
+        }
+      }
+      return [...found.values()];
+    }
+
+    inside(node, e) {
+      const at = { ...e };
+      const value = this.closure(node)(at);
+      if (node[1] === "sum" || node[1] === "mean") return { node, e: at, value, terms: this.expand(node, at) };
+      const terms = [];
+      this.each(node)(at, () => terms.push({ sign: 1, factors: [{ node: node[3], e: { ...at }, inverse: false }], value: this.closure(node[3])(at) }));
+      return { node, e: at, value, terms };
+    }
+  }
+
+  const isPlus = (node) => "+-".includes(node[0]) || (node[0] === "group" && isPlus(node[1]));
+  const isProduct = (node) => node[0] === "*" || node[0] === "/" || node[0] === "neg";
+  /** Whether a sum can be reached through products, quotients and parentheses alone. */
+  function isSum(node) {
+    const [kind, a, b] = node;
+    if (kind === "over") return a === "sum" || a === "mean";
+    if (kind === "group" || kind === "neg" || kind === "/") return isSum(a);
+    return ["+", "-", "*"].includes(kind) && (isSum(a) || isSum(b));
+  }
+
+  function broadcast(a, b, error) {
+    const rank = Math.max(a.length, b.length);
+    const pad = (shape) => [...Array(rank - shape.length).fill(1), ...shape];
+    const [x, y] = [pad(a), pad(b)];
+    return x.map((n, i) => {
+      if (n !== y[i] && n !== 1 && y[i] !== 1) throw error();
+      return Math.max(n, y[i]);
+    });
+  }
+
+  /** For each position in the leading axes `lead`, where an array begins whose own leading axes are `leading`. */
+  function offsets(lead, leading, block) {
+    const skip = lead.length - leading.length;
+    const starts = new Int32Array(size(lead));
+    for (let l = 0; l < starts.length; l++) {
+      let [rest, stride, start] = [l, block, 0];
+      for (let i = lead.length - 1; i >= 0; i--) {
+        const k = rest % lead[i];
+        rest = Math.floor(rest / lead[i]);
+        if (i < skip) continue;
+        const n = leading[i - skip];
+        if (n > 1) start += k * stride;
+        stride *= n;
+      }
+      starts[l] = start;
+    }
+    return starts;
+  }
+
+  window.Live = { model: (data) => new Model(data), erf, walk, free, hasPartial };
+})();
