@@ -51,23 +51,27 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     queries that may see it, and no others. Values must be finite even where no query may see them (padding), since they
     are multiplied by 0. Raises ValueError if shapes do not fit, TypeError if `pattern` is not a Pattern.
 
-    Backward, for one sequence and one query head. The forward has four steps,
+    Forward, for each sequence and query head h, with g its key head and m_hts = 1 if query t may see key s, else 0:
 
-        a_ts = Σ_d q_td k_sd        z_ts = a_ts/√D        p_ts = exp(z_ts) / Σ_s' exp(z_ts')        y_td = Σ_s p_ts v_sd
+        a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
+        p := probabilities
+        p_hts = m_hts exp(z_hts) / Σ_s' m_hts' exp(z_hts')
+        y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
-    with the sums over s restricted to the pattern (p_ts = 0 elsewhere). Going back, first the product with v:
+    Backward. First the product with v. All query heads h of group g use the same v, so its gradient is a sum over them:
 
-        dv_sd = Σ_t p_ts dy_td              dp_ts = Σ_d dy_td v_sd
+        dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
+        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
 
-    then the softmax of each row (derived in `softmax`), dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). Where p_ts = 0, so is
-    dz_ts, and backward does not need the pattern. The scaling gives a factor 1/√D: da_ts = dz_ts/√D. Last comes the
-    product of q and k:
+    Then the softmax of each row (derived in `softmax`) and the scaling. Where p_hts = 0, so is dz_hts, and backward does
+    not need the pattern:
 
-        dq_td = Σ_s da_ts k_sd              dk_sd = Σ_t da_ts q_td
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
 
-    All query heads h of a group g use the same k and v, so their gradients are sums over the group too,
+    Last the product of q and k, with a sum over the group again:
 
-        dv_gsd = Σ_{h in g} Σ_t p_hts dy_htd        dk_gsd = Σ_{h in g} Σ_t da_hts q_htd
+        dq_htd = Σ_s da_hts k_gsd with g = ⌊h G/H⌋
+        dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd
 
     A sum over s is a product such as da k; a sum over t is a product with the transpose, such as daᵀ q. If the T rows
     of each head in a group are stacked, one head after another, the latter also sums over the group:

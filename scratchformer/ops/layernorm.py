@@ -21,21 +21,28 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     """y = γ x̂ + β with x̂ = (x − μ)/σ: each row is normalised to mean 0 and variance 1, then scaled and shifted.
 
     x: (..., C). gamma, beta: (C,). eps: added to the variance. Returns y of the shape of x, and the cache.
-    For each row, μ = 1/C Σ_c x_c and σ² = 1/C Σ_c (x_c − μ)² + eps. Raises ValueError if the widths differ.
+    Raises ValueError if the widths differ.
+
+    Forward, for each row:
+
+        μ = 1/C Σ_c x_c        σ = √(1/C Σ_c (x_c − μ)² + eps)        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
 
     Backward. γ and β act elementwise, and every row n uses them:
 
         dγ_c = Σ_n dy_nc x̂_nc        dβ_c = Σ_n dy_nc        g_c := ∂L/∂x̂_c = dy_c γ_c
 
-    Within one row, x_k affects x̂_c directly, through μ and through σ. From σ² above,
+    Within one row, x_k affects x̂_c directly, through μ and through σ:
 
         ∂μ/∂x_k = 1/C
         ∂σ/∂x_k = 1/(2σ) · 2/C Σ_c (x_c − μ)(δ_ck − 1/C) = 1/C · (x_k − μ)/σ = x̂_k/C      (Σ_c (x_c − μ) = 0)
         ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · x̂_k/C = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
 
-    and collecting dx_k = Σ_c g_c ∂x̂_c/∂x_k gives dx = (g − mean(g) − x̂ mean(g x̂))/σ. This removes from g its
-    components along the vectors 1 and x̂, the directions that normalising removes. (The component along x̂ vanishes
-    exactly only if eps = 0, since then mean(x̂²) = 1.) γ is *inside* both means, as a factor of g.
+    Collecting,
+
+        dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
+
+    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The component
+    along x̂ vanishes exactly only if eps = 0, since then mean(x̂²) = 1.) γ is *inside* both means, as a factor of g.
 
         dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 

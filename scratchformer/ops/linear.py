@@ -23,13 +23,17 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for no bias.
     Returns y (..., O) and the cache. Raises ValueError if shapes do not fit.
 
-    Backward. In indices, y_no = Σ_i x_ni w_io + b_o, so that
+    Backward. In indices, with all leading axes folded into n,
 
-        ∂y_no/∂x_mi = δ_nm w_io        dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
+        y_no = Σ_i x_ni w_io + b_o
+
+    The derivative of every output with respect to every argument, and the chain rule, dx_ni = Σ_{m,o} dy_mo ∂y_mo/∂x_ni:
+
+        ∂y_no/∂x_n'i = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
         ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)
         ∂y_no/∂b_j  = δ_oj             db_o  = Σ_n dy_no
 
-    The sums are matrix products, with all leading axes folded into n:
+    The sums are matrix products:
 
         dx = dy @ w.T
         dw = x.T @ dy

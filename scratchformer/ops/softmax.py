@@ -15,12 +15,21 @@ def softmax(z: Array) -> tuple[Array, Array]:
     z: (..., V). Returns y of the same shape, whose rows are positive and sum to 1, and the cache, a copy of y.
     The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
 
-    Backward. Z depends on every score, ∂Z/∂z_k = exp(z_k), and the quotient rule gives
+    Backward. For each row,
 
+        Z = Σ_j exp(z_j)        y_i = exp(z_i) / Z
+
+    Z depends on every score, and the quotient rule gives
+
+        ∂Z/∂z_k = exp(z_k)
         ∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z² = y_i (δ_ik − y_k)
 
-    so that dz_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i). The Jacobian has V² entries, but it is a
-    diagonal minus a rank-one matrix, so its product with dy costs only one dot product per row:
+    By the chain rule
+
+        dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i)
+
+    The Jacobian has V² entries, but it is a diagonal minus a rank-one matrix, so its product with dy costs only one dot
+    product per row:
 
         dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
 
@@ -51,9 +60,15 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     z: (..., V). Returns y, log-probabilities of the same shape, and the cache, a copy of y.
     The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is finite.
 
-    Backward. ∂Z/∂z_k = exp(z_k), hence ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k), so that
+    Backward. For each row,
 
-        dz_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
+        Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
+
+        ∂Z/∂z_k = exp(z_k)      ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k)
+
+        dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
+
+    In NumPy:
 
         dz = dy - xp.exp(y) * dy.sum(axis=-1, keepdims=True)
 

@@ -1,0 +1,23 @@
+"""The index notation of derivations: read, evaluated, checked and typeset."""
+
+from .check import DerivationError, Report, Row, check_derivation
+from .grammar import Equation, NotationError, parse
+from .latex import latex
+from .layout import Derivation, Item, read
+from .page import array_as_json, as_json
+
+__all__ = [
+    "Derivation",
+    "DerivationError",
+    "Equation",
+    "Item",
+    "NotationError",
+    "Report",
+    "Row",
+    "array_as_json",
+    "as_json",
+    "check_derivation",
+    "latex",
+    "parse",
+    "read",
+]

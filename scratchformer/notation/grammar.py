@@ -1,0 +1,438 @@
+"""The grammar of equations: text to a syntax tree, with errors that point at a column.
+
+A tree is made of tuples. The first entry says what the node is, the rest are its parts:
+
+- `("num", value, spelling)`: a number, π or ∞
+- `("name", name, indices)`: an array with its indices, or, with no indices, a whole array or the size of an index
+- `("idx", letter)`: an index letter
+- `("+", a, b)` and likewise `-`, `*`, `/`, `^`, `mod`; `("neg", a)`, `("floor", a)`, `("abs", a)`, `("group", a)`
+- `("call", function, arguments)`: a function of numbers, such as exp
+- `("over", function, letters, body, conditions)`: a sum, mean, maximum, ... over index letters
+- `("bracket", conditions)`: 1 where all conditions hold, else 0; `("delta", a, b)`: 1 where a = b, else 0
+- `("cases", ((value, conditions), ...), otherwise)`
+- `("partial", name, name)`: a partial derivative
+
+A condition is a triple `(relation, a, b)`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+Node = tuple[Any, ...]
+Condition = tuple[str, Node, Node]
+
+GREEK = {
+    chr(code): name
+    for code, name in zip(
+        [*range(0x3B1, 0x3C2), *range(0x3C3, 0x3CA)],
+        "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi omicron pi rho sigma tau upsilon phi "
+        "chi psi omega".split(),
+        strict=True,
+    )
+}
+GREEK |= {letter.upper(): name.capitalize() for letter, name in GREEK.items()} | {"ℓ": "ell"}
+CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
+OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
+WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
+RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", ":=": ":=", "=": "=", "<": "<", ">": ">", "≤": "≤", "≥": "≥", "≠": "≠"}
+POWERS = {"²": 2, "³": 3, "⁴": 4, "⁻¹": -1}
+
+TOKEN = re.compile(
+    r"""(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?|[½π∞])
+      | (?P<power>⁻¹|[²³⁴])
+      | (?P<relation><=|>=|!=|:=|[=<>≤≥≠])
+      | (?P<sign>[-−+/·*^()\[\]{},|√⌊⌋Σ∂])
+      | (?P<word>[^\W\d_²³⁴½]\u0302?(?:[^\W_²³⁴½]\u0302?)*)
+      | (?P<underscore>_)
+      | (?P<prime>['’′]+)""",
+    re.VERBOSE,
+)
+
+
+class NotationError(ValueError):
+    """An equation that cannot be read, or cannot be evaluated. `column` counts from 0, `line` from 1."""
+
+    def __init__(self, message: str, text: str = "", column: int | None = None, line: int | None = None) -> None:
+        self.message, self.text, self.column, self.line = message, text, column, line
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        place = "" if self.line is None else f"line {self.line}"
+        if self.column is not None:
+            place += ", " * bool(place) + f"column {self.column + 1}"
+        shown = f"\n    {self.text}" if self.text else ""
+        if shown and self.column is not None:
+            shown += "\n    " + " " * width(self.text[: self.column]) + "^"
+        return f"{place}: {self.message}{shown}" if place else self.message + shown
+
+
+def width(text: str) -> int:
+    """The number of columns that the text takes in a terminal: a combining hat takes none."""
+    return sum(not unicodedata.combining(letter) for letter in text)
+
+
+class Equation(NamedTuple):
+    """parts[0] relations[0] parts[1] ...: two or more expressions, with a relation between neighbours."""
+
+    parts: tuple[Node, ...]
+    relations: tuple[str, ...]
+    bindings: tuple[tuple[str, Node], ...] = ()  # of a "with" clause: letters and what they stand for
+    conditions: tuple[Condition, ...] = ()  # of a "for" clause
+
+
+class Token(NamedTuple):
+    kind: str
+    text: str
+    column: int
+
+
+def canonical(name: str) -> str:
+    """The ASCII spelling of a name: γ is gamma, x̂ is xhat."""
+    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name))
+    return spelled.replace("\u0302", "hat")
+
+
+def tokens(text: str, names: Iterable[str]) -> Iterator[Token]:
+    """The tokens of a text. `names`: known names, which may contain underscores and dots."""
+    compound = sorted((name for name in names if re.search(r"[_.]", name)), key=len, reverse=True)
+    position = 0
+    while position < len(text):
+        if text[position].isspace():
+            position += 1
+            continue
+        for name in compound:
+            if re.match(rf"{re.escape(name)}(?![^\W_]|\.)", text[position:]):
+                yield Token("word", name, position)
+                position += len(name)
+                break
+        else:
+            match = TOKEN.match(text, position)
+            if not match:
+                raise NotationError(f"{text[position]!r} has no meaning in an equation", text, position)
+            yield Token(match.lastgroup or "", match[0], position)
+            position = match.end()
+            if match.lastgroup == "underscore":
+                yield from letters(text, position)
+                position = re.compile(r"(?:[a-z]['’′]*)*").match(text, position).end()  # type: ignore[union-attr]
+    yield Token("end", "", len(text))
+
+
+def letters(text: str, position: int) -> Iterator[Token]:
+    """The index letters after an underscore, each with its primes."""
+    for match in re.compile(r"[a-z]['’′]*").finditer(text, position):
+        if match.start() != position:
+            return
+        yield Token("letter", re.sub("[’′]", "'", match[0]), position)
+        position = match.end()
+
+
+class Parser:
+    """Recursive descent over the tokens of one equation."""
+
+    def __init__(self, text: str, names: Iterable[str] = ()) -> None:
+        self.text, self.names = text, {canonical(name) for name in names}
+        self.tokens = list(tokens(text, names))
+        self.at = 0
+        self.bars = 0  # open |
+
+    @property
+    def next(self) -> Token:
+        return self.tokens[self.at]
+
+    def take(self) -> Token:
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def sees(self, *texts: str) -> bool:
+        return self.next.text in texts and self.next.kind in ("sign", "word", "relation", "underscore")
+
+    def accept(self, *texts: str) -> bool:
+        found = self.sees(*texts)
+        self.at += found
+        return found
+
+    def expect(self, text: str) -> None:
+        if not self.accept(text):
+            self.fail(f'"{text}"')
+
+    def fail(self, expected: str, token: Token | None = None) -> Any:
+        token = token or self.next
+        found = f'"{token.text}"' if token.text else "the end"
+        raise NotationError(f"expected {expected}, got {found}", self.text, token.column)
+
+    def equation(self) -> Equation:
+        parts, relations = [self.value()], []
+        while self.next.kind == "relation":
+            relations.append(RELATIONS[self.take().text])
+            parts.append(self.value())
+        bindings, conditions = [], ()
+        if self.accept("with"):
+            bindings.append(self.binding())
+            while self.accept(","):
+                bindings.append(self.binding())
+        if self.accept("for"):
+            conditions = self.conditions()
+        if self.next.kind != "end":
+            self.fail("an operator, a relation or the end")
+        if not relations:
+            self.fail('"="')
+        equation = Equation(tuple(parts), tuple(relations), tuple(bindings), conditions)
+        return self.resolve(equation, {letter for letter, _ in bindings} | set(indices_of(equation)))
+
+    def resolve(self, tree: Any, used: set[str]) -> Any:
+        """The tree with each letter on its own as a name, unless it is an index elsewhere in the equation."""
+        if not isinstance(tree, tuple):
+            return tree
+        if tree[:1] == ("idx",):
+            return tree if tree[1] in used else ("name", tree[1], ())
+        parts = [self.resolve(part, used) for part in tree]
+        return type(tree)(*parts) if isinstance(tree, Equation) else tuple(parts)
+
+    def binding(self) -> tuple[str, Node]:
+        token = self.take()
+        if token.kind != "word" or not re.fullmatch("[a-z]", token.text):
+            self.fail("an index letter", token)
+        self.expect("=")
+        return token.text, self.sum()
+
+    def conditions(self) -> tuple[Condition, ...]:
+        found = [*self.condition()]
+        while self.accept(",", "and"):
+            found += self.condition()
+        return tuple(found)
+
+    def condition(self) -> Iterator[Condition]:
+        left = self.sum()
+        if self.next.kind != "relation":
+            self.fail("a relation such as ≤")
+        while self.next.kind == "relation":
+            relation, right = RELATIONS[self.take().text], self.sum()
+            yield relation, left, right
+            left = right
+
+    def value(self) -> Node:
+        """A sum, or cases: `a where condition, b elsewhere`."""
+        first = self.sum()
+        if not self.accept("where"):
+            return first
+        cases = [(first, self.one_condition())]
+        while True:
+            self.expect(",")
+            value = self.sum()
+            if self.accept("elsewhere"):
+                return "cases", tuple(cases), value
+            if not self.accept("where"):
+                self.fail('"where" or "elsewhere"')
+            cases.append((value, self.one_condition()))
+
+    def one_condition(self) -> tuple[Condition, ...]:
+        found = [*self.condition()]
+        while self.accept("and"):
+            found += self.condition()
+        return tuple(found)
+
+    def sum(self) -> Node:
+        node = ("neg", self.product()) if self.accept("-", "−") else self.product()
+        while self.sees("+", "-", "−"):
+            sign = self.take().text.replace("−", "-")
+            node = (sign, node, self.product())
+        return node
+
+    def product(self) -> Node:
+        node = self.factor()
+        while True:
+            if self.accept("/"):
+                node = ("/", node, self.factor())
+            elif self.accept("·", "*"):
+                node = ("*", node, self.factor())
+            elif self.accept("mod"):
+                node = ("mod", node, self.factor())
+            elif self.starts_factor():
+                node = ("*", node, self.factor())
+            else:
+                return node
+
+    def starts_factor(self) -> bool:
+        if self.next.kind == "number":
+            return True
+        if self.next.kind == "word":
+            return self.next.text not in WORDS
+        return self.sees("(", "[", "⌊", "√", "Σ", "∂") or (self.sees("|") and not self.bars)
+
+    def factor(self) -> Node:
+        node = self.base()
+        if self.next.kind == "power":
+            token = self.take()
+            return "^", node, ("num", POWERS[token.text], token.text)
+        if self.accept("^"):
+            return "^", node, ("neg", self.base()) if self.accept("-", "−") else self.base()
+        return node
+
+    def base(self) -> Node:
+        token = self.take()
+        if token.kind == "number":
+            value = {"½": 0.5, "π": math.pi, "∞": math.inf}.get(token.text)
+            return "num", float(token.text) if value is None else value, token.text
+        if token.kind == "word" and token.text not in WORDS:
+            return self.word(token)
+        if token.kind == "sign":
+            if token.text == "(":
+                node = self.value()
+                self.expect(")")
+                return "group", node
+            if token.text == "[":
+                found = self.conditions()
+                self.expect("]")
+                return "bracket", found
+            if token.text == "⌊":
+                node = self.sum()
+                self.expect("⌋")
+                return "floor", node
+            if token.text == "|" and not self.bars:
+                self.bars += 1
+                node = self.sum()
+                self.bars -= 1
+                self.expect("|")
+                return "abs", node
+            if token.text == "√":
+                return "call", "sqrt", (self.factor(),)
+            if token.text == "Σ":
+                return self.over("sum")
+            if token.text == "∂":
+                return self.partial()
+        return self.fail('a number, a name, "(", "[" or Σ', token)
+
+    def word(self, token: Token) -> Node:
+        name = token.text
+        known = canonical(name) in self.names
+        if not known and name in OVER and self.sees("_"):
+            return self.over(name)
+        if not known and name in CALLS:
+            self.expect("(")
+            arguments = [self.value()]
+            while self.accept(","):
+                arguments.append(self.value())
+            self.expect(")")
+            if (count := len(arguments)) != (2 if name in ("max", "min") else 1):
+                raise NotationError(f"{name} has {count} arguments", self.text, token.column)
+            return ("abs", arguments[0]) if name == "abs" else ("call", name, tuple(arguments))
+        if not known and name == "partial":
+            return self.partial()
+        return self.indexed(token)
+
+    def indexed(self, token: Token) -> Node:
+        name, indices = canonical(token.text), self.indices() if self.accept("_") else ()
+        if len(indices) == 2 and name in ("delta", "d") and name not in self.names:
+            return "delta", *indices
+        if not indices and re.fullmatch("[a-z]", name):
+            return self.primed(name)  # an index or a name, see `resolve`
+        return "name", name, indices
+
+    def primed(self, letter: str) -> Node:
+        if self.next.kind == "prime":
+            letter += "'" * len(self.take().text)
+        return "idx", letter
+
+    def indices(self) -> tuple[Node, ...]:
+        if self.accept("{"):
+            found = [self.sum()]
+            while self.accept(","):
+                found.append(self.sum())
+            self.expect("}")
+            return tuple(found)
+        found = []
+        while self.next.kind == "letter":
+            found.append(("idx", self.take().text))
+        return tuple(found) or self.fail("an index: lower-case letters, or anything in braces")
+
+    def over(self, function: str) -> Node:
+        """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for other functions than Σ the body stands in parentheses."""
+        self.expect("_")
+        found: list[str] = []
+        conditions: list[Condition] = []
+        if self.accept("{"):
+            while True:
+                start = self.next
+                node = self.sum()
+                if self.next.kind == "relation":
+                    relation, right = RELATIONS[self.take().text], self.sum()
+                    conditions.append((relation, node, right))
+                    while self.next.kind == "relation":
+                        node, relation, right = right, RELATIONS[self.take().text], self.sum()
+                        conditions.append((relation, node, right))
+                elif node[0] == "idx":
+                    found.append(node[1])
+                else:
+                    self.fail("an index letter or a condition", start)
+                if not self.accept(","):
+                    break
+            self.expect("}")
+            if not found:
+                found = [next(letters_in(conditions), "")]
+                if not found[0]:
+                    self.fail("a condition on an index letter", start)
+        else:
+            found = [self.take().text for _ in iter(lambda: self.next.kind == "letter", False)]
+            if not found:
+                self.fail("an index letter")
+        if function == "sum":
+            # In ASCII a sum may carry its body in parentheses, as a call would: the product goes on after it.
+            body = self.product()
+        else:
+            self.expect("(")
+            body = self.value()
+            self.expect(")")
+        return "over", function, tuple(found), body, tuple(conditions)
+
+    def partial(self) -> Node:
+        of = self.indexed(self.take())
+        self.expect("/")
+        if not self.accept("∂", "partial"):
+            self.fail('"∂"')
+        by = self.indexed(self.take())
+        return "partial", of, by
+
+
+def indices_of(tree: Any) -> Iterator[str]:
+    """The letters that a tree uses as indices, or sums over."""
+    for node in walk(tree):
+        if node[0] == "name":
+            yield from letters_in(node[2])
+        elif node[0] == "over":
+            yield from node[2]
+        elif node[0] == "delta":
+            yield from letters_in(node[1:])
+
+
+def letters_in(tree: Any) -> Iterator[str]:
+    """All index letters of a tree, in the order of reading."""
+    if isinstance(tree, tuple | list):
+        if len(tree) == 2 and tree[0] == "idx":
+            yield tree[1]
+        else:
+            for part in tree:
+                yield from letters_in(part)
+
+
+def parse(text: str, names: Iterable[str] = ()) -> Equation:
+    """The syntax tree of an equation.
+
+    names: names that are known, which may contain underscores, and of which a single lower-case letter is an array and
+    not an index. Raises NotationError, which points at a column and says what was expected.
+    """
+    return Parser(text, names).equation()
+
+
+def walk(node: Any) -> Iterator[Node]:
+    """A node and all nodes below it, parents first."""
+    if isinstance(node, tuple):
+        if node and isinstance(node[0], str):
+            yield node
+        for part in node:
+            if isinstance(part, tuple):
+                yield from walk(part)

@@ -1,0 +1,113 @@
+"""The layout of a docstring: what is prose, a picture, code or an equation.
+
+Text at the margin is prose. In an indented block, a line that begins with `|` is a picture, `>>>` starts an example, a
+line that stands word for word in the code is code, and everything else is equations. Three or more spaces separate the
+equations of one line; after an equation, a piece in parentheses is a comment. A line that begins with a relation or an
+operator continues the equation above it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Collection, Iterable, Iterator
+from typing import NamedTuple
+
+from .grammar import Equation, NotationError, parse
+
+CONTINUED = re.compile(r"(:=|<=|>=|[=≤≥<>+−·/*]|-(?!\d))")
+
+
+class Item(NamedTuple):
+    """A piece of a derivation. kind: "prose", "picture", "code", "equation" or "comment"."""
+
+    kind: str
+    text: str
+    line: int  # of the docstring, from 1
+    column: int = 0
+    equation: Equation | None = None
+
+
+class Derivation(NamedTuple):
+    name: str
+    items: tuple[Item, ...]
+
+    @property
+    def equations(self) -> list[Item]:
+        return [item for item in self.items if item.kind == "equation"]
+
+    def replace(self, number: int, equation: Equation) -> Derivation:
+        """The derivation with another equation in place of the one with this number, counted from 0."""
+        place = [i for i, item in enumerate(self.items) if item.kind == "equation"][number]
+        items = list(self.items)
+        items[place] = items[place]._replace(equation=equation)
+        return self._replace(items=tuple(items))
+
+
+def read(docstring: str, names: Iterable[str] = (), code: Collection[str] = (), name: str = "") -> Derivation:
+    """The items of a docstring.
+
+    names: known names, see `parse`. code: the statements of the operation and its backward, white space normalised.
+    Raises NotationError with the line and column of what cannot be read.
+    """
+    return Derivation(name, tuple(items(inspect.cleandoc(docstring).splitlines(), names, code)))
+
+
+def normal(text: str) -> str:
+    """The text with every run of white space as one space."""
+    return " ".join(text.split())
+
+
+def items(lines: list[str], names: Iterable[str], code: Collection[str]) -> Iterator[Item]:
+    at = 0
+    while at < len(lines):
+        line, start = lines[at], at
+        at += 1
+        if not line.strip():
+            continue
+        if not line.startswith("    "):
+            while at < len(lines) and lines[at].strip() and not lines[at].startswith("    "):
+                at += 1
+            yield Item("prose", "\n".join(lines[start:at]), start + 1)
+        elif line.lstrip().startswith("|"):
+            while at < len(lines) and lines[at].lstrip().startswith("|"):
+                at += 1
+            yield Item("picture", "\n".join(lines[start:at]), start + 1)
+        elif line.lstrip().startswith(">>>"):
+            while at < len(lines) and lines[at].strip():
+                at += 1
+            yield Item("code", "\n".join(lines[start:at]), start + 1)
+        elif normal(line) in code:
+            yield Item("code", line.strip(), start + 1)
+        else:
+            while at < len(lines) and lines[at].startswith("    ") and CONTINUED.match(lines[at].lstrip()):
+                at += 1
+            yield from pieces(lines[start:at], start + 1, names)
+
+
+def pieces(lines: list[str], number: int, names: Iterable[str]) -> Iterator[Item]:
+    """The equations and comments of a line and the lines that continue it."""
+    found: list[Item] = []
+    for extra, line in enumerate(lines):
+        for match in re.finditer(r"\S+(?: {1,2}\S+)*", line):
+            text, column = match[0], match.start()
+            if found and text.startswith("(") and text.endswith(")") and match.start() > len(line) - len(line.lstrip()):
+                found.append(Item("comment", text[1:-1], number + extra, column))
+            elif extra and column == len(line) - len(line.lstrip()):
+                last = max(i for i, item in enumerate(found) if item.kind == "equation")
+                found[last] = found[last]._replace(text=found[last].text + "\n" + " " * 4 + text)
+            else:
+                found.append(Item("equation", text, number + extra, column))
+    for item in found:
+        if item.kind == "equation":
+            item = item._replace(equation=parse_at(item, names))
+        yield item
+
+
+def parse_at(item: Item, names: Iterable[str]) -> Equation:
+    """Parse the text of an item; an error names its place in the docstring."""
+    try:
+        return parse(item.text.replace("\n", " "), names)
+    except NotationError as error:
+        column = error.column or 0
+        raise NotationError(error.message, error.text, column, item.line) from None

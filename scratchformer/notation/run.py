@@ -1,0 +1,182 @@
+"""A real forward and backward, with the values of the local variables after each line of code."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .grammar import NotationError, canonical
+from .layout import normal
+
+
+class Statement(NamedTuple):
+    text: str  # with normalised white space
+    first: int  # line numbers in the file
+    last: int
+    targets: tuple[str, ...]  # the local variables that it sets
+
+
+class Run(NamedTuple):
+    """What a forward and a backward left: arrays by name, and the local variables after each statement."""
+
+    name: str
+    values: dict[str, np.ndarray]
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    code: frozenset[str]
+    locals: dict[str, dict[str, np.ndarray]]  # by statement, then by variable: its value when it last ran
+
+
+def source_of(function: Callable) -> Callable:
+    """The function whose code runs: without decorators, and not bound to an object."""
+    return inspect.unwrap(getattr(function, "__func__", function))
+
+
+def statements(function: Callable) -> list[Statement]:
+    """The simple statements of a function, in order. Raises NotationError if its source is not at hand."""
+    function = source_of(function)
+    try:
+        lines, start = inspect.getsourcelines(function)
+    except (OSError, TypeError):
+        name = getattr(function, "__name__", function)
+        raise NotationError(f"the source of {name} is not at hand: define it in a file or a notebook") from None
+    source = textwrap.dedent("".join(lines))
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return):
+            text = normal(ast.get_source_segment(source, node) or "")
+            last = start + (node.end_lineno or node.lineno) - 1
+            found.append(Statement(text, start + node.lineno - 1, last, tuple(targets(node))))
+    return sorted(found, key=lambda statement: statement.first)
+
+
+def targets(node: ast.stmt) -> Iterator[str]:
+    """The variables that a statement sets; of a call, its first argument and `out`."""
+    if isinstance(node, ast.Expr):
+        if isinstance(node.value, ast.Call):
+            given = [*node.value.args[:1], *(k.value for k in node.value.keywords if k.arg == "out")]
+            yield from (argument.id for argument in given if isinstance(argument, ast.Name))
+        return
+    for target in node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]:
+        for part in target.elts if isinstance(target, ast.Tuple) else [target]:
+            while isinstance(part, ast.Subscript):
+                part = part.value
+            if isinstance(part, ast.Name):
+                yield part.id
+
+
+class Watch:
+    """Records the local variables of functions after each of their statements, while the `with` block runs."""
+
+    def __init__(self, *functions: Callable) -> None:
+        self.statements: dict[CodeType, list[Statement]] = {source_of(f).__code__: statements(f) for f in functions}
+        self.locals: dict[str, dict[str, np.ndarray]] = {}
+
+    def __enter__(self) -> Watch:
+        self.previous = sys.gettrace()
+        sys.settrace(self.call)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self.previous)
+
+    def call(self, frame: FrameType, event: str, argument: Any) -> Callable | None:
+        known = self.statements.get(frame.f_code)
+        if known is None:
+            return None
+        pending: Statement | None = None
+
+        def line(frame: FrameType, event: str, argument: Any) -> Callable:
+            nonlocal pending
+            if pending is not None:
+                self.record(pending, frame.f_locals)
+            at = frame.f_lineno if event == "line" else 0
+            pending = next((s for s in known if s.first <= at <= s.last), None)
+            return line
+
+        return line
+
+    def record(self, statement: Statement, variables: Mapping[str, Any]) -> None:
+        values = self.locals[statement.text] = {}
+        for name in statement.targets:
+            if isinstance(value := variables.get(name), np.ndarray | np.generic | int | float):
+                values[name] = np.array(value)
+
+
+def numeric(value: Any) -> np.ndarray | None:
+    """The value as an array that equations can use, or None."""
+    if isinstance(value, bool | int | float | np.ndarray | np.generic):
+        array = np.array(value)
+        if array.dtype.kind in "biuf":
+            return array
+    return None
+
+
+def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
+    """The names and values of a cache: its fields, or the name that backward gives it."""
+    if hasattr(cache, "_fields"):
+        yield from cache._asdict().items()
+    else:
+        yield parameter, cache
+
+
+def run(
+    op: Callable,
+    op_backward: Callable,
+    *args: Any,
+    names: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    **options: Any,
+) -> Run:
+    """Run a pair once in float64 and give everything in it a name.
+
+    Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
+    and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
+    arguments that are called after backward. options: keyword arguments of `op`.
+    """
+    forward = source_of(op)
+    args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
+    bound = inspect.signature(op).bind(*args, **options)
+    bound.apply_defaults()
+    parameters = [p for p in inspect.signature(op_backward).parameters]
+    gradient, parameter = parameters[0], parameters[1]
+    with Watch(op, op_backward) as watch:
+        y, cache = op(*args, **options)
+        dy = np.random.default_rng(seed).standard_normal(np.shape(y))
+        dy = dy if np.shape(y) else float(dy)
+        gradients = op_backward(dy, cache)
+    output = gradient.removeprefix("d")
+    flat: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        if isinstance(value, tuple):  # *args of a layer
+            continue
+        flat[name] = value
+    positional = {
+        name: value for name, value in flat.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
+    }
+    values = {canonical(name): array for name, value in flat.items() if (array := numeric(value)) is not None}
+    arguments = tuple(values)
+    values[canonical(output)], values[canonical(gradient)] = np.array(y), np.array(dy)
+    given = gradients if isinstance(gradients, tuple) else (gradients,)
+    given = tuple(g for g in given if isinstance(g, np.ndarray | np.generic))
+    for name, value in zip(positional, given, strict=False):
+        values[canonical(f"d{name}")] = np.array(value)
+    for name, value in fields(cache, parameter):
+        if canonical(name) not in values and (array := numeric(value)) is not None:
+            kept = array[..., 0] if array.ndim and array.shape[-1] == 1 else array  # an axis that a reduction kept
+            values[canonical(name)] = kept
+    for name, value in (names or {}).items():
+        array = numeric(value() if callable(value) else value)
+        if array is None:
+            raise TypeError(f"names: {name} must be a number or an array of numbers")
+        values[canonical(name)] = array
+    code = frozenset(s.text for found in watch.statements.values() for s in found)
+    name = getattr(forward, "__qualname__", type(op).__name__)
+    return Run(name, values, arguments, (canonical(output),), code, watch.locals)

@@ -1,0 +1,24 @@
+"""The derivations of the package as cases for `check_derivation`, with sizes and arrays drawn from a seed.
+
+Sizes are all different and larger than 1, so that an exchanged index shows. The tests, `scratchformer check
+--derivations` and the site use the same table.
+"""
+
+from __future__ import annotations
+
+from ...notation import Report, check_derivation
+from . import operations
+from .case import DerivationCase, Sizes
+
+CASES = {**operations.CASES}
+
+
+def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
+    """Check the derivation of this name, on arrays drawn from the seed. Raises DerivationError where it is not true."""
+    case = CASES[name](Sizes(seed, scale))
+    return check_derivation(
+        case.op, case.op_backward, *case.args, names=case.names, docstring=case.docstring, seed=seed, **case.options
+    )
+
+
+__all__ = ["CASES", "DerivationCase", "Sizes", "check"]
