@@ -15,7 +15,7 @@
   };
   const CALL = {
     exp: Math.exp, log: Math.log, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
-    max: Math.max, min: Math.min, erf, sigmoid: (x) => 1 / (1 + Math.exp(-x)),
+    max: Math.max, min: Math.min, erf,
   };
   const BINARY = {
     "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b, "^": Math.pow,
@@ -44,6 +44,7 @@
     return x < 0 ? -y : y;
   }
 
+  const plain = (letter) => letter.replace(/'+$/, "");
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
   const children = (node) => (Array.isArray(node) ? node.filter(Array.isArray) : []);
@@ -88,7 +89,7 @@
       }
       this.inputs = data.inputs;
       this.aliases = new Map();
-      this.sizes = new Map(Object.entries(data.sizes || {}));
+      this.sizes = new Map();
       this.trace = null;
       this.plant(null);
     }
@@ -96,7 +97,7 @@
     /** The lines, with one of the known mistakes in the place of its equation (or none of them). */
     plant(mistake) {
       this.mistake = mistake;
-      const equations = this.data.items.filter((item) => item.kind === "equation").map((item) => item.equation);
+      const equations = this.data.items.map((item) => item.equation);
       this.lines = equations.map((equation, i) => {
         const wrong = mistake && mistake.line === i ? mistake.equation : null;
         return new Line(this, i, wrong || equation, wrong && equation);
@@ -111,24 +112,19 @@
 
     /** Which lines compute which name; the lines are compiled in an order in which every name is known. */
     findDefinitions() {
-      const computing = new Map();
       const planted = this.lines.filter((line) => line.right);
-      const named = [...planted, ...this.lines.filter((line) => !line.right)].filter((line) => line.target() !== null);
-      for (const line of named) {
-        const name = line.target();
-        if (line.alias() !== null || line.source() < 0 || this.inputs.includes(name)) continue;
-        computing.set(name, [...(computing.get(name) || []), line]);
-      }
-      for (const line of named.filter((other) => other.alias() !== null)) {
-        line.kind = computing.has(line.target()) ? "ignored" : "alias";
-        if (line.kind === "ignored") continue;
-        this.aliases.set(line.target(), line.alias());
-        this.aliases.set(`d${line.target()}`, `d${line.alias()}`);
+      const lines = [...planted, ...this.lines.filter((line) => !line.right)];
+      for (const line of lines) {
+        if (!line.isShortName()) continue;
+        const [short, name] = line.parts.map((part) => part[1]);
+        this.aliases.set(short, name);
+        if (this.inputs.includes(name)) this.aliases.set(`d${short}`, `d${name}`);
       }
       this.computing = new Map();
-      for (const [name, lines] of computing) {
-        const key = this.resolve(name);
-        this.computing.set(key, [...(this.computing.get(key) || []), ...lines]);
+      for (const line of lines) {
+        const name = line.isShortName() || line.source() < 0 ? null : line.target();
+        if (name === null || this.inputs.includes(name)) continue;
+        this.computing.set(name, [...(this.computing.get(name) || []), line]);
       }
       this.order = [];
       const seen = new Set();
@@ -138,8 +134,9 @@
         for (const name of line.mentions()) for (const before of this.computing.get(name) || []) visit(before);
         this.order.push(line);
       };
-      [...planted, ...this.lines].forEach(visit);
+      lines.forEach(visit);
       this.defined = new Map(); // name -> which of its elements a line computes
+      for (const line of this.order) line.learnSizes();
       for (const line of this.order) line.compile();
       this.jacobians = new Map();
     }
@@ -239,26 +236,31 @@
     terms(number, position) {
       return this.lines[number].terms(position);
     }
+
+    /** The name by which the equations call an array. */
+    label(name) {
+      for (const [short, long] of this.aliases) if (long === name) return short;
+      return name;
+    }
   }
 
   /** One equation. Its letters are slots of an environment `e`, an object from letter to number. */
   class Line {
     constructor(model, number, equation, right) {
-      Object.assign(this, { model, number, equation, right, parts: equation.parts, kind: "", defines: false });
+      Object.assign(this, { model, number, equation, right, parts: equation.parts, defines: false });
       this.withs = new Map(equation.with || []);
       this.closures = new Map();
     }
 
     /** The name on the left, or null. */
     target() {
-      return this.parts[0][0] === "name" && this.parts.length > 1 ? this.parts[0][1] : null;
+      return this.parts[0][0] === "name" ? this.model.resolve(this.parts[0][1]) : null;
     }
 
-    /** The other name of `u := content_bias`, or null. */
-    alias() {
-      const [left, other] = this.parts;
-      const whole = left[2].length === 0 && other[0] === "name" && other[2].length === 0 && this.parts.length === 2;
-      return whole && this.equation.relations[0] === ":=" ? other[1] : null;
+    /** Whether it only gives a short name, such as u := content_bias. */
+    isShortName() {
+      const whole = this.parts.every((part) => part[0] === "name" && part[2].length === 0);
+      return whole && this.equation.relations.join() === ":=";
     }
 
     /** The part that computes the left side: the first without a partial derivative; of a mistake, the one changed. */
@@ -288,86 +290,85 @@
     }
 
     compile() {
-      if (this.kind) return;
+      if (this.isShortName()) return;
       const { model } = this;
-      this.measure();
+      const [left] = this.parts;
       const source = this.source();
-      const left = this.parts[0];
-      this.shown = source > 0 ? source : this.parts.findIndex((part) => !hasPartial(part));
-      if (this.shown < 0) this.shown = 0;
-      const letters = new Set(this.parts.flatMap((part) => [...free(part)]));
-      for (const letter of this.withs.keys()) letters.delete(letter);
-      if (left[0] === "name" || isPartial(left)) {
-        const own = free(left);
-        this.letters = [...own].filter((letter) => letters.has(letter));
-        const loose = [...letters].filter((letter) => !own.has(letter));
-        if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
-      } else {
-        this.letters = [...letters];
-      }
-      const target = this.target();
-      this.name = target === null ? null : model.resolve(target);
-      this.conditions = this.equation.for || [];
-      const computed = (model.computing.get(this.name) || []).includes(this) && !model.inputs.includes(this.name);
-      if (computed && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
+      this.learnSizes();
+      this.lead = this.leadingAxes();
+      this.shown = source > 0 ? source : Math.max(0, this.parts.findIndex((part) => !hasPartial(part)));
+      const all = new Set(this.parts.flatMap((part) => [...free(part)]));
+      for (const letter of this.withs.keys()) all.delete(letter);
+      const own = left[0] === "name" || isPartial(left) ? free(left) : all;
+      this.letters = [...own].filter((letter) => all.has(letter));
+      const loose = [...all].filter((letter) => !own.has(letter));
+      if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
+      this.name = this.target();
+      const computing = (model.computing.get(this.name) || []).includes(this);
+      if (computing && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
       this.enumerate();
-      if (computed) this.claim();
-      this.test = this.parts.map((part) => this.closure(part));
+      if (computing) this.claim();
+      this.functions = this.parts.map((part) => this.closure(part));
     }
 
     error(message) {
       return new Error(`${this.equation.text || JSON.stringify(this.parts)}: ${message}`);
     }
 
-    /** The sizes of the letters, and the leading axes that the equation's names share. */
-    measure() {
-      const { model } = this;
-      this.sizes = new Map();
-      let lead = [];
-      for (const node of named([...this.parts, ...this.withs.values(), ...(this.equation.for || [])])) {
-        const array = model.array(node[1]);
-        if (!array || (node[2].length === 0 && this.isSize(node))) continue;
-        const { axes, leading } = this.layout(node, array.shape);
+    /** A letter has one size in the whole derivation, with and without primes. */
+    learnSizes() {
+      for (const node of this.arrays()) {
+        const { axes } = this.layout(node);
         node[2].forEach((index, i) => {
-          if (index[0] !== "idx" || this.withs.has(index[1])) return;
-          const known = this.sizes.get(index[1]);
-          this.sizes.set(index[1], known === undefined ? axes[i] : Math.min(known, axes[i]));
+          const letter = index[0] === "idx" ? plain(index[1]) : null;
+          if (letter !== null && !this.model.sizes.has(letter)) this.model.sizes.set(letter, axes[i]);
         });
-        lead = broadcast(lead, leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
-        if (node[2].some((index) => index[0] === "idx" && index[1][0] === "n") && array.shape.length > node[2].length) {
-          this.folded = array.shape.slice(0, array.shape.length - node[2].length + 1);
-        }
       }
-      for (const [letter, n] of this.sizes) if (!model.sizes.has(letter)) model.sizes.set(letter, n);
-      this.lead = lead;
+    }
+
+    /** The leading axes that the equation's arrays share. */
+    leadingAxes() {
+      let lead = [];
+      for (const node of this.arrays()) {
+        lead = broadcast(lead, this.layout(node).leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
+        const rows = this.model.array(node[1]).shape.slice(0, this.layout(node).folded);
+        if (rows.length) this.rows = rows;
+      }
+      return lead;
+    }
+
+    /** The nodes of the line that stand for a known array. */
+    arrays() {
+      const everywhere = [...this.parts, ...this.withs.values(), ...(this.equation.for || [])];
+      return named(everywhere).filter((node) => this.model.array(node[1]));
     }
 
     isSize(node) {
       return node[2].length === 0 && /^[A-Z]$/.test(node[1]) && !this.model.array(node[1]);
     }
 
-    /** The sizes of the axes that have an index (n: all leading axes as one), and of those that have none. */
-    layout(node, shape) {
-      const count = node[2].length;
-      const extra = shape.length - count;
-      if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${count} indices`);
-      const fold = extra > 0 && count > 0 && node[2][0][0] === "idx" && node[2][0][1][0] === "n";
-      if (fold) return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [] };
-      return { axes: shape.slice(extra), leading: shape.slice(0, extra) };
+    /** The sizes of the axes that have an index (n: the first `folded` axes as one), and of those that have none. */
+    layout(node) {
+      const { shape } = this.model.array(node[1]);
+      const extra = shape.length - node[2].length;
+      if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${node[2].length} indices`);
+      const [first] = node[2];
+      if (first && first[0] === "idx" && plain(first[1]) === "n") {
+        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [], folded: extra + 1 };
+      }
+      return { axes: shape.slice(extra), leading: shape.slice(0, extra), folded: 0 };
     }
 
     size(letter) {
-      const plain = letter.replace(/['’]+$/, "");
-      const found = [this.sizes.get(letter), this.sizes.get(plain), this.model.sizes.get(letter), this.model.sizes.get(plain)];
-      const n = found.find((value) => value !== undefined);
+      const n = this.model.sizes.get(plain(letter));
       if (n === undefined) throw this.error(`the size of the index ${letter} is not known`);
       return n;
     }
 
     emptyArray() {
       const own = this.parts[0][2].map((index) => {
-        if (index[0] !== "idx") throw this.error(`the size of the axis of ${this.name} is not known`);
-        return index[1][0] === "n" && this.folded ? this.folded : [this.size(index[1])];
+        if (index[0] !== "idx") throw this.error(`the size of an axis of ${this.name} is not known`);
+        return plain(index[1]) === "n" && this.rows ? this.rows : [this.size(index[1])];
       });
       const shape = [...this.lead, ...own.flat()];
       return { shape, data: new Float64Array(size(shape)) };
@@ -375,7 +376,7 @@
 
     /** All environments of the equation's letters, in row-major order of the left side. */
     enumerate() {
-      const fits = this.conditions.length ? this.all(this.conditions) : () => true;
+      const fits = this.all(this.equation.for || []);
       const position = this.name === null ? null : this.position(this.parts[0]);
       this.environments = [];
       const leading = size(this.lead);
@@ -413,26 +414,26 @@
     define() {
       if (!this.defines) return;
       const { data } = this.model.values.get(this.name);
-      const f = this.test[this.shown];
+      const f = this.functions[this.shown];
       for (const i of this.mine) data[this.positions[i]] = f(this.environments[i]);
     }
 
     /** What the line shows: the array of its left side, or the values of its computing part. */
     result() {
-      if (this.kind) return null;
+      if (this.isShortName()) return null;
       if (this.name !== null && this.model.values.has(this.name)) return this.model.values.get(this.name);
-      this.environments.forEach((e, i) => { this.own.data[i] = this.test[this.shown](e); });
+      this.environments.forEach((e, i) => { this.own.data[i] = this.functions[this.shown](e); });
       return this.own;
     }
 
     /** The largest difference between the parts, relative to their largest number. */
     disagreement() {
-      if (this.kind) return 0;
+      if (this.isShortName()) return 0;
       let worst = 0;
       let scale = 0;
       const { relations } = this.equation;
       for (const e of this.environments) {
-        const values = this.test.map((f) => f(e));
+        const values = this.functions.map((f) => f(e));
         values.slice(1).forEach((value, i) => {
           const [a, b] = [values[i], value];
           scale = Math.max(scale, Math.abs(a), Math.abs(b));
@@ -468,7 +469,6 @@
       }
       if (kind === "call") {
         const [f, args] = [CALL[node[1]], node[2].map((arg) => this.closure(arg))];
-        if (!f) throw this.error(`the function ${node[1]} is not known`);
         return args.length === 1 ? (e) => f(args[0](e)) : (e) => f(...args.map((arg) => arg(e)));
       }
       if (kind === "over") return this.buildOver(node);
@@ -487,9 +487,11 @@
       throw this.error(`${kind} is not known`);
     }
 
+    /** A letter of a "with" clause has its value, unless a sum around it runs over the letter. */
     buildIndex(letter) {
-      if (this.withs.has(letter)) return this.closure(this.withs.get(letter));
-      return (e) => e[letter];
+      if (!this.withs.has(letter)) return (e) => e[letter];
+      const f = this.closure(this.withs.get(letter));
+      return (e) => (e[letter] === undefined ? f(e) : e[letter]);
     }
 
     buildName(node) {
@@ -504,7 +506,7 @@
       const array = model.values.get(name);
       return (e) => {
         const p = position(e);
-        if (p < 0) return 0;
+        if (p < 0) return NaN;
         if (model.trace) model.trace.push([name, p]);
         return array.data[p];
       };
@@ -512,9 +514,8 @@
 
     /** The flat position of an indexed name; −1 outside of the array. */
     position(node) {
-      const array = this.model.array(node[1]);
-      if (!array) throw this.error(`${node[1]} is not known`);
-      const { axes, leading } = this.layout(node, array.shape);
+      if (!this.model.array(node[1])) throw this.error(`${node[1]} is not known`);
+      const { axes, leading } = this.layout(node);
       const indices = node[2].map((index) => this.closure(index));
       const strides = axes.map((_, i) => size(axes.slice(i + 1)));
       const starts = offsets(this.lead, leading, size(axes));
@@ -600,7 +601,10 @@
       const isLoss = above === "L" && !model.values.has("L");
       const row = isLoss ? () => 0 : this.position(a);
       const column = this.position(b);
-      return (e) => model.jacobian(above, below)[row(e) * model.array(below).data.length + column(e)];
+      return (e) => {
+        const [i, j] = [row(e), column(e)];
+        return i < 0 || j < 0 ? NaN : model.jacobian(above, below)[i * model.array(below).data.length + j];
+      };
     }
 
     /** The number at a position of what the line shows: its terms, the sums inside them, the entries it was made of. */

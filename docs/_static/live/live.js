@@ -251,6 +251,7 @@
       this.root = root;
       this.data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
       this.model = Live.model(this.data);
+      this.texts = this.data.items.map((item) => item.text);
       this.right = null;
       this.first = new Map(this.data.inputs.map((name) => [name, this.model.array(name).data.slice()]));
       this.grids = [];
@@ -311,6 +312,8 @@
         const array = this.model.array(name);
         const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range: this.data.ranges[name] || null });
         const title = make("span", { class: "live-equation" }, make("i", {}, letterOf(name)));
+        const short = this.model.label(name);
+        if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
         const of = this.data.outputs.find(([, dy]) => dy === name);
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, chosen freely`);
         list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
@@ -331,13 +334,13 @@
     }
 
     lineCard(line, i, part) {
-      if (line.kind) return null;
+      if (line.isShortName()) return null;
       const body = make("div", { class: "live-body" });
       const badge = make("span", { class: "live-badge" });
       const equation = make("span", { class: "live-equation" });
       const typeset = this.root.querySelector(`[data-equation="${i}"]`);
       if (typeset) equation.append(typeset);
-      else equation.textContent = line.equation.text || this.data.texts[i];
+      else equation.textContent = this.texts[i];
       const wrong = make("span", { class: "live-equation live-planted" });
       const card = { i, part, grid: null, numerical: null, badge, wrong, equation, body, element: make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, wrong, badge), body) };
       this.fill(card);
@@ -351,7 +354,7 @@
       const result = line.result();
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
-      const label = line.name === null ? "value" : letterOf(line.name);
+      const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
       card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i });
       card.body.append(card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
@@ -768,7 +771,7 @@
             `<i class="${x < 0 ? "negative" : ""}${lit.has(start + i) ? " lit" : ""}" style="--heat: ${Math.round((100 * Math.abs(Number.isFinite(x) ? x : 0)) / scale)}%"></i>`));
           panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.join("")}</span>`);
         }
-        return `<figure><figcaption><i>${escape(letterOf(name))}</i></figcaption>${panels.join("")}</figure>`;
+        return `<figure><figcaption><i>${escape(letterOf(this.model.label(name)))}</i></figcaption>${panels.join("")}</figure>`;
       }).join("");
     }
   }
