@@ -15,7 +15,7 @@
   const MANY = 60; // terms that are listed at most
 
   const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
-  const minus = (text) => text.replace("-", "−");
+  const minus = (text) => text.replaceAll("-", "−");
 
   /** A number in five characters. */
   function short(x, whole = false) {
@@ -27,12 +27,19 @@
     return minus(x.toFixed(a >= 1000 ? 0 : a >= 100 ? 1 : 2));
   }
 
-  /** A number among the terms, with one digit more. */
+  /** A number as the reader would type it. */
+  const typed = (x) => minus(String(Number(x.toFixed(4))));
+
+  /** A number among the terms, with three digits or decimals. */
   function long(x) {
     if (!Number.isFinite(x) || Number.isInteger(x)) return short(x, true);
     const a = Math.abs(x);
-    return minus(a < 5e-4 || a >= 1e5 ? x.toExponential(2).replace("e+", "e") : x.toFixed(a >= 100 ? 1 : a >= 10 ? 2 : 3));
+    if (a < 1e-4 || a >= 1e5) return minus(x.toExponential(2)).replace("e+", "e");
+    return minus(String(Number(a < 1 ? x.toPrecision(3) : x.toFixed(3))));
   }
+
+  /** Indices one after another, with commas only if one of them is longer than a letter or a digit. */
+  const joined = (indices) => indices.join(indices.some((index) => !/^(\d|[a-z]'*)$/.test(index)) ? "," : "");
 
   function letterOf(name) {
     const match = /^(d?)(.*?)(hat|bar|tilde)?(\d*)$/.exec(name);
@@ -82,7 +89,7 @@
       if (kind === "name") {
         if (numeric) return this.name(node);
         const indices = b.map((index) => this.index(index));
-        const subscript = indices.length ? `<sub>${indices.join(indices.some((i) => i.length > 1) ? "," : "")}</sub>` : "";
+        const subscript = indices.length ? `<sub>${joined(indices)}</sub>` : "";
         return `<i>${escape(letterOf(a))}</i>${subscript}`;
       }
       if (numeric && ["over", "partial", "bracket", "delta", "cases", "mod", "floor"].includes(kind)) return this.value(node);
@@ -101,7 +108,8 @@
       }
       if (kind === "over") {
         const sign = a === "sum" ? "Σ" : a === "prod" ? "Π" : a;
-        const bounds = node[4] && node[4].length ? this.conditions(node[4]) : b.join("");
+        const said = (letter) => node[4].some(([, x, y]) => [x, y].some((side) => side[0] === "idx" && side[1] === letter));
+        const bounds = [b.filter((letter) => !said(letter)).join(""), this.conditions(node[4])].filter(Boolean).join(", ");
         return `${sign}<sub>${bounds}</sub> ${a === "sum" || a === "prod" ? this.write(node[3]) : this.parenthesis(node[3])}`;
       }
       if (kind === "bracket") return `[${this.conditions(a)}]`;
@@ -135,13 +143,14 @@
 
   /** An array as heat maps, one for each position in the leading axes. */
   class Grid {
-    constructor(page, array, { label, letters, name = null, line = null, editable = false, range = null, aside = false }) {
-      Object.assign(this, { page, array, label, letters, name, line, editable, range, aside, cells: [] });
+    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right" }) {
+      Object.assign(this, { array, label, letters, name, line, editable, range, versus, cells: [] });
       const { shape } = array;
       const columns = shape.length ? shape[shape.length - 1] : 1;
       const rows = shape.length > 1 ? shape[shape.length - 2] : 1;
       const outer = shape.slice(0, -2);
       this.columns = columns;
+      this.isSwitch = Boolean(range && range.whole && range.low === 0 && range.high === 1);
       this.element = make("div", { class: "live-panels" });
       for (let panel = 0, n = outer.reduce((a, b) => a * b, 1); panel < n; panel++) {
         this.element.append(this.panel(panel, outer, rows, columns));
@@ -195,7 +204,7 @@
       const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
       let face;
       if (this.editable) {
-        face = make("input", { type: "text", inputmode: "decimal", autocomplete: "off", spellcheck: "false", "aria-label": name, title: "drag, or type" });
+        face = make("input", { type: "text", role: "spinbutton", autocomplete: "off", spellcheck: "false", "aria-label": name, tabindex: position === 0 ? "0" : "-1", title: this.isSwitch ? "click to change" : "drag sideways, or type", class: this.isSwitch ? "live-switch" : "" });
       } else {
         face = make("button", { type: "button", "aria-label": name, tabindex: position === 0 ? "0" : "-1" });
         face.append(make("b"), make("small"));
@@ -226,14 +235,15 @@
         const shown = differs ? right[i] : null;
         if (x === cell.value && shown === cell.wrong) return;
         cell.value = x;
-        const text = short(x, this.range && this.range.whole);
+        const text = this.editable ? typed(x) : short(x);
         cell.face.dataset.value = String(x);
         if (this.editable) {
+          cell.face.setAttribute("aria-valuenow", String(x));
           if (document.activeElement !== cell.face || cell.face.dataset.typing === undefined) cell.face.value = text;
         } else {
           cell.face.firstChild.textContent = differs ? `≠ ${text}` : text;
           if (shown !== cell.wrong) cell.cell.classList.toggle("wrong", differs);
-          cell.face.lastChild.textContent = differs ? `right: ${short(right[i])}` : "";
+          cell.face.lastChild.textContent = differs ? `${this.versus}: ${short(right[i])}` : "";
         }
         cell.wrong = shown;
       });
@@ -288,6 +298,7 @@
       this.choice = make("select", { "aria-label": "Plant a mistake", onchange: () => this.plant(this.choice.selectedIndex - 1) },
         make("option", {}, "none"), ...this.data.mistakes.map(({ title }) => make("option", {}, title)));
       this.effect = make("p", { class: "live-effect", role: "status" });
+      this.summary = make("p", { class: "live-effect" });
       const compare = make("input", { type: "checkbox", onchange: () => { this.compare = compare.checked; this.root.classList.toggle("comparing", compare.checked); this.refresh(); } });
       this.width = make("select", { "aria-label": "step size h", onchange: () => { this.h = Number(this.width.value); this.refresh(); } });
       for (let k = 1; k <= 13; k += 1) this.width.append(make("option", { value: `1e-${k}`, selected: k === 5 }, `h = 1e−${k}`));
@@ -302,8 +313,8 @@
       return make("div", {}, make("p", { class: "live-intro" },
         "Every number here is computed in this page from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms are below, its sources light up."),
-      bar, this.effect);
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
+      bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
     inputCards() {
@@ -356,17 +367,18 @@
       if (!shown) return;
       const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
       card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i });
-      card.body.append(card.grid.element);
+      const large = line.name === null && result.data.length > 24;
+      card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
       if (of === undefined) return;
       card.of = of;
       card.difference = { shape: result.shape, data: new Float64Array(result.data.length) };
-      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters: this.lineLetters(line), aside: true });
+      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters: this.lineLetters(line), versus: label });
       card.body.append(make("div", { class: "live-numerical" }, make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`), card.numerical.element));
     }
 
     grid(array, options) {
-      const grid = new Grid(this, array, options);
+      const grid = new Grid(array, options);
       this.grids.push(grid);
       return grid;
     }
@@ -403,6 +415,7 @@
       const button = (label, text, act) => make("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
       this.all = make("button", { type: "button", "aria-pressed": "true", onclick: () => this.go(null) }, "All lines");
       const steps = make("div", { class: "live-steps", role: "group", "aria-label": "Step through the derivation" },
+        make("span", { class: "live-wide" }, "Line by line:"),
         button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter);
       this.dockElement = make("div", { class: "live-dock" }, steps, this.terms);
       return this.dockElement;
@@ -415,17 +428,18 @@
       const faceOf = (event) => (event.target.closest ? event.target.closest("[data-position]") : null);
       root.addEventListener("pointerover", (event) => {
         const face = faceOf(event);
-        if (face && !this.pinned && !this.drag) this.show(face);
+        if (face && !this.drag) this.glance(face);
         this.emphasize(event.target.closest("[data-entries]"));
       });
       root.addEventListener("focusin", (event) => {
         const face = faceOf(event);
-        if (face) this.show(face);
+        if (face) this.glance(face);
         if (face && face.grid.editable) face.select();
       });
       root.addEventListener("click", (event) => {
         const face = faceOf(event);
         if (face && !face.grid.editable) this.pin(face);
+        else if (face && face.grid.isSwitch) this.change(face, 1 - face.grid.array.data[face.dataset.position]);
         else if (!event.target.closest(".live-dock, input, select, button")) this.pin(null);
       });
       root.addEventListener("keydown", (event) => this.key(event, faceOf(event)));
@@ -442,7 +456,7 @@
         if (!face || !face.grid.editable) return;
         delete face.dataset.typing;
         face.classList.remove("invalid");
-        face.value = short(face.grid.array.data[face.dataset.position], face.grid.range && face.grid.range.whole);
+        face.value = typed(face.grid.array.data[face.dataset.position]);
       });
       root.addEventListener("pointerdown", (event) => this.startDrag(event, faceOf(event)));
       root.addEventListener("pointermove", (event) => this.moveDrag(event));
@@ -464,7 +478,7 @@
         drag.face.setPointerCapture(event.pointerId);
         drag.face.blur();
         drag.face.classList.add("dragging");
-        this.show(drag.face);
+        this.glance(drag.face);
       }
       event.preventDefault();
       const whole = drag.face.grid.range && drag.face.grid.range.whole;
@@ -482,28 +496,41 @@
       if (event.key === "Escape") {
         this.pin(null);
         this.rest();
-        return;
+      } else if (face && face.grid.editable) {
+        this.keyOfInput(event, face);
+      } else if (face) {
+        this.walk(event, face);
       }
-      if (!face) return;
+    }
+
+    /** Up and down change a number; left and right go on from the ends of its text, or while all of it is selected. */
+    keyOfInput(event, face) {
       const { grid } = face;
-      const position = Number(face.dataset.position);
-      if (grid.editable) {
-        const up = { ArrowUp: 1, ArrowDown: -1 }[event.key];
-        if (event.key === "Enter") face.select();
-        if (!up) return;
+      const up = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+      if (up) {
         event.preventDefault();
         delete face.dataset.typing;
-        const step = grid.range && grid.range.whole ? 1 : event.shiftKey ? 1 : 0.1;
-        this.change(face, Math.round((grid.array.data[position] + up * step) * 1e6) / 1e6);
-        return;
+        const step = (grid.range && grid.range.whole) || event.shiftKey ? 1 : 0.1;
+        this.change(face, Math.round((grid.array.data[face.dataset.position] + up * step) * 1e6) / 1e6);
+      } else if (event.key === "Enter") {
+        face.select();
+      } else {
+        const { selectionStart: start, selectionEnd: end, value } = face;
+        const all = start === 0 && end === value.length;
+        if (all || (event.key === "ArrowRight" ? start === value.length : end === 0)) this.walk(event, face);
       }
-      const move = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: grid.columns, ArrowUp: -grid.columns }[event.key];
-      const next = move && grid.cells[position + move];
+    }
+
+    /** The arrow keys go from number to number. */
+    walk(event, face) {
+      const { grid } = face;
+      const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: grid.columns, ArrowUp: -grid.columns }[event.key];
+      const next = by && grid.cells[Number(face.dataset.position) + by];
       if (!next) return;
       event.preventDefault();
       face.tabIndex = -1;
       next.face.tabIndex = 0;
-      this.pinned = null;
+      if (!grid.editable) this.pinned = null;
       next.face.focus();
     }
 
@@ -553,6 +580,8 @@
         this.right.run();
       }
       this.effect.textContent = mistake ? mistake.effect : "";
+      this.summary.replaceChildren();
+      delete this.summary.dataset.names;
       this.root.classList.toggle("planted", Boolean(mistake));
       for (const card of this.cards) {
         const here = mistake !== null && mistake.line === card.i;
@@ -592,11 +621,11 @@
       });
       for (const grid of this.grids) {
         const card = grid.element.closest(".live-card");
-        if (card && !grid.aside) card.classList.toggle("read", grid.name !== null && reads.has(grid.name) && card !== (now && now.element));
+        if (card && grid.name !== null) card.classList.toggle("read", reads.has(grid.name) && card !== (now && now.element));
       }
       if (!now) return;
       this.pinned = null;
-      now.element.scrollIntoView({ block: "nearest", behavior: matchMedia("(prefers-reduced-motion: reduce)").matches ? "auto" : "smooth" });
+      this.reveal(now);
       if (now.grid) this.show(now.grid.cells[0].face);
       else this.rest();
     }
@@ -605,7 +634,8 @@
 
     refresh() {
       for (const grid of this.grids) if (grid.editable) grid.update();
-      for (const card of this.cards) this.refreshCard(card);
+      const wrong = this.cards.filter((card) => this.refreshCard(card) > 0);
+      if (this.right) this.summarize(wrong);
       if (this.current) this.show(this.current);
     }
 
@@ -635,6 +665,21 @@
       }
       card.badge.textContent = messages.join("; ");
       card.badge.classList.toggle("bad", bad);
+      return wrong;
+    }
+
+    /** Where the numbers are wrong, with a button to go there. */
+    summarize(wrong) {
+      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card) }, card.grid.label);
+      const names = wrong.map((card) => card.grid.label).join();
+      if (this.summary.dataset.names === names) return;
+      this.summary.dataset.names = names;
+      this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
+    }
+
+    reveal(card) {
+      const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      card.element.scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
     }
 
     // what a number is made of
@@ -643,6 +688,11 @@
       this.pinned = face === this.pinned ? null : face;
       if (face) this.show(face);
       this.root.classList.toggle("pinned", Boolean(this.pinned));
+    }
+
+    /** Shows a number, unless another is held. */
+    glance(face) {
+      if (!this.pinned) this.show(face);
     }
 
     unmark() {
@@ -675,19 +725,20 @@
       if (fresh) this.terms.scrollTop = 0;
     }
 
-    subscript(grid, position) {
-      const indices = grid.subscript(position);
-      return indices.length ? `<sub>${indices.join(indices.some((i) => i > 9) ? "," : "")}</sub>` : "";
+    /** A number's name: that of its array, and its place along the axes longer than 1. */
+    nameOf(grid, position) {
+      const indices = grid.subscript(position).filter((_, i) => grid.array.shape[i] > 1).map(String);
+      return `<i>${escape(grid.label)}</i>${indices.length ? `<sub>${joined(indices)}</sub>` : ""}`;
     }
 
     showInput(grid, position) {
       const gradient = Object.entries(this.data.gradients).find(([, of]) => of === grid.name);
-      const title = `<i>${escape(grid.label)}</i>${this.subscript(grid, position)} = ${long(grid.array.data[position])}`;
+      const title = `${this.nameOf(grid, position)} = ${long(grid.array.data[position])}`;
       let text = "";
       if (gradient && this.model.array(gradient[0])) {
         const slope = this.model.array(gradient[0]).data[position];
         this.mark(gradient[0], position, "source");
-        text = `Its gradient is <i>${escape(letterOf(gradient[0]))}</i>${this.subscript(grid, position)} = <span class="live-number">${long(slope)}</span>: `
+        text = `Its gradient is d${this.nameOf(grid, position)} = <span class="live-number">${long(slope)}</span>: `
           + `if this number grows by 0.01, the loss L = Σ dy · y changes by about ${long(slope / 100)}.`;
       }
       this.terms.innerHTML = `<div class="live-sum"><p class="live-title">${title}</p><p>An input. ${text}</p></div>`;
@@ -701,9 +752,11 @@
         return;
       }
       for (const [name, p] of found.entries) this.mark(name, p, "source");
-      const name = line.name === null ? new Writer(this.model, line, found.e, false).write(line.parts[0]) : `<i>${escape(grid.label)}</i>${this.subscript(grid, position)}`;
+      const name = new Writer(this.model, line, found.e, false).write(line.parts[0]);
       const letters = new Writer(this.model, line, null, false).write(found.part);
-      const parts = [`<p class="live-title">${name} = ${letters} = <span class="live-total" data-value="${found.value}">${long(found.value)}</span></p>`];
+      const right = grid.cells[position].wrong;
+      const wrong = right === null ? "" : ` <span class="live-right">≠ ${long(right)}, which is right</span>`;
+      const parts = [`<p class="live-title">${name} = ${letters} = <span class="live-total" data-value="${found.value}">${long(found.value)}</span>${wrong}</p>`];
       parts.push(this.list(line, found.terms, true));
       for (const inner of found.inner) {
         const writer = new Writer(this.model, line, inner.e, false);
@@ -787,7 +840,14 @@
   }
 
   function start() {
-    for (const root of document.querySelectorAll(".live:not(.ready)")) root.page = new Page(root);
+    for (const root of document.querySelectorAll(".live:not(.ready)")) {
+      try {
+        root.page = new Page(root);
+      } catch (error) {
+        root.append(make("p", { class: "live-effect" }, `These equations could not be computed here: ${error.message}`));
+        throw error;
+      }
+    }
   }
 
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
