@@ -26,6 +26,10 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
+    command.add_argument(
+        "--derivations", action="store_true", help="evaluate every equation of the derivations instead"
+    )
+    command.add_argument("--mistakes", action="store_true", help="with --derivations: also plant mistakes in them")
     command.set_defaults(run=check)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
@@ -84,6 +88,12 @@ def check(args: argparse.Namespace) -> None:
     from .backend import get_device
     from .testing.cases import check_cases
 
+    if args.derivations:
+        from .testing.derivations import check_all
+
+        if wrong := check_all(args.names, args.seed, args.mistakes):
+            sys.exit(f"wrong: {', '.join(wrong)}")
+        return
     if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only):
         sys.exit(f"wrong: {', '.join(wrong)}")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import Equation, Node, NotationError, canonical, walk
+from .grammar import Equation, Node, NotationError, canonical
+from .grammar import walk as nodes
 from .layout import Derivation, Item, normal, read
 from .run import Run, run
 from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
@@ -72,22 +73,37 @@ class Walk:
         self.scope.differentiate = self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
+        self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
 
-    def derivation(self, derivation: Derivation) -> list[Row]:
+    def copy(self) -> Walk:
+        """A walk that goes on from here by itself."""
+        other = Walk(self.run, self.tolerance)
+        other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
+        other.scope.sizes, other.rules, other.last = dict(self.scope.sizes), dict(self.rules), self.last
+        return other
+
+    def prepare(self, derivation: Derivation) -> None:
+        """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
         for item in derivation.equations:
             learn_known_sizes(item, self.scope)
-        lines = [item for item in derivation.items if item.kind == "code" and not item.text.lstrip().startswith(">>>")]
-        last = {name: item.line for item in lines for name in self.run.locals.get(normal(item.text), ())}
-        for item in derivation.items:
+        self.last = {
+            name: item.line
+            for item in derivation.items
+            if item.kind == "code"
+            for name in self.run.locals.get(normal(item.text), ())
+        }
+
+    def items(self, name: str, items: Iterable[Item]) -> None:
+        """Check the items in order. name: of the derivation, for messages."""
+        for item in items:
             try:
                 if item.kind == "equation":
                     self.equation(item)
-                elif item in lines:
-                    self.code(item, last)
+                elif item.kind == "code" and not item.text.lstrip().startswith(">>>"):
+                    self.code(item)
             except NotationError as error:
-                place = f"{derivation.name}: line {item.line}: {normal(item.text)}"
+                place = f"{name}: line {item.line}: {normal(item.text)}"
                 raise DerivationError(f"{place}\n    {error.message}") from error
-        return self.rows
 
     def equation(self, item: Item) -> None:
         equation = item.equation
@@ -107,9 +123,10 @@ class Walk:
             self.compare(item, known, evaluate(part, self.scope), relation, equation)
             for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
         ]
-        self.learn(first, others[0], equation)
         gradient = self.gradient(item, first)
-        if gradient is not None:
+        if gradient is None:
+            self.learn(first, others[0], equation)
+        else:
             errors.append(gradient)
         kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
         self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
@@ -130,7 +147,7 @@ class Walk:
 
     def learn(self, left: Node, right: Node, equation: Equation) -> None:
         """Remember the equation as the way to compute its left side, for derivatives."""
-        if left[0] != "name" or any(node[0] == "partial" for node in walk(right)):
+        if left[0] != "name" or any(node[0] == "partial" for node in nodes(right)):
             return
         name, letters = self.scope.resolve(left[1]), [index[1] for index in left[2] if index[0] == "idx"]
         plain = len(letters) == len(left[2]) == len(set(letters))
@@ -197,15 +214,16 @@ class Walk:
         error = distance(analytic, numerical)
         if not error <= self.tolerance:
             at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
+            values = f"{left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
             raise DerivationError(
                 f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
                 f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"
-                f"    at {tuple(map(int, at))} {left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
+                f"    at {tuple(map(int, at))} {values}"
             )
         return error
 
     def perturb(self, name: str) -> Scope:
-        """A scope in which each element of `name` is perturbed in turn, and all that depends on it is computed again."""
+        """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes = self.scope.sizes
@@ -251,10 +269,10 @@ class Walk:
         rows = spread_first(above, axes).imag / STEP
         return same_positions(rows.reshape(*data.shape, *rows.shape[1:]), below, axes)
 
-    def code(self, item: Item, last: Mapping[str, int]) -> None:
+    def code(self, item: Item) -> None:
         """Compare the variables that a line of code sets with the equations' values.
 
-        last: the last line of the derivation that sets each variable. Only there is its value what the equations say.
+        Of several lines that set one variable only the last is compared: the others are steps on the way.
         """
         text = normal(item.text)
         if text not in self.run.locals:
@@ -262,7 +280,7 @@ class Walk:
         found = False
         for variable, value in self.run.locals[text].items():
             name = self.scope.resolve(canonical(variable))
-            if name not in self.scope.values or last[variable] != item.line:
+            if name not in self.scope.values or self.last[variable] != item.line:
                 continue
             found = True
             known = self.scope.values[name]
@@ -345,7 +363,9 @@ def same_positions(data: np.ndarray, below: Sequence[Any], above: Sequence[Any])
 
 def depends(rule: Rule, scope: Scope) -> bool:
     trees = (rule.node, *(node for _, node in rule.equation.bindings))
-    return any(node[0] == "name" and scope.resolve(node[1]) in scope.perturbed for tree in trees for node in walk(tree))
+    return any(
+        node[0] == "name" and scope.resolve(node[1]) in scope.perturbed for tree in trees for node in nodes(tree)
+    )
 
 
 def check_derivation(
@@ -370,11 +390,20 @@ def check_derivation(
     the run. Raises DerivationError, which names the line, the equation and the values, for an equation that is not
     true or cannot be evaluated, and NotationError for one that cannot be read. Returns a Report.
     """
-    ran = run(op, op_backward, *args, names=names, seed=seed, **options)
+    ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, seed=seed, **options)
+    walk = Walk(ran, tolerance)
+    walk.prepare(derivation)
+    walk.items(ran.name, derivation.items)
+    return Report(derivation, walk.rows, walk.scope.values)
+
+
+def read_and_run(
+    op: Callable, op_backward: Callable, *args: Any, docstring: str | None = None, **options: Any
+) -> tuple[Run, Derivation]:
+    """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
+    ran = run(op, op_backward, *args, **options)
     text = docstring if docstring is not None else inspect.getdoc(op) or ""
     derivation = read(text, ran.values, ran.code, ran.name)
-    walked = Walk(ran, tolerance)
-    rows = walked.derivation(derivation)
     if not derivation.equations:
         raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
-    return Report(derivation, rows, walked.scope.values)
+    return ran, derivation

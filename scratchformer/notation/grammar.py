@@ -170,7 +170,8 @@ class Parser:
         while self.next.kind == "relation":
             relations.append(RELATIONS[self.take().text])
             parts.append(self.value())
-        bindings, conditions = [], ()
+        bindings: list[tuple[str, Node]] = []
+        conditions: tuple[Condition, ...] = ()
         if self.accept("with"):
             bindings.append(self.binding())
             while self.accept(","):
@@ -300,7 +301,8 @@ class Parser:
                 self.expect("|")
                 return "abs", node
             if token.text == "√":
-                return "call", "sqrt", (self.factor(),)
+                node = self.factor()
+                return "call", "sqrt", (node[1] if node[0] == "group" else node,)
             if token.text == "Σ":
                 return self.over("sum")
             if token.text == "∂":

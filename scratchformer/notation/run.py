@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import NotationError, canonical
+from .grammar import canonical
 from .layout import normal
 
 
@@ -40,13 +40,12 @@ def source_of(function: Callable) -> Callable:
 
 
 def statements(function: Callable) -> list[Statement]:
-    """The simple statements of a function, in order. Raises NotationError if its source is not at hand."""
+    """The simple statements of a function, in order; none if its source is not at hand, as in a terminal session."""
     function = source_of(function)
     try:
         lines, start = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        name = getattr(function, "__name__", function)
-        raise NotationError(f"the source of {name} is not at hand: define it in a file or a notebook") from None
+        return []
     source = textwrap.dedent("".join(lines))
     found = []
     for node in ast.walk(ast.parse(source)):

@@ -107,7 +107,7 @@ def spread(array: Named, axes: Sequence[Any]) -> np.ndarray:
     return array.data.transpose(order).reshape([next(shape) if axis in array.axes else 1 for axis in axes])
 
 
-def pointwise(function: Callable[..., np.ndarray], *arrays: Named) -> Named:
+def pointwise(function: Callable[..., Any], *arrays: Named) -> Named:
     data, axes = align(*arrays)
     with np.errstate(all="ignore"):
         return Named(np.asarray(function(*data)), axes)
@@ -172,7 +172,7 @@ def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     return np.exp(exponent * np.log(base))
 
 
-FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,
@@ -250,7 +250,7 @@ def over(node: Node, scope: Scope) -> Named:
     x, mask = np.broadcast_to(x, full), np.broadcast_to(held_data, full) > 0
     rest = tuple(axis for axis in axes if axis not in letters)
     if function in ("sum", "mean", "prod"):
-        x = np.where(mask, x, function == "prod")
+        x = np.where(mask, x, function == "prod") if conditions else x
         if function == "prod":
             return Named(x.prod(axis=places), rest)
         return Named(x.sum(axis=places) / (mask.sum(axis=places) if function == "mean" else 1), rest)

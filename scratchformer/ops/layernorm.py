@@ -41,8 +41,9 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
 
-    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The component
-    along x̂ vanishes exactly only if eps = 0, since then mean(x̂²) = 1.) γ is *inside* both means, as a factor of g.
+    This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The
+    component along x̂ vanishes exactly only if eps = 0, since then mean(x̂²) = 1.) γ is *inside* both means, as a
+    factor of g.
 
         dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 

@@ -27,10 +27,13 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 
         y_no = Σ_i x_ni w_io + b_o
 
-    The derivative of every output with respect to every argument, and the chain rule, dx_ni = Σ_{m,o} dy_mo ∂y_mo/∂x_ni:
+    An argument passes its change on to every output that uses it, so its gradient is a sum over the outputs: dy times
+    the derivative of each. This is the chain rule, on which every derivation here rests:
 
-        ∂y_no/∂x_n'i = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
-        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)
+        ∂y_no/∂x_n'i = δ_nn' w_io
+        dx_ni = Σ_{n', o} dy_n'o ∂y_n'o/∂x_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
+
+        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no         (every row uses w: sum over the rows)
         ∂y_no/∂b_j  = δ_oj             db_o  = Σ_n dy_no
 
     The sums are matrix products:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ... import ops
 from ..cases import Draw
 
@@ -17,8 +15,8 @@ class DerivationCase(NamedTuple):
     op: Callable
     op_backward: Callable
     args: tuple
-    names: Mapping[str, Any] = {}  # noqa: RUF012
-    options: Mapping[str, Any] = {}  # noqa: RUF012
+    names: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     docstring: str | None = None  # where it is not that of `op`
 
 
@@ -27,11 +25,12 @@ class Sizes(Draw):
 
     def __init__(self, seed: int = 0, scale: float = 1.0, **options: Any) -> None:
         super().__init__(seed, scale, **options)
-        self.left = [int(size) for size in self.generator.permutation(np.arange(2, 9))]
+        shuffle = self.generator.permutation
+        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2, *shuffle([7, 8, 9]))]
 
     def __getattr__(self, letter: str) -> int:
         if len(letter) == 1 and letter not in self.sizes:
-            self.sizes[letter] = self.left.pop()
+            self.sizes[letter] = next(size for size in self.left if size not in self.sizes.values())
         return super().__getattr__(letter)
 
 

@@ -11,7 +11,7 @@ from .case import DerivationCase, Sizes, reference
 
 
 def attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"G": 2, "H": 4}
+    d.sizes |= {"G": 2, "H": 4, "B": 3, "T": 5, "S": 6 + d.seed % 2}  # S ≥ T: every query sees a key
     pattern = [None, ops.Causal(), ops.Local(1)][d.seed % 3]
     q, k, v = d("B H T D"), d("B G S D"), d("B G S D")
     table = (pattern or ops.Full()).table(d.H, d.T, d.S, np)

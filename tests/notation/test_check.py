@@ -1,0 +1,158 @@
+"""check_derivation on operations of a user's own: what passes, and what each kind of mistake says."""
+
+import linecache
+import re
+
+import numpy as np
+import pytest
+
+from scratchformer.notation import DerivationError, NotationError, check_derivation, plant_mistakes
+
+X = np.random.default_rng(0).standard_normal((3, 4))
+
+
+def swish(x):
+    """y = x σ(x), elementwise.
+
+    Backward. The product rule:
+
+        s_i = 1/(1 + exp(−x_i))            y_i = x_i s_i
+        ∂s_i/∂x_i = s_i (1 − s_i)          dx_i = dy_i (s_i + x_i s_i (1 − s_i))
+
+        dx = dy * (s + x * s * (1 - s))
+    """
+    s = 1 / (1 + np.exp(-x))
+    return x * s, (x, s)
+
+
+def swish_backward(dy, cache):
+    x, s = cache
+    dx = dy * (s + x * s * (1 - s))
+    return dx
+
+
+def affine(x, w):
+    """y = x w.
+
+        y_no = Σ_i x_ni w_io
+        dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no
+
+    The end.
+    """
+    return x @ w, (x, w)
+
+
+def affine_backward(dy, cache):
+    x, w = cache
+    return dy @ w.T, x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+def changed(function, *pairs):
+    """The docstring of a function with replacements."""
+    text = function.__doc__
+    for old, new in pairs:
+        assert text.count(old) == 1
+        text = text.replace(old, new)
+    return text
+
+
+def failure(*pairs, op=swish, op_backward=swish_backward, args=(X,)):
+    with pytest.raises(DerivationError) as raised:
+        check_derivation(op, op_backward, *args, docstring=changed(op, *pairs))
+    return str(raised.value)
+
+
+def test_a_right_derivation():
+    report = check_derivation(swish, swish_backward, X)
+    assert [row.kind for row in report.rows] == ["defines", "compared", "compared", "gradient", "code"]
+    assert report.worst < 1e-14
+    np.testing.assert_allclose(report.values["s"], 1 / (1 + np.exp(-X)))
+    assert "worst error" in str(report)
+
+
+def test_a_wrong_second_line_names_line_equation_and_values():
+    message = failure(("s_i (1 − s_i)          dx", "s_i (1 + s_i)          dx"))
+    assert re.search(r"swish: line 6: ∂s_i/∂x_i = s_i \(1 \+ s_i\)\n", message)
+    assert re.search(r"at axis -1 = \d, i = \d the left side is [\d.e-]+, the right side [\d.e-]+", message)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("dx_i = dy_i (s_i + x_i s_i", "dx_i = dy_i (s_i − x_i s_i", "line 6: dx_i .* is not true: relative error"),
+        ("exp(−x_i))", "exp(x_i))", "line 5: y_i = x_i s_i\n    is not true"),
+        ("y_i = x_i s_i", "y_i = x_i", "line 5: y_i = x_i\n    is not true"),
+        ("y_i = x_i s_i", "y_i = x_j s_i", "index j is on the right only"),
+        ("∂s_i/∂x_i", "∂s_i/∂y_i", "no equation above computes s from y"),
+        ("            y_i = x_i s_i", "", "no equations above lead from x to the output y"),
+        ("y_i = x_i s_i", "y_i = x_i r_i", "r is not known here"),
+        (
+            "dx = dy *",
+            "ds_i = dy_i\n\n        dx = dy *",
+            "line 8: ds_i = dy_i\n    differs from the numerical derivative",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(old, new, message):
+    assert re.search(message, failure((old, new)), re.DOTALL)
+
+
+def test_a_line_that_the_backward_does_not_have_is_no_code_but_an_equation():
+    assert "line 8: dx = 2 * dy" in failure(("dx = dy *", "dx = 2 * dy *"))
+    with pytest.raises(NotationError, match=r"line 8, column \d+: '@' has no meaning"):
+        check_derivation(swish, swish_backward, X, docstring=changed(swish, ("dx = dy *", "dx = dy @")))
+
+
+def test_a_wrong_gradient_shows_in_the_equation():
+    def wrong(dy, cache):
+        return 2 * swish_backward(dy, cache)
+
+    with pytest.raises(DerivationError, match="line 6: dx_i"):
+        check_derivation(swish, wrong, X, docstring=changed(swish, ("dx = dy * (s + x * s * (1 - s))", "")))
+
+
+def test_a_sum_over_leading_axes_that_is_missing():
+    args = np.ones((2, 3, 4)), np.ones((4, 5))
+    check_derivation(affine, affine_backward, *args)
+    message = failure(("dw_io = Σ_n x_ni dy_no", "dw_io = x_i dy_o"), op=affine, op_backward=affine_backward, args=args)
+    assert "line 4: dw_io = x_i dy_o\n    is not true" in message
+
+
+def test_a_derivation_without_equations():
+    with pytest.raises(DerivationError, match="has no equations"):
+        check_derivation(swish, swish_backward, X, docstring="y = x σ(x).")
+
+
+def test_a_function_whose_source_is_not_at_hand():
+    """As in a terminal session: equations are checked, and no line counts as code."""
+    source = (
+        'def double(x):\n    """y = 2 x.\n\n        y_i = 2 x_i    dx_i = 2 dy_i\n\n    End."""\n    return 2 * x, ()\n'
+    )
+    source += "def double_backward(dy, cache):\n    return 2 * dy\n"
+    linecache.clearcache()
+    session = {}
+    exec(source, session)
+    assert check_derivation(session["double"], session["double_backward"], X).worst < 1e-15
+
+
+def test_names_of_ones_own_may_be_functions_that_are_called_after_backward():
+    seen = []
+    check_derivation(swish, swish_backward, X, names={"z": lambda: seen.append(1) or 3.0}, docstring=swish.__doc__)
+    assert seen == [1]
+    with pytest.raises(TypeError, match="names: z must be a number"):
+        check_derivation(swish, swish_backward, X, names={"z": "three"})
+
+
+def test_nothing_is_written_to_and_tracing_ends():
+    import sys
+
+    before, traced = X.copy(), sys.gettrace()
+    check_derivation(swish, swish_backward, X)
+    np.testing.assert_array_equal(X, before)
+    assert sys.gettrace() is traced
+
+
+def test_mistakes_planted_in_swish_are_caught():
+    found = list(plant_mistakes(swish, swish_backward, X))
+    assert len(found) > 20
+    assert [m.wrong for m in found if not m.caught] == []
