@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=2, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
+OWN_SIZES = {"rotary": {"D": 4, "H": 1}, "gather": {"B": 2}, "mean_pool": {"B": 2}, "max_pool": {"B": 2}}
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 FILES = ("live/evaluate.js", "live/live.js")
 
@@ -27,12 +28,10 @@ FILES = ("live/evaluate.js", "live/live.js")
 class PageSizes(Sizes):
     """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, with their lowest and highest."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self.__dict__ |= SIZES | OWN_SIZES.get(name, {})
         self.ranges: list[tuple[np.ndarray, int, int]] = []
-
-    def __getattribute__(self, name: str) -> Any:
-        return SIZES[name] if name in SIZES else super().__getattribute__(name)
 
     def __call__(self, letters: str) -> np.ndarray:
         return super().__call__(letters).round(1)
@@ -74,31 +73,39 @@ def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str]
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     """The derivation, the arrays that its equations begin with, and the mistakes that can be planted in it.
 
-    items: the equations, see `as_json`. inputs: the names of what the reader can change. arrays: their values. outputs: pairs of an
-    output and its gradient dy. gradients: the name of each gradient, and of what. axes: the letters of an array's axes.
-    ranges: of the numbers in an array.
+    items: the equations, see `as_json`. arrays: what they do not compute, by name. inputs: the names of those that the
+    reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient, and of what.
+    axes: the letters of an array's axes. ranges: of the numbers in an array.
     """
-    draw = PageSizes()
+    draw = PageSizes(name)
     case = CASES[name](draw)
     report = checked(case)
     values, arguments = report.values, bound(case)
     output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
     computed, mentioned = names_in(report)
     given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
-    inputs = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
-    arrays = {n: values[n].round(1) if n == f"d{output}" else values[n] for n in inputs}
+    given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
+    inputs = [n for n in given if values[n].ndim or n in arguments]
     equations = [item for item in as_json(report.derivation)["items"] if item["kind"] == "equation"]
     return {
         "name": name,
         "items": equations,
+        "arrays": {n: array_json(beginning(values[n])) for n in given},
         "inputs": inputs,
-        "arrays": {n: array_json(array) for n, array in arrays.items()},
         "outputs": [[output, f"d{output}"]],
         "gradients": {f"d{n}": n for n in inputs if f"d{n}" in computed},
         "axes": axes(inspect.getdoc(case.op) or "", values),
         "ranges": {n: found for n in inputs if (found := limits(n, values[n], arguments.get(n), draw))},
         "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
     }
+
+
+def beginning(array: np.ndarray) -> np.ndarray:
+    """The numbers that the page begins with: arrays with one decimal, and without zeros, where a kink may be."""
+    if array.ndim and array.dtype.kind == "f" and not np.isin(array, (0, 1)).all():
+        array = array.round(1)
+        return np.where(array == 0, 0.5, array)
+    return array
 
 
 def checked(case: DerivationCase) -> Report:

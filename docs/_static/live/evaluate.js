@@ -22,7 +22,8 @@
     mod: (a, b) => a - b * Math.floor(a / b),
   };
   const UNARY = { neg: (a) => -a, floor: Math.floor, abs: Math.abs, group: (a) => a };
-  const STEP = 6e-6; // of the central differences behind a partial derivative
+  const STEP = 1e-3; // of the differences behind a partial derivative: of fourth order, so that they are right to 1e-13
+  const STENCIL = [[1, 8 / 12], [-1, -8 / 12], [2, -1 / 12], [-2, 1 / 12]];
   const LEAD = ""; // the slot of the position within the leading axes
 
   /** The error function, to the last digits: a series of positive terms near 0, a continued fraction elsewhere. */
@@ -44,6 +45,7 @@
     return x < 0 ? -y : y;
   }
 
+  const largest = (array) => (array ? array.data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) : 0);
   const plain = (letter) => letter.replace(/'+$/, "");
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
@@ -121,11 +123,15 @@
         if (this.inputs.includes(name)) this.aliases.set(`d${short}`, `d${name}`);
       }
       this.computing = new Map();
-      for (const line of lines) {
+      const offer = (line) => {
         const name = line.isShortName() || line.source() < 0 ? null : line.target();
-        if (name === null || this.inputs.includes(name)) continue;
+        if (name === null || name in this.data.arrays) return;
         this.computing.set(name, [...(this.computing.get(name) || []), line]);
-      }
+      };
+      lines.filter((line) => !line.needsDerivative()).forEach(offer);
+      // What only a line with a partial derivative computes: the last one, which says most.
+      const others = lines.filter((line) => line.needsDerivative() && !this.computing.has(line.target()));
+      new Map(others.map((line) => [line.target(), line])).forEach(offer);
       this.order = [];
       const seen = new Set();
       const visit = (line) => {
@@ -182,25 +188,23 @@
       return path;
     }
 
-    /** Moves each element of `source` up and down by h; calls visit(position, read() above, read() below, 2 h). */
-    perturb(source, names, h, read, visit) {
-      const array = this.array(source);
+    /** Adds each of `shifts` to each element of `source` in turn, and calls visit(position, what read() gives each time). */
+    perturb(source, names, shifts, read, visit) {
+      const { data } = this.array(source);
       const path = this.between(source, names);
-      const kept = new Map([...this.values].map(([name, { data }]) => [name, data.slice()]));
-      const trace = this.trace;
+      const kept = path.map((line) => this.values.get(line.name).data.slice());
+      const { trace } = this;
       this.trace = null;
-      for (let i = 0; i < array.data.length; i++) {
-        const old = array.data[i];
-        const step = h * Math.max(1, Math.abs(old));
-        const results = [old + step, old - step].map((value) => {
-          array.data[i] = value;
+      data.forEach((old, i) => {
+        const found = shifts.map((shift) => {
+          data[i] = old + shift;
           for (const line of path) line.define();
           return read();
         });
-        array.data[i] = old;
-        visit(i, results[0], results[1], 2 * step);
-      }
-      for (const [name, data] of kept) this.values.get(name).data.set(data);
+        data[i] = old;
+        visit(i, found);
+      });
+      path.forEach((line, i) => this.values.get(line.name).data.set(kept[i]));
       this.trace = trace;
     }
 
@@ -210,8 +214,8 @@
 
     difference(name, h = 1e-5) {
       const result = new Float64Array(this.array(name).data.length);
-      this.perturb(name, this.outputs(), h, () => this.loss(), (i, above, below, width) => {
-        result[i] = (above - below) / width;
+      this.perturb(name, this.outputs(), [h, -h], () => this.loss(), (i, [above, below]) => {
+        result[i] = (above - below) / (2 * h);
       });
       return result;
     }
@@ -225,8 +229,10 @@
         const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
         const columns = this.array(b).data.length;
         const result = new Float64Array(read().length * columns);
-        this.perturb(b, names, STEP, read, (i, above, below, width) => {
-          above.forEach((value, j) => { result[j * columns + i] = (value - below[j]) / width; });
+        this.perturb(b, names, STENCIL.map(([shift]) => shift * STEP), read, (i, found) => {
+          found.forEach((values, k) => values.forEach((value, j) => {
+            result[j * columns + i] += (STENCIL[k][1] / STEP) * value;
+          }));
         });
         this.jacobians.set(key, result);
       }
@@ -263,11 +269,18 @@
       return whole && this.equation.relations.join() === ":=";
     }
 
-    /** The part that computes the left side: the first without a partial derivative; of a mistake, the one changed. */
+    /** The part that computes the left side: the first without a partial derivative, if there is one; of a mistake, the
+        part that is wrong. */
     source() {
-      const usable = this.parts.map((part, i) => i > 0 && isEquality(this.equation.relations[i - 1]) && !hasPartial(part));
-      const changed = this.right ? this.parts.findIndex((part, i) => usable[i] && !same(part, this.right.parts[i])) : -1;
-      return changed >= 0 ? changed : usable.indexOf(true);
+      const equal = this.parts.map((_, i) => i > 0 && isEquality(this.equation.relations[i - 1]));
+      const wrong = this.right ? this.parts.findIndex((part, i) => equal[i] && !same(part, this.right.parts[i])) : -1;
+      if (wrong >= 0) return wrong;
+      const plainly = this.parts.findIndex((part, i) => equal[i] && !hasPartial(part));
+      return plainly >= 0 ? plainly : equal.lastIndexOf(true);
+    }
+
+    needsDerivative() {
+      return !this.right && this.source() >= 0 && hasPartial(this.parts[this.source()]);
     }
 
     /** The names that the computing part needs. */
@@ -296,7 +309,7 @@
       const source = this.source();
       this.learnSizes();
       this.lead = this.leadingAxes();
-      this.shown = source > 0 ? source : Math.max(0, this.parts.findIndex((part) => !hasPartial(part)));
+      this.shown = source > 0 && (left[0] === "name" || isPartial(left)) ? source : 0;
       const all = new Set(this.parts.flatMap((part) => [...free(part)]));
       for (const letter of this.withs.keys()) all.delete(letter);
       const own = left[0] === "name" || isPartial(left) ? free(left) : all;
@@ -426,22 +439,22 @@
       return this.own;
     }
 
-    /** The largest difference between the parts, relative to their largest number. */
+    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of. */
     disagreement() {
       if (this.isShortName()) return 0;
       let worst = 0;
-      let scale = 0;
+      let scale = this.mentions().reduce((m, name) => Math.max(m, largest(this.model.array(name))), 0);
       const { relations } = this.equation;
       for (const e of this.environments) {
         const values = this.functions.map((f) => f(e));
-        values.slice(1).forEach((value, i) => {
-          const [a, b] = [values[i], value];
+        relations.forEach((relation, i) => {
+          const [a, b] = [values[i], values[i + 1]];
+          if (isEquality(relation)) worst = Math.max(worst, a === b ? 0 : Math.abs(a - b));
+          else if (!COMPARE[relation](a, b)) worst = Infinity;
           scale = Math.max(scale, Math.abs(a), Math.abs(b));
-          const holds = isEquality(relations[i]) ? a === b : relations[i] === "≈" || COMPARE[relations[i]](a, b);
-          if (!holds) worst = Math.max(worst, Math.abs(a - b) || Infinity);
         });
       }
-      return scale > 0 ? worst / Math.max(scale, 1e-300) : worst;
+      return scale > 0 ? worst / scale : worst;
     }
 
     closure(node) {

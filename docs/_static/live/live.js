@@ -283,9 +283,9 @@
       this.root.append(this.toolbar(), this.inputCards());
       this.cards = [];
       this.lists = { forward: make("div", { class: "live-cards" }), backward: make("div", { class: "live-cards" }) };
-      const backward = this.backwardLines();
+      const backward = this.firstBackward();
       this.model.lines.forEach((line, i) => {
-        const card = this.lineCard(line, i, backward.has(line) ? "backward" : "forward");
+        const card = this.lineCard(line, i, i < backward ? "forward" : "backward");
         if (card) this.lists[card.part].append(card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
@@ -332,16 +332,11 @@
       return make("div", {}, make("h4", {}, "Inputs"), list);
     }
 
-    /** The lines of the backward: those that need dy, and those of derivatives, and all below the first of them. */
-    backwardLines() {
-      const tainted = new Set(this.data.outputs.map(([, dy]) => dy));
-      const found = new Set();
-      for (const line of this.model.order) {
-        if (!line.mentions().some((name) => tainted.has(name)) && !line.parts.some(Live.hasPartial)) continue;
-        found.add(line);
-        if (line.name) tainted.add(line.name);
-      }
-      return found;
+    /** The number of the first line of the backward: one with a gradient or a derivative. */
+    firstBackward() {
+      const given = this.data.outputs.map(([, dy]) => dy);
+      const found = this.model.lines.findIndex((line) => line.mentions().some((name) => given.includes(name)) || line.parts.some(Live.hasPartial));
+      return found < 0 ? this.model.lines.length : found;
     }
 
     lineCard(line, i, part) {
@@ -482,7 +477,8 @@
       }
       event.preventDefault();
       const whole = drag.face.grid.range && drag.face.grid.range.whole;
-      const unit = whole ? 1 / 24 : event.shiftKey ? 0.002 : 0.02;
+      const { range } = drag.face.grid;
+      const unit = whole ? Math.max(1 / 24, (range.high - range.low) / 400) : event.shiftKey ? 0.002 : 0.02;
       const digits = whole ? 1 : event.shiftKey ? 1000 : 100;
       this.change(drag.face, Math.round((drag.start + moved * unit) * digits) / digits);
     }
