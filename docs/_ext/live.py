@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
-from scratchformer.notation import NotationError, Report, as_json, check_derivation, parse
+from scratchformer.notation import Equation, NotationError, Report, check_derivation, latex, parse
 from scratchformer.notation.grammar import canonical, walk
-from scratchformer.notation.latex import lines
+from scratchformer.notation.latex import RELATIONS
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
 from sphinx.application import Sphinx
@@ -66,14 +66,24 @@ def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], s
 
 
 def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str], str] | None) -> str:
-    shown = render(item["latex"]) if render else escape(" ".join(item["text"].split()))
+    """An equation as HTML. Each part of a chain is typeset by itself, so that a line may break before it."""
+    shown = "\n".join(map(render, item.pop("latex"))) if render else escape(" ".join(item["text"].split()))
     return f'<span data-{kind}="{number}">{shown}</span>'
+
+
+def pieces(equation: Equation) -> list[str]:
+    """The LaTeX of an equation up to its first right side, then of each further part with its relation."""
+    parts, relations = equation.parts, equation.relations
+    first = equation._replace(parts=parts[:2], relations=relations[:1], bindings=(), conditions=())
+    found = [latex(first), *(f"{RELATIONS[r]} {latex(part)}" for r, part in zip(relations[1:], parts[2:], strict=True))]
+    tail = latex(equation._replace(parts=parts[:1], relations=()))[len(latex(parts[0])) :]
+    return [*found, tail] if tail else found
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     """The derivation, the arrays that its equations begin with, and the mistakes that can be planted in it.
 
-    items: the equations, see `as_json`. arrays: what they do not compute, by name. inputs: the names of those that the
+    items: the equations, as text, tree and LaTeX. arrays: what they do not compute, by name. inputs: the names of those that the
     reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient, and of what.
     axes: the letters of an array's axes. ranges: of the numbers in an array.
     """
@@ -86,7 +96,10 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
     given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
     inputs = [n for n in given if values[n].ndim or n in arguments]
-    equations = [item for item in as_json(report.derivation)["items"] if item["kind"] == "equation"]
+    equations = [
+        {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
+        for item in report.derivation.equations
+    ]
     return {
         "name": name,
         "items": equations,
@@ -183,7 +196,7 @@ def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
     if not places:
         return None
     text = {"title": mistake.title, "effect": mistake.effect, "text": mistake.wrong}
-    return text | {"line": places[0], "equation": equation_as_json(wrong), "latex": lines(wrong)}
+    return text | {"line": places[0], "equation": equation_as_json(wrong), "latex": pieces(wrong)}
 
 
 class Live(SphinxDirective):
