@@ -73,19 +73,21 @@ class Walk:
         self.scope.differentiate = self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
+        self.equations: list[Equation] = []
         self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
 
     def copy(self) -> Walk:
         """A walk that goes on from here by itself."""
         other = Walk(self.run, self.tolerance)
         other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
-        other.scope.sizes, other.rules, other.last = dict(self.scope.sizes), dict(self.rules), self.last
+        other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
+        other.equations, other.last = self.equations, self.last
         return other
 
     def prepare(self, derivation: Derivation) -> None:
         """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
-        for item in derivation.equations:
-            learn_known_sizes(item, self.scope)
+        self.equations = [item.equation for item in derivation.equations if item.equation]
+        self.learn_known_sizes()
         self.last = {
             name: item.line
             for item in derivation.items
@@ -99,11 +101,21 @@ class Walk:
             try:
                 if item.kind == "equation":
                     self.equation(item)
+                    if self.rows[-1].kind == "name":
+                        self.learn_known_sizes()
                 elif item.kind == "code" and not item.text.lstrip().startswith(">>>"):
                     self.code(item)
             except NotationError as error:
                 place = f"{name}: line {item.line}: {normal(item.text)}"
                 raise DerivationError(f"{place}\n    {error.message}") from error
+
+    def learn_known_sizes(self) -> None:
+        """Sizes of the letters of known arrays, before any equation that uses them is evaluated."""
+        for equation in self.equations:
+            try:
+                learn_sizes(equation, self.scope)
+            except NotationError:
+                pass  # the walk will come to it, with a place for the error
 
     def equation(self, item: Item) -> None:
         equation = item.equation
@@ -120,7 +132,7 @@ class Walk:
             self.set(first, evaluate(others[0], self.scope))
         known = evaluate(first, self.scope)
         errors = [
-            self.compare(item, known, evaluate(part, self.scope), relation, equation)
+            self.compare(item, known, evaluate(part, self.scope), relation, equation, self.terms(first, part))
             for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
         ]
         gradient = self.gradient(item, first)
@@ -159,7 +171,11 @@ class Walk:
         ):
             self.rules.setdefault(name, Rule(name, left[2], right, equation))
 
-    def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation) -> float:
+    def terms(self, left: Node, right: Node) -> float:
+        """The size of the terms that cancel, if the right side is 0: the rounding error is relative to them."""
+        return float(np.max(evaluate(positive(left), self.scope).data)) if right[:2] == ("num", 0) else 0.0
+
+    def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation, terms: float = 0.0) -> float:
         for axis in b.axes:
             if isinstance(axis, str) and axis not in a.axes:
                 raise NotationError(f"index {axis} is on the right only: sum over it, or put it on the left")
@@ -173,8 +189,8 @@ class Walk:
             order = [around.index(axis) for axis in axes]
             held = np.broadcast_to(np.broadcast_to(mask[0], mask[1].shape).transpose(order), x.shape) > 0
         if relation in ("=", ":="):
-            error = distance(x[held], y[held])
-            wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), 1e-300)) & held
+            error = distance(x[held], y[held], terms)
+            wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
         else:
             tests = {"<": np.less, ">": np.greater, "≤": np.less_equal, "≥": np.greater_equal, "≠": np.not_equal}
             wrong = ~tests[relation](x, y) & held
@@ -299,21 +315,22 @@ class Walk:
             self.rows.append(Row(item.line, text, "step", None))
 
 
-def learn_known_sizes(item: Item, scope: Scope) -> None:
-    """Sizes of the letters of known arrays, before any equation is evaluated."""
-    try:
-        learn_sizes(item.equation, scope)
-    except NotationError:
-        pass  # the walk will come to it, with a place for the error
-
-
 def is_whole(node: Node) -> bool:
     return node[0] == "name" and not node[2]
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, relative to the largest number; infinity where one is not a number."""
-    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
+def positive(node: Node) -> Node:
+    """The node with the absolute value of every term of its sums."""
+    if node[0] == "over" and node[1] in ("sum", "mean"):
+        return (*node[:3], positive(node[3]), node[4])
+    if node[0] in ("+", "-"):
+        return "+", positive(node[1]), positive(node[2])
+    return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
+
+
+def distance(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest number or to `least`; infinity where one is not a number."""
+    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0), least)
     if not np.isfinite(difference):
         return np.inf
     return float(difference / largest) if largest else 0.0
@@ -370,7 +387,7 @@ def depends(rule: Rule, scope: Scope) -> bool:
 
 def check_derivation(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
     docstring: str | None = None,
@@ -380,8 +397,8 @@ def check_derivation(
 ) -> Report:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
 
-    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. args, options:
-    arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
+    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. Without a backward
+    (None), `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
     values, or with functions that are called after backward. docstring: the text, by default that of `op`. tolerance:
     the largest relative error. seed: of dy.
 

@@ -314,7 +314,7 @@ class Parser:
         known = canonical(name) in self.names
         if not known and name in OVER and self.sees("_"):
             return self.over(name)
-        if not known and name in CALLS:
+        if name in CALLS and (not known or self.sees("(")):  # an array may be called cos
             self.expect("(")
             arguments = [self.value()]
             while self.accept(","):

@@ -19,8 +19,16 @@ def relu(x: Array) -> tuple[Array, Array]:
 
     x: any shape. Returns y of that shape, and as the cache the boolean array x > 0.
 
-    Backward. y_i = x_i where x_i > 0 and 0 elsewhere, so ∂y_i/∂x_j = δ_ij [x_i > 0]; at the kink x_i = 0 we take the
-    left derivative, 0. Then dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i [x_i > 0]:
+    Forward, for each element i:
+
+        y_i = x_i where x_i > 0, 0 elsewhere
+
+    Backward. An output depends only on the input at its own place. At the kink x_i = 0 we take the left derivative, 0:
+
+        ∂y_i/∂x_j = δ_ij [x_i > 0]        positive_i = [x_i > 0]
+        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i positive_i
+
+    In NumPy:
 
         dx = dy * positive
 
@@ -52,19 +60,30 @@ CUBIC = 0.044715  # the coefficient that Hendrycks and Gimpel fitted; it has no 
 def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
     """y = x Φ(x), elementwise, with Φ the cumulative distribution function of the standard normal distribution.
 
-    x: any shape. approximate: "none" for Φ(x) = ½ (1 + erf(x/√2)); "tanh", as in GPT-2, for
-    Φ(x) ≈ ½ (1 + tanh u) with u = √(2/π) (x + 0.044715 x³). Returns y of the shape of x, and the cache.
-    Raises ValueError for another `approximate`.
+    x: any shape. approximate: "none" for Φ itself; "tanh", as in GPT-2, for a formula close to it. Returns y of the shape
+    of x, and the cache. Raises ValueError for another `approximate`.
 
-    Backward. Elementwise, so dx = dy · dy/dx, and by the product rule dy/dx = Φ(x) + x Φ'(x).
+    Forward, for each element i:
 
-    Exact: Φ' is the normal density, φ(x) = exp(−x²/2)/√(2π), since erf'(z) = 2/√π exp(−z²):
+        u_i = √(2/π) (x_i + 0.044715 x_i³)
+        Φ_i = ½ (1 + erf(x_i/√2)) where approximate = none, ½ (1 + tanh(u_i)) elsewhere
+        y_i = x_i Φ_i
+
+    Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). For the approximation we use
+    tanh' = 1 − tanh² and the chain rule:
+
+        ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)
+        φ_i := ∂Φ_i/∂x_i
+        φ_i = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) ∂u_i/∂x_i elsewhere
+
+    The product rule, and the chain rule for an elementwise function:
+
+        ∂y_i/∂x_j = δ_ij (Φ_i + x_i φ_i)
+        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (Φ_i + x_i φ_i)
+
+    In NumPy, with the values of Φ and φ:
 
         dx = dy * (cdf + x * density)
-
-    Tanh: with t = tanh u, Φ' = ½ (1 − t²) u' and u' = √(2/π) (1 + 3·0.044715 x²), the same line holds with
-
-        density = 0.5 * (1 - t * t) * slope
 
     The cache keeps x alone: Φ is evaluated again, which halves the memory.
     Source: Hendrycks, Gimpel, "Gaussian error linear units", 2016, section 2.
@@ -104,8 +123,17 @@ def tanh(x: Array) -> tuple[Array, Array]:
 
     x: any shape. Returns y of that shape, and y again as the cache.
 
-    Backward. With s = eˣ − e⁻ˣ and c = eˣ + e⁻ˣ we have s' = c and c' = s, so the quotient rule gives
-    dy/dx = (c c − s s)/c² = 1 − y², and elementwise dx = dy · dy/dx:
+    Forward, for each element i:
+
+        s_i = exp(x_i) − exp(−x_i)        c_i = exp(x_i) + exp(−x_i)        y_i = s_i/c_i
+
+    Backward. s and c are each the derivative of the other, and the quotient rule gives
+
+        ∂s_i/∂x_i = c_i        ∂c_i/∂x_i = s_i
+        ∂y_i/∂x_i = (c_i c_i − s_i s_i)/c_i² = 1 − y_i²
+        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (1 − y_i²)
+
+    In NumPy:
 
         dx = dy * (1 - y * y)
 
@@ -137,8 +165,17 @@ def silu(x: Array) -> tuple[Array, Array]:
 
     x: any shape. Returns y of that shape, and x as the cache.
 
-    Backward. The derivative of the sigmoid is σ'(x) = exp(−x)/(1 + exp(−x))² = σ(x) (1 − σ(x)). By the product rule
-    dy/dx = σ(x) + x σ'(x) = σ(x) (1 + x (1 − σ(x))), and elementwise dx = dy · dy/dx. With s = σ(x):
+    Forward, for each element i:
+
+        s_i = 1/(1 + exp(−x_i))        y_i = x_i s_i
+
+    Backward. The derivative of the sigmoid is a function of its value. Then the product rule:
+
+        ∂s_i/∂x_i = exp(−x_i)/(1 + exp(−x_i))² = s_i (1 − s_i)
+        ∂y_i/∂x_i = s_i + x_i s_i (1 − s_i) = s_i (1 + x_i (1 − s_i))
+        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i s_i (1 + x_i (1 − s_i))
+
+    In NumPy:
 
         dx = dy * (s * (1 + x * (1 - s)))
 

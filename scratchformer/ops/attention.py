@@ -55,7 +55,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
         p := probabilities
-        p_hts = m_hts exp(z_hts) / Σ_s' m_hts' exp(z_hts')
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     Backward. First the product with v. All query heads h of group g use the same v, so its gradient is a sum over them:

@@ -35,19 +35,34 @@ def cross_entropy(
     logits), and the cache. If no target counts, the loss is 0. Raises ValueError if shapes do not fit or ε is not in
     [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
+    Forward, with all leading axes folded into rows n, and k_n = 1 if the target of the row counts, else 0:
+
+        z := logits        ε := label_smoothing        k := counted
+        t_nv = (1 − ε) [v = targets_n] + ε/V
+        λ_n = log(Σ_v exp(z_nv))        ℓ_n = −Σ_v t_nv (z_nv − λ_n)
+        count = Σ_n k_n        loss = Σ_n k_n ℓ_n / max(1, count)
+
     Subtracting a constant from a row does not change its softmax. With the row's maximum subtracted, no exponential
-    overflows, and rows of large logits keep their precision. From here on, z is the row after this subtraction. With
-    Z = Σ_v exp(z_v), and since Σ_v t_v = 1, the loss of a row needs no softmax:
+    overflows. And since t sums to 1, the loss of a row needs no softmax:
 
-        ℓ = −Σ_v t_v (z_v − log Z) = log Z − (1 − ε) z_target − ε mean_v(z_v)
+        z_max_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − z_max_n)) = λ_n − z_max_n
+        ℓ_n = λ_n − (1 − ε) z_nv − ε mean_w(z_nw) with v = targets_n for k_n = 1
 
-    Backward. ∂ log Z/∂z_v = exp(z_v)/Z =: p_v, so ∂ℓ/∂z_v = p_v − t_v: softmax and logarithm cancel, and nothing is
-    divided by a small probability. In the mean, each of the n counted rows has weight 1/n, every other row 0:
+    Backward. The derivative of λ is the softmax p. Softmax and logarithm cancel, and nothing is divided by a small
+    probability:
 
-        dlogits_iv = dloss [i counts] (p_iv − t_iv)/n
+        p_nv := ∂λ_n/∂z_nv
+        p_nv = exp(z_nv)/Σ_w exp(z_nw) = exp(z_nv − z_max_n − log_z_n)
+        ∂ℓ_n/∂z_nv = −Σ_w t_nw (δ_vw − p_nv) = p_nv Σ_w t_nw − t_nv
+        ∂ℓ_n/∂z_nv = p_nv − t_nv for k_n = 1
 
-    The code works in one array. It starts as p = exp(z − log Z). Then t is subtracted, ε/V everywhere and 1 − ε at the
-    target, and each row is multiplied by its weight times dloss.
+    In the mean, each row that counts has the weight 1/count, every other row 0:
+
+        dℓ_n := dloss k_n/max(1, count)
+        dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dloss k_n (p_nv − t_nv)/max(1, count)
+
+    The code works in one array. It starts as p. Then t is subtracted, ε/V everywhere and 1 − ε at the target, and each
+    row is multiplied by its weight times dloss.
 
         dlogits = xp.exp(widen(z) - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]

@@ -26,8 +26,21 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     `activations.activation_pair`. Returns y (..., O) and the cache. Raises ValueError for shapes that do not fit or
     an unknown name, TypeError for an activation that is neither a name nor a pair.
 
-    Backward. With h = x w + b, elementwise y = f(h), so dh = dy f'(h), which is the activation's backward. It is passed
-    on to the backward of the affine map, see `linear`:
+    Forward, with all leading axes folded into n:
+
+        h_no = Σ_i x_ni w_io + b_o
+        y_no = max(h_no, 0) where activation = relu,
+            h_no/(1 + exp(−h_no)) where activation = silu,
+            ½ h_no (1 + erf(h_no/√2)) where activation = gelu,
+            ½ h_no (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere
+
+    Backward. First through f, which is elementwise (derived in `relu`, `silu` and `gelu`), then through the affine map
+    (derived in `linear`):
+
+        dh_no = Σ_j dy_nj ∂y_nj/∂h_no = dy_no ∂y_no/∂h_no
+        dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
+
+    Both steps are calls:
 
         dh = cache.activation_backward(dy, cache.activated)
         dx, dw, db = linear_backward(dh, cache.linear)

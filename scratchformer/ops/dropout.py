@@ -26,7 +26,18 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     Returns y of the shape of x, and the cache. The division preserves the expectation: E[y_i] = x_i.
     Raises ValueError if p is not in [0, 1).
 
-    Backward. Given the key, the k_i are constants, and ∂y_i/∂x_j = δ_ij k_i/(1 − p):
+    Forward. Uniform integers u_i from 0 to 65535 decide, so p is rounded to a multiple r of 1/65536. For each element i:
+
+        k := keep
+        r = min(⌊65536 p + ½⌋, 65535)/65536        scale = 1/(1 − r)
+        k_i = [u_i ≥ 65536 r]        y_i = k_i x_i/(1 − r)
+
+    Backward. Given the key, the k_i are constants:
+
+        ∂y_i/∂x_j = δ_ij k_i/(1 − r)
+        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i k_i/(1 − r)
+
+    In NumPy:
 
         dx = dy * cache.keep * cache.scale
 

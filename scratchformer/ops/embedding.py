@@ -23,12 +23,18 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     Raises TypeError if the ids are not integers, IndexError if one is out of range, ValueError if the table is not
     (V, C).
 
-    Backward. In indices, y_nc = Σ_v [ids_n = v] table_vc, a product with a matrix of ones and zeros, so that
+    Forward, with all leading axes folded into n. Looking up is a product with a matrix of ones and zeros:
 
-        dtable_vc = Σ_n [ids_n = v] dy_nc
+        y_nc = table_vc with v = ids_n
+        y_nc = Σ_v [ids_n = v] table_vc
+
+    Backward. The product is linear in the table, and the ids have no gradient:
+
+        ∂y_nc/∂table_vk = [ids_n = v] δ_ck
+        dtable_vc = Σ_{n,k} dy_nk ∂y_nk/∂table_vc = Σ_n [ids_n = v] dy_nc
 
     Row v collects dy from every occurrence of token v. A token that occurs twice is added twice, so the addition must
-    be unbuffered: `dtable[ids] += dy` would keep only the last occurrence. The ids have no gradient.
+    be unbuffered: `dtable[ids] += dy` would keep only the last occurrence.
 
         scatter_add(dtable, ids, dy)
 

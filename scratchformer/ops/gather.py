@@ -22,12 +22,23 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
     x: (B, T, C). places: (B, K), integers from 0 to T − 1, which may repeat. Returns y (B, K, C) and the cache.
     Raises ValueError if shapes do not fit, TypeError if `places` are not integers, IndexError if one is out of range.
 
-    Backward. In indices, y_bkc = Σ_t [places_bk = t] x_btc, a product with a matrix of ones and zeros, so that
+    Forward. Taking is a product with a matrix of ones and zeros:
 
-        ∂y_bkc/∂x_btc = [places_bk = t]        dx_btc = Σ_k [places_bk = t] dy_bkc
+        y_bkc = x_btc with t = places_bk
+        y_bkc = Σ_t [places_bk = t] x_btc
+
+    Backward. The product is linear in x:
+
+        ∂y_bkc/∂x_btd = [places_bk = t] δ_cd
+        dx_btc = Σ_{k,d} dy_bkd ∂y_bkd/∂x_btc = Σ_k [places_bk = t] dy_bkc
 
     Each vector gets the sum of the gradients of all k that took it, or 0 if none did. Stacked, the B T vectors form a
-    table from which y takes the rows T b + places_bk, so this is the gradient of `embedding`:
+    table, from which y takes these rows:
+
+        rows_bk = T b + places_bk
+        rows = xp.arange(B)[:, None] * T + places
+
+    So the gradient is that of `embedding`:
 
         dx = embedding_backward(dy, cache.rows).reshape(cache.shape)
 

@@ -33,8 +33,18 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     A sequence of length 0 has mean 0. The padding must be finite: its weight is 0, but 0 · NaN is NaN.
     Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Backward. With weights a_bt = [t < n_b]/n_b the mean is y_bc = Σ_t a_bt x_btc. It is linear in x, so
-    ∂y_bc/∂x_btc = a_bt: each step of the sequence gets its share of dy, and the padding gets none:
+    Forward. The mean is a sum with weights a, which are 0 in the padding:
+
+        n := lengths        a := weights
+        a_bt = [t < n_b]/max(n_b, 1)
+        y_bc = Σ_t a_bt x_btc = 1/max(n_b, 1) Σ_{t < n_b} x_btc
+
+    Backward. It is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
+
+        ∂y_bc/∂x_btd = a_bt δ_cd
+        dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = a_bt dy_bc
+
+    In NumPy:
 
         dx = weights[:, :, None] * dy[:, None, :]
 
@@ -72,8 +82,20 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     A sequence of length 0 gives 0.
     Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Backward. Near x, y_bc = x_btc for the winning step t = t*_bc, so ∂y_bc/∂x_btc = [t = t*_bc]: all of dy goes to
-    the winner. In a tie the first maximum wins, which gives one of the subgradients.
+    Forward. The winner of each column is the step of its maximum; in a tie, the first one. A sequence with n_b > 0 is live:
+
+        n := lengths        w := winner
+        w_bc = argmax_{t < n_b}(x_btc)        live_b = [n_b > 0]
+        y_bc = live_b x_btc with t = w_bc
+        y_bc = max_{t < n_b}(x_btc) for n_b > 0
+
+    Backward. For small changes of x the winner stays the same, so all of dy goes to it. (In a tie this is one of the
+    subgradients.)
+
+        ∂y_bc/∂x_btd = live_b [t = w_bc] δ_cd
+        dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = live_b [t = w_bc] dy_bc
+
+    In NumPy:
 
         dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
 

@@ -40,20 +40,27 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
     row t of y is a window of S numbers from row t of x, and each window begins one column to the left of the window
     above it. With T = 3 queries and S = 4 keys, the windows among the six columns are
 
-        ······  distance 3  2  1  0 −1 −2
-        query 0          ·  ·  x  x  x  x
-        query 1          ·  x  x  x  x  ·
-        query 2          x  x  x  x  ·  ·
+        | distance  3  2  1  0 −1 −2
+        | query 0   ·  ·  x  x  x  x
+        | query 1   ·  x  x  x  x  ·
+        | query 2   x  x  x  x  ·  ·
 
-    Nothing is computed: the numbers inside the windows are copied, the others are dropped.
+    Nothing is computed: the numbers inside the windows are copied, the others are dropped. As a sum over all columns,
 
-    Backward. As a sum over all columns, with [·] = 1 where it is true and 0 elsewhere,
+        y_ts = x_tj with j = s + T − 1 − t
+        y_ts = Σ_j [j = s + T − 1 − t] x_tj
 
-        y_ts = Σ_j [j = s + T − 1 − t] x_tj           dx_tj = Σ_s [j = s + T − 1 − t] dy_ts
+    Backward. Forward sums the matrix of brackets over j, backward over s:
 
-    Both use the same matrix of brackets: forward sums over j, backward over s. For given t and j at most one s
-    matches, s = j − (T − 1 − t), if it lies in 0 ... S − 1. So no sum has more than one term: each gradient goes back
-    to the column that its score came from, and the dropped columns get 0.
+        ∂y_ts/∂x_t'j = δ_tt' [j = s + T − 1 − t]
+        dx_tj = Σ_{t',s} dy_t's ∂y_t's/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
+
+    For given t and j at most one s matches, if it lies in 0 ... S − 1. So no sum has more than one term: each gradient
+    goes back to the column that its score came from, and the dropped columns get 0.
+
+        dx_tj = dy_{t, j−(T−1−t)} where 0 ≤ j − (T − 1 − t) < S, 0 elsewhere
+
+    In NumPy:
 
         rows, columns = windows(T, S, xp)
         dx[..., rows, columns] = dy
@@ -137,40 +144,41 @@ def relative_attention(
     not a Pattern.
 
     Where it comes from. With absolute positions, a vector e_i for position i is added to the token's vector x_i before
-    the projections to queries and keys. Multiplied out, the score of query i and key j has four terms:
+    the projections to queries and keys. Multiplied out, the score (x_i + e_i) W_q · (x_j + e_j) W_k has four terms:
+    x_i W_q · x_j W_k, x_i W_q · e_j W_k, e_i W_q · x_j W_k and e_i W_q · e_j W_k. In the second and the fourth, e_j W_k
+    is replaced by r_δ = e_δ W_r, the vector of the distance with its own projection W_r. The query's absolute position
+    then remains only in the last two terms. Since only distances should matter, its e_i W_q becomes a learned vector,
+    the same at every position: u where it multiplies the content of a key, w where it multiplies a distance. The sum of
+    the four terms is then (q_i + u) · k_j + (q_i + w) · r_δ.
 
-        (x_i + e_i) W_q · (x_j + e_j) W_k
-            = x_i W_q · x_j W_k  +  x_i W_q · e_j W_k  +  e_i W_q · x_j W_k  +  e_i W_q · e_j W_k
+    Forward, for each sequence and head h; m_hts = 1 if query t may see key s, else 0. The distance of a pair (t, s) is
+    one of only R. So one matrix product gives the scores of every query with all R distances, and the `relative_shift`
+    picks the column j of each pair:
 
-    In the second and the fourth term, e_j W_k is replaced by r_δ = e_δ W_r, the vector of the distance with its own
-    projection W_r. The query's absolute position then remains only in the last two terms. Since only distances should
-    matter, its e_i W_q becomes a learned vector, the same at every position: u where it multiplies the content of a
-    key, w where it multiplies a distance:
+        u := content_bias        w := position_bias        p := probabilities
+        qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd
+        qw_htd = q_htd + w_hd        b_htj = Σ_d qw_htd r_hjd
+        z_hts = (a_hts + b_htj)/√D with j = s + T − 1 − t
+        Z_ht = Σ_s m_hts exp(z_hts)        p_hts = m_hts exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
+        y_htd = Σ_s p_hts v_hsd
 
-        q_i · k_j  +  q_i · r_δ  +  u · k_j  +  w · r_δ  =  (q_i + u) · k_j  +  (q_i + w) · r_δ
+    Backward. The product with v and the softmax are as in `attention`:
 
-    Forward, for one sequence and one head. δ depends on the pair (t, s), but there are only R different distances. So
-    one matrix product gives the scores of every query with all R distances, and `relative_shift` picks the one for
-    each pair.
+        dv_hsd = Σ_t p_hts dy_htd        dp_hts = Σ_d dy_htd v_hsd
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
 
-        a_ts = Σ_d (q_td + u_d) k_sd        b_tj = Σ_d (q_td + w_d) r_jd        z_ts = (a_ts + shift(b)_ts)/√D
+    The sum in z passes its gradient to both terms, to the second through the backward of the shift:
 
-        p_ts = softmax_s(z_ts)              y_td = Σ_s p_ts v_sd
+        da_hts = dz_hts/√D        db_htj = Σ_s [j = s + T − 1 − t] da_hts
 
-    Backward. The product with v and the softmax are as in `attention`: dv_sd = Σ_t p_ts dy_td,
-    dp_ts = Σ_d dy_td v_sd, dz_ts = p_ts (dp_ts − Σ_s' p_ts' dp_ts'). The sum in z passes its gradient,
-    da_ts = dz_ts/√D, to both terms, and db is the backward of the shift, applied to da. Each term is a product of two
-    factors:
+    Each term is a product of two factors, and each factor gets the sum over what the other does not have. All sequences
+    n of the batch share r, u and w, and u and w are added to every query:
 
-        ∂a_ts/∂(q_td + u_d) = k_sd      ∂a_ts/∂k_sd = q_td + u_d
-        ∂b_tj/∂(q_td + w_d) = r_jd      ∂b_tj/∂r_jd = q_td + w_d
+        dqu_htd = Σ_s da_hts k_hsd        dk_hsd = Σ_t da_hts qu_htd
+        dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd
+        dq_htd = dqu_htd + dqw_htd        du_hd = Σ_{n,t} dqu_nhtd        dw_hd = Σ_{n,t} dqw_nhtd
 
-        dqu_td = Σ_s da_ts k_sd         dk_sd = Σ_t da_ts (q_td + u_d)
-        dqw_td = Σ_j db_tj r_jd         dr_jd = Σ_t db_tj (q_td + w_d)
-
-    q occurs in both sums, so dq_td = dqu_td + dqw_td. u and w are added to every query, so their gradients are summed
-    over the queries: du_d = Σ_t dqu_td, dw_d = Σ_t dqw_td. All sequences of the batch share u, w and r, so their
-    gradients are summed over b too.
+    In NumPy:
 
         dv = probabilities.swapaxes(-1, -2) @ dy
         dp = dy @ v.swapaxes(-1, -2)

@@ -21,19 +21,27 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
     """y = γ x̂ with x̂ = x/ρ: each row is divided by its root mean square, then scaled.
 
     x: (..., C). gamma: (C,). eps: added to the mean square. Returns y of the shape of x, and the cache.
-    For each row, ρ² = 1/C Σ_c x_c² + eps. Raises ValueError if the widths differ.
+    Raises ValueError if the widths differ.
 
-    Backward. γ enters elementwise and is shared by all rows n:
+    Forward, for each row:
+
+        ρ = √(1/C Σ_c x_c² + eps)        x̂_c = x_c/ρ        y_c = γ_c x̂_c
+
+    Backward. γ acts elementwise, and every row n uses it:
 
         dγ_c = Σ_n dy_nc x̂_nc        g_c := ∂L/∂x̂_c = dy_c γ_c
 
-    Within one row, x_k affects x̂_c directly and through ρ. From ρ² above,
+    Within one row, x_k affects x̂_c directly and through ρ:
 
         ∂ρ/∂x_k = 1/(2ρ) · 2 x_k/C = x̂_k/C
-        ∂x̂_c/∂x_k = δ_ck/ρ − x_c/ρ² · x̂_k/C = (δ_ck − x̂_c x̂_k/C)/ρ
+        ∂x̂_c/∂x_k = δ_ck/ρ − x_c/ρ² ∂ρ/∂x_k = (δ_ck − x̂_c x̂_k/C)/ρ
 
-    and dx_k = Σ_c g_c ∂x̂_c/∂x_k gives dx = (g − x̂ mean(g x̂))/ρ. This is the gradient of `layernorm` without the term
-    for the mean, which is not subtracted here. Note that γ is *inside* the mean, as a factor of g.
+    Collecting,
+
+        dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ
+
+    This is the gradient of `layernorm` without the term for the mean, which is not subtracted here. γ is *inside* the
+    mean, as a factor of g. In NumPy, with rrms = 1/ρ:
 
         dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 

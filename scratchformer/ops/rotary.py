@@ -55,16 +55,25 @@ def rotary_frequencies(
     """θ_i = base^(−2i/D) for i = 0 ... D/2 − 1: the angle by which pair i of a head rotates per position.
 
     head_width: D, even. scaling: how a model was adapted to contexts longer than those of its first training; None, or
-    a mapping as in published configurations:
+    a mapping as in published configurations. Its "rope_type" is one of these:
 
-        {"rope_type": "linear", "factor": a}
-            θ/a for every pair, as if positions were counted in steps of 1/a.
-        {"rope_type": "llama3", "factor": a, "low_freq_factor": l, "high_freq_factor": h,
-         "original_max_position_embeddings": n}
-            A pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if
-            f < l; between the two it gets (1 − m) θ/a + m θ with m = (f − l)/(h − l).
+    - "default": θ as it is.
+    - "linear", with "factor" a: θ/a for every pair, as if positions were counted in steps of 1/a.
+    - "llama3", with "factor" a, "low_freq_factor" l, "high_freq_factor" h and "original_max_position_embeddings" n: a
+      pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if f < l; between
+      the two, m moves from 0 to 1.
 
-    Returns (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or a scaling of
+    For each pair i,
+
+        D := head_width        n := original_max_position_embeddings
+        a := factor            l := low_freq_factor        h := high_freq_factor
+        θ_i = base^(−2 i/D)
+        f_i = n θ_i/(2π)        m_i = min(max((f_i − l)/(h − l), 0), 1)
+        y_i = θ_i where scaling = default,
+            θ_i/a where scaling = linear,
+            (1 − m_i) θ_i/a + m_i θ_i elsewhere
+
+    Returns y (D/2,), computed in `dtype`. Raises ValueError for an odd D, a base that is not positive, or a scaling of
     another type. Source: Chen et al., "Extending context window of large language models via positional
     interpolation", 2023, for linear scaling; Llama 3.1's published code for the other.
     """
@@ -94,18 +103,28 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     gives θ. Returns y of the shape of x, and the cache. Raises ValueError for an odd D, TypeError for a start that is
     not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
 
-    A rotation keeps lengths, and (R_t q) · (R_s k) = q · (R_{s−t} k): the score of a query and a key depends on the
-    distance between them, not on where they are. Angles are computed in the precision of x, as published models do.
+    Angles are computed in the precision of x, as published models do.
 
-    Backward. With a = x_{..., i} and b = x_{..., i+D/2}, at position t and with φ = φ_ti,
+    Forward, for each sequence and head. The partner of column d is j in the other half, and σ_d is the sign of its sine:
 
-        y_i = a cos φ − b sin φ        y_{i+D/2} = b cos φ + a sin φ
+        φ_ti = (start + t) θ_i        cos_ti = cos(φ_ti)        sin_ti = sin(φ_ti)
+        σ_d = −1 where d < D/2, 1 elsewhere
+        y_td = x_td cos_ti + σ_d x_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
 
-    so a and b each collect from both outputs:
+    A rotation keeps lengths. The product of a rotated query and a rotated key depends on the distance between them, not
+    on where they are: only one of the two need be rotated, by the difference of the angles. With x for both,
 
-        da = dy_i cos φ + dy_{i+D/2} sin φ        db = dy_{i+D/2} cos φ − dy_i sin φ
+        Σ_d y_td² = Σ_d x_td²
+        Σ_d y_td y_sd = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = d mod (D/2), j = (d + D/2) mod D
 
-    This is R_tᵀ = R_t⁻¹, the rotation by −φ. The angles are constants and have no gradient.
+    Backward. x_td is in two outputs, its own and its partner's, whose partner it is and whose sign is the opposite. The
+    angles are constants:
+
+        ∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = d mod (D/2), j = (d + D/2) mod D
+        dx_td = Σ_k dy_tk ∂y_tk/∂x_td
+        dx_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
+
+    This is the rotation by −φ, the transpose and the inverse of the rotation by φ:
 
         dx = rotate(dy, cache.cos, -cache.sin)
 

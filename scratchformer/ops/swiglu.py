@@ -23,11 +23,19 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     gate, up: any shape, the same for both. Returns y of that shape, and the cache. Raises ValueError if the shapes
     differ.
 
-    Backward. y_i = g_i σ(g_i) u_i is linear in u, and its derivative with respect to g is u times that of `silu`:
+    Forward, for each element i:
 
-        ∂y_i/∂u_i = g_i σ(g_i)        ∂y_i/∂g_i = u_i σ(g_i) (1 + g_i (1 − σ(g_i)))
+        g := gate        u := up
+        s_i = 1/(1 + exp(−g_i))        y_i = g_i s_i u_i
 
-    All other derivatives are 0. With s = σ(g):
+    Backward. y is linear in u. Its derivative with respect to g is u times that of `silu`:
+
+        ∂s_i/∂g_i = exp(−g_i)/(1 + exp(−g_i))² = s_i (1 − s_i)
+        ∂y_i/∂g_j = δ_ij u_i s_i (1 + g_i (1 − s_i))        ∂y_i/∂u_j = δ_ij g_i s_i
+        dg_i = Σ_j dy_j ∂y_j/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))
+        du_i = Σ_j dy_j ∂y_j/∂u_i = dy_i g_i s_i
+
+    In NumPy:
 
         dgate = dy * up * (s * (1 + gate * (1 - s)))
         dup = dy * (gate * s)

@@ -12,7 +12,7 @@ EQUAL: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", dict.fromkeys(name.partition(",")[0] for name in CASES))
 def test_planted_mistakes_are_caught(name, thorough):
     found = plant(name, every=1 if thorough else 5)
     assert found

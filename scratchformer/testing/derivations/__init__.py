@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import product
 from textwrap import indent
 from typing import Any
 
@@ -26,11 +27,19 @@ def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
     )
 
 
+def variants(name: str) -> list[str]:
+    """The cases of a derivation: "gelu" has "gelu" and "gelu, tanh"."""
+    return [case for case in CASES if name in (case, case.partition(",")[0])]
+
+
 def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[Mistake]:
-    """Plant mistakes in the derivation of this name, see `plant_mistakes`; those not caught once meet the next seed."""
+    """Plant mistakes in the derivation of this name, see `plant_mistakes`.
+
+    Those that are not caught with one seed, or with one of the derivation's cases, meet the next.
+    """
     found: dict[tuple[int, str, str], Mistake] = {}
-    for seed in seeds:
-        case = CASES[name](Sizes(seed))
+    for seed, variant in product(seeds, variants(name)):
+        case = CASES[variant](Sizes(seed))
         survivors = {key for key, mistake in found.items() if not mistake.caught}
         if found and not survivors:
             break
@@ -69,8 +78,8 @@ def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) 
         heading, *rows = str(report).splitlines()
         print(f"{name}:{heading.partition(':')[2]}", *rows, sep="\n", flush=True)
         lines, worst = lines + len(report.rows), max(worst, report.worst)
-        if mistakes:
-            found = plant(name)
+        if mistakes and name == variants(name.partition(",")[0])[0]:
+            found = plant(name.partition(",")[0])
             planted += found
             print(f"       {sum(m.caught for m in found)} of {len(found)} planted mistakes caught")
             for mistake in found:

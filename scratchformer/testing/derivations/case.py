@@ -13,7 +13,7 @@ class DerivationCase(NamedTuple):
     """A pair whose docstring is a derivation, with arguments. names, options: as in `check_derivation`."""
 
     op: Callable
-    op_backward: Callable
+    op_backward: Callable | None
     args: tuple
     names: Mapping[str, Any] = {}
     options: Mapping[str, Any] = {}
@@ -26,7 +26,7 @@ class Sizes(Draw):
     def __init__(self, seed: int = 0, scale: float = 1.0, **options: Any) -> None:
         super().__init__(seed, scale, **options)
         shuffle = self.generator.permutation
-        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2, *shuffle([7, 8, 9]))]
+        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2, *shuffle([7, 8, 9]), 10, 11, 12)]
 
     def __getattr__(self, letter: str) -> int:
         if len(letter) == 1 and letter not in self.sizes:
@@ -35,6 +35,6 @@ class Sizes(Draw):
 
 
 def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
-    """The reference of an operation and of its backward."""
-    op, op_backward = getattr(ops, name).reference, getattr(ops, f"{name}_backward").reference
+    """The reference of an operation and of its backward, if it has one."""
+    op, op_backward = (getattr(f, "reference", f) for f in (getattr(ops, name), getattr(ops, f"{name}_backward", None)))
     return DerivationCase(op, op_backward, args, names or {}, options)
