@@ -160,7 +160,7 @@ class _Picture:
     def _arrows(self, x0: float, x1: float, y: float, left: list[str], right: list[str]) -> float:
         """An arrow down on the left and one up on the right, with the shapes beside them."""
         room = (x1 - x0) / 2 - 30
-        left, right = (sum((wrapped(line, room) for line in lines), []) for lines in (left, right))
+        left, right = ([part for line in lines for part in wrapped(line, room)] for lines in (left, right))
         height = max(HEAD, LINE * max(len(left), len(right)) + 4)
         if left:
             self.canvas.line([(x0 + 14, y + 1), (x0 + 14, y + height - 1)], "forward", head=True)

@@ -1,4 +1,4 @@
-"""Shapes and counts in the letters of the project: in a trace whose sizes are all different, a size tells its letter."""
+"""Shapes and counts in the letters of the project. In a trace all sizes differ, so that a size tells its letter."""
 
 from __future__ import annotations
 

@@ -136,7 +136,7 @@ def in_words(errors: Errors) -> str:
             "y is linear in every element of its arguments, so a difference has no truncation error at any step, and "
             f"the largest steps are the best. {round_off} {in_single}"
         )
-    if at[-1.0] > 30 * at[-3.0] and at[-3.0] < 1e-12 or step < 1e-2 and best < 1e-12:
+    if best < 1e-12:
         across = max(h for h, error in zip(STEPS, errors.central, strict=True) if error < 1e-10)
         return (
             f"y consists of straight pieces. Steps larger than {_number(across)} reach across a kink, and then the "

@@ -1,4 +1,4 @@
-"""A small drawing surface: text in a fixed-width font, boxes, lines and arrows, as an SVG that follows the page's colours."""
+"""A small drawing surface: fixed-width text, boxes, lines and arrows, as an SVG in the colours of the page."""
 
 from __future__ import annotations
 
@@ -56,20 +56,22 @@ class Canvas:
         """A line through the points; head: with an arrow head at the last; faint: like the border of a box."""
         path = "M" + " L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         if head:
-            (x0, y0), (x, y) = points[-2:]
+            (_, y0), (x, y) = points[-2:]
             sign = 1 if y > y0 else -1
             path += f" M{x - 3.5:.1f} {y - 6 * sign:.1f} L{x:.1f} {y:.1f} L{x + 3.5:.1f} {y - 6 * sign:.1f}"
         dashes = f' stroke-dasharray="{dash}"' if dash else ""
         dashes += ' stroke-opacity="0.45"' if faint else ""
         self._add(
-            f'<path d="{path}" fill="none" stroke-width="{1 if faint else 1.6}"{dashes} style="stroke:{COLOURS[colour]}"/>',
+            f'<path d="{path}" fill="none" stroke-width="{1 if faint else 1.6}"{dashes} '
+            f'style="stroke:{COLOURS[colour]}"/>',
             max(y for _, y in points),
         )
 
     def plus(self, x: float, y: float, colour: str) -> None:
         """A circle with a plus."""
         self._add(
-            f'<path d="M{x - 6:.1f} {y:.1f} a6 6 0 1 0 12 0 a6 6 0 1 0 -12 0 M{x - 4:.1f} {y:.1f} h8 M{x:.1f} {y - 4:.1f} v8" '
+            f'<path d="M{x - 6:.1f} {y:.1f} a6 6 0 1 0 12 0 a6 6 0 1 0 -12 0 '
+            f'M{x - 4:.1f} {y:.1f} h8 M{x:.1f} {y - 4:.1f} v8" '
             f'style="stroke:{COLOURS[colour]};fill:none" stroke-width="1.4"/>',
             y + 6,
         )
@@ -78,7 +80,8 @@ class Canvas:
         """The picture. name: tells it from the other pictures of a page."""
         height = self.height + 6
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img" aria-labelledby="{name}-title {name}-desc" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="picture" role="img" '
+            f'aria-labelledby="{name}-title {name}-desc" '
             f'viewBox="0 0 {self.width:.0f} {height:.0f}" width="{self.width:.0f}" '
             f'style="max-width:100%;height:auto;display:block;margin:auto" font-family="{MONO}" font-size="{FONT}" '
             f'fill="currentColor"><title id="{name}-title">{escape(title)}</title>'

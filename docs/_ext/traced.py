@@ -10,7 +10,7 @@ import numpy as np
 from letters import Letters, Sizes
 from tracing import Call, trace
 
-from scratchformer import models, nn, ops
+from scratchformer import models, nn
 from scratchformer.dispatch import reference_only
 from scratchformer.rng import Key
 from scratchformer.testing.cases import LAYERS, LayerCase

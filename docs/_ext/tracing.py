@@ -7,9 +7,9 @@
 Nothing in scratchformer knows of it. `sys.setprofile` reports when one of the watched functions starts and returns, and
 for the time of the trace `a @ b` and `np.matmul` in operations, twins and layers note the shapes that they multiply.
 
-FLOP. A product of (m, k) and (k, n) counts 2 m n k, times the axes before, from the shapes that were multiplied. Nothing
-else is counted: no exponentials, sums or additions, and no product of a matrix and a vector, with which some twins
-compute sums.
+FLOP. A product of (m, k) and (k, n) counts 2 m n k, times the axes before, from the shapes that were multiplied.
+Nothing else is counted: no exponentials, sums or additions, and no product of a matrix and a vector, with which some
+twins compute sums.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Call:
     twin: bool  # whether a twin ran, not the reference
     arguments: dict[str, Any]
     returned: Any = None
+    values: dict[str, Any] = field(default_factory=dict)  # the local variables of an operation when it returned
     own_products: list[tuple[Shape, int]] = field(default_factory=list)  # the shape of each result, and k
     calls: list[Call] = field(default_factory=list)
     backward: Call | None = None  # of a forward call
@@ -77,7 +78,7 @@ class Call:
         return self.returned[1]
 
     def inputs(self) -> dict[str, np.ndarray]:
-        """The arrays that were passed, by name: of a forward without the parameters, of a backward without the cache."""
+        """The arrays that were passed, by name: no parameters, and of a backward only the gradient of the output."""
         first = next(iter(self.arguments))
         given = {first: self.arguments[first]} if self.phase == "backward" else self.arguments
         arrays: dict[str, np.ndarray] = {}
@@ -210,6 +211,7 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             if call is None:
                 return
             call.returned = returned
+            call.values = dict(frame.f_locals) if call.layer is None else {}
             if call.phase == "forward":
                 known[_key(call, returned[1])].append(call)
             elif before := known[_key(call, _cache_of(call))]:
