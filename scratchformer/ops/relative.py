@@ -152,8 +152,8 @@ def relative_attention(
     the four terms is then (q_i + u) · k_j + (q_i + w) · r_δ.
 
     Forward, for each sequence and head h; m_hts = 1 if query t may see key s, else 0. The distance of a pair (t, s) is
-    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift` picks
-    column j for each pair:
+    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift`
+    picks column j for each pair:
 
         u := content_bias        w := position_bias        p := probabilities
         qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd
