@@ -52,8 +52,8 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
 
     Backward. Both directions use the same matrix of brackets. Forward sums over j, backward over s:
 
-        ∂y_ts/∂x_t'j = δ_tt' [j = s + T − 1 − t]
-        dx_tj = Σ_{t',s} dy_t's ∂y_t's/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
+        ∂y_ts/∂x_tj = [j = s + T − 1 − t]
+        dx_tj = Σ_s dy_ts ∂y_ts/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
 
     For given t and j at most one s matches, if it lies in 0 ... S − 1. So no sum has more than one term: each gradient
     goes back to the column that its score came from, and the dropped columns get 0.
