@@ -30,7 +30,7 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
 }
 FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
-NEW = re.compile(rf"{LIST_ITEM.pattern}|Source: ")  # begins a paragraph without an empty line above it
+NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a paragraph without an empty line above it
 EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 
 
@@ -148,7 +148,7 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
         core = core[len(before) :]
         closing = core.count(")") > core.count("(")
         after = re.search(r"\)?[.,:;]*$" if closing else r"[.,:;]*$", core)[0]
-        core = core[: len(core) - len(after)]
+        core = core[: len(core) - len(after)].rstrip()
         if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
             continue  # the article
         try:

@@ -203,7 +203,7 @@ def cases(rows: Sequence[tuple[Node, Sequence[Condition]]], otherwise: Node) -> 
     found = [(expression(value), f"<mtext>where&nbsp;</mtext>{conditions(when)}") for value, when in rows]
     found.append((expression(otherwise), "<mtext>elsewhere</mtext>"))
     table = "".join(f"<mtr><mtd>{value}</mtd><mtd>{when}</mtd></mtr>" for value, when in found)
-    return group(f'<mo fence="true" form="prefix">{{</mo><mtable class="cases">{table}</mtable>')
+    return group(f'<mo fence="true" form="prefix">{{</mo><mtable displaystyle="true" class="cases">{table}</mtable>')
 
 
 def fraction(top: str, bottom: str) -> str:
