@@ -1,0 +1,224 @@
+"""The live part of an operation's page: its derivation and small arrays as JSON, which docs/_static/live computes with."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterable
+from html import escape
+from typing import Any
+
+import numpy as np
+from docutils import nodes
+from scratchformer.notation import Equation, NotationError, Report, check_derivation, latex, parse
+from scratchformer.notation.grammar import canonical, walk
+from scratchformer.notation.latex import RELATIONS
+from scratchformer.notation.page import equation_as_json
+from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+SIZES = dict(B=1, T=3, S=4, H=2, G=2, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
+OWN_SIZES = {"rotary": {"D": 4, "H": 1}, "gather": {"B": 2}, "mean_pool": {"B": 2}, "max_pool": {"B": 2}}
+RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
+FILES = ("live/evaluate.js", "live/live.js")
+
+
+class PageSizes(Sizes):
+    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, with their lowest and highest."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.__dict__ |= SIZES | OWN_SIZES.get(name, {})
+        self.ranges: list[tuple[np.ndarray, int, int]] = []
+
+    def __call__(self, letters: str) -> np.ndarray:
+        return super().__call__(letters).round(1)
+
+    def integers(self, letters: str, high: int, low: int = 0) -> np.ndarray:
+        drawn = super().integers(letters, high, low)
+        self.ranges.append((drawn, low, high - 1))
+        return drawn
+
+    def lengths(self, letter: str = "T") -> np.ndarray:
+        drawn = super().lengths(letter)
+        self.ranges.append((drawn, 1, getattr(self, letter)))
+        return drawn
+
+
+def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], str] | None = None) -> str:
+    """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
+
+    mistakes: with `title`, `equation`, `wrong` and `effect`, see docs/mistakes.py; those whose equation is not in the
+    derivation are left out. render: typesets LaTeX; without it equations are shown as text.
+    """
+    data = live_data(name, mistakes)
+    shown = [typeset("equation", i, item, render) for i, item in enumerate(data["items"])]
+    shown += [typeset("mistake", i, mistake, render) for i, mistake in enumerate(data["mistakes"])]
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
+    return (
+        f'<section class="live" data-operation="{escape(name)}">\n'
+        "<noscript><p>With JavaScript, the equations above are computed here, on numbers that you can change.</p></noscript>\n"
+        f'<div hidden>{"".join(shown)}</div>\n'
+        f'<script type="application/json">{text}</script>\n</section>'
+    )
+
+
+def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str], str] | None) -> str:
+    """An equation as HTML. Each part of a chain is typeset by itself, so that a line may break before it."""
+    shown = "\n".join(map(render, item.pop("latex"))) if render else escape(" ".join(item["text"].split()))
+    return f'<span data-{kind}="{number}">{shown}</span>'
+
+
+def pieces(equation: Equation) -> list[str]:
+    """The LaTeX of an equation up to its first right side, then of each further part with its relation."""
+    parts, relations = equation.parts, equation.relations
+    first = equation._replace(parts=parts[:2], relations=relations[:1], bindings=(), conditions=())
+    found = [latex(first), *(f"{RELATIONS[r]} {latex(part)}" for r, part in zip(relations[1:], parts[2:], strict=True))]
+    tail = latex(equation._replace(parts=parts[:1], relations=()))[len(latex(parts[0])) :]
+    return [*found, tail] if tail else found
+
+
+def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
+    """The derivation, the arrays that its equations begin with, and the mistakes that can be planted in it.
+
+    items: the equations, as text, tree and LaTeX. arrays: what they do not compute, by name. inputs: the names of those that the
+    reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient, and of what.
+    axes: the letters of an array's axes. ranges: of the numbers in an array.
+    """
+    draw = PageSizes(name)
+    case = CASES[name](draw)
+    report = checked(case)
+    values, arguments = report.values, bound(case)
+    output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
+    computed, mentioned = names_in(report)
+    given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
+    given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
+    inputs = [n for n in given if values[n].ndim or n in arguments]
+    equations = [
+        {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
+        for item in report.derivation.equations
+    ]
+    return {
+        "name": name,
+        "items": equations,
+        "arrays": {n: array_json(beginning(values[n])) for n in given},
+        "inputs": inputs,
+        "outputs": [[output, f"d{output}"]],
+        "gradients": {f"d{n}": n for n in inputs if f"d{n}" in computed},
+        "axes": axes(inspect.getdoc(case.op) or "", values),
+        "ranges": {n: found for n in inputs if (found := limits(n, values[n], arguments.get(n), draw))},
+        "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
+    }
+
+
+def beginning(array: np.ndarray) -> np.ndarray:
+    """The numbers that the page begins with: arrays with one decimal, and without zeros, where a kink may be."""
+    if array.ndim and array.dtype.kind == "f" and not np.isin(array, (0, 1)).all():
+        array = array.round(1)
+        return np.where(array == 0, 0.5, array)
+    return array
+
+
+def checked(case: DerivationCase) -> Report:
+    options = {"names": case.names, "docstring": case.docstring, **case.options}
+    return check_derivation(case.op, case.op_backward, *case.args, **options)
+
+
+def bound(case: DerivationCase) -> dict[str, Any]:
+    """The arguments of the operation by name."""
+    found = inspect.signature(case.op).bind(*case.args, **case.options)
+    found.apply_defaults()
+    return {canonical(name): value for name, value in found.arguments.items()}
+
+
+def names_in(report: Report) -> tuple[set[str], set[str]]:
+    """The names that the equations compute, and all that they mention; short names are replaced by what they stand for."""
+    short: dict[str, str] = {}
+    computed, mentioned = set(), set()
+    for item in report.derivation.equations:
+        left, right, *_ = item.equation.parts
+        if item.equation.relations == (":=",) and left[0] == right[0] == "name" and not left[2] and right[1] in report.values:
+            short |= {left[1]: right[1], f"d{left[1]}": f"d{right[1]}"}
+        elif left[0] == "name":
+            computed.add(left[1])
+        mentioned |= {node[1] for node in walk(tuple(item.equation)) if node[0] == "name"}
+    return {short.get(n, n) for n in computed}, {short.get(n, n) for n in mentioned}
+
+
+def array_json(array: np.ndarray) -> dict[str, Any]:
+    """shape, and the numbers in row-major order; those that are not finite as text."""
+    flat = np.asarray(array, dtype=float).ravel().tolist()
+    return {"shape": list(array.shape), "data": [x if np.isfinite(x) else str(x) for x in flat]}
+
+
+def axes(docstring: str, values: dict[str, np.ndarray]) -> dict[str, list[str]]:
+    """The letters of the axes of the arguments, from the shapes in the docstring: "q: (B, H, T, D)"."""
+    found = {}
+    for names, shape in re.findall(r"(?<![\w.])(\w[\w, ]*?):\s+\(([A-Z.…, ]+)\)", docstring):
+        letters = [letter.strip().lower() for letter in shape.split(",") if letter.strip()]
+        for name in map(canonical, re.split(r",\s*", names)):
+            if name in values and (full := filled(letters, values[name].ndim)):
+                found[name] = full
+    return found
+
+
+def filled(letters: list[str], rank: int) -> list[str]:
+    """The letters of `rank` axes: three dots stand for all leading axes, whose last is called n."""
+    if letters[:1] in (["..."], ["…"]):
+        lead = rank - len(letters) + 1
+        letters = [*[""] * (lead - 1), *["n"] * (lead > 0), *letters[1:]]
+    return letters if len(letters) == rank else []
+
+
+def limits(name: str, array: np.ndarray, argument: Any, draw: PageSizes) -> dict[str, Any] | None:
+    """The lowest and highest number that the reader may put into an array, and whether they are whole; None for any."""
+    for drawn, low, high in draw.ranges:
+        if argument is drawn:
+            return {"low": low, "high": high, "whole": True}
+    if name in RANGES:
+        return dict(zip(("low", "high"), RANGES[name], strict=True))
+    if array.dtype == bool or (array.ndim and np.isin(array, (0, 1)).all()):
+        return {"low": 0, "high": 1, "whole": True}
+    if array.dtype.kind in "iu":
+        return {"low": int(min(array.min(), 0)), "high": int(array.max()), "whole": True}
+    return None
+
+
+def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
+    """The mistake, with its equation parsed and the number of the equation that it takes the place of."""
+    try:
+        right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))
+    except NotationError:
+        return None
+    places = [number for number, item in enumerate(report.derivation.equations) if item.equation == right]
+    if not places:
+        return None
+    text = {"title": mistake.title, "effect": mistake.effect, "text": mistake.wrong}
+    return text | {"line": places[0], "equation": equation_as_json(wrong), "latex": pieces(wrong)}
+
+
+class Live(SphinxDirective):
+    """The live section of an operation: `.. live:: attention`."""
+
+    required_arguments = 1
+
+    def run(self) -> list[nodes.Node]:
+        from latex2mathml.converter import convert
+        from mistakes import MISTAKES
+
+        (name,) = self.arguments
+        if name not in CASES:
+            return []
+        html = live_html(name, MISTAKES.get(name, ()), lambda latex: convert(latex, display="block"))
+        title = nodes.rubric("", "Change a number")
+        return [title, nodes.raw("", html, format="html")]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("live", Live)
+    app.add_css_file("live/live.css")
+    for file in FILES:
+        app.add_js_file(file, loading_method="defer")
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

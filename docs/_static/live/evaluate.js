@@ -1,0 +1,751 @@
+/* Evaluates a derivation in the page, element by element, from the syntax tree that Python's parser made.
+
+   const model = Live.model(data);     data: {items, arrays, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
+   model.set("q", 3, 0.5);             the number at a flat, row-major position
+   model.run();                        every equation, in order
+   model.values.get("dk").data         what they give
+   model.terms(line, position)         the terms of one number, and the entries that it was computed from
+   model.difference("q", 1e-5)         the central difference of the loss, for every element of an input */
+"use strict";
+
+(function () {
+  const COMPARE = {
+    "=": (a, b) => a === b, "≠": (a, b) => a !== b, "<": (a, b) => a < b,
+    "≤": (a, b) => a <= b, ">": (a, b) => a > b, "≥": (a, b) => a >= b,
+  };
+  const CALL = {
+    exp: Math.exp, log: Math.log, sqrt: Math.sqrt, tanh: Math.tanh, sin: Math.sin, cos: Math.cos,
+    max: Math.max, min: Math.min, erf,
+  };
+  const BINARY = {
+    "+": (a, b) => a + b, "-": (a, b) => a - b, "*": (a, b) => a * b, "/": (a, b) => a / b, "^": Math.pow,
+    mod: (a, b) => a - b * Math.floor(a / b),
+  };
+  const UNARY = { neg: (a) => -a, floor: Math.floor, abs: Math.abs, group: (a) => a };
+  const STEP = 1e-3; // of the differences behind a partial derivative: of fourth order, so that they are right to 1e-13
+  const STENCIL = [[1, 8 / 12], [-1, -8 / 12], [2, -1 / 12], [-2, 1 / 12]];
+  const LEAD = ""; // the slot of the position within the leading axes
+
+  /** The error function, to the last digits: a series of positive terms near 0, a continued fraction elsewhere. */
+  function erf(x) {
+    const a = Math.abs(x);
+    if (a > 6) return Math.sign(x);
+    const scale = Math.exp(-a * a) / Math.sqrt(Math.PI);
+    let y;
+    if (a < 2.5) {
+      let term = 2 * a;
+      let sum = term;
+      for (let k = 1; term > sum * 1e-17; k++) sum += term *= (2 * a * a) / (2 * k + 1);
+      y = scale * sum;
+    } else {
+      let fraction = a;
+      for (let k = 60; k > 0; k--) fraction = a + k / 2 / fraction;
+      y = 1 - scale / fraction;
+    }
+    return x < 0 ? -y : y;
+  }
+
+  const largest = (array) => (array ? array.data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) : 0);
+  const plain = (letter) => letter.replace(/'+$/, "");
+  const size = (shape) => shape.reduce((a, b) => a * b, 1);
+  const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
+  const children = (node) => (Array.isArray(node) ? node.filter(Array.isArray) : []);
+
+  /** Calls visit on a node and all below it; what is not a node (lists of nodes or conditions) is passed through. */
+  function walk(node, visit) {
+    if (typeof node[0] === "string") visit(node);
+    for (const child of children(node)) walk(child, visit);
+  }
+
+  function contains(node, test) {
+    let found = false;
+    walk(node, (inner) => { found = found || test(inner); });
+    return found;
+  }
+
+  function named(nodes) {
+    const found = [];
+    const visit = (node) => { if (node[0] === "name") found.push(node); };
+    for (const node of nodes) walk(node, visit);
+    return found;
+  }
+
+  const isEquality = (relation) => relation === "=" || relation === ":=";
+  const isPartial = (node) => node[0] === "partial";
+  const hasPartial = (node) => contains(node, isPartial);
+
+  /** The letters that a node leaves free. */
+  function free(node, bound = new Set(), found = new Set()) {
+    if (node[0] === "idx" && !bound.has(node[1])) found.add(node[1]);
+    if (node[0] === "over" && node[1] !== "softmax") bound = new Set([...bound, ...node[2]]);
+    for (const child of children(node)) free(child, bound, found);
+    return found;
+  }
+
+  class Model {
+    constructor(data) {
+      this.data = data;
+      this.values = new Map();
+      for (const [name, array] of Object.entries(data.arrays)) {
+        this.values.set(name, { shape: array.shape, data: Float64Array.from(array.data, Number) });
+      }
+      this.inputs = data.inputs;
+      this.aliases = new Map();
+      this.sizes = new Map();
+      this.trace = null;
+      this.plant(null);
+    }
+
+    /** The lines, with one of the known mistakes in the place of its equation (or none of them). */
+    plant(mistake) {
+      this.mistake = mistake;
+      const equations = this.data.items.map((item) => item.equation);
+      this.lines = equations.map((equation, i) => {
+        const wrong = mistake && mistake.line === i ? mistake.equation : null;
+        return new Line(this, i, wrong || equation, wrong && equation);
+      });
+      this.findDefinitions();
+      this.run();
+    }
+
+    array(name) {
+      return this.values.get(this.resolve(name));
+    }
+
+    /** Which lines compute which name; the lines are compiled in an order in which every name is known. */
+    findDefinitions() {
+      const planted = this.lines.filter((line) => line.right);
+      const lines = [...planted, ...this.lines.filter((line) => !line.right)];
+      for (const line of lines) {
+        if (!line.isShortName()) continue;
+        const [short, name] = line.parts.map((part) => part[1]);
+        this.aliases.set(short, name);
+        if (this.inputs.includes(name)) this.aliases.set(`d${short}`, `d${name}`);
+      }
+      this.computing = new Map();
+      const offer = (line) => {
+        const name = line.isShortName() || line.source() < 0 ? null : line.target();
+        if (name === null || name in this.data.arrays) return;
+        this.computing.set(name, [...(this.computing.get(name) || []), line]);
+      };
+      lines.filter((line) => !line.needsDerivative()).forEach(offer);
+      // What only a line with a partial derivative computes: the last one, which says most.
+      const others = lines.filter((line) => line.needsDerivative() && !this.computing.has(line.target()));
+      new Map(others.map((line) => [line.target(), line])).forEach(offer);
+      this.order = [];
+      const seen = new Set();
+      const visit = (line) => {
+        if (seen.has(line)) return;
+        seen.add(line);
+        for (const name of line.mentions()) for (const before of this.computing.get(name) || []) visit(before);
+        this.order.push(line);
+      };
+      lines.forEach(visit);
+      this.defined = new Map(); // name -> which of its elements a line computes
+      for (const line of this.order) line.learnSizes();
+      for (const line of this.order) line.compile();
+      this.jacobians = new Map();
+    }
+
+    resolve(name) {
+      return this.aliases.get(name) || name;
+    }
+
+    set(name, position, value) {
+      this.array(name).data[position] = value;
+    }
+
+    run() {
+      this.jacobians.clear();
+      for (const line of this.order) line.define();
+    }
+
+    /** L = Σ dy y, over every output that has a gradient. */
+    loss() {
+      let sum = 0;
+      for (const [y, dy] of this.data.outputs) {
+        const [a, b] = [this.array(y).data, this.array(dy).data];
+        for (let i = 0; i < a.length; i++) sum += a[i] * b[i];
+      }
+      return sum;
+    }
+
+    /** The lines that compute `names`, as far as they depend on `source`, in order. */
+    between(source, names) {
+      const reached = new Set([source]);
+      const forward = this.order.filter((line) => {
+        const depends = line.defines && line.name !== source && line.reads().some((name) => reached.has(name));
+        if (depends) reached.add(line.name);
+        return depends;
+      });
+      const needed = new Set(names);
+      const path = [];
+      for (const line of forward.reverse()) {
+        if (!needed.has(line.name)) continue;
+        path.unshift(line);
+        for (const name of line.reads()) needed.add(name);
+      }
+      return path;
+    }
+
+    /** Adds each of `shifts` to each element of `source` in turn, and calls visit(position, what read() gives each time). */
+    perturb(source, names, shifts, read, visit) {
+      const { data } = this.array(source);
+      const path = this.between(source, names);
+      const kept = path.map((line) => this.values.get(line.name).data.slice());
+      const { trace } = this;
+      this.trace = null;
+      data.forEach((old, i) => {
+        const found = shifts.map((shift) => {
+          data[i] = old + shift;
+          for (const line of path) line.define();
+          return read();
+        });
+        data[i] = old;
+        visit(i, found);
+      });
+      path.forEach((line, i) => this.values.get(line.name).data.set(kept[i]));
+      this.trace = trace;
+    }
+
+    outputs() {
+      return this.data.outputs.map(([y]) => y);
+    }
+
+    difference(name, h = 1e-5) {
+      const result = new Float64Array(this.array(name).data.length);
+      this.perturb(name, this.outputs(), [h, -h], () => this.loss(), (i, [above, below]) => {
+        result[i] = (above - below) / (2 * h);
+      });
+      return result;
+    }
+
+    /** ∂a/∂b for all their elements: row-major, a's position first. */
+    jacobian(a, b) {
+      const key = `${a}/${b}`;
+      if (!this.jacobians.has(key)) {
+        const isLoss = a === "L" && !this.values.has("L");
+        const names = isLoss ? this.outputs() : [a];
+        const read = isLoss ? () => [this.loss()] : () => this.array(a).data.slice();
+        const columns = this.array(b).data.length;
+        const result = new Float64Array(read().length * columns);
+        this.perturb(b, names, STENCIL.map(([shift]) => shift * STEP), read, (i, found) => {
+          found.forEach((values, k) => values.forEach((value, j) => {
+            result[j * columns + i] += (STENCIL[k][1] / STEP) * value;
+          }));
+        });
+        this.jacobians.set(key, result);
+      }
+      return this.jacobians.get(key);
+    }
+
+    terms(number, position) {
+      return this.lines[number].terms(position);
+    }
+
+    /** The name by which the equations call an array. */
+    label(name) {
+      for (const [short, long] of this.aliases) if (long === name) return short;
+      return name;
+    }
+  }
+
+  /** One equation. Its letters are slots of an environment `e`, an object from letter to number. */
+  class Line {
+    constructor(model, number, equation, right) {
+      Object.assign(this, { model, number, equation, right, parts: equation.parts, defines: false });
+      this.withs = new Map(equation.with || []);
+      this.closures = new Map();
+    }
+
+    /** The name on the left, or null. */
+    target() {
+      return this.parts[0][0] === "name" ? this.model.resolve(this.parts[0][1]) : null;
+    }
+
+    /** Whether it only gives a short name, such as u := content_bias. */
+    isShortName() {
+      const whole = this.parts.every((part) => part[0] === "name" && part[2].length === 0);
+      return whole && this.equation.relations.join() === ":=";
+    }
+
+    /** The part that computes the left side: the first without a partial derivative, if there is one; of a mistake, the
+        part that is wrong. */
+    source() {
+      const equal = this.parts.map((_, i) => i > 0 && isEquality(this.equation.relations[i - 1]));
+      const wrong = this.right ? this.parts.findIndex((part, i) => equal[i] && !same(part, this.right.parts[i])) : -1;
+      if (wrong >= 0) return wrong;
+      const plainly = this.parts.findIndex((part, i) => equal[i] && !hasPartial(part));
+      return plainly >= 0 ? plainly : equal.lastIndexOf(true);
+    }
+
+    needsDerivative() {
+      return !this.right && this.source() >= 0 && hasPartial(this.parts[this.source()]);
+    }
+
+    /** The names that the computing part needs. */
+    reads() {
+      return this.namesIn([this.parts[this.source()] || [], ...this.withs.values()]);
+    }
+
+    /** The names that stand anywhere in the line. */
+    mentions() {
+      return this.namesIn([...this.parts, ...this.withs.values(), ...(this.equation.for || [])]);
+    }
+
+    /** A node of the line that stands for `name`. */
+    find(name) {
+      return named(this.parts).find((node) => this.model.resolve(node[1]) === name) || null;
+    }
+
+    namesIn(nodes) {
+      return [...new Set(named(nodes).map((node) => this.model.resolve(node[1])))];
+    }
+
+    compile() {
+      if (this.isShortName()) return;
+      const { model } = this;
+      const [left] = this.parts;
+      const source = this.source();
+      this.learnSizes();
+      this.lead = this.leadingAxes();
+      this.shown = source > 0 && (left[0] === "name" || isPartial(left)) ? source : 0;
+      const all = new Set(this.parts.flatMap((part) => [...free(part)]));
+      for (const letter of this.withs.keys()) all.delete(letter);
+      const own = left[0] === "name" || isPartial(left) ? free(left) : all;
+      this.letters = [...own].filter((letter) => all.has(letter));
+      const loose = [...all].filter((letter) => !own.has(letter));
+      if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
+      this.name = this.target();
+      const computing = (model.computing.get(this.name) || []).includes(this);
+      if (computing && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
+      this.enumerate();
+      if (computing) this.claim();
+      this.functions = this.parts.map((part) => this.closure(part));
+    }
+
+    error(message) {
+      return new Error(`${this.equation.text || JSON.stringify(this.parts)}: ${message}`);
+    }
+
+    /** A letter has one size in the whole derivation, with and without primes. */
+    learnSizes() {
+      for (const node of this.arrays()) {
+        const { axes } = this.layout(node);
+        node[2].forEach((index, i) => {
+          const letter = index[0] === "idx" ? plain(index[1]) : null;
+          if (letter !== null && !this.model.sizes.has(letter)) this.model.sizes.set(letter, axes[i]);
+        });
+      }
+    }
+
+    /** The leading axes that the equation's arrays share. */
+    leadingAxes() {
+      let lead = [];
+      for (const node of this.arrays()) {
+        lead = broadcast(lead, this.layout(node).leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
+        const rows = this.model.array(node[1]).shape.slice(0, this.layout(node).folded);
+        if (rows.length) this.rows = rows;
+      }
+      return lead;
+    }
+
+    /** The nodes of the line that stand for a known array. */
+    arrays() {
+      const everywhere = [...this.parts, ...this.withs.values(), ...(this.equation.for || [])];
+      return named(everywhere).filter((node) => this.model.array(node[1]));
+    }
+
+    isSize(node) {
+      return node[2].length === 0 && /^[A-Z]$/.test(node[1]) && !this.model.array(node[1]);
+    }
+
+    /** The sizes of the axes that have an index (n: the first `folded` axes as one), and of those that have none. */
+    layout(node) {
+      const { shape } = this.model.array(node[1]);
+      const extra = shape.length - node[2].length;
+      if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${node[2].length} indices`);
+      const [first] = node[2];
+      if (first && first[0] === "idx" && plain(first[1]) === "n") {
+        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [], folded: extra + 1 };
+      }
+      return { axes: shape.slice(extra), leading: shape.slice(0, extra), folded: 0 };
+    }
+
+    size(letter) {
+      const n = this.model.sizes.get(plain(letter));
+      if (n === undefined) throw this.error(`the size of the index ${letter} is not known`);
+      return n;
+    }
+
+    emptyArray() {
+      const own = this.parts[0][2].map((index) => {
+        if (index[0] !== "idx") throw this.error(`the size of an axis of ${this.name} is not known`);
+        return plain(index[1]) === "n" && this.rows ? this.rows : [this.size(index[1])];
+      });
+      const shape = [...this.lead, ...own.flat()];
+      return { shape, data: new Float64Array(size(shape)) };
+    }
+
+    /** All environments of the equation's letters, in row-major order of the left side. */
+    enumerate() {
+      const fits = this.all(this.equation.for || []);
+      const position = this.name === null ? null : this.position(this.parts[0]);
+      this.environments = [];
+      const leading = size(this.lead);
+      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
+      const inner = shape.slice(this.lead.length);
+      const count = size(inner);
+      for (let l = 0; l < leading; l++) {
+        for (let k = 0; k < count; k++) {
+          const e = { [LEAD]: l };
+          let rest = k;
+          for (let i = inner.length - 1; i >= 0; i--) {
+            e[this.letters[i]] = rest % inner[i];
+            rest = Math.floor(rest / inner[i]);
+          }
+          if (fits(e) && (position === null || position(e) >= 0)) this.environments.push(e);
+        }
+      }
+      this.shape = shape;
+      this.positions = position === null ? this.environments.map((_, i) => i) : this.environments.map(position);
+      if (this.name === null) this.own = { shape, data: new Float64Array(this.environments.length) };
+      this.at = new Map(this.positions.map((p, i) => [p, i]));
+    }
+
+    /** This line computes the elements of its left side that no line before it computes. */
+    claim() {
+      const { model } = this;
+      const array = model.values.get(this.name);
+      if (!model.defined.has(this.name)) model.defined.set(this.name, new Uint8Array(array.data.length));
+      const taken = model.defined.get(this.name);
+      this.mine = this.positions.map((p, i) => i).filter((i) => !taken[this.positions[i]]);
+      this.defines = this.mine.length > 0;
+      for (const i of this.mine) taken[this.positions[i]] = 1;
+    }
+
+    define() {
+      if (!this.defines) return;
+      const { data } = this.model.values.get(this.name);
+      const f = this.functions[this.shown];
+      for (const i of this.mine) data[this.positions[i]] = f(this.environments[i]);
+    }
+
+    /** What the line shows: the array of its left side, or the values of its computing part. */
+    result() {
+      if (this.isShortName()) return null;
+      if (this.name !== null && this.model.values.has(this.name)) return this.model.values.get(this.name);
+      this.environments.forEach((e, i) => { this.own.data[i] = this.functions[this.shown](e); });
+      return this.own;
+    }
+
+    /** The largest difference between the parts, relative to the largest number among them and the arrays they are of. */
+    disagreement() {
+      if (this.isShortName()) return 0;
+      let worst = 0;
+      let scale = this.mentions().reduce((m, name) => Math.max(m, largest(this.model.array(name))), 0);
+      const { relations } = this.equation;
+      for (const e of this.environments) {
+        const values = this.functions.map((f) => f(e));
+        relations.forEach((relation, i) => {
+          const [a, b] = [values[i], values[i + 1]];
+          if (isEquality(relation)) worst = Math.max(worst, a === b ? 0 : Math.abs(a - b));
+          else if (!COMPARE[relation](a, b)) worst = Infinity;
+          scale = Math.max(scale, Math.abs(a), Math.abs(b));
+        });
+      }
+      return scale > 0 ? worst / scale : worst;
+    }
+
+    closure(node) {
+      if (!this.closures.has(node)) this.closures.set(node, this.build(node));
+      return this.closures.get(node);
+    }
+
+    all(conditions) {
+      const tests = conditions.map(([relation, a, b]) => {
+        const [compare, f, g] = [COMPARE[relation], this.closure(a), this.closure(b)];
+        return (e) => compare(f(e), g(e));
+      });
+      return (e) => tests.every((test) => test(e));
+    }
+
+    build(node) {
+      const [kind] = node;
+      if (kind === "num") return ((value) => () => value)(node[1] === null ? Infinity : node[1]);
+      if (kind === "idx") return this.buildIndex(node[1]);
+      if (kind === "name") return this.buildName(node);
+      if (kind === "bracket") return ((test) => (e) => (test(e) ? 1 : 0))(this.all(node[1]));
+      if (kind === "delta") {
+        const [a, b] = [this.closure(node[1]), this.closure(node[2])];
+        return (e) => (a(e) === b(e) ? 1 : 0);
+      }
+      if (kind === "call") {
+        const [f, args] = [CALL[node[1]], node[2].map((arg) => this.closure(arg))];
+        return args.length === 1 ? (e) => f(args[0](e)) : (e) => f(...args.map((arg) => arg(e)));
+      }
+      if (kind === "over") return this.buildOver(node);
+      if (kind === "cases") {
+        const cases = node[1].map(([value, conditions]) => [this.closure(value), this.all(conditions)]);
+        const otherwise = this.closure(node[2]);
+        return (e) => (cases.find(([, test]) => test(e)) || [otherwise])[0](e);
+      }
+      if (kind === "partial") return this.buildPartial(node);
+      if (kind in UNARY) return ((f, a) => (e) => f(a(e)))(UNARY[kind], this.closure(node[1]));
+      if (kind === "*") {
+        const [a, b] = [this.closure(node[1]), this.closure(node[2])];
+        return (e) => a(e) * b(e);
+      }
+      if (kind in BINARY) return ((f, a, b) => (e) => f(a(e), b(e)))(BINARY[kind], this.closure(node[1]), this.closure(node[2]));
+      throw this.error(`${kind} is not known`);
+    }
+
+    /** A letter of a "with" clause has its value, unless a sum around it runs over the letter. */
+    buildIndex(letter) {
+      if (!this.withs.has(letter)) return (e) => e[letter];
+      const f = this.closure(this.withs.get(letter));
+      return (e) => (e[letter] === undefined ? f(e) : e[letter]);
+    }
+
+    buildName(node) {
+      if (this.isSize(node)) {
+        const letter = node[1].toLowerCase();
+        const n = this.size(letter);
+        return () => n;
+      }
+      const name = this.model.resolve(node[1]);
+      const position = this.position(node);
+      const { model } = this;
+      const array = model.values.get(name);
+      return (e) => {
+        const p = position(e);
+        if (p < 0) return NaN;
+        if (model.trace) model.trace.push([name, p]);
+        return array.data[p];
+      };
+    }
+
+    /** The flat position of an indexed name; −1 outside of the array. */
+    position(node) {
+      if (!this.model.array(node[1])) throw this.error(`${node[1]} is not known`);
+      const { axes, leading } = this.layout(node);
+      const indices = node[2].map((index) => this.closure(index));
+      const strides = axes.map((_, i) => size(axes.slice(i + 1)));
+      const starts = offsets(this.lead, leading, size(axes));
+      return (e) => {
+        let p = starts[e[LEAD]];
+        for (let i = 0; i < indices.length; i++) {
+          const k = indices[i](e);
+          if (!(k >= 0 && k < axes[i])) return -1;
+          p += k * strides[i];
+        }
+        return p;
+      };
+    }
+
+    buildOver(node) {
+      const [, kind, , body, conditions] = node;
+      const f = this.closure(body);
+      const each = this.each(node);
+      if (kind === "sum") return (e) => { let s = 0; each(e, () => { s += f(e); }); return s; };
+      if (kind === "prod") return (e) => { let s = 1; each(e, () => { s *= f(e); }); return s; };
+      if (kind === "mean") return (e) => { let [s, n] = [0, 0]; each(e, () => { s += f(e); n++; }); return s / n; };
+      if (kind === "max") return (e) => { let m = -Infinity; each(e, () => { m = Math.max(m, f(e)); }); return m; };
+      if (kind === "min") return (e) => { let m = Infinity; each(e, () => { m = Math.min(m, f(e)); }); return m; };
+      if (kind === "argmax") {
+        const [letter] = node[2];
+        return (e) => {
+          let [m, at] = [-Infinity, 0];
+          each(e, () => { const value = f(e); if (value > m) [m, at] = [value, e[letter]]; });
+          return at;
+        };
+      }
+      const test = this.all(conditions || []);
+      return (e) => {
+        if (!test(e)) return 0;
+        const own = f(e);
+        let [m, sum] = [-Infinity, 0];
+        each(e, () => { m = Math.max(m, f(e)); });
+        each(e, () => { sum += Math.exp(f(e) - m); });
+        return Math.exp(own - m) / sum;
+      };
+    }
+
+    /** A loop over the letters of a sum, in the environment itself, which is left as it was. */
+    each(node) {
+      const [, , letters, , conditions = []] = node;
+      const sizes = letters.map((letter) => this.bound(letter, conditions));
+      const test = conditions.length ? this.all(conditions) : null;
+      const loop = (e, visit, i) => {
+        if (i === letters.length) {
+          if (!test || test(e)) visit(e);
+          return;
+        }
+        const letter = letters[i];
+        const old = e[letter];
+        const n = sizes[i](e);
+        for (let k = 0; k < n; k++) {
+          e[letter] = k;
+          loop(e, visit, i + 1);
+        }
+        e[letter] = old;
+      };
+      return (e, visit) => loop(e, visit, 0);
+    }
+
+    /** The size of a letter that is summed over; if no array tells it, its upper bound does. */
+    bound(letter, conditions) {
+      try {
+        const n = this.size(letter);
+        return () => n;
+      } catch (error) {
+        for (const [relation, a, b] of conditions) {
+          if (a[0] !== "idx" || a[1] !== letter || !"<≤".includes(relation)) continue;
+          const [f, more] = [this.closure(b), relation === "≤" ? 1 : 0];
+          return (e) => f(e) + more;
+        }
+        throw error;
+      }
+    }
+
+    buildPartial([, a, b]) {
+      const { model } = this;
+      const [above, below] = [model.resolve(a[1]), model.resolve(b[1])];
+      const isLoss = above === "L" && !model.values.has("L");
+      const row = isLoss ? () => 0 : this.position(a);
+      const column = this.position(b);
+      return (e) => {
+        const [i, j] = [row(e), column(e)];
+        return i < 0 || j < 0 ? NaN : model.jacobian(above, below)[i * model.array(below).data.length + j];
+      };
+    }
+
+    /** The number at a position of what the line shows: its terms, the sums inside them, the entries it was made of. */
+    terms(position) {
+      const i = this.at.get(position);
+      if (i === undefined) return null;
+      const e = { ...this.environments[i] };
+      const part = this.parts[this.shown];
+      const { model } = this;
+      model.trace = [];
+      const value = this.closure(part)(e);
+      const seen = new Map(model.trace.map(([name, p]) => [`${name} ${p}`, [name, p]]));
+      model.trace = null;
+      const terms = this.expand(part, e);
+      return { line: this, e, part, value, terms, inner: this.innerSums(terms), entries: [...seen.values()] };
+    }
+
+    /** A node as a sum of terms {sign, factors: [{node, e, inverse}], value}. Sums are expanded, nothing else. */
+    expand(node, e) {
+      const finish = (term) => {
+        term.value = term.factors.reduce((product, { node: factor, e: at, inverse }) => {
+          const value = this.closure(factor)(at);
+          return inverse ? product / value : product * value;
+        }, term.sign);
+        return term;
+      };
+      return this.split(node, e).map(finish);
+    }
+
+    split(node, e) {
+      const one = (factor, inverse = false) => ({ node: factor, e: { ...e }, inverse });
+      const times = (terms, factors, before) => terms.map((term) => (
+        { sign: term.sign, factors: before ? [...factors, ...term.factors] : [...term.factors, ...factors] }));
+      const [kind, a, b] = node;
+      if (kind === "group") return isSum(a) || isProduct(a) ? this.split(a, e) : [{ sign: 1, factors: [one(node)] }];
+      if (kind === "neg") return this.split(a, e).map((term) => ({ ...term, sign: -term.sign }));
+      if (kind === "+") return [...this.split(a, e), ...this.split(b, e)];
+      if (kind === "-") return [...this.split(a, e), ...this.split(b, e).map((term) => ({ ...term, sign: -term.sign }))];
+      if (kind === "over" && (a === "sum" || a === "mean")) {
+        const found = [];
+        let count = 0;
+        this.each(node)(e, () => { count++; found.push(...this.split(node[3], e)); });
+        return a === "sum" ? found : times(found, [one(["num", count, String(count)], true)]);
+      }
+      if (kind === "/") {
+        if (!isSum(a) && isPlus(a)) return [{ sign: 1, factors: [one(a), one(b, true)] }];
+        return times(this.split(a, e), [one(b, true)]);
+      }
+      if (kind === "*") {
+        if (isSum(b)) return this.cross(this.whole(a, e), this.split(b, e));
+        if (isSum(a)) return this.cross(this.split(a, e), this.whole(b, e));
+        return this.cross(this.whole(a, e), this.whole(b, e));
+      }
+      return [{ sign: 1, factors: [one(node)] }];
+    }
+
+    /** A factor that is left as it is, unless it is a product itself. */
+    whole(node, e) {
+      return isPlus(node) || isSum(node) ? [{ sign: 1, factors: [{ node, e: { ...e }, inverse: false }] }] : this.split(node, e);
+    }
+
+    cross(left, right) {
+      return left.flatMap((a) => right.map((b) => ({ sign: a.sign * b.sign, factors: [...a.factors, ...b.factors] })));
+    }
+
+    /** The sums, means and maxima that stand inside the factors, such as the sum below a softmax's fraction. */
+    innerSums(terms) {
+      const found = new Map();
+      for (const { factors } of terms) {
+        for (const { node, e } of factors) {
+          walk(node, (inner) => {
+            if (inner[0] !== "over" || [...free(inner)].some((letter) => e[letter] === undefined && !this.withs.has(letter))) return;
+            const key = JSON.stringify([inner, ...[...free(inner)].map((letter) => e[letter])]);
+            if (!found.has(key)) found.set(key, this.inside(inner, e));
+          });
+        }
+      }
+      return [...found.values()];
+    }
+
+    inside(node, e) {
+      const at = { ...e };
+      const value = this.closure(node)(at);
+      if (node[1] === "sum" || node[1] === "mean") return { node, e: at, value, terms: this.expand(node, at) };
+      const terms = [];
+      this.each(node)(at, () => terms.push({ sign: 1, factors: [{ node: node[3], e: { ...at }, inverse: false }], value: this.closure(node[3])(at) }));
+      return { node, e: at, value, terms };
+    }
+  }
+
+  const isPlus = (node) => "+-".includes(node[0]) || (node[0] === "group" && isPlus(node[1]));
+  const isProduct = (node) => node[0] === "*" || node[0] === "/" || node[0] === "neg";
+  /** Whether a sum can be reached through products, quotients and parentheses alone. */
+  function isSum(node) {
+    const [kind, a, b] = node;
+    if (kind === "over") return a === "sum" || a === "mean";
+    if (kind === "group" || kind === "neg" || kind === "/") return isSum(a);
+    return ["+", "-", "*"].includes(kind) && (isSum(a) || isSum(b));
+  }
+
+  function broadcast(a, b, error) {
+    const rank = Math.max(a.length, b.length);
+    const pad = (shape) => [...Array(rank - shape.length).fill(1), ...shape];
+    const [x, y] = [pad(a), pad(b)];
+    return x.map((n, i) => {
+      if (n !== y[i] && n !== 1 && y[i] !== 1) throw error();
+      return Math.max(n, y[i]);
+    });
+  }
+
+  /** For each position in the leading axes `lead`, where an array begins whose own leading axes are `leading`. */
+  function offsets(lead, leading, block) {
+    const skip = lead.length - leading.length;
+    const starts = new Int32Array(size(lead));
+    for (let l = 0; l < starts.length; l++) {
+      let [rest, stride, start] = [l, block, 0];
+      for (let i = lead.length - 1; i >= 0; i--) {
+        const k = rest % lead[i];
+        rest = Math.floor(rest / lead[i]);
+        if (i < skip) continue;
+        const n = leading[i - skip];
+        if (n > 1) start += k * stride;
+        stride *= n;
+      }
+      starts[l] = start;
+    }
+    return starts;
+  }
+
+  window.Live = { model: (data) => new Model(data), erf, walk, free, hasPartial };
+})();

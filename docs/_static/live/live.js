@@ -1,0 +1,851 @@
+/* The interface of a live derivation: every equation with its numbers, computed again whenever a number changes.
+
+   An element of class `live` holds the data (a script of type application/json) and, for each equation, its typeset
+   form (an element with data-equation). Everything else is made here. See evaluate.js for the computation. */
+"use strict";
+
+(function () {
+  const GREEK = {
+    alpha: "α", beta: "β", gamma: "γ", delta: "δ", epsilon: "ε", eps: "ε", zeta: "ζ", eta: "η", theta: "θ", kappa: "κ",
+    lambda: "λ", mu: "μ", nu: "ν", xi: "ξ", pi: "π", rho: "ρ", sigma: "σ", tau: "τ", phi: "φ", chi: "χ", psi: "ψ",
+    omega: "ω", Phi: "Φ", Delta: "Δ", Sigma: "Σ", Lambda: "Λ", ell: "ℓ",
+  };
+  const EXACT = 1e-9; // two numbers are the same if they differ by less, relative to the largest of their array
+  const NUMERICAL = 1e-5; // the same for a gradient and its central difference
+  const MANY = 60; // terms that are listed at most
+
+  const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
+  const minus = (text) => text.replaceAll("-", "−");
+
+  /** A number in five characters. */
+  function short(x, whole = false) {
+    if (Number.isNaN(x)) return "NaN";
+    if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
+    if (whole || x === 0) return minus(String(x));
+    const a = Math.abs(x);
+    if (a < 0.005 || a >= 10000) return minus(x.toExponential(0)).replace("e+", "e");
+    return minus(x.toFixed(a >= 1000 ? 0 : a >= 100 ? 1 : 2));
+  }
+
+  /** A number as the reader would type it. */
+  const typed = (x) => minus(String(Number(x.toFixed(4))));
+
+  /** A number among the terms, with three digits or decimals. */
+  function long(x) {
+    if (!Number.isFinite(x) || Number.isInteger(x)) return short(x, true);
+    const a = Math.abs(x);
+    if (a < 1e-4 || a >= 1e5) return minus(x.toExponential(2)).replace("e+", "e");
+    return minus(String(Number(a < 1 ? x.toPrecision(3) : x.toFixed(3))));
+  }
+
+  /** Indices one after another, with commas only if one of them is longer than a letter or a digit. */
+  const joined = (indices) => indices.join(indices.some((index) => !/^(\d|[a-z]'*)$/.test(index)) ? "," : "");
+
+  function letterOf(name) {
+    const match = /^(d?)(.*?)(hat|bar|tilde)?(\d*)$/.exec(name);
+    const [, d, base, accent, digits] = match;
+    if (name in GREEK) return GREEK[name];
+    if (!base) return name;
+    return d + (GREEK[base] || base) + ({ hat: "\u0302", bar: "\u0304", tilde: "\u0303" }[accent] || "") + digits;
+  }
+
+  function make(tag, attributes = {}, ...content) {
+    const element = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) {
+      if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+      else if (value !== false && value !== null) element.setAttribute(key, value === true ? "" : value);
+    }
+    element.append(...content);
+    return element;
+  }
+
+  /** Writes nodes as HTML: with the letters, with the indices as numbers, or with every name replaced by its number. */
+  class Writer {
+    constructor(model, line, e, numbers) {
+      Object.assign(this, { model, line, e, numbers });
+    }
+
+    index(node) {
+      if (node[0] === "idx") {
+        const k = this.line.withs.has(node[1]) && this.e ? this.line.closure(node)(this.e) : this.e && this.e[node[1]];
+        return k === undefined || k === null ? node[1] : String(k);
+      }
+      return this.known(node) ? String(this.line.closure(node)(this.e)) : this.write(node);
+    }
+
+    known(node) {
+      return this.e && [...Live.free(node)].every((letter) => this.e[letter] !== undefined || this.line.withs.has(letter));
+    }
+
+    value(node) {
+      return `<span class="live-number">${long(this.line.closure(node)(this.e))}</span>`;
+    }
+
+    write(node) {
+      const [kind, a, b] = node;
+      const numeric = this.numbers && this.known(node);
+      if (kind === "num") return escape(a === null ? "∞" : node[2] || String(a));
+      if (kind === "idx") return this.index(node);
+      if (kind === "name") {
+        if (numeric) return this.name(node);
+        const indices = b.map((index) => this.index(index));
+        const subscript = indices.length ? `<sub>${joined(indices)}</sub>` : "";
+        return `<i>${escape(letterOf(a))}</i>${subscript}`;
+      }
+      if (numeric && ["over", "partial", "bracket", "delta", "cases", "mod", "floor"].includes(kind)) return this.value(node);
+      if (kind === "neg") return `−${this.write(a)}`;
+      if (kind === "group") return `(${this.write(a)})`;
+      if (kind === "abs") return `|${this.write(a)}|`;
+      if (kind === "floor") return `⌊${this.write(a)}⌋`;
+      if (kind === "mod") return `${this.write(a)} mod ${this.write(b)}`;
+      if (kind === "^") return `${this.wrap(a)}<sup>${this.write(b[0] === "group" ? b[1] : b)}</sup>`;
+      if (kind === "*") return `${this.write(a)}${this.numbers ? " · " : " "}${this.wrap(b)}`;
+      if (kind === "/") return `${this.write(a)} / ${this.wrap(b)}`;
+      if (kind === "+" || kind === "-") return `${this.write(a)} ${kind === "+" ? "+" : "−"} ${this.wrap(b)}`;
+      if (kind === "call") {
+        if (a === "sqrt") return `√${b[0][0] === "name" || b[0][0] === "num" || b[0][0] === "group" ? this.write(b[0]) : `(${this.write(b[0])})`}`;
+        return `${a === "sigmoid" ? "σ" : a}(${b.map((arg) => this.write(arg)).join(", ")})`;
+      }
+      if (kind === "over") {
+        const sign = a === "sum" ? "Σ" : a === "prod" ? "Π" : a;
+        const said = (letter) => node[4].some(([, x, y]) => [x, y].some((side) => side[0] === "idx" && side[1] === letter));
+        const bounds = [b.filter((letter) => !said(letter)).join(""), this.conditions(node[4])].filter(Boolean).join(", ");
+        return `${sign}<sub>${bounds}</sub> ${a === "sum" || a === "prod" ? this.write(node[3]) : this.parenthesis(node[3])}`;
+      }
+      if (kind === "bracket") return `[${this.conditions(a)}]`;
+      if (kind === "delta") return `<i>δ</i><sub>${this.index(a)}${this.index(b)}</sub>`;
+      if (kind === "partial") return `∂${this.write(a)}/∂${this.write(b)}`;
+      if (kind === "cases") return a.map(([value, tests]) => `${this.write(value)} where ${this.conditions(tests)}`).join(", ") + `, otherwise ${this.write(b)}`;
+      return "";
+    }
+
+    parenthesis(node) {
+      return node[0] === "group" ? this.write(node) : `(${this.write(node)})`;
+    }
+
+    conditions(conditions) {
+      return conditions.map(([relation, x, y]) => `${this.write(x)} ${escape(relation)} ${this.write(y)}`).join(", ");
+    }
+
+    /** A negative number after a sign or a factor gets parentheses. */
+    wrap(node) {
+      const text = this.write(node);
+      const bare = text.replace(/<[^>]*>/g, "");
+      return this.numbers && bare.startsWith("−") ? `(${text})` : text;
+    }
+
+    name(node) {
+      if (this.line.isSize(node)) return this.value(node);
+      const position = this.line.position(node)(this.e);
+      return `<span class="live-number" data-entry="${this.model.resolve(node[1])} ${position}">${long(this.line.closure(node)(this.e))}</span>`;
+    }
+  }
+
+  /** An array as heat maps, one for each position in the leading axes. */
+  class Grid {
+    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right" }) {
+      Object.assign(this, { array, label, letters, name, line, editable, range, versus, cells: [] });
+      const { shape } = array;
+      const columns = shape.length ? shape[shape.length - 1] : 1;
+      const rows = shape.length > 1 ? shape[shape.length - 2] : 1;
+      const outer = shape.slice(0, -2);
+      this.columns = columns;
+      this.isSwitch = Boolean(range && range.whole && range.low === 0 && range.high === 1);
+      this.element = make("div", { class: "live-panels" });
+      for (let panel = 0, n = outer.reduce((a, b) => a * b, 1); panel < n; panel++) {
+        this.element.append(this.panel(panel, outer, rows, columns));
+      }
+    }
+
+    where(panel, outer) {
+      const parts = [];
+      for (let i = outer.length - 1, rest = panel; i >= 0; i--) {
+        if (outer[i] > 1) parts.unshift(`${this.letters[i] ? `${this.letters[i]} = ` : ""}${rest % outer[i]}`);
+        rest = Math.floor(rest / outer[i]);
+      }
+      return parts.join(", ");
+    }
+
+    panel(panel, outer, rows, columns) {
+      const [down, across] = [this.letters[outer.length] || "", this.letters[outer.length + 1] || ""];
+      const { shape } = this.array;
+      const place = this.where(panel, outer);
+      const table = make("table", { "aria-label": `${this.label}${place ? `, ${place}` : ""}`, role: "grid" });
+      if (place) table.append(make("caption", {}, place));
+      if (shape.length) {
+        const corner = shape.length > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[0] || "";
+        const head = make("tr", {}, make("th", {}, corner));
+        for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
+        table.append(make("thead", {}, head));
+      }
+      const body = make("tbody");
+      for (let i = 0; i < rows; i++) {
+        const row = make("tr");
+        if (shape.length) row.append(make("th", { scope: "row" }, shape.length > 1 ? String(i) : ""));
+        for (let j = 0; j < columns; j++) row.append(this.cell((panel * rows + i) * columns + j));
+        body.append(row);
+      }
+      table.append(body);
+      return make("div", { class: "live-panel" }, table);
+    }
+
+    subscript(position) {
+      const indices = [];
+      for (let i = this.array.shape.length - 1, rest = position; i >= 0; i--) {
+        indices.unshift(rest % this.array.shape[i]);
+        rest = Math.floor(rest / this.array.shape[i]);
+      }
+      return indices;
+    }
+
+    cell(position) {
+      const cell = make("td", { role: "gridcell" });
+      const index = this.subscript(position);
+      const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
+      let face;
+      if (this.editable) {
+        face = make("input", { type: "text", role: "spinbutton", autocomplete: "off", spellcheck: "false", "aria-label": name, tabindex: position === 0 ? "0" : "-1", title: this.isSwitch ? "click to change" : "drag sideways, or type", class: this.isSwitch ? "live-switch" : "" });
+      } else {
+        face = make("button", { type: "button", "aria-label": name, tabindex: position === 0 ? "0" : "-1" });
+        face.append(make("b"), make("small"));
+      }
+      face.dataset.position = position;
+      face.grid = this;
+      cell.append(face);
+      this.cells.push({ cell, face, value: NaN, heat: NaN, wrong: null });
+      return cell;
+    }
+
+    /** Shows the numbers; those that differ from `right` by more than `tolerance` are marked, with the right one. */
+    update(right = null, tolerance = EXACT) {
+      const { data } = this.array;
+      const scale = data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) || 1;
+      const allowed = right ? tolerance * right.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 1e-3) : 0;
+      let wrong = 0;
+      this.cells.forEach((cell, i) => {
+        const x = data[i];
+        const differs = right !== null && x !== right[i] && !(Math.abs(x - right[i]) <= allowed) && !(Number.isNaN(x) && Number.isNaN(right[i]));
+        if (differs) wrong++;
+        const heat = Number.isFinite(x) ? Math.round((100 * x) / scale) : 0;
+        if (heat !== cell.heat) {
+          cell.heat = heat;
+          cell.cell.style.setProperty("--heat", `${Math.abs(heat)}%`);
+          cell.cell.classList.toggle("negative", heat < 0);
+        }
+        const shown = differs ? right[i] : null;
+        if (x === cell.value && shown === cell.wrong) return;
+        cell.value = x;
+        const text = this.editable ? typed(x) : short(x);
+        cell.face.dataset.value = String(x);
+        if (this.editable) {
+          cell.face.setAttribute("aria-valuenow", String(x));
+          if (document.activeElement !== cell.face || cell.face.dataset.typing === undefined) cell.face.value = text;
+        } else {
+          cell.face.firstChild.textContent = differs ? `≠ ${text}` : text;
+          if (shown !== cell.wrong) cell.cell.classList.toggle("wrong", differs);
+          cell.face.lastChild.textContent = differs ? `${this.versus}: ${short(right[i])}` : "";
+        }
+        cell.wrong = shown;
+      });
+      return wrong;
+    }
+
+    mark(position, kind) {
+      this.cells[position].cell.classList.add(kind);
+      return this.cells[position].cell;
+    }
+  }
+
+  class Page {
+    constructor(root) {
+      this.root = root;
+      this.data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
+      this.model = Live.model(this.data);
+      this.texts = this.data.items.map((item) => item.text);
+      this.right = null;
+      this.first = new Map(this.data.inputs.map((name) => [name, this.model.array(name).data.slice()]));
+      this.grids = [];
+      this.marked = [];
+      this.pinned = null;
+      this.step = null;
+      this.h = 1e-5;
+      this.compare = false;
+      this.build();
+      this.listen();
+      this.refresh();
+      this.rest();
+      root.classList.add("ready");
+    }
+
+    // what is on the page
+
+    build() {
+      this.root.append(this.toolbar(), this.inputCards());
+      this.cards = [];
+      this.lists = { forward: make("div", { class: "live-cards" }), backward: make("div", { class: "live-cards" }) };
+      const backward = this.firstBackward();
+      this.model.lines.forEach((line, i) => {
+        const card = this.lineCard(line, i, i < backward ? "forward" : "backward");
+        if (card) this.lists[card.part].append(card.element);
+      });
+      for (const [part, list] of Object.entries(this.lists)) {
+        if (list.childElementCount) this.root.append(make("h4", {}, part === "forward" ? "Forward" : "Backward"), list);
+      }
+      this.root.append(this.dock());
+    }
+
+    toolbar() {
+      this.choice = make("select", { "aria-label": "Plant a mistake", onchange: () => this.plant(this.choice.selectedIndex - 1) },
+        make("option", {}, "none"), ...this.data.mistakes.map(({ title }) => make("option", {}, title)));
+      this.effect = make("p", { class: "live-effect", role: "status" });
+      this.summary = make("p", { class: "live-effect" });
+      const compare = make("input", { type: "checkbox", onchange: () => { this.compare = compare.checked; this.root.classList.toggle("comparing", compare.checked); this.refresh(); } });
+      this.width = make("select", { "aria-label": "step size h", onchange: () => { this.h = Number(this.width.value); this.refresh(); } });
+      for (let k = 1; k <= 13; k += 1) this.width.append(make("option", { value: `1e-${k}`, selected: k === 5 }, `h = 1e−${k}`));
+      const bar = make("div", { class: "live-bar" });
+      if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
+      if (Object.keys(this.data.gradients).length) {
+        bar.append(make("label", {}, compare, " Compare gradients with differences"), make("span", { class: "live-width" }, this.width));
+      }
+      bar.append(make("span", { class: "live-buttons" },
+        make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
+        make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
+      return make("div", {}, make("p", { class: "live-intro" },
+        "Every number here is computed in this page from the equation above it. ",
+        make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
+      bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
+    }
+
+    inputCards() {
+      const list = make("div", { class: "live-cards live-inputs" });
+      for (const name of this.data.inputs) {
+        const array = this.model.array(name);
+        const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range: this.data.ranges[name] || null });
+        const title = make("span", { class: "live-equation" }, make("i", {}, letterOf(name)));
+        const short = this.model.label(name);
+        if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
+        const of = this.data.outputs.find(([, dy]) => dy === name);
+        if (of) title.append(` = ∂L/∂${letterOf(of[0])}, chosen freely`);
+        list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
+      }
+      return make("div", {}, make("h4", {}, "Inputs"), list);
+    }
+
+    /** The number of the first line of the backward: one with a gradient or a derivative. */
+    firstBackward() {
+      const given = this.data.outputs.map(([, dy]) => dy);
+      const found = this.model.lines.findIndex((line) => line.mentions().some((name) => given.includes(name)) || line.parts.some(Live.hasPartial));
+      return found < 0 ? this.model.lines.length : found;
+    }
+
+    lineCard(line, i, part) {
+      if (line.isShortName()) return null;
+      const body = make("div", { class: "live-body" });
+      const badge = make("span", { class: "live-badge" });
+      const equation = make("span", { class: "live-equation" });
+      const typeset = this.root.querySelector(`[data-equation="${i}"]`);
+      if (typeset) equation.append(typeset);
+      else equation.textContent = this.texts[i];
+      const wrong = make("span", { class: "live-equation live-planted" });
+      const card = { i, part, grid: null, numerical: null, badge, wrong, equation, body, element: make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, wrong, badge), body) };
+      this.fill(card);
+      this.cards.push(card);
+      return card;
+    }
+
+    /** The tables of a line: of what it defines, or of a derivative; a line that only compares has none. */
+    fill(card) {
+      const line = this.model.lines[card.i];
+      const result = line.result();
+      const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
+      if (!shown) return;
+      const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
+      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i });
+      const large = line.name === null && result.data.length > 24;
+      card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
+      const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
+      if (of === undefined) return;
+      card.of = of;
+      card.difference = { shape: result.shape, data: new Float64Array(result.data.length) };
+      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters: this.lineLetters(line), versus: label });
+      card.body.append(make("div", { class: "live-numerical" }, make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`), card.numerical.element));
+    }
+
+    grid(array, options) {
+      const grid = new Grid(array, options);
+      this.grids.push(grid);
+      return grid;
+    }
+
+    /** The letters of the axes of a named array, from the data or from its first use. */
+    letters(name) {
+      if (this.data.axes[name]) return this.data.axes[name];
+      const { shape } = this.model.array(name);
+      for (const line of this.model.lines) {
+        const node = line.find(name);
+        if (node && node[2].every((index) => index[0] === "idx")) return this.pad(node[2].map((index) => index[1]), shape);
+      }
+      return shape.map(() => "");
+    }
+
+    lineLetters(line) {
+      const own = line.name !== null && this.data.gradients[line.name];
+      if (own) return this.letters(own);
+      if (line.name !== null && this.data.axes[line.name]) return this.data.axes[line.name];
+      return this.pad(line.letters, (line.result() || { shape: [] }).shape);
+    }
+
+    /** Letters for the leading axes too, from an input with as many of them. */
+    pad(letters, shape) {
+      const missing = shape.length - letters.length;
+      if (missing <= 0) return letters;
+      const lead = Object.values(this.data.axes).find((axes) => axes.length >= missing + 1);
+      return [...(lead ? lead.slice(0, missing) : Array(missing).fill("")), ...letters];
+    }
+
+    dock() {
+      this.counter = make("span", { class: "live-counter" });
+      this.terms = make("div", { class: "live-terms", "aria-live": "polite", tabindex: "0", "aria-label": "the terms of the number" });
+      const button = (label, text, act) => make("button", { type: "button", "aria-label": label, title: label, onclick: act }, text);
+      this.all = make("button", { type: "button", "aria-pressed": "true", onclick: () => this.go(null) }, "All lines");
+      const steps = make("div", { class: "live-steps", role: "group", "aria-label": "Step through the derivation" },
+        make("span", { class: "live-wide" }, "Line by line:"),
+        button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter);
+      this.dockElement = make("div", { class: "live-dock" }, steps, this.terms);
+      return this.dockElement;
+    }
+
+    // what the reader does
+
+    listen() {
+      const { root } = this;
+      const faceOf = (event) => (event.target.closest ? event.target.closest("[data-position]") : null);
+      root.addEventListener("pointerover", (event) => {
+        const face = faceOf(event);
+        if (face && !this.drag) this.glance(face);
+        this.emphasize(event.target.closest("[data-entries]"));
+      });
+      root.addEventListener("focusin", (event) => {
+        const face = faceOf(event);
+        if (face) this.glance(face);
+        if (face && face.grid.editable) face.select();
+      });
+      root.addEventListener("click", (event) => {
+        const face = faceOf(event);
+        if (face && !face.grid.editable) this.pin(face);
+        else if (face && face.grid.isSwitch) this.change(face, 1 - face.grid.array.data[face.dataset.position]);
+        else if (!event.target.closest(".live-dock, input, select, button")) this.pin(null);
+      });
+      root.addEventListener("keydown", (event) => this.key(event, faceOf(event)));
+      root.addEventListener("input", (event) => {
+        const face = faceOf(event);
+        if (!face) return;
+        face.dataset.typing = "";
+        const value = Number(face.value.replace("−", "-").replace(",", ".").trim() || NaN);
+        face.classList.toggle("invalid", !Number.isFinite(value));
+        if (Number.isFinite(value)) this.change(face, value);
+      });
+      root.addEventListener("focusout", (event) => {
+        const face = faceOf(event);
+        if (!face || !face.grid.editable) return;
+        delete face.dataset.typing;
+        face.classList.remove("invalid");
+        face.value = typed(face.grid.array.data[face.dataset.position]);
+      });
+      root.addEventListener("pointerdown", (event) => this.startDrag(event, faceOf(event)));
+      root.addEventListener("pointermove", (event) => this.moveDrag(event));
+      for (const kind of ["pointerup", "pointercancel"]) root.addEventListener(kind, () => this.endDrag());
+    }
+
+    startDrag(event, face) {
+      if (!face || !face.grid.editable || event.button > 0) return;
+      this.drag = { face, x: event.clientX, start: face.grid.array.data[face.dataset.position], moving: false };
+    }
+
+    moveDrag(event) {
+      const { drag } = this;
+      if (!drag) return;
+      const moved = event.clientX - drag.x;
+      if (!drag.moving) {
+        if (Math.abs(moved) < 4) return;
+        drag.moving = true;
+        drag.face.setPointerCapture(event.pointerId);
+        drag.face.blur();
+        drag.face.classList.add("dragging");
+        this.glance(drag.face);
+      }
+      event.preventDefault();
+      const whole = drag.face.grid.range && drag.face.grid.range.whole;
+      const { range } = drag.face.grid;
+      const unit = whole ? Math.max(1 / 24, (range.high - range.low) / 400) : event.shiftKey ? 0.002 : 0.02;
+      const digits = whole ? 1 : event.shiftKey ? 1000 : 100;
+      this.change(drag.face, Math.round((drag.start + moved * unit) * digits) / digits);
+    }
+
+    endDrag() {
+      if (this.drag && this.drag.moving) this.drag.face.classList.remove("dragging");
+      this.drag = null;
+    }
+
+    key(event, face) {
+      if (event.key === "Escape") {
+        this.pin(null);
+        this.rest();
+      } else if (face && face.grid.editable) {
+        this.keyOfInput(event, face);
+      } else if (face) {
+        this.walk(event, face);
+      }
+    }
+
+    /** Up and down change a number; left and right go on from the ends of its text, or while all of it is selected. */
+    keyOfInput(event, face) {
+      const { grid } = face;
+      const up = { ArrowUp: 1, ArrowDown: -1 }[event.key];
+      if (up) {
+        event.preventDefault();
+        delete face.dataset.typing;
+        const step = (grid.range && grid.range.whole) || event.shiftKey ? 1 : 0.1;
+        this.change(face, Math.round((grid.array.data[face.dataset.position] + up * step) * 1e6) / 1e6);
+      } else if (event.key === "Enter") {
+        face.select();
+      } else {
+        const { selectionStart: start, selectionEnd: end, value } = face;
+        const all = start === 0 && end === value.length;
+        if (all || (event.key === "ArrowRight" ? start === value.length : end === 0)) this.walk(event, face);
+      }
+    }
+
+    /** The arrow keys go from number to number. */
+    walk(event, face) {
+      const { grid } = face;
+      const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: grid.columns, ArrowUp: -grid.columns }[event.key];
+      const next = by && grid.cells[Number(face.dataset.position) + by];
+      if (!next) return;
+      event.preventDefault();
+      face.tabIndex = -1;
+      next.face.tabIndex = 0;
+      if (!grid.editable) this.pinned = null;
+      next.face.focus();
+    }
+
+    change(face, value) {
+      const { grid } = face;
+      if (grid.range) value = Math.min(grid.range.high, Math.max(grid.range.low, grid.range.whole ? Math.round(value) : value));
+      for (const model of [this.model, this.right]) if (model) model.set(grid.name, Number(face.dataset.position), value);
+      this.compute();
+    }
+
+    compute() {
+      this.model.run();
+      if (this.right) this.right.run();
+      if (this.scheduled) return;
+      this.scheduled = requestAnimationFrame(() => { this.scheduled = 0; this.refresh(); });
+    }
+
+    setInputs(choose) {
+      for (const name of this.data.inputs) {
+        for (const model of [this.model, this.right]) if (model) model.array(name).data.set(choose(name));
+      }
+      this.compute();
+    }
+
+    reset() {
+      this.setInputs((name) => this.first.get(name));
+    }
+
+    draw() {
+      const drawn = new Map(this.data.inputs.map((name) => {
+        const range = this.data.ranges[name];
+        const { shape, data } = this.model.array(name);
+        if (!shape.length) return [name, data];
+        const one = () => (range ? range.low + Math.floor(Math.random() * (range.high - range.low + 1)) : normal());
+        return [name, Float64Array.from(data, one)];
+      }));
+      this.setInputs((name) => drawn.get(name));
+    }
+
+    plant(k) {
+      const mistake = k < 0 ? null : this.data.mistakes[k];
+      this.model.plant(mistake);
+      if (mistake && !this.right) this.right = Live.model(this.data);
+      if (!mistake) this.right = null;
+      if (this.right) {
+        for (const name of this.data.inputs) this.right.array(name).data.set(this.model.array(name).data);
+        this.right.run();
+      }
+      this.effect.textContent = mistake ? mistake.effect : "";
+      this.summary.replaceChildren();
+      delete this.summary.dataset.names;
+      this.root.classList.toggle("planted", Boolean(mistake));
+      for (const card of this.cards) {
+        const here = mistake !== null && mistake.line === card.i;
+        card.element.classList.toggle("mistaken", here);
+        card.wrong.replaceChildren();
+        if (!here) continue;
+        const typeset = this.root.querySelector(`[data-mistake="${k}"]`);
+        card.wrong.append(typeset ? typeset.cloneNode(true) : mistake.text);
+      }
+      for (const card of this.cards) this.rebind(card);
+      this.refresh();
+    }
+
+    /** The arrays of the derivatives belong to lines, which planting makes anew. */
+    rebind(card) {
+      if (!card.grid) return;
+      card.grid.array = this.model.lines[card.i].result() || card.grid.array;
+    }
+
+    move(by) {
+      const last = this.cards.length - 1;
+      const from = this.step === null ? (by > 0 ? -1 : last + 1) : this.step;
+      this.go(Math.min(last, Math.max(0, from + by)));
+    }
+
+    go(step) {
+      this.step = step;
+      this.root.classList.toggle("stepping", step !== null);
+      this.all.setAttribute("aria-pressed", String(step === null));
+      const now = step === null ? null : this.cards[step];
+      this.counter.textContent = now ? `Line ${step + 1} of ${this.cards.length}, ${now.part}` : "";
+      const reads = new Set(now ? this.model.lines[now.i].mentions() : []);
+      this.cards.forEach((card, k) => {
+        card.element.classList.toggle("now", k === step);
+        card.element.classList.toggle("later", step !== null && k > step);
+        card.element.inert = step !== null && k > step;
+      });
+      for (const grid of this.grids) {
+        const card = grid.element.closest(".live-card");
+        if (card && grid.name !== null) card.classList.toggle("read", reads.has(grid.name) && card !== (now && now.element));
+      }
+      if (!now) return;
+      this.pinned = null;
+      this.reveal(now);
+      if (now.grid) this.show(now.grid.cells[0].face);
+      else this.rest();
+    }
+
+    // what changes with the numbers
+
+    refresh() {
+      for (const grid of this.grids) if (grid.editable) grid.update();
+      const wrong = this.cards.filter((card) => this.refreshCard(card) > 0);
+      if (this.right) this.summarize(wrong);
+      if (this.current) this.show(this.current);
+    }
+
+    refreshCard(card) {
+      const line = this.model.lines[card.i];
+      let wrong = 0;
+      if (card.grid) {
+        const result = line.result();
+        const right = this.right ? this.right.lines[card.i].result() : null;
+        if (result) card.grid.array = result;
+        wrong = card.grid.update(right && right.data);
+      }
+      const messages = [];
+      let bad = wrong > 0;
+      if (wrong) messages.push(`✗ ${wrong} of ${card.grid.array.data.length} wrong`);
+      if (card.numerical) {
+        card.difference.data.set(this.model.difference(card.of, this.h));
+        const far = card.numerical.update(card.grid.array.data, NUMERICAL);
+        const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - card.grid.array.data[i])), 0);
+        if (!wrong || this.compare) messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
+        bad = bad || far > 0;
+      } else if (!wrong && (line.parts.length > 2 || !line.defines)) {
+        const off = line.disagreement();
+        const tolerance = line.parts.some(Live.hasPartial) ? NUMERICAL : EXACT;
+        messages.push(off <= tolerance ? `✓ agrees: ${exponent(off)}` : `✗ differs: ${exponent(off)}`);
+        bad = bad || !(off <= tolerance);
+      }
+      card.badge.textContent = messages.join("; ");
+      card.badge.classList.toggle("bad", bad);
+      return wrong;
+    }
+
+    /** Where the numbers are wrong, with a button to go there. */
+    summarize(wrong) {
+      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card) }, card.grid.label);
+      const names = wrong.map((card) => card.grid.label).join();
+      if (this.summary.dataset.names === names) return;
+      this.summary.dataset.names = names;
+      this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
+    }
+
+    reveal(card) {
+      const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
+      card.element.scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
+    }
+
+    // what a number is made of
+
+    pin(face) {
+      this.pinned = face === this.pinned ? null : face;
+      if (face) this.show(face);
+      this.root.classList.toggle("pinned", Boolean(this.pinned));
+    }
+
+    /** Shows a number, unless another is held. */
+    glance(face) {
+      if (!this.pinned) this.show(face);
+    }
+
+    unmark() {
+      for (const cell of this.marked) cell.classList.remove("here", "source", "strong");
+      this.marked = [];
+    }
+
+    mark(name, position, kind) {
+      for (const grid of this.grids) {
+        if (grid.name === name && grid.cells[position]) this.marked.push(grid.mark(position, kind));
+      }
+    }
+
+    rest() {
+      this.unmark();
+      this.current = null;
+      this.terms.innerHTML = '<p class="live-hint">Point at a number, tap it, or reach it with the Tab and arrow keys: here you see its terms.</p>';
+    }
+
+    show(face) {
+      const { grid } = face;
+      const position = Number(face.dataset.position);
+      const fresh = this.current !== face;
+      this.current = face;
+      this.unmark();
+      this.marked.push(grid.mark(position, "here"));
+      if (grid.editable) this.showInput(grid, position);
+      else if (grid.line !== null) this.showTerms(grid, position);
+      else this.terms.innerHTML = "<p>The loss L = Σ dy · y, with this number of the input moved up and down by h.</p>";
+      if (fresh) this.terms.scrollTop = 0;
+    }
+
+    /** A number's name: that of its array, and its place along the axes longer than 1. */
+    nameOf(grid, position) {
+      const indices = grid.subscript(position).filter((_, i) => grid.array.shape[i] > 1).map(String);
+      return `<i>${escape(grid.label)}</i>${indices.length ? `<sub>${joined(indices)}</sub>` : ""}`;
+    }
+
+    showInput(grid, position) {
+      const gradient = Object.entries(this.data.gradients).find(([, of]) => of === grid.name);
+      const title = `${this.nameOf(grid, position)} = ${long(grid.array.data[position])}`;
+      let text = "";
+      if (gradient && this.model.array(gradient[0])) {
+        const slope = this.model.array(gradient[0]).data[position];
+        this.mark(gradient[0], position, "source");
+        text = `Its gradient is d${this.nameOf(grid, position)} = <span class="live-number">${long(slope)}</span>: `
+          + `if this number grows by 0.01, the loss L = Σ dy · y changes by about ${long(slope / 100)}.`;
+      }
+      this.terms.innerHTML = `<div class="live-sum"><p class="live-title">${title}</p><p>An input. ${text}</p></div>`;
+    }
+
+    showTerms(grid, position) {
+      const line = this.model.lines[grid.line];
+      const found = line.terms(position);
+      if (!found) {
+        this.terms.innerHTML = "<p>This number is computed by another line.</p>";
+        return;
+      }
+      for (const [name, p] of found.entries) this.mark(name, p, "source");
+      const name = new Writer(this.model, line, found.e, false).write(line.parts[0]);
+      const letters = new Writer(this.model, line, null, false).write(found.part);
+      const right = grid.cells[position].wrong;
+      const wrong = right === null ? "" : ` <span class="live-right">≠ ${long(right)}, which is right</span>`;
+      const parts = [`<p class="live-title">${name} = ${letters} = <span class="live-total" data-value="${found.value}">${long(found.value)}</span>${wrong}</p>`];
+      parts.push(this.list(line, found.terms, true));
+      for (const inner of found.inner) {
+        const writer = new Writer(this.model, line, inner.e, false);
+        parts.push(`<p class="live-inner">with ${writer.write(inner.node)} = <span class="live-number">${long(inner.value)}</span>${inner.node[1] === "sum" || inner.node[1] === "mean" ? "" : " among"}</p>${this.list(line, inner.terms, false)}`);
+      }
+      this.terms.innerHTML = `<div class="live-sum">${parts.join("")}</div><div class="live-sources">${this.sources(found.entries)}</div>`;
+    }
+
+    /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
+    list(line, terms, outer) {
+      const off = ({ factors }) => factors.some(({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0);
+      const live = terms.filter((term) => !off(term));
+      const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
+      const items = live.slice(0, MANY).map((term) => {
+        const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
+        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}"><span class="live-factors">${this.product(line, term, false)}</span>`
+          + `<span class="live-factors">${this.product(line, term, true)}</span>`
+          + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
+      });
+      const rest = live.slice(MANY);
+      if (rest.length) items.push(`<li data-value="${rest.reduce((s, { value }) => s + value, 0)}">and ${rest.length} more</li>`);
+      if (live.length < terms.length) items.push(`<li class="live-zero">${live.length ? "and " : ""}${terms.length - live.length} terms that are 0</li>`);
+      return `<ul class="live-list${outer ? " live-outer" : ""}">${items.join("")}</ul>`;
+    }
+
+    product(line, term, numbers) {
+      let text = term.sign < 0 ? "−" : "";
+      term.factors.forEach(({ node, e, inverse }, i) => {
+        const writer = new Writer(this.model, line, e, numbers);
+        if (i > 0 || inverse) text += inverse ? `${i ? "" : "1"} / ` : numbers ? " · " : " ";
+        text += i > 0 || term.sign < 0 ? writer.wrap(node) : writer.write(node);
+      });
+      return text;
+    }
+
+    entriesOf(line, term) {
+      this.model.trace = [];
+      for (const { node, e } of term.factors) line.closure(node)({ ...e });
+      const entries = this.model.trace.map((entry) => entry.join(" "));
+      this.model.trace = null;
+      return [...new Set(entries)].join(",");
+    }
+
+    emphasize(item) {
+      for (const cell of this.marked) cell.classList.remove("strong");
+      if (!item) return;
+      for (const entry of item.dataset.entries.split(",").filter(Boolean)) {
+        const [name, position] = entry.split(" ");
+        this.mark(name, Number(position), "strong");
+      }
+    }
+
+    /** Small pictures of the arrays that a number was computed from, with the entries that were used. */
+    sources(entries) {
+      const used = new Map();
+      for (const [name, p] of entries) used.set(name, (used.get(name) || new Set()).add(p));
+      return [...used].filter(([name]) => this.model.array(name).shape.length > 0 && this.model.array(name).data.length <= 240).map(([name, lit]) => {
+        const { shape, data } = this.model.array(name);
+        const columns = shape[shape.length - 1];
+        const block = columns * (shape.length > 1 ? shape[shape.length - 2] : 1);
+        const scale = data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) || 1;
+        const panels = [];
+        for (let start = 0; start < data.length; start += block) {
+          const cells = [...data.slice(start, start + block)].map((x, i) => (
+            `<i class="${x < 0 ? "negative" : ""}${lit.has(start + i) ? " lit" : ""}" style="--heat: ${Math.round((100 * Math.abs(Number.isFinite(x) ? x : 0)) / scale)}%"></i>`));
+          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.join("")}</span>`);
+        }
+        return `<figure><figcaption><i>${escape(letterOf(this.model.label(name)))}</i></figcaption>${panels.join("")}</figure>`;
+      }).join("");
+    }
+  }
+
+  function exponent(x) {
+    return x === 0 ? "0" : minus(x.toExponential(0));
+  }
+
+  /** A normally distributed number with two decimals. */
+  function normal() {
+    const x = Math.sqrt(-2 * Math.log(1 - Math.random())) * Math.cos(2 * Math.PI * Math.random());
+    return Math.round(100 * x) / 100;
+  }
+
+  function start() {
+    for (const root of document.querySelectorAll(".live:not(.ready)")) {
+      try {
+        root.page = new Page(root);
+      } catch (error) {
+        root.append(make("p", { class: "live-effect" }, `These equations could not be computed here: ${error.message}`));
+        throw error;
+      }
+    }
+  }
+
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
+  else start();
+})();
