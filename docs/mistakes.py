@@ -32,8 +32,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The bias gets the mean over the rows",
             "db_o = Σ_n dy_no",
             "db_o = mean_n(dy_no)",
-            "The gradient of the bias is N times too small. Adam divides each gradient by its own size, so training looks "
-            "normal.",
+            "The gradient of the bias is N times too small. Adam divides each gradient by its own size, so "
+            "training looks normal.",
             "db = dy.mean(axis=0)",
         ),
         Mistake(
@@ -58,16 +58,16 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The product rule has two terms",
             GELU,
             "dx_i = dy_i Φ_i",
-            "Without x φ(x) the gradient is too small where x is positive and too large where it is negative: near "
-            "x = ±1 the slope is off by 0.24.",
+            "Without x φ(x) the gradient is too small where x is positive and too large where it is negative: "
+            "near x = ±1 the slope is off by 0.24.",
             "dx = dy * cdf",
         ),
         Mistake(
             "Constants are typed in decimal",
             "∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)",
             "∂u_i/∂x_i = 0.798 (1 + 0.134 x_i²)",
-            "The gradient of the tanh form is right to three digits. A tolerance of 1e-3 hides this; a check in float64 "
-            "does not.",
+            "The gradient of the tanh form is right to three digits. A tolerance of 1e-3 hides this; a check in "
+            "float64 does not.",
         ),
     ),
     "silu": (
@@ -99,8 +99,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The gate gets no factor from the other branch",
             "dg_i = Σ_j dy_j ∂y_j/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))",
             "dg_i = dy_i s_i (1 + g_i (1 − s_i))",
-            "Each factor of a product gets the other one. Here dgate has the wrong size, and the wrong sign where u is "
-            "negative.",
+            "Each factor of a product gets the other one. Here dgate has the wrong size, and the wrong sign where "
+            "u is negative.",
         ),
     ),
     "softmax": (
@@ -108,14 +108,15 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "Only the diagonal of the Jacobian is used",
             SOFTMAX,
             "dz_k = dy_k y_k (1 − y_k)",
-            "Every score changes the sum Z, and with it every probability. The right dz sums to 0 in each row; this one "
-            "does not.",
+            "Every score changes the sum Z, and with it every probability. The right dz sums to 0 in each row; "
+            "this one does not.",
         ),
         Mistake(
             "It is divided by the size of the batch",
             SOFTMAX,
             "dz_k = 1/V y_k (dy_k − Σ_i dy_i y_i)",
-            "A mean belongs to the loss, which has divided already. All gradients below are too small by the same factor.",
+            "A mean belongs to the loss, which has divided already. All gradients below are too small by the same "
+            "factor.",
             "return dz / len(y)",
         ),
     ),
@@ -124,7 +125,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "y is taken for a probability",
             "dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i",
             "dz_k = dy_k − y_k Σ_i dy_i",
-            "y is its logarithm, which is negative: every score gets a gradient of the wrong sign for the other classes.",
+            "y is its logarithm, which is negative: every score gets a gradient of the wrong sign for the other "
+            "classes.",
         ),
     ),
     "cross_entropy": (
@@ -181,8 +183,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "A buffered addition",
             "dtable_vc = Σ_{n,k} dy_nk ∂y_nk/∂table_vc = Σ_n [ids_n = v] dy_nc",
             "dtable_vc = Σ_n [ids_n = v, Σ_m [m > n, ids_m = v] = 0] dy_nc",
-            "Only the last occurrence of each token counts. Frequent tokens lose nearly all of their gradient. Batches "
-            "without a repeated token pass every test.",
+            "Only the last occurrence of each token counts. Frequent tokens lose nearly all of their gradient. "
+            "Batches without a repeated token pass every test.",
             "dtable[ids] += dy",
         ),
     ),
@@ -200,7 +202,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "Rotated forward once more",
             "dx_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D",
             "dx_td = dy_td cos_ti + σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D",
-            "The transpose of a rotation is the rotation back. Position 0 is right, and the error grows with the angle.",
+            "The transpose of a rotation is the rotation back. Position 0 is right, and the error grows with the "
+            "angle.",
             "dx = rotate(dy, cos, sin)",
         ),
     ),
@@ -209,8 +212,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "100,000 for 10,000",
             "θ_c = 10000^(−2⌊c/2⌋/C)",
             "θ_c = 100000^(−2⌊c/2⌋/C)",
-            "Nothing fails, since no gradient depends on it; the positions are only other ones than published weights "
-            "were trained with.",
+            "Nothing fails, since no gradient depends on it; the positions are only other ones than published "
+            "weights were trained with.",
         ),
     ),
     "dropout": (
@@ -224,8 +227,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "One object with one mask, used in two places",
             "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i k_i/(1 − r)",
             "dx_i = dy_i/(1 − r)",
-            "The second forward overwrites the mask of the first, whose backward then lets gradients through that forward "
-            "dropped. Here masks are in caches, not in layers.",
+            "The second forward overwrites the mask of the first, whose backward then lets gradients through that "
+            "forward dropped. Here masks are in caches, not in layers.",
             "self.mask = rng.random(x.shape) > p",
         ),
     ),
@@ -257,8 +260,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The second term of the softmax is left out",
             SCORES,
             "dz_hts = p_hts dp_hts",
-            "Raising one score lowers the other probabilities of its row. Without this, each row of dz has a sum other "
-            "than 0.",
+            "Raising one score lowers the other probabilities of its row. Without this, each row of dz has a sum "
+            "other than 0.",
         ),
         Mistake(
             "The sum runs over the queries",
@@ -277,8 +280,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "dk is transposed, and a reshape hides it",
             KEYS,
             "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_{h, t, (s D + d) mod S} q_{h, t, ⌊(s D + d)/S⌋}",
-            "The numbers are right and in the wrong places. Weights near 0 made all of them so small that a tolerance of "
-            "1e-4 passed.",
+            "The numbers are right and in the wrong places. Weights near 0 made all of them so small that a "
+            "tolerance of 1e-4 passed.",
             "dk = (q.T @ da).reshape(k.shape)",
         ),
         Mistake(
