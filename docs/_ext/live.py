@@ -61,7 +61,7 @@ def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], s
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
         "<noscript><p>With JavaScript, the equations above are computed here, on numbers that you can change.</p></noscript>\n"
-        f'<div hidden>{"".join(shown)}</div>\n'
+        f"<div hidden>{''.join(shown)}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
 
@@ -131,7 +131,12 @@ def names_in(report: Report) -> tuple[set[str], set[str]]:
     computed, mentioned = set(), set()
     for item in report.derivation.equations:
         left, right, *_ = item.equation.parts
-        if item.equation.relations == (":=",) and left[0] == right[0] == "name" and not left[2] and right[1] in report.values:
+        if (
+            item.equation.relations == (":=",)
+            and left[0] == right[0] == "name"
+            and not left[2]
+            and right[1] in report.values
+        ):
             short |= {left[1]: right[1], f"d{left[1]}": f"d{right[1]}"}
         elif left[0] == "name":
             computed.add(left[1])
