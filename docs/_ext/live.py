@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from sphinx.util.docutils import SphinxDirective
 SIZES = dict(B=1, T=3, S=4, H=2, G=2, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {"rotary": {"D": 4, "H": 1}, "gather": {"B": 2}, "mean_pool": {"B": 2}, "max_pool": {"B": 2}}
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
+STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
@@ -81,35 +83,46 @@ def pieces(equation: Equation) -> list[str]:
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
-    """The derivation, the arrays that its equations begin with, and the mistakes that can be planted in it.
+    """What the page computes with, see `begin`, and the mistakes that can be planted.
 
-    items: the equations, as text, tree and LaTeX. arrays: what they do not compute, by name. inputs: the names of those that the
-    reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient, and of what.
-    axes: the letters of an array's axes. ranges: of the numbers in an array.
+    axes: the letters of the arrays' axes. ranges: the lowest and highest number in an array, and whether all are whole.
+    The numbers are those that the page begins with.
     """
     draw = PageSizes(name)
     case = CASES[name](draw)
     report = checked(case)
+    data, arguments = begin(case, report), bound(case)
+    values = {n: report.values[n] for n in data["arrays"]}
+    return data | {
+        "name": name,
+        "arrays": {n: array_json(beginning(array)) for n, array in values.items()},
+        "axes": axes(inspect.getdoc(case.op) or "", report.values),
+        "ranges": {n: found for n in data["inputs"] if (found := limits(n, values[n], arguments.get(n), draw))},
+        "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
+    }
+
+
+def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
+    """A derivation, and the arrays that its equations begin with.
+
+    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. inputs: the names of
+    those that the reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient,
+    and of what.
+    """
     values, arguments = report.values, bound(case)
     output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
     computed, mentioned = names_in(report)
     given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
     given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
-    inputs = [n for n in given if values[n].ndim or n in arguments]
-    equations = [
-        {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
-        for item in report.derivation.equations
-    ]
     return {
-        "name": name,
-        "items": equations,
-        "arrays": {n: array_json(beginning(values[n])) for n in given},
-        "inputs": inputs,
+        "items": [
+            {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
+            for item in report.derivation.equations
+        ],
+        "arrays": {n: array_json(values[n]) for n in given},
+        "inputs": [n for n in given if values[n].ndim or n in arguments],
         "outputs": [[output, f"d{output}"]],
-        "gradients": {f"d{n}": n for n in inputs if f"d{n}" in computed},
-        "axes": axes(inspect.getdoc(case.op) or "", values),
-        "ranges": {n: found for n in inputs if (found := limits(n, values[n], arguments.get(n), draw))},
-        "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
+        "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
     }
 
 
