@@ -2,41 +2,6 @@
 
 Scores are computed a tile of queries and keys at a time, for a few heads together, so that they stay in a core's cache.
 Tiles that the pattern leaves empty are skipped, and memory is linear in T + S.
-
-Forward. Any number m_t may be subtracted from the scores of a row, since it cancels in the quotient:
-
-    y_t = (Σ_s exp(z_ts − m_t) v_s) / l_t        l_t = Σ_s exp(z_ts − m_t)
-
-Both sums are collected tile by tile, in any order. The output is divided by l, not the probabilities, and l comes from
-the product with v extended by a column of ones: exp(z − m) [v, 1] = [y l, l]. The only purpose of m is to keep exp in
-range. By Cauchy-Schwarz no score exceeds the largest |q_t/√D| times the largest |k_s|; if this bound is small, m is 0.
-Otherwise a first pass over the tiles finds the maximum of each row, and m is this maximum where it is large and 0
-elsewhere. Backward keeps m and log l, two numbers per row, and not their sum L, the log-sum-exp, in which a large m
-would cost log l its digits.
-
-Backward. Each tile recomputes its probabilities, p_ts = exp(z_ts − m_t − log l_t). The reference needs Σ_s p_ts dp_ts,
-a sum over a whole row, which is never in memory at once. But with dp_ts = Σ_d dy_td v_sd,
-
-    Σ_s p_ts dp_ts = Σ_s p_ts Σ_d dy_td v_sd = Σ_d dy_td Σ_s p_ts v_sd = Σ_d dy_td y_td =: δ_t
-
-is the dot product of two rows of D numbers, known before the first tile. Then dz = p ∘ (dp − δ) tile by tile, and
-
-    dv_s += Σ_t p_ts dy_t        dq_t += Σ_s dz_ts k_s /√D        dk_s += Σ_t dz_ts q_t /√D
-
-The subtractions are done by the products, with one more column: [q/√D, −m]·[k, 1] = z − m, as in forward, or z − L if
-all m are 0; and [dy, −δ]·[v, 1] = dp − δ.
-
-NaN or infinity in a key may affect the queries that see it, but not the other queries in their tiles. If there is one,
-the bound on the scores is not finite. Then forbidden scores are overwritten with −∞, since adding −∞ to NaN gives NaN.
-And for dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but 0 · NaN is NaN. A query that sees the key
-has NaN in its dz anyway.
-
-Shared keys. Where k and v have G heads for the H of q, a tile holds whole groups of H/G heads, or part of one where a
-pattern splits the group. Queries then have one more axis, (B, G, H/G, T, D), over which products broadcast the keys.
-dv and dk sum over the group as well: its rows are stacked, head after head, and one product sums over all of them.
-
-Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not need
-O(n²) memory", 2021.
 """
 
 from __future__ import annotations
@@ -233,7 +198,90 @@ def row_maxima(queries: np.ndarray, keys: np.ndarray, runs: list[Run], finite: b
 def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None
 ) -> tuple[np.ndarray, TiledAttentionCache]:
-    """`ops.attention` in memory linear in T + S."""
+    """As `ops.attention`, in memory linear in T + S.
+
+    Forward, for each sequence and query head h, as in `attention`. g is the key head of h, and allowed_hts = 1 if query
+    t may see key s:
+
+        z_hts = 1/√D Σ_d q_htd k_gsd with g = ⌊h G/H⌋
+        p_hts = softmax_{s, allowed_hts = 1}(z_hts) where allowed_hts = 1, 0 elsewhere
+        y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
+
+    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
+
+        m := shift
+        e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere        l_ht = Σ_s e_hts
+        p_hts = e_hts/l_ht        y_htd = 1/l_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
+
+    So the output can be divided by l, instead of the probabilities. Its two sums are collected from J tiles of W keys
+    each, in any order:
+
+        l_ht = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts
+        y_htd = 1/l_ht Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts v_gsd with g = ⌊h G/H⌋
+
+    One product gives both sums, since e times [v, 1], with a further column of ones, is [y l, l]. A further column also
+    subtracts m, in the product of [q/√D, −m] and [k, 1]:
+
+        z_hts − m_ht = Σ_d (q_htd/√D) k_gsd + (−m_ht) · 1 with g = ⌊h G/H⌋
+
+    The only purpose of m is to keep exp in range. By Cauchy-Schwarz no score exceeds the largest |q_t|/√D times the
+    largest |k_s|; if this bound is small, m is 0. Otherwise a first pass over the tiles finds the maximum of each row,
+    and m is this maximum where it is large and 0 elsewhere. Two numbers per row give the probabilities back:
+
+        log_sum_ht = log(l_ht)
+        p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
+
+    They are kept apart: in their sum, the log-sum-exp, a large m would cost log l its digits. (A query that sees no key
+    has l = 0 and y = 0. Its log_sum is the largest number there is, which makes p = 0.)
+
+    Backward. The gradients are those of `attention`:
+
+        dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
+
+    The last sum runs over a whole row, which is never in memory at once. But it is a dot product of two rows of D
+    numbers, known before the first tile:
+
+        δ_ht := Σ_s p_hts dp_hts = Σ_s p_hts Σ_d dy_htd v_gsd
+            = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
+
+    A further column subtracts it too, in the product of [dy, −δ] and [v, 1]. Then each tile is on its own, and what it
+    adds to dq, dk and dv is a product:
+
+        dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) · 1 with g = ⌊h G/H⌋
+        dz_hts = p_hts (dp_hts − δ_ht)
+        dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+        dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t dz_hts q_htd/√D
+        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
+
+    For the rows and columns of a tile, p is first the scores, with m and log l subtracted, and dz is first dp − δ:
+
+        delta = np.vecdot(output, own_y)
+        queries, keys_one = with_column(own_q * scale, -within), with_column(keys, 1)
+        output_delta = with_column(output, -delta)
+        p = queries[rows] @ keys_one[columns].swapaxes(-1, -2)
+        np.exp(p, out=p)
+        sum_dv[columns] += product_of_rows(p, output[rows])
+        dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
+        dz *= p
+        add_product(dz, keys[columns], sum_dq[rows], run.first)
+        sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
+        np.multiply(sum_dq, scale, out=own_dq)
+        dk[own], dv[own] = sum_dk, sum_dv
+
+    Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. Queries then
+    have one more axis, (B, G, H/G, T, D), over which products broadcast the keys. In dk and dv the rows of a group are
+    stacked, head after head, and one product sums over all of them.
+
+    Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
+    their tiles. If there is one, the bound on the scores is not finite. Then forbidden scores are overwritten with −∞,
+    since adding −∞ to NaN gives NaN. And for dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
+    0 · NaN is NaN. A query that sees the key has NaN in its dz anyway.
+
+    The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
+    Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not
+    need O(n²) memory", 2021.
+    """
     if not one_real_dtype(q, k, v) or q.shape[2:3] == (1,):  # the (1, S) scores of one query need no tiles
         return plain(q, k, v, pattern)
     check_attention(q, k, v, pattern)
@@ -304,7 +352,7 @@ def attention_backward(dy: np.ndarray, cache: TiledAttentionCache) -> tuple[np.n
             forbid(p, run, finite)
             np.exp(p, out=p)
             sum_dv[columns] += product_of_rows(p, output[rows])
-            dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
+            dz = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             dz *= p
             add_product(dz, keys[columns], sum_dq[rows], run.first)
             sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])

@@ -1,8 +1,4 @@
-"""Softmax with cross-entropy on NumPy: one exponential in each direction, and no second array of logits in forward.
-
-Rows are processed in pieces that stay in cache. Of each row, forward keeps only the two parts of the log-sum-exp
-L = max + log Σ_v exp(z_v − max). Backward computes the softmax, exp(z − L), in the array that becomes dlogits.
-"""
+"""Softmax with cross-entropy on NumPy, in pieces of rows that stay in cache."""
 
 from __future__ import annotations
 
@@ -32,7 +28,39 @@ class NumpyCrossEntropyCache(NamedTuple):
 def cross_entropy(
     logits: np.ndarray, targets: np.ndarray, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> tuple[np.floating, NumpyCrossEntropyCache]:
-    """As `ops.cross_entropy`."""
+    """As `ops.cross_entropy`, a piece of rows at a time.
+
+    Forward, for each row n. The target of a row that does not count is 0, and its counted_n is 0:
+
+        z := logits        m := z_max        ε := label_smoothing
+        m_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − m_n))
+        t_nv = (1 − ε) [v = targets_n] + ε/V
+        ℓ_n = −Σ_v t_nv (z_nv − m_n − log_z_n)
+        loss = (Σ_n counted_n ℓ_n)/(Σ_n counted_n)
+
+    Since Σ_v t_nv = 1, the loss of a row needs three numbers: its log-sum-exp, the logit of its target and the mean of
+    its logits. So the exponentials of a piece of rows can be dropped before the next piece is read:
+
+        ℓ_n = log_z_n − (1 − ε) (z_{n,targets_n} − m_n) − ε mean_v(z_nv − m_n)
+
+    Backward. The softmax p is one exponential away, and the gradient of a row's loss is that of `cross_entropy`:
+
+        p_nv := exp(z_nv − m_n − log_z_n) = softmax_v(z_nv)        ∂ℓ_n/∂z_nv = p_nv − t_nv
+        share_n := dloss counted_n/(Σ_n' counted_n')               dz_nv = share_n ∂ℓ_n/∂z_nv = share_n (p_nv − t_nv)
+
+    For each piece, dz is computed in its place in dlogits: first p, then t is subtracted, then the share is multiplied.
+
+        share = (counted * (dloss / max(1, n))).astype(z.dtype)
+        dz = np.subtract(z[part], z_max[part], out=dlogits[part])
+        dz -= log_z[part]
+        np.exp(dz, out=dz)
+        dz -= label_smoothing / z.shape[1]
+        dz[np.arange(len(dz)), targets[part]] -= 1 - label_smoothing
+        dz *= share[part]
+
+    Forward allocates no array of the size of the logits, and backward one, the gradient. The cache keeps the logits,
+    and m and log Z of each row.
+    """
     if not one_real_dtype(logits) or not isinstance(targets, np.ndarray):
         return plain(logits, targets, ignore_index, label_smoothing)
     z, targets, counted = as_rows(logits, targets, ignore_index, label_smoothing)
@@ -61,11 +89,11 @@ def cross_entropy_backward(dloss: np.floating | float, cache: NumpyCrossEntropyC
     dlogits = np.empty_like(z)
     share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1)
     for part in row_pieces(z):
-        p = np.subtract(z[part], z_max[part], out=dlogits[part])
-        p -= log_z[part]
-        np.exp(p, out=p)
+        dz = np.subtract(z[part], z_max[part], out=dlogits[part])
+        dz -= log_z[part]
+        np.exp(dz, out=dz)
         if label_smoothing:
-            p -= label_smoothing / z.shape[1]
-        p[np.arange(len(p)), targets[part]] -= 1 - label_smoothing
-        p *= share[part]
+            dz -= label_smoothing / z.shape[1]
+        dz[np.arange(len(dz)), targets[part]] -= 1 - label_smoothing
+        dz *= share[part]
     return dlogits.reshape(shape)

@@ -1,8 +1,6 @@
 """Affine map with activation on NumPy: after the product, bias and activation are applied to pieces that fit the cache.
 
-For ReLU, both are applied to x w in place. y > 0 where h > 0, so backward needs nothing but y, and neither
-h nor a comparison is kept. For GELU and SiLU h is kept, as in the reference, but y and dy/dh are made piece by piece:
-both are y = h Φ(h) with a distribution function Φ. A user's own pair is left to the reference.
+A user's own pair is left to the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +31,43 @@ class NumpyDenseCache(NamedTuple):
 def dense(
     x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = "relu"
 ) -> tuple[np.ndarray, NumpyDenseCache]:
-    """As `ops.dense`."""
+    """As `ops.dense`: after the product, bias and activation are applied to one piece at a time.
+
+    Forward, with all leading axes folded into n. Each activation is h Φ(h), and its Φ rises from 0 to 1:
+
+        h_no = Σ_i x_ni w_io + b_o
+        Φ_no = [h_no > 0] where activation = relu,
+            1/(1 + exp(−h_no)) where activation = silu,
+            ½ (1 + erf(h_no/√2)) where activation = gelu,
+            ½ (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere
+        y_no = h_no Φ_no
+
+    Backward. The derivative φ of Φ is a function of h and of Φ itself. For the last two lines of Φ see `gelu`; since
+    tanh(…) = 2Φ − 1, its derivative 1 − tanh² is 4 Φ (1 − Φ):
+
+        φ_no := ∂Φ_no/∂h_no
+        φ_no = 0 where activation = relu,
+            Φ_no (1 − Φ_no) where activation = silu,
+            exp(−h_no²/2)/√(2π) where activation = gelu,
+            √(8/π) Φ_no (1 − Φ_no) (1 + 3·0.044715 h_no²) elsewhere
+        ∂y_no/∂h_no = Φ_no + h_no φ_no
+        dh_no = dy_no ∂y_no/∂h_no = dy_no (Φ_no + h_no φ_no)
+
+    The affine map is that of `linear`:
+
+        dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
+
+    ReLU needs neither h nor a comparison: the output is positive where h is, so backward reads [h > 0] from y.
+
+        kept_no = y_no where activation = relu, h_no elsewhere        [h_no > 0] = [y_no > 0]
+
+    dh is computed piece by piece, and handed on:
+
+        return linear_backward(dh.reshape(dy.shape), linear)
+
+    A piece stays in the processor's cache from its bias to its activation. The cache keeps x, w, and one array of the
+    size of y: y itself for ReLU, h for the others.
+    """
     if not (isinstance(activation, str) and activation in ACTIVATIONS and one_real_dtype(x, w, b)):
         return plain(x, w, b, activation)
     h, cache = ops.linear(x, w)

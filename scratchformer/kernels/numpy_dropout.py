@@ -1,4 +1,4 @@
-"""Dropout on NumPy: the mask and the scale become one floating-point array, which is multiplied in place."""
+"""Dropout on NumPy: the mask and the scale become one array of factors, which is multiplied in place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,24 @@ class NumpyDropoutCache(NamedTuple):
 
 @ops.dropout.twin(np.ndarray)
 def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, NumpyDropoutCache]:
-    """As `ops.dropout`."""
+    """As `ops.dropout`, with an array of factors, each 0 or 1/(1 − p).
+
+    Forward, for each element i, with keep as in `dropout`:
+
+        factor_i := keep_i scale        y_i = factor_i x_i
+
+    Backward. Given the key, the factors are constants:
+
+        ∂y_i/∂x_j = δ_ij factor_i        dx_i = Σ_j dy_j ∂y_j/∂x_i = factor_i dy_i
+
+    The array of factors is made again, and becomes the gradient:
+
+        dx = np.multiply(cache.keep, cache.scale, dtype=dy.dtype)
+        dx *= dy
+
+    Each direction allocates one floating-point array, the result, and no intermediate one. The cache is that of the
+    reference.
+    """
     if not one_real_dtype(x):
         return plain(x, p, key)
     keep, scale = decide(p, key, x.shape, np)

@@ -20,7 +20,28 @@ class NumpyEmbeddingCache(NamedTuple):
 
 @ops.embedding.twin(np.ndarray)
 def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbeddingCache]:
-    """As `ops.embedding`."""
+    """As `ops.embedding`, with the gradient summed element by element in the flat table.
+
+    Forward and backward, as in `embedding`, with all leading axes folded into n:
+
+        y_nc = table_vc with v = ids_n
+        dtable_vc = Σ_n [ids_n = v] dy_nc
+
+    In memory one row of the table follows the other, so element (v, c) is at place v C + c. No two elements have the same
+    place, so dtable is also a sum over all elements of dy that go to a place:
+
+        places_nc := ids_n C + c
+        dtable_vc = Σ_{n,c'} [places_nc' = v C + c] dy_nc'
+
+    A place that occurs several times is added to several times:
+
+        places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)
+        np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
+        return dtable
+
+    `np.add.at` has a fast path for arrays of one dimension, which whole rows do not take. The cache is that of the
+    reference.
+    """
     y, cache = plain(ids, table)
     return y, NumpyEmbeddingCache(*cache) if one_real_dtype(table) else cache
 
@@ -33,6 +54,6 @@ def embedding_backward(dy: np.ndarray, cache: NumpyEmbeddingCache, out: np.ndarr
     dtable = np.zeros((V, C), dy.dtype) if out is None else out
     if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype:
         return plain_backward(dy, cache, out)
-    places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)  # the index of each element in the flat table
+    places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)
     np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
     return dtable

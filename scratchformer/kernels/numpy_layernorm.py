@@ -1,12 +1,4 @@
-"""Layer norm on NumPy in few passes: sums along or over rows are products with a vector, and arrays are reused.
-
-Backward. The reference computes dγ = Σ_n dy x̂ and the means of g = γ dy and of g x̂. With the product u = dy x̂ they
-are
-
-    dγ = Σ_n u_n        mean(g) = dy · γ/C        mean(g x̂) = u · γ/C
-
-so g itself is needed only once, in the array that becomes dx.
-"""
+"""Layer norm on NumPy in few passes: sums along and over rows are products with a vector, and arrays are reused."""
 
 from __future__ import annotations
 
@@ -32,7 +24,41 @@ class NumpyLayerNormCache(NamedTuple):
 def layernorm(
     x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1e-5
 ) -> tuple[np.ndarray, NumpyLayerNormCache]:
-    """As `ops.layernorm`."""
+    """As `ops.layernorm`, with sums that are products with a vector.
+
+    Forward, with all leading axes folded into n:
+
+        μ_n = 1/C Σ_c x_nc        rstd_n = 1/√(1/C Σ_c (x_nc − μ_n)² + eps)
+        x̂_nc = (x_nc − μ_n) rstd_n        y_nc = γ_c x̂_nc + β_c
+
+    Σ_c x_nc is a product of x with a vector of ones, and Σ_c (x_nc − μ_n)² a dot product of a row with itself.
+
+    Backward. As derived in `layernorm`:
+
+        dγ_c = Σ_n dy_nc x̂_nc        dβ_c = Σ_n dy_nc        g_nc := ∂L/∂x̂_nc = dy_nc γ_c
+        dx_nc = rstd_n (g_nc − mean_c'(g_nc') − x̂_nc mean_c'(g_nc' x̂_nc'))
+
+    dγ and the second mean share the product u of dy and x̂. γ moves out of the array and into the vector: both means are
+    products with γ/C, and g itself is needed only once, in the array that becomes dx:
+
+        u_nc := dy_nc x̂_nc        dγ_c = Σ_n u_nc
+        mean_g_n := mean_c(g_nc) = Σ_c dy_nc γ_c/C
+        mean_gx_n := mean_c(g_nc x̂_nc) = Σ_c u_nc γ_c/C
+        removed_nc := mean_g_n + x̂_nc mean_gx_n        dx_nc = rstd_n (dy_nc γ_c − removed_nc)
+
+    In NumPy, with u overwritten once it has been used:
+
+        u = dy * xhat
+        dgamma, dbeta = ones @ u.reshape(-1, C), ones @ dy.reshape(-1, C)
+        mean_g, mean_gx = dy @ (gamma / C), u @ (gamma / C)
+        removed = np.multiply(xhat, mean_gx[..., None], out=u)
+        removed += mean_g[..., None]
+        dx = dy * gamma
+        dx -= removed
+        dx *= rstd
+
+    Backward allocates two arrays of the size of x, u and dx. The cache is that of the reference.
+    """
     if not one_real_dtype(x, gamma, beta):
         return plain(x, gamma, beta, eps)
     check_layernorm(x, gamma, beta, eps)
@@ -60,9 +86,9 @@ def layernorm_backward(dy: np.ndarray, cache: NumpyLayerNormCache) -> tuple[np.n
     u = dy * xhat
     dgamma, dbeta = ones @ u.reshape(-1, C), ones @ dy.reshape(-1, C)
     mean_g, mean_gx = dy @ (gamma / C), u @ (gamma / C)
-    np.multiply(xhat, mean_gx[..., None], out=u)
-    u += mean_g[..., None]
+    removed = np.multiply(xhat, mean_gx[..., None], out=u)
+    removed += mean_g[..., None]
     dx = dy * gamma
-    dx -= u
+    dx -= removed
     dx *= rstd
     return dx, dgamma, dbeta

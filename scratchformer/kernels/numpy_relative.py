@@ -1,14 +1,6 @@
 """Tiled attention with relative positions on NumPy: like `numpy_attention`, with one more product for each tile.
 
-A tile has n rows and n' columns, in steps of k, starting at query t₀ and key s₀. Its pair (i, i') is query t₀ + k i and
-key s₀ + k i', so its column in an array by distance, T − 1 − t₀ + s₀ + k (i' − i), depends only on i' − i. The tile is
-therefore a small relative attention with n + n' − 1 distances, whose vectors are a slice of r with step k. Its scores
-by distance are b, of shape (n, n + n' − 1), and the window of row i begins at column n − 1 − i, which in memory is
-offset (n + n' − 2) i + n − 1. So the shift is a view whose row stride is one element shorter, and nothing is copied.
 Tiles that a causal pattern leaves empty are skipped, and so are their distances.
-
-Otherwise forward and backward are those of `numpy_attention`: they keep two numbers for each row and recompute the
-probabilities from them. Keys that are not finite, and here also vectors of distances, are treated in the same way.
 """
 
 from __future__ import annotations
@@ -107,7 +99,72 @@ def relative_attention(
     position_bias: np.ndarray,
     pattern: Pattern | None = None,
 ) -> tuple[np.ndarray, TiledRelativeAttentionCache]:
-    """As `ops.relative_attention`, in memory linear in T + S."""
+    """As `ops.relative_attention`, in memory linear in T + S.
+
+    Forward, for each sequence and head h, as in `relative_attention`; allowed_hts = 1 if query t may see key s:
+
+        u := content_bias        w := position_bias
+        a_hts = Σ_d (q_htd + u_hd)/√D k_hsd        b_htj = Σ_d (q_htd + w_hd)/√D r_hjd
+        z_hts = a_hts + b_htj with j = s + T − 1 − t
+        p_hts = softmax_{s, allowed_hts = 1}(z_hts) where allowed_hts = 1, 0 elsewhere
+        y_htd = Σ_s p_hts v_hsd
+
+    The shift copies nothing. In memory b is one row of R numbers after another, and window t begins at its column
+    T − 1 − t, at place t R + T − 1 − t. So the windows are a view whose rows are one element shorter:
+
+        R = S + T − 1        f_hi := b_htj with t = ⌊i/R⌋, j = i mod R
+        z_hts = a_hts + f_hi with i = t (R − 1) + T − 1 + s
+
+    A tile is a small relative attention. Let it have X rows, from query t₀ on, and Y columns, from key s₀ on, both in
+    steps of κ. The distance of its pair (x, y) depends only on y − x, so E = X + Y − 1 vectors are enough, a slice of r
+    in steps of κ, and the window of row x begins at column X − 1 − x:
+
+        E = X + Y − 1        ρ_hed := r_hjd with j = s₀ + T − 1 − t₀ + κ (e − X + 1)
+        β_hxe := Σ_d (q_htd + w_hd)/√D ρ_hed with t = t₀ + κ x
+        z_hts = a_hts + β_{h, x, X−1−x+y} with t = t₀ + κ x, s = s₀ + κ y
+
+    All else is as in `numpy_attention`: any m cancels, and two numbers per row give the probabilities back.
+
+        m := shift
+        l_ht = Σ_{s, allowed_hts = 1} exp(z_hts − m_ht)        log_sum_ht = log(l_ht)
+        p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
+
+    Backward. δ is known before the first tile, and a is a part of the sum z, so da is dz:
+
+        dp_hts = Σ_d dy_htd v_hsd        δ_ht := Σ_s p_hts dp_hts = Σ_d dy_htd y_htd
+        dz_hts = p_hts (dp_hts − δ_ht)        da_hts = dz_hts
+
+    b is the other part. The view gives each entry of da its place in db; the places between the windows are 0:
+
+        db_htj = da_hts where 0 ≤ j − T + 1 + t < S, 0 elsewhere with s = j − T + 1 + t
+
+    Each product has two factors. All sequences n share r, u and w, and u and w are added to every query:
+
+        dq_htd = 1/√D (Σ_s da_hts k_hsd + Σ_j db_htj r_hjd)
+        dk_hsd = Σ_t da_hts (q_htd + u_hd)/√D        dv_hsd = Σ_t p_hts dy_htd
+        dr_hjd = Σ_{n,t} db_nhtj (q_nhtd + w_hd)/√D
+        du_hd = 1/√D Σ_{n,t,s} da_nhts k_nhsd        dw_hd = 1/√D Σ_{n,t,j} db_nhtj r_hjd
+
+    For the rows, columns and distances of a tile, p is first the scores, with m and log l subtracted, and da is first
+    dp − δ:
+
+        p = scores(content, keys_one, position, r[heads], run, T, finite)
+        np.exp(p, out=p)
+        sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
+        da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
+        da *= p
+        db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
+        shifted(db)[...] = da
+        add_product(da, finite_keys[columns], sum_dqu[rows], run.first)
+        add_product(db, finite_r[near], sum_dqw[rows], run.first)
+        sum_dk[columns] += da.swapaxes(-1, -2) @ content[rows][..., :-1]
+        dr[heads][near] += (db.swapaxes(-1, -2) @ position[rows]).sum(axis=0)
+        np.multiply(sum_dqu + sum_dqw, scale, out=dq[part])
+        return dq, dk, dv, dr, du, dw
+
+    Keys that are not finite, and here also vectors of distances, are treated as in `numpy_attention`.
+    The cache keeps the arguments, y, m and log l, where the reference keeps T S probabilities for each head.
+    """
     arrays = (q, k, v, r, content_bias, position_bias)
     if not one_real_dtype(*arrays):
         return plain(*arrays, pattern)
@@ -168,7 +225,7 @@ def relative_attention_backward(dy: np.ndarray, cache: TiledRelativeAttentionCac
                 p -= after[..., run.rows, None]  # z − m − log l
             np.exp(p, out=p)
             sum_dv[columns] += p.swapaxes(-1, -2) @ output[rows]
-            da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)  # dp − δ
+            da = output_delta[rows] @ values_one[columns].swapaxes(-1, -2)
             da *= p
             db = np.zeros((*da.shape[:-1], sum(da.shape[-2:]) - 1), da.dtype)
             shifted(db)[...] = da

@@ -22,7 +22,32 @@ class NumpySwigluCache(NamedTuple):
 
 @ops.swiglu.twin(np.ndarray)
 def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, NumpySwigluCache]:
-    """As `ops.swiglu`."""
+    """As `ops.swiglu`, with the product of gate and sigmoid used three times.
+
+    Forward, for each element i:
+
+        g := gate        u := up
+        s_i = 1/(1 + exp(−g_i))        f_i = g_i s_i        y_i = f_i u_i
+
+    Backward. f, which dup needs in any case, also stands in the derivative of `silu`:
+
+        ∂s_i/∂g_i = s_i (1 − s_i)        ∂f_i/∂g_i = s_i + g_i s_i (1 − s_i) = s_i + f_i (1 − s_i)
+        dg_i = dy_i u_i ∂f_i/∂g_i = dy_i u_i (f_i (1 − s_i) + s_i)        du_i = dy_i f_i
+
+    A piece d of dy at a time, with f in the array that becomes du:
+
+        s = cdf(g, "silu", out=np.empty_like(g))
+        np.multiply(g, s, out=du)
+        np.subtract(1, s, out=dg)
+        dg *= du
+        dg += s
+        dg *= u
+        dg *= d
+        du *= d
+
+    A piece stays in the processor's cache from its sigmoid to its gradient, and beside the results no array is larger
+    than a piece. The cache keeps what the reference keeps.
+    """
     if not one_real_dtype(gate, up):
         return plain(gate, up)
     check_swiglu(gate, up)
@@ -45,10 +70,10 @@ def swiglu_backward(dy: np.ndarray, cache: NumpySwigluCache) -> tuple[np.ndarray
     for part in row_pieces(dgate):
         d, g, u, dg, du = (x[part] for x in flat)
         s = cdf(g, "silu", out=np.empty_like(g))
-        np.multiply(g, s, out=du)  # silu
+        np.multiply(g, s, out=du)  # f
         np.subtract(1, s, out=dg)
         dg *= du
-        dg += s  # s + s g (1 − s)
+        dg += s
         dg *= u
         dg *= d
         du *= d

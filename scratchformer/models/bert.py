@@ -160,6 +160,21 @@ class BertPretraining(Model):
 
     The `LanguageModel` predicts every token from the tokens before it; here only 15% of the tokens are predicted, but
     from both sides.
+
+    Backward. Both tasks start from the vectors x of the body: z_bk are the logits of hidden token k of row b, and u_b
+    those of the row.
+
+        z = masked(x)        p_bkv = softmax_v(z_bkv)        u = following(pooler(x))        r_bj = softmax_j(u_bj)
+        loss = −1/(B K) Σ_b Σ_k log(p_{b,k,targets_bk}) − 1/B Σ_b log(r_{b,unrelated_b})
+
+    So the gradient of x is a sum of two terms, of which `MaskedPrediction` and `Pooler` return one each:
+
+        dz_bkv = dloss/(B K) (p_bkv − [v = targets_bk])        du_bj = dloss/B (r_bj − [j = unrelated_b])
+        dx_btc = Σ_k Σ_v dz_bkv ∂z_bkv/∂x_btc + Σ_j du_bj ∂u_bj/∂x_btc
+
+    In code:
+
+        dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)
     """
 
     body_class = Bert

@@ -26,6 +26,16 @@ class Pooler(Layer):
     """y = tanh(x₀ w + b), where x₀ is the vector of [CLS], the first of each row. x: (B, T, C). Returns (B, C).
 
     The body must collect there what it knows of the whole row, since later layers see no other vector.
+
+    Backward. In indices, y_b being the first vector of row b after an affine map (see `linear`) and `tanh`,
+
+        h_bc = Σ_e x_{b,0,e} dense.w_ec + dense.b_c        y_bc = tanh(h_bc)
+        dh_bc = dy_bc (1 − y_bc²)
+
+    So only the first vector of a row gets a gradient:
+
+        dx_bte = [t = 0] Σ_c dh_bc dense.w_ec
+        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)
     """
 
     def __init__(self, d_model: int, key: Key = Key(0)) -> None:
@@ -55,36 +65,35 @@ class MaskedPrediction(Layer):
     x: (B, T, C), the encoder's vectors. places: (B, K), the chosen positions in each row. embedding: the layer whose
     table is shared with the output (`TiedOutput`). Returns the logits z (B, K, V).
 
-    The masked-prediction loss is the mean over the n = B K chosen positions i = (b, k), with the hidden token v_i as
-    target. Starting from the encoder's vectors, it is
+    The masked-prediction loss is the mean over the N = B K chosen positions n = (b, k), with the hidden tokens as
+    targets. Starting from the encoder's vectors, it is
 
-        u_ic = x_btc with t = places_bk              chosen
-        h_i  = norm(gelu(u_i w + b))                 an affine map, an activation and a layer norm, for each i
-        z_iv = Σ_c h_ic table_vc + c_v               a logit for every token of the vocabulary
-        loss = 1/n Σ_i (log Σ_v exp(z_iv) − z_iv_i)  cross-entropy
+        u_bkc = x_btc with t = places_bk        (chosen)
+        h = norm(dense(u))        (an affine map with an activation, and a layer norm)
+        z_bkv = Σ_c h_bkc table_vc + c_v        (a logit for every token of the vocabulary)
+        loss = 1/N Σ_n (log(Σ_v exp(z_nv)) − z_{n,targets_n})        (cross-entropy)
 
     Positions are chosen first because the product with the table is the largest in the model: V logits are computed
     only for the 15% of the positions that are chosen.
 
     Backward. Step by step from the end, each the derivative of one line above:
 
-        dz_iv     = 1/n (p_iv − [v = v_i])    with p_i = softmax(z_i): see `cross_entropy`
-        dc_v      = Σ_i dz_iv
-        dtable_vc = Σ_i dz_iv h_ic            plus the gradient of the input embedding: see `TiedOutput`
-        dh_ic     = Σ_v dz_iv table_vc
-        du        from dh by the norm and the affine map with GELU: see `layernorm` and `dense`
-        dx_btc    = Σ_k [places_bk = t] du_bkc
+        p_bkv = softmax_v(z_bkv)        dz_bkv = dloss/N (p_bkv − [v = targets_bk])        (see `cross_entropy`)
+        dc_v = Σ_n dz_nv        dtable_vc = Σ_n dz_nv h_nc        dh_bkc = Σ_v dz_bkv table_vc
+        du_bkc = Σ_e dh_bke ∂h_bke/∂u_bkc        (see `layernorm` and `dense`)
+        dx_btc = Σ_k [places_bk = t] du_bkc        (see `gather`)
 
-    So only the chosen positions get a gradient here; in the blocks, attention passes it on to the others. Every row of
-    the table gets one, including those of tokens that do not occur.
+    In a model, the gradient from the input embedding is added to dtable: see `TiedOutput`. Only the chosen positions
+    get a gradient here; in the blocks, attention passes it on to the others. Every row of the table gets one, including
+    those of tokens that do not occur.
 
         dh = self.output.backward(dz, cache.output)
         du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
         dx = ops.gather_backward(du, cache.gather)
 
-    A micro-batch with m of the n positions has the loss 1/m Σ_i …; times its share m/n, this is its part of the sum
-    above. All rows of a batch have the same number K of positions, so m/n is also its share of the rows, and the same
-    weight is right for the next-sentence loss, a mean over rows.
+    A micro-batch with M of the N positions has the mean over M as its loss; times its share M/N, this is its part of
+    the sum above. All rows of a batch have the same number K of positions, so M/N is also its share of the rows, and
+    the same weight is right for the next-sentence loss, a mean over rows.
 
     Source: Devlin et al., 2019, section 3.1, task 1; the layers before the output as in their published program.
     """

@@ -54,6 +54,23 @@ class EncoderDecoder(Predictor):
     are sinusoidal, so texts can have any length. label_smoothing: of the training loss. norm: "post", as in the paper,
     or "pre", with a norm after the last blocks.
 
+    Forward. The table's rows enter the encoder as u and the decoder as w, and the table turns vectors into logits:
+
+        u_bsc = √C table_vc with v = source_bs        w_btc = √C table_vc with v = target_bt
+        memory = encoder(u)        x = decoder(w, memory)        logits_btv = Σ_c x_btc table_vc
+
+    Backward. The memory goes to every block of the decoder. Its gradient, the sum over the blocks (see `Stack`), is all
+    that reaches the encoder:
+
+        dx_btc = Σ_v dlogits_btv table_vc        dw_btc = Σ_j Σ_e dx_bje ∂x_bje/∂w_btc
+        dmemory_bsc = Σ_t Σ_e dx_bte ∂x_bte/∂memory_bsc        du_bsc = Σ_i Σ_e dmemory_bie ∂memory_bie/∂u_bsc
+
+    The table is used three times, and its gradient is the sum over the three uses (see `TiedOutput`):
+
+        dtable_vc = Σ_b Σ_t dlogits_btv x_btc + √C Σ_b Σ_t [target_bt = v] dw_btc + √C Σ_b Σ_s [source_bs = v] du_bsc
+
+    The loss is that of a `Predictor`.
+
     Source: Vaswani et al., "Attention is all you need", 2017.
     """
 

@@ -13,12 +13,24 @@ class Predictor(Model):
     """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
 
     A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits.
+
+    Backward. For prediction n, t_n is the distribution that the logits should have: 1 at the target, or, with label
+    smoothing ε, 1 − ε there and ε spread evenly over all V. Targets below 0 are ignored: they do not count.
+
+        counts_n = [targets_n ≥ 0]        M = Σ_n counts_n        t_nv = (1 − ε) [v = targets_n] + ε/V
+        p_nv = softmax_v(logits_nv)        loss = −1/M Σ_n counts_n Σ_v t_nv log(p_nv)
+
+    The gradient of the mean cross-entropy, derived in `cross_entropy`, goes to the model's own backward:
+
+        dlogits_nv = dloss/M counts_n (p_nv − t_nv)
+        dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
     """
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
         forward, cross_entropy = cache
-        self.logits_backward(ops.cross_entropy_backward(dloss, cross_entropy), forward)
+        dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
+        self.logits_backward(dlogits, forward)
 
     def logits_backward(self, dlogits: Array, cache: Any) -> Array | None:
         return self.backward(dlogits, cache)

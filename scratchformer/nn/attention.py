@@ -64,35 +64,47 @@ class CrossAttention(MultiHead):
     All heads are computed at once. A projection to H D columns is H projections to D columns side by side. So
     (B, T, H D) is reshaped to (B, T, H, D) and transposed to (B, H, T, D), where the heads are a second batch axis.
 
-    Backward. Reshaping and transposing only move numbers, and their backward moves them back. x feeds only the queries.
-    The memory feeds keys and values. With wk_chd and wv_chd for the columns of head h in the two projections,
+    Forward. With the columns of head h of each projection,
 
-        k_bhsd = Σ_c memory_bsc wk_chd        v_bhsd = Σ_c memory_bsc wv_chd
+        wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
+        q_bhtd = Σ_c x_btc wq_chd        k_bhsd = Σ_c memory_bsc wk_chd        v_bhsd = Σ_c memory_bsc wv_chd
 
-    so its gradient has two terms:
+    Let the text in sequence b of the memory be its first m_b positions. The pattern `Padding(m)` ends the sums there:
 
+        z_bhts = Σ_d q_bhtd k_bhsd/√D        p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')
+        u_bhtd = Σ_s p_bhts v_bhsd        y_btc = Σ_h Σ_d u_bhtd unify.w_{h D + d,c} + unify.b_c
+
+    Backward. Reshaping and transposing only move numbers, and their backward moves them back. By `linear` and
+    `attention`,
+
+        du_bhtd = Σ_c dy_btc unify.w_{h D + d,c}        dp_bhts = Σ_d du_bhtd v_bhsd
+        dz_bhts = p_bhts (dp_bhts − Σ_s' p_bhts' dp_bhts')        da_bhts = dz_bhts/√D
+        dq_bhtd = Σ_s da_bhts k_bhsd        dk_bhsd = Σ_t da_bhts q_bhtd        dv_bhsd = Σ_t p_bhts du_bhtd
+
+    x feeds only the queries. The memory feeds keys and values, so its gradient has two terms:
+
+        dx_btc = Σ_h Σ_d dq_bhtd wq_chd
+        dmemory_bsc = Σ_h Σ_d dk_bhsd wk_chd + Σ_h Σ_d dv_bhsd wv_chd
+
+    In code:
+
+        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
         dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
 
-    With padding on both sides, let the text in sequence b be the first n_b positions of x and the first m_b of the M
-    positions of the memory, which are the S keys. The pattern `Padding(m)` ends the sums over the memory at m_b. With
-    z_bhts = Σ_d q_bhtd k_bhsd/√D,
+    The gradient of a projection, by `linear`, sums over the positions that it was applied to:
 
-        p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')      y_bhtd = Σ_s p_bhts v_bhsd
-
-    and by `attention` the gradients are, with dp_bhts = Σ_d dy_bhtd v_bhsd,
-
-        dz_bhts = p_bhts (dp_bhts − Σ_s' p_bhts' dp_bhts')      da_bhts = dz_bhts/√D
-        dq_bhtd = Σ_s da_bhts k_bhsd      dk_bhsd = Σ_t da_bhts q_bhtd      dv_bhsd = Σ_t p_bhts dy_bhtd
+        dquery.w_{c,h D + d} = Σ_b Σ_t x_btc dq_bhtd
+        dkey.w_{c,h D + d} = Σ_b Σ_s memory_bsc dk_bhsd        dvalue.w_{c,h D + d} = Σ_b Σ_s memory_bsc dv_bhsd
 
     In the padding of the memory, s ≥ m_b, p_bhts = 0 and so da_bhts = 0 for every t. Each term of dk_bhsd and dv_bhsd
-    has one of them as a factor, so both gradients are 0 there. The padding of x, t ≥ n_b, needs no pattern: the loss
-    ignores its y, so dy_bhtd = 0, hence dp_bhts = da_bhts = 0, and it adds nothing to dk, dv or dq. Each position of
-    the memory collects the gradients of all heads and queries:
+    has one of them as a factor, so no gradient reaches the padding. Each position before it collects the gradients of
+    all heads and queries:
 
-        dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d [t < n_b] (p_bhts dy_bhtd wv_chd + da_bhts q_bhtd wk_chd)
+        dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d (da_bhts q_bhtd wk_chd + p_bhts du_bhtd wv_chd)
 
-    `backward` returns (dx, dmemory).
+    The padding of x needs no pattern: the loss ignores its y. Where dy_btc = 0 for every c, so are du_bhtd, dp_bhts and
+    da_bhts, and such a t adds nothing to any gradient. `backward` returns (dx, dmemory).
     """
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
@@ -138,7 +150,17 @@ class SelfAttention(CrossAttention):
     causal: position t sees only positions up to t, in addition to any given pattern. The other arguments are those of
     `CrossAttention`. x, y: (B, T, C).
 
-    Backward. x is the input and the memory of `CrossAttention`, so its gradient is dx + dmemory.
+    Backward. x is the input u and the memory of `CrossAttention`:
+
+        u = x        memory = x        y = cross(u, memory)
+
+    so its gradient is the sum of the two that `CrossAttention` returns:
+
+        du = ∂L/∂u        dmemory = ∂L/∂memory        dx_tc = du_tc + dmemory_tc
+
+    In code:
+
+        du, dmemory = super().backward(dy, cache)
     """
 
     def __init__(
@@ -160,8 +182,8 @@ class SelfAttention(CrossAttention):
         return super().forward(x, x, pattern)
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
-        dx, dmemory = super().backward(dy, cache)
-        return dx + dmemory
+        du, dmemory = super().backward(dy, cache)
+        return du + dmemory
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.

@@ -84,8 +84,13 @@ class Block(Layer):
 class TransformerBlock(Block):
     """Self-attention and a feed-forward layer, each with a residual connection and a layer norm.
 
-        post-norm, as in the tutorial:      h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
-        pre-norm, as in GPT-2:              h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
+    Post-norm, as in the tutorial:
+
+        h = norm1(x + attention(x))        y = norm2(h + feedforward(h))
+
+    Pre-norm, as in GPT-2:
+
+        h = x + attention(norm1(x))        y = h + feedforward(norm2(h))
 
     x, y: (B, T, C). Dropout applies to the outputs of attention and feed-forward layer, before the sum (the tutorial
     applies it to h and y, after the norms).
@@ -93,8 +98,13 @@ class TransformerBlock(Block):
     attention is a `RelativeSelfAttention`. If so, `forward` takes a memory (B, M, C), the inputs of this block at the M
     positions before x, now constants. Attention then sees [memory, x] instead of x (with pre-norm, both normalised).
 
-    Backward. See `Residual`. The memory gets no gradient, but it contributes to the gradients of the parameters: the
-    key and value projections, and the norm before them, are applied to it too.
+    Backward. Each half is a `Residual`, and passes the gradient of its output back to its input:
+
+        dh_tc = Σ_e dy_te ∂y_te/∂h_tc        (the feed-forward layer and the norm act on each position)
+        dx_sc = Σ_t Σ_e dh_te ∂h_te/∂x_sc        (attention mixes positions)
+
+    The memory gets no gradient, but it contributes to the gradients of the parameters: the key and value projections,
+    and the norm before them, are applied to it too.
     """
 
     def __init__(

@@ -25,14 +25,25 @@ class DecoderBlockCache(NamedTuple):
 class DecoderBlock(Layer):
     """Causal self-attention, cross-attention to a memory, and a feed-forward layer, each with a residual and a norm.
 
-        post-norm, as in the paper:   g = norm1(x + attention(x))          pre-norm:   g = x + attention(norm1(x))
-                                      h = norm2(g + cross(g, memory))                  h = g + cross(norm2(g), memory)
-                                      y = norm3(h + feedforward(h))                    y = h + feedforward(norm3(h))
+    Post-norm, as in the paper:
+
+        g = norm1(x + attention(x))        h = norm2(g + cross(g, memory))        y = norm3(h + feedforward(h))
+
+    Pre-norm:
+
+        g = x + attention(norm1(x))        h = g + cross(norm2(g), memory)        y = h + feedforward(norm3(h))
 
     x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
     which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. Each branch is a `Residual`. The memory enters once, through the keys and values of the cross-attention.
+    Backward. Each branch is a `Residual`, and passes the gradient of its output back to its input:
+
+        dh_tc = Σ_e dy_te ∂y_te/∂h_tc        dg_tc = Σ_e dh_te ∂h_te/∂g_tc        dx_sc = Σ_t Σ_e dg_te ∂g_te/∂x_sc
+
+    The memory enters once, through the keys and values of the cross-attention:
+
+        dmemory_mc = Σ_t Σ_e dh_te ∂h_te/∂memory_mc
+
     If the memory is padded, its padding has probability 0 for every query, so the keys and values there get no gradient
     (see `attention`). If x is padded, the loss ignores its padding: dy is 0 there, so those queries pass nothing to the
     memory, and because self-attention is causal, no position before the end of x has seen them. `backward` returns

@@ -40,16 +40,26 @@ class TiedOutput(Layer):
     embedding: the layer whose table is shared. bias: whether there is a b (V,), initially zero. x: (..., C).
     Returns (..., V).
 
-    Backward. The loss depends on the table through both its uses, and the gradient is the sum over these two paths.
-    With ids i_n at the input and x_n before the output,
+    Forward, in a model with a body between the embedding and the output:
 
-        e_nc = table_{i_n c},  z_nv = Σ_c x_nc table_vc + b_v
+        e_btc = table_vc with v = ids_bt        x = body(e)        y_btv = Σ_c x_btc table_vc + b_v
 
-        dtable_vc = Σ_n dz_nv x_nc + Σ_n [i_n = v] de_nc
+    Backward. By `linear`, with w = tableᵀ,
 
-    The first sum is the gradient dw_cv of an affine map with w = tableᵀ, transposed back. The second is added by the
-    embedding's own backward (see `ops.embedding`). Both are added to the same `.grad`, in either order. A token's row
-    gets a gradient from every position where a token is predicted, even if this token does not occur in the input.
+        dx_btc = Σ_v dy_btv table_vc        dw_cv = Σ_b Σ_t x_btc dy_btv        db_v = Σ_b Σ_t dy_btv
+
+    The body passes dx back to e. A row of the table gets the gradients of all positions that looked it up (see
+    `embedding`):
+
+        de = ∂L/∂e        din_vc = Σ_b Σ_t [ids_bt = v] de_btc
+
+    The loss depends on the table through both its uses, and the gradient is the sum over these two paths:
+
+        dtable_vc = dw_cv + din_vc
+
+    The first term is added here, transposed back, the second by the embedding's own backward. Both are added to the
+    same `.grad`, in either order. A token's row gets a gradient from every position where a token is predicted, even if
+    this token does not occur in the input.
 
         self.table.grad += dw.T
 
@@ -78,8 +88,9 @@ class PositionEmbedding(Layer):
     std: the standard deviation of the initial values, which are normal. x: (B, T, C) with T ≤ max_length; `start` is
     the position of x[:, 0].
 
-    Backward: y_btc = x_btc + table_tc, so dx = dy, and the vector of a position collects the gradients of all
-    sequences, dtable_tc = Σ_b dy_btc.
+    Backward. The vector of a position is added in every sequence, so it collects the gradients of all of them:
+
+        y_btc = x_btc + table_{start + t,c}        dx_btc = dy_btc        dtable_{start + t,c} = Σ_b dy_btc
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
@@ -115,16 +126,16 @@ class GridPositions(Layer):
     deviation of the initial values, which are normal. x: (B, T, C) with T ≤ max_length; `start` is the position of
     x[:, 0].
 
-    Backward. With R the rows' table and K the columns',
+    Forward, with start = 0:
 
-        y_btc = x_btc + Σ_r [⌊t/width⌋ = r] R_rc + Σ_k [t mod width = k] K_kc
+        y_btc = x_btc + rows_rc + columns_kc with r = ⌊t/width⌋, k = t mod width
 
-    so dx = dy. The gradient at a position is summed over the sequences, g_tc = Σ_b dy_btc, and goes to both its row and
-    its column:
+    Backward. The gradient at a position is summed over the sequences, and goes to both its row and its column:
 
-        dR_rc = Σ_t [⌊t/width⌋ = r] g_tc        dK_kc = Σ_t [t mod width = k] g_tc
+        dx_btc = dy_btc        g_tc = Σ_b dy_btc
+        drows_rc = Σ_t [⌊t/width⌋ = r] g_tc        dcolumns_kc = Σ_t [t mod width = k] g_tc
 
-    Each is the gradient of a table in which T vectors were looked up (see `ops.embedding`).
+    Each is the gradient of a table in which T vectors were looked up (see `embedding`):
 
         g = widen(dy).sum(axis=0).astype(dy.dtype, copy=False)
         ops.embedding_backward(g, cache.rows, out=self.rows.grad)

@@ -26,7 +26,22 @@ class EmbeddingSum(Layer):
     `start=`, the first position, unless that is 0. norm: a layer. dropout: a `Dropout`. Each of these three may be
     None, and is then left out. scale: a number.
 
-    Backward. Every term of e = Σ_i embedding_i(input_i) has the same gradient, de. With dx for the gradient of scale e,
+    Forward. With a `Linear` for units u and a `TokenEmbedding` for ids,
+
+        u := inputs1        ids := inputs2        w := embeddings.0.w        table := embeddings.1.table
+        e_btc = Σ_i u_bti w_ic + embeddings.0.b_c + table_vc with v = ids_bt
+        x = scale e        y = dropout(norm(positions(x)))
+
+    Backward. dx is what dropout, norm and positions pass back, last to first, and every term of e has the same
+    gradient, de:
+
+        dx = ∂L/∂x        de = scale dx
+
+    Each embedding gets it, as if it were alone (see `linear` and `embedding`):
+
+        du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
+
+    In code:
 
         de = self.scale * dx
 

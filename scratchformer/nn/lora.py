@@ -33,12 +33,15 @@ class LoRA(Layer):
     w of a Linear, and b is zero, so at first the layer computes what `linear` does. Raises ValueError for a Linear with
     an activation, a rank below 1, or an alpha that is not positive.
 
-    Backward. With h_nk = Σ_i x_ni a_ik, in indices y_no = Σ_i x_ni w_io + c_o + s Σ_k h_nk b_ko, so that
+    Forward, in indices:
+
+        h_nk = Σ_i x_ni a_ik        y_no = Σ_i x_ni w_io + c_o + s Σ_k h_nk b_ko
+
+    Backward. These are two linear maps, one after the other (see `linear`); the second gets s dy:
 
         db_ko = s Σ_n h_nk dy_no         dh_nk = s Σ_o dy_no b_ko
         da_ik = Σ_n x_ni dh_nk           dx_ni = Σ_o dy_no w_io + Σ_k dh_nk a_ik
 
-    These are the gradients of two affine maps, one after the other (see `ops.linear`); the second gets s dy.
     dx also has a term from x w + c. w and c are constants here, so their gradients are not computed.
 
         dh, db = ops.linear_backward(self.scale * dy, cache.b)

@@ -29,7 +29,7 @@ class RelativeSelfAttention(CrossAttention):
 
     d_model, heads, wide, bias: see `CrossAttention`. causal: position t sees only positions up to t, in addition to any
     given pattern. Besides the query, key and value projections there is one of distances, `position`: the vector of
-    distance δ in each head is r_δ = P_δ W, where P_δ are the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
+    distance δ in each head is r_δ = P_δ W, where P_δ is the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
     (H, D), initially zero, stand in for the query's absolute position: `content_bias` and `position_bias`. x may have
     any length.
 
@@ -37,10 +37,31 @@ class RelativeSelfAttention(CrossAttention):
     positions before them are a memory, which provides only keys and values. y: (B, T, C). pattern: for T queries and S
     keys. Raises ValueError if the shapes do not fit, or T is not in 1 ... S.
 
-    Backward. x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both.
-    So a memory gets a gradient too, from keys and values; a caller for whom it is constant drops this. The sinusoids P
-    (R, C) are fixed, so of r = P W only dW = Pᵀ dr is needed, as in `linear`.
+    Forward, for each sequence. Keys and values come from all S positions, queries from the last T, and P_jc is the
+    sinusoids of distance S − 1 − j. With the columns of head h of each projection,
 
+        wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
+        q_htd = Σ_c x_{t + S − T,c} wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd
+        W_chd = position.w_{c,h D + d}        r_hjd = Σ_c P_jc W_chd
+        u := content_bias        w := position_bias
+        a = attention(q, k, v, r, u, w)        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c} + unify.b_c
+
+    Backward. `relative_attention` passes back
+
+        dq = ∂L/∂q        dk = ∂L/∂k        dv = ∂L/∂v        dr = ∂L/∂r        du = ∂L/∂u        dw = ∂L/∂w
+
+    x feeds keys and values at all positions and queries at the last T, where its gradient is the sum of both:
+
+        dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t + S − T] Σ_h Σ_d dq_htd wq_chd
+
+    So a memory gets a gradient too, from keys and values; a caller for whom it is constant drops this. The sinusoids
+    are fixed, so of r only W needs a gradient, as in `linear`:
+
+        dW_chd = Σ_j P_jc dr_hjd        dposition.w_{c,h D + d} = dW_chd
+
+    In code:
+
+        dx = self.key.backward(self.join_heads(dk), cache.key) + self.value.backward(self.join_heads(dv), cache.value)
         dx[:, -T:] += self.query.backward(self.join_heads(dq), cache.query)
         self.position.backward(self.join_heads(dr[None])[0], cache.position)
         self.content_bias.grad += dcontent_bias

@@ -20,8 +20,8 @@ class ResidualCache(NamedTuple):
 class Residual(Layer):
     """A branch whose output is added to its input, with a norm after the sum or before the branch.
 
-        order "post", as in the tutorial:    y = norm(x + dropout(branch(x)))
-        order "pre", as in GPT-2:            y = x + dropout(branch(norm(x)))
+    | order "post", as in the tutorial:    y = norm(x + dropout(branch(x)))
+    | order "pre", as in GPT-2:            y = x + dropout(branch(norm(x)))
 
     branch: a layer whose output is as wide as its input, such as attention or a feed-forward layer. norm: a layer such
     as `LayerNorm`. dropout: a `Dropout`, or None.
@@ -34,19 +34,25 @@ class Residual(Layer):
     A residual only connects layers, so a block can own the layers under its own names and connect them when it runs:
     see `Block`.
 
-    Backward. The sum s = x + f(x) uses x twice, so its gradient has two terms: ds itself, and ds sent back through f.
-    In "post" order ds is what the norm sends back, and it is the same for both terms:
+    Backward. The sum uses x twice, so its gradient has two terms: the gradient of the sum itself, and what the branch
+    passes back to its input, n. An output f_s of the branch may depend on all n_t, so the chain rule sums over s.
 
+    In "post" order n is x, and ds, which the norm passes back, is the same for both terms:
+
+        n = x        f = dropout(branch(n))        s = x + f        y = norm(s)
+        ds_tc = Σ_e dy_te ∂y_te/∂s_tc        dn_tc = Σ_s Σ_e ds_se ∂f_se/∂n_tc        dx_tc = ds_tc + dn_tc
         ds = self.norm.backward(dy, cache.norm)
-        dx = ds + df[:, -T:]
+        dx = ds + dn[:, -T:]
 
-    In "pre" order ds is dy. It passes down the sum unchanged, whatever the branch does, and the norm lies on the
+    In "pre" order the sum is y. dy passes down the sum unchanged, whatever the branch does, and the norm lies on the
     branch's side only:
 
-        dx = dy + self.norm.backward(df, cache.norm)[:, -T:]
+        n = norm(x)        f = dropout(branch(n))        y = x + f
+        dn_tc = Σ_s Σ_e dy_se ∂f_se/∂n_tc        dx_tc = dy_tc + Σ_e dn_te ∂n_te/∂x_tc
+        dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]
 
-    Here df is what the branch sends back, and [:, -T:] leaves out what it sends back to a memory. Gradients of the
-    branch's further inputs are returned after dx.
+    The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
+    returned after dx.
 
     Source: He et al., "Deep residual learning for image recognition", 2016, section 3.2; for the two orders Xiong et
     al., "On layer normalization in the transformer architecture", 2020, table 1.
@@ -76,12 +82,12 @@ class Residual(Layer):
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
-        df = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
-        df, *others = df if isinstance(df, tuple) else (df,)
+        dn = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
+        dn, *others = dn if isinstance(dn, tuple) else (dn,)
         if self.order == "post":
-            dx = ds + df[:, -T:]
+            dx = ds + dn[:, -T:]
         else:
-            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]
+            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]
         return (dx, *others) if others else dx
 
     def around(self, branch: Callable[[Array], Array], x: Array) -> Array:

@@ -33,9 +33,26 @@ class RotarySelfAttention(MultiHead):
     `unify`, has one. x, y: (B, T, C), for any T. Raises ValueError if the numbers of heads and the widths do not fit
     together.
 
-    Backward. As in `CrossAttention`, with one more step: attention returns the gradients of the rotated queries and
-    keys, and `rotary_backward` rotates them back. x feeds all three projections, so its gradient is their sum:
+    Forward, for each sequence: as in `CrossAttention`, with one more step. With G heads of keys and values, and the
+    columns of each head,
 
+        wq_chd = query.w_{c,h D + d}        wk_cgd = key.w_{c,g D + d}        wv_cgd = value.w_{c,g D + d}
+        q_htd = Σ_c x_tc wq_chd        k_gtd = Σ_c x_tc wk_cgd        v_gtd = Σ_c x_tc wv_cgd
+        q̂ = rotary(q)        k̂ = rotary(k)        a = attention(q̂, k̂, v)
+        y_tc = Σ_h Σ_d a_htd unify.w_{h D + d,c}
+
+    Backward. `attention` passes back the gradients of the rotated queries and keys, and `rotary` rotates them back:
+
+        dq̂ = ∂L/∂q̂        dk̂ = ∂L/∂k̂        dv = ∂L/∂v
+        dq_htd = Σ_e dq̂_hte ∂q̂_hte/∂q_htd        dk_gtd = Σ_e dk̂_gte ∂k̂_gte/∂k_gtd
+
+    x feeds all three projections, so its gradient is their sum:
+
+        dx_tc = Σ_h Σ_d dq_htd wq_chd + Σ_g Σ_d dk_gtd wk_cgd + Σ_g Σ_d dv_gtd wv_cgd
+
+    In code:
+
+        dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)

@@ -1,8 +1,8 @@
 """Self-attention one step at a time, as in the tutorial: each class adds one idea to the one before.
 
-    BasicSelfAttention     no parameters: a sequence attends to itself
-    SingleHeadAttention    queries, keys and values, scaling, and a causal mask
-    MultiHeadLoop          several narrow heads, one after another, and an output projection that unifies them
+- BasicSelfAttention: no parameters; a sequence attends to itself.
+- SingleHeadAttention: queries, keys and values, scaling, and a causal mask.
+- MultiHeadLoop: several narrow heads, one after another, and an output projection that unifies them.
 
 They are for reading; tests compare each with the next. `attention.SelfAttention` computes all heads at once.
 Source: Bloem, "Transformers from scratch", 2019.
@@ -31,10 +31,22 @@ class BasicSelfAttention(Layer):
 
     x: (B, T, C). No parameters, no scaling.
 
-    Backward. x is used three times, and its gradient is the sum over the three uses. As the values, dx_s = Σ_t w_ts
-    dy_t. The weights get dw_ts = dy_t · x_s, and the scores z_ts = x_t · x_s get dz (see `ops.softmax`). A score passes
-    dz_ts x_s to the query x_t and dz_ts x_t to the key x_s:
+    Forward, for each sequence:
 
+        w := weights
+        z_ts = Σ_c x_tc x_sc        w_ts = softmax_s(z_ts)        y_tc = Σ_s w_ts x_sc
+
+    Backward. The weights and, through the softmax of each row (see `softmax`), the scores get
+
+        dw_ts = Σ_c dy_tc x_sc        dz_ts = w_ts (dw_ts − Σ_s' w_ts' dw_ts')
+
+    x is used three times, and its gradient is the sum over the three uses: as a value, as a query, and as a key.
+
+        dx_sc = Σ_t w_ts dy_tc + Σ_t dz_st x_tc + Σ_t dz_ts x_tc
+
+    In matrices:
+
+        dz = ops.softmax_backward(dy @ x.swapaxes(-1, -2), softmax)
         dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
     """
 
@@ -63,6 +75,25 @@ class SingleHeadAttention(Layer):
 
     d_model: C, the width of x (B, T, C). d_head: D, the width of the head and of y (B, T, D); C by default.
     causal: position t sees only positions up to t.
+
+    Forward, with `attention` of one head:
+
+        q_td = Σ_c x_tc query.w_cd        k_td = Σ_c x_tc key.w_cd        v_td = Σ_c x_tc value.w_cd
+        y = attention(q, k, v)
+
+    Backward. `attention` passes back
+
+        dq = ∂L/∂q        dk = ∂L/∂k        dv = ∂L/∂v
+
+    x feeds all three, so its gradient is the sum over the three paths:
+
+        dx_tc = Σ_d dq_td query.w_cd + Σ_d dk_td key.w_cd + Σ_d dv_td value.w_cd
+
+    In code:
+
+        dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
+        dx = self.query.backward(dq, cache.query) + self.key.backward(dk, cache.key)
+        dx = dx + self.value.backward(dv, cache.value)
     """
 
     def __init__(self, d_model: int, d_head: int | None = None, causal: bool = False, key: Key = Key(0)) -> None:
@@ -88,7 +119,8 @@ class SingleHeadAttention(Layer):
     def backward(self, dy: Array, cache: SingleHeadCache) -> Array:
         dq, dk, dv = (d[:, 0] for d in ops.attention_backward(dy[:, None], cache.attention))
         dx = self.query.backward(dq, cache.query) + self.key.backward(dk, cache.key)
-        return dx + self.value.backward(dv, cache.value)
+        dx = dx + self.value.backward(dv, cache.value)
+        return dx
 
 
 class MultiHeadLoopCache(NamedTuple):
@@ -101,8 +133,17 @@ class MultiHeadLoop(Layer):
 
     x, y: (B, T, C). Raises ValueError if `heads` does not divide `d_model`.
 
-    Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient. Every head reads the
-    same x, so dx is the sum over the heads.
+    Forward, with u_htd for the outputs of the heads. Concatenated, column d of head h is column h D + d:
+
+        u = heads(x)        a_tj = u_htd with h = ⌊j/D⌋, d = j mod D        y_to = Σ_j a_tj unify.w_jo + unify.b_o
+
+    Backward. Concatenation only moves numbers, so each head gets its own columns of the gradient:
+
+        da_tj = Σ_o dy_to unify.w_jo        du_htd = da_{t,h D + d}
+
+    Every head reads the same x, so dx is the sum over the heads:
+
+        dx_sc = Σ_h Σ_t Σ_d du_htd ∂u_htd/∂x_sc
     """
 
     def __init__(self, d_model: int, heads: int, causal: bool = False, key: Key = Key(0)) -> None:

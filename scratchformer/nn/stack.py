@@ -31,8 +31,8 @@ class Stack(Layer):
 
     For generation a block may also have these two methods:
 
-        allocate(x, length) -> stored      room for `length` positions of sequences like x (B, any T, C)
-        extend(x, stored, past, *shared, pattern=...) -> y
+    | allocate(x, length) -> stored      room for `length` positions of sequences like x (B, any T, C)
+    | extend(x, stored, past, *shared, pattern=...) -> y
 
     `stored` is a tuple of arrays with sequences along axis 0 and positions along axis 2, such as keys and values
     (B, H, length, D). `extend` returns what `forward` returns at new positions x (B, T, C), after `past` positions that
@@ -45,8 +45,19 @@ class Stack(Layer):
 
     norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`.
 
-    Backward. The blocks run in reverse order. A shared input goes to every block, so its gradient is the sum over the
-    blocks. It is returned after dx.
+    Forward, with two blocks. A shared input m goes to both, as m1 and as m2:
+
+        m := shared        m1 = m        m2 = m
+        g = block1(x, m1)        h = block2(g, m2)        y = norm(h)
+
+    Backward. The blocks run in reverse order:
+
+        dh_tc = Σ_e dy_te ∂y_te/∂h_tc
+        dg_sc = Σ_t Σ_e dh_te ∂h_te/∂g_sc        dx_sc = Σ_t Σ_e dg_te ∂g_te/∂x_sc
+
+    A shared input goes to every block, so its gradient is the sum over the blocks. It is returned after dx.
+
+        dm1_ic = Σ_t Σ_e dg_te ∂g_te/∂m1_ic        dm2_ic = Σ_t Σ_e dh_te ∂h_te/∂m2_ic        dm_ic = dm1_ic + dm2_ic
     """
 
     def __init__(self, blocks: Iterable[Layer], norm: Layer | None = None, recompute: bool = False) -> None:

@@ -24,8 +24,22 @@ class SwiGLU(Layer):
 
     d_model: C. d_ff: F. bias: whether the three maps have one. x, y: (..., C).
 
-    Backward. x feeds both factors of the product, so its gradient is the sum of two terms:
+    Forward, for each position n:
 
+        gate_nf = Σ_c x_nc gate.w_cf        up_nf = Σ_c x_nc up.w_cf
+        a_nf = up_nf gate_nf/(1 + exp(−gate_nf))        y_nc = Σ_f a_nf down.w_fc
+
+    Backward. By `linear` and `swiglu`,
+
+        da_nf = Σ_c dy_nc down.w_fc        dgate_nf = da_nf ∂a_nf/∂gate_nf        dup_nf = da_nf ∂a_nf/∂up_nf
+
+    x feeds both factors of the product, so its gradient is the sum of two terms:
+
+        dx_nc = Σ_f dgate_nf gate.w_cf + Σ_f dup_nf up.w_cf
+
+    In code:
+
+        dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
         dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
 
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.

@@ -1,6 +1,6 @@
 """The index notation of derivations: read, evaluated, checked and typeset."""
 
-from .check import DerivationError, Report, Row, check_derivation
+from .check import DerivationError, Report, Row, check_derivation, check_equations
 from .grammar import Equation, NotationError, parse
 from .latex import latex
 from .layout import Derivation, Item, read
@@ -19,6 +19,7 @@ __all__ = [
     "array_as_json",
     "as_json",
     "check_derivation",
+    "check_equations",
     "latex",
     "parse",
     "plant_mistakes",

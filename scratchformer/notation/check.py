@@ -11,7 +11,7 @@ import numpy as np
 from .grammar import Equation, Node, NotationError, canonical
 from .grammar import walk as nodes
 from .layout import Derivation, Item, normal, read
-from .run import Run, run
+from .run import Run, as_array, run, statements
 from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
 
 TOLERANCE = 1e-9
@@ -70,7 +70,7 @@ class Walk:
     def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
         self.scope = Scope(dict(ran.values))
-        self.scope.differentiate = self.partial
+        self.scope.functions, self.scope.differentiate = ran.functions, self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
         self.equations: list[Equation] = []
@@ -242,7 +242,7 @@ class Walk:
         """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
-        inner.sizes = self.scope.sizes
+        inner.sizes, inner.functions = self.scope.sizes, self.scope.functions
         eye = np.eye(data.size).reshape(data.size, *data.shape)
         inner.perturbed[name] = data + 1j * STEP * eye
         for rule in self.rules.values():
@@ -393,21 +393,30 @@ def check_derivation(
     docstring: str | None = None,
     tolerance: float = TOLERANCE,
     seed: int = 0,
+    functions: Mapping[str, Callable] | None = None,
     **options: Any,
 ) -> Report:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
 
-    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. Without a backward
-    (None), `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
-    values, or with functions that are called after backward. docstring: the text, by default that of `op`. tolerance:
-    the largest relative error. seed: of dy.
+    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. If op_backward is
+    None, `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays
+    are taken in float64. names: further names that equations use, with their values, or with functions that are called
+    after backward. functions: of whole arrays, such as the parts of a layer, which equations call by name
+    (y = norm(s)); for derivatives they must take complex arrays. docstring: the text, by default that of `op`.
+    tolerance: the largest relative error. seed: of dy.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
     the run. Raises DerivationError, which names the line, the equation and the values, for an equation that is not
     true or cannot be evaluated, and NotationError for one that cannot be read. Returns a Report.
     """
-    ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, seed=seed, **options)
+    options |= {"names": names, "functions": functions, "docstring": docstring, "seed": seed}
+    ran, derivation = read_and_run(op, op_backward, *args, **options)
+    return walk_through(derivation, ran, tolerance)
+
+
+def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Report:
+    """Check all items of a derivation."""
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
@@ -420,7 +429,25 @@ def read_and_run(
     """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
     ran = run(op, op_backward, *args, **options)
     text = docstring if docstring is not None else inspect.getdoc(op) or ""
-    derivation = read(text, ran.values, ran.code, ran.name)
+    derivation = read(text, ran.names, ran.code, ran.name)
     if not derivation.equations:
         raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
     return ran, derivation
+
+
+def check_equations(
+    docstring: str,
+    names: Mapping[str, Any],
+    code: Sequence[Callable] = (),
+    name: str = "",
+    tolerance: float = TOLERANCE,
+) -> Report:
+    """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
+
+    names: the arrays and numbers that the equations are about, by name. code: functions whose statements may stand in
+    the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
+    """
+    values = {canonical(known): as_array(known, value) for known, value in names.items()}
+    lines = frozenset(statement.text for function in code for statement in statements(function))
+    ran = Run(name, values, (), (), lines, {line: {} for line in lines})
+    return walk_through(read(docstring, ran.names, lines, name), ran, tolerance)

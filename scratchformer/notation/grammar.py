@@ -36,6 +36,7 @@ GREEK = {
     )
 }
 GREEK |= {letter.upper(): name.capitalize() for letter, name in GREEK.items()} | {"ℓ": "ell"}
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
 OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
@@ -92,8 +93,8 @@ class Token(NamedTuple):
 
 
 def canonical(name: str) -> str:
-    """The ASCII spelling of a name: γ is gamma, x̂ is xhat."""
-    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name))
+    """The ASCII spelling of a name: γ is gamma, x̂ is xhat, t₀ is t0."""
+    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name)).translate(SUBSCRIPTS)
     return spelled.replace("\u0302", "hat")
 
 
@@ -136,6 +137,7 @@ class Parser:
 
     def __init__(self, text: str, names: Iterable[str] = ()) -> None:
         self.text, self.names = text, {canonical(name) for name in names}
+        self.functions = {name.removesuffix("()") for name in self.names if name.endswith("()")}
         self.tokens = list(tokens(text, names))
         self.at = 0
         self.bars = 0  # open |
@@ -314,13 +316,14 @@ class Parser:
         known = canonical(name) in self.names
         if not known and name in OVER and self.sees("_"):
             return self.over(name)
-        if name in CALLS and (not known or self.sees("(")):  # an array may be called cos
+        called = name in CALLS or canonical(name) in self.functions
+        if called and (not known or self.sees("(")):  # an array may be called cos
             self.expect("(")
             arguments = [self.value()]
             while self.accept(","):
                 arguments.append(self.value())
             self.expect(")")
-            if (count := len(arguments)) != (2 if name in ("max", "min") else 1):
+            if name in CALLS and (count := len(arguments)) != (2 if name in ("max", "min") else 1):
                 raise NotationError(f"{name} has {count} arguments", self.text, token.column)
             return ("abs", arguments[0]) if name == "abs" else ("call", name, tuple(arguments))
         if not known and name == "partial":
@@ -425,7 +428,8 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
     """The syntax tree of an equation.
 
     names: names that are known, which may contain underscores, and of which a single lower-case letter is an array and
-    not an index. Raises NotationError, which points at a column and says what was expected.
+    not an index. A name that ends with "()" is a function of whole arrays. Raises NotationError, which points at a
+    column and says what was expected.
     """
     return Parser(text, names).equation()
 

@@ -13,8 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from .grammar import Equation, NotationError, parse
+from .grammar import CALLS, OVER, Equation, NotationError, parse
 
+DEFINED = re.compile(r"(?<!\S)(\w\S*?)(?:_(?:(?:[a-z]['’′]*)+|\{[^}]*\}))?\s*:=")  # a name, and its indices
 CONTINUED = re.compile(r"(:=|<=|>=|[=≤≥<>+−·/*]|-(?!\d))")
 
 
@@ -47,9 +48,11 @@ class Derivation(NamedTuple):
 def read(docstring: str, names: Iterable[str] = (), code: Collection[str] = (), name: str = "") -> Derivation:
     """The items of a docstring.
 
-    names: known names, see `parse`. code: the statements of the operation and its backward, white space normalised.
-    Raises NotationError with the line and column of what cannot be read.
+    names: known names, see `parse`. Names that `:=` defines are known too: they may contain underscores, and with
+    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. Raises
+    NotationError with the line and column of what cannot be read.
     """
+    names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
     return Derivation(name, tuple(items(inspect.cleandoc(docstring).splitlines(), names, code)))
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import canonical
+from .grammar import CALLS, OVER, NotationError, canonical
 from .layout import normal
 
 
@@ -32,6 +32,12 @@ class Run(NamedTuple):
     outputs: tuple[str, ...]
     code: frozenset[str]
     locals: dict[str, dict[str, np.ndarray]]  # by statement, then by variable: its value when it last ran
+    functions: Mapping[str, Callable] = {}  # that equations may call
+
+    @property
+    def names(self) -> list[str]:
+        """The names that the parser must know; those of functions end in ()."""
+        return [*self.values, *(f"{name}()" for name in self.functions)]
 
 
 def source_of(function: Callable) -> Callable:
@@ -57,7 +63,10 @@ def statements(function: Callable) -> list[Statement]:
 
 
 def targets(node: ast.stmt) -> Iterator[str]:
-    """The variables that a statement sets; of a call, its first argument and `out`."""
+    """The variables that a statement sets; of a call, its first argument and `out`; of a return, all that it uses."""
+    if isinstance(node, ast.Return):
+        yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+        return
     if isinstance(node, ast.Expr):
         if isinstance(node.value, ast.Call):
             given = [*node.value.args[:1], *(k.value for k in node.value.keywords if k.arg == "out")]
@@ -118,6 +127,14 @@ def numeric(value: Any) -> np.ndarray | None:
     return None
 
 
+def as_array(name: str, value: Any) -> np.ndarray:
+    """The value of a name in `names` as an array; raises TypeError if it is none."""
+    array = numeric(value)
+    if array is None:
+        raise TypeError(f"names: {name} must be a number or an array of numbers")
+    return array
+
+
 def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
     """The names and values of a cache: its fields, or the name that backward gives it."""
     if hasattr(cache, "_fields"):
@@ -131,6 +148,7 @@ def run(
     op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
+    functions: Mapping[str, Callable] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Run:
@@ -138,7 +156,7 @@ def run(
 
     Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
     and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
-    arguments that are called after backward. options: keyword arguments of `op`.
+    arguments that are called after backward. functions: that equations may call. options: keyword arguments of `op`.
     """
     forward = source_of(op)
     args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
@@ -154,9 +172,10 @@ def run(
     output = gradient.removeprefix("d")
     flat: dict[str, Any] = {}
     for name, value in bound.arguments.items():
-        if isinstance(value, tuple):  # *args of a layer
-            continue
-        flat[name] = value
+        if isinstance(value, tuple):  # *name of a layer: name, or name1, name2, ...
+            flat |= {f"{name}{i}" if len(value) > 1 else name: one for i, one in enumerate(value, 1)}
+        else:
+            flat[name] = value
     positional = {
         name: value for name, value in flat.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
     }
@@ -168,14 +187,11 @@ def run(
     for name, value in zip(positional, given, strict=False):
         values[canonical(f"d{name}")] = np.array(value)
     for name, value in fields(cache, parameter):
-        if canonical(name) not in values and (array := numeric(value)) is not None:
+        if canonical(name) not in (*values, *CALLS, *OVER) and (array := numeric(value)) is not None:
             kept = array[..., 0] if array.ndim and array.shape[-1] == 1 else array  # an axis that a reduction kept
             values[canonical(name)] = kept
     for name, value in (names or {}).items():
-        array = numeric(value() if callable(value) else value)
-        if array is None:
-            raise TypeError(f"names: {name} must be a number or an array of numbers")
-        values[canonical(name)] = array
+        values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for found in watch.statements.values() for s in found)
     name = getattr(forward, "__qualname__", type(op).__name__)
-    return Run(name, values, arguments, (canonical(output),), code, watch.locals)
+    return Run(name, values, arguments, (canonical(output),), code, watch.locals, functions or {})

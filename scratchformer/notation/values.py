@@ -7,7 +7,7 @@ each of their positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,14 +29,16 @@ class Named(NamedTuple):
 class Scope:
     """What the names of a derivation stand for.
 
-    values: arrays by name, indexed axes last. aliases: short names of other names. sizes: of index letters. perturbed:
-    arrays that depend on the direction of a perturbation, their first axis; they take the place of `values`.
+    values: arrays by name, indexed axes last. aliases: short names of other names. sizes: of index letters; a known
+    number H is the size of index h. functions: of whole arrays, by name. perturbed: arrays that depend on the direction
+    of a perturbation, their first axis; they take the place of `values`.
     """
 
     def __init__(self, values: dict[str, np.ndarray], aliases: dict[str, str] | None = None) -> None:
         self.values, self.aliases = values, aliases if aliases is not None else {}
         self.sizes: dict[str, int] = {}
         self.perturbed: dict[str, np.ndarray] = {}
+        self.functions: Mapping[str, Callable[..., np.ndarray]] = {}
         self.bound: dict[str, Named] = {}  # letters of a "with" clause
         self.differentiate: Callable[[Node, Node], Named] | None = None  # evaluates a partial derivative
 
@@ -50,6 +52,8 @@ class Scope:
 
     def size(self, letter: str) -> int:
         base = letter.rstrip("'")
+        if base not in self.sizes and np.shape(known := self.values.get(base.upper(), ())) == ():
+            self.sizes[base] = int(known)
         if base not in self.sizes:
             raise NotationError(f"the size of index {base} is not known: no array has it")
         return self.sizes[base]
@@ -208,6 +212,8 @@ def evaluate(node: Node, scope: Scope) -> Named:
         return evaluate(node[1], scope)
     if kind == "neg":
         return pointwise(np.negative, evaluate(node[1], scope))
+    if kind == "call" and node[1] in scope.functions:
+        return apply(scope.functions[node[1]], *(evaluate(a, scope) for a in node[2]))
     if kind == "call":
         return pointwise(FUNCTIONS[node[1]], *(evaluate(a, scope) for a in node[2]))
     if kind in FUNCTIONS:
@@ -223,6 +229,19 @@ def evaluate(node: Node, scope: Scope) -> Named:
     if scope.differentiate is None:
         raise NotationError("a partial derivative cannot be evaluated here")
     return scope.differentiate(node[1], node[2])
+
+
+def apply(function: Callable[..., np.ndarray], *arguments: Named) -> Named:
+    """The value of a function of whole arrays, at each perturbation of its arguments, all of them complex then."""
+    if any(isinstance(axis, str) and axis != DIRECTION for argument in arguments for axis in argument.axes):
+        raise NotationError("a function takes whole arrays, without indices")
+    counts = [len(argument.data) for argument in arguments if DIRECTION in argument.axes]
+    if not counts:
+        data = function(*(argument.data for argument in arguments))
+        return Named(data, tuple(range(-data.ndim, 0)))
+    moved = [a.data.astype(complex) if DIRECTION in a.axes else [a.data.astype(complex)] * counts[0] for a in arguments]
+    data = np.stack([function(*values) for values in zip(*moved, strict=True)])
+    return Named(data, (DIRECTION, *range(1 - data.ndim, 0)))
 
 
 def cases(node: Node, scope: Scope) -> Named:

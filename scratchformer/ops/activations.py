@@ -60,8 +60,8 @@ CUBIC = 0.044715  # the coefficient that Hendrycks and Gimpel fitted; it has no 
 def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
     """y = x Φ(x), elementwise, with Φ the cumulative distribution function of the standard normal distribution.
 
-    x: any shape. approximate: "none" for Φ itself; "tanh", as in GPT-2, for a formula close to it. Returns y of the shape
-    of x, and the cache. Raises ValueError for another `approximate`.
+    x: any shape. approximate: "none" for Φ itself; "tanh", as in GPT-2, for an approximation of it. Returns y of the
+    shape of x, and the cache. Raises ValueError for another `approximate`.
 
     Forward, for each element i:
 
@@ -69,14 +69,14 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
         Φ_i = ½ (1 + erf(x_i/√2)) where approximate = none, ½ (1 + tanh(u_i)) elsewhere
         y_i = x_i Φ_i
 
-    Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). For the approximation we use
-    tanh' = 1 − tanh² and the chain rule:
+    Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). That of the approximation
+    follows from tanh' = 1 − tanh² (see `tanh`) and the chain rule:
 
         ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)
         φ_i := ∂Φ_i/∂x_i
-        φ_i = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) ∂u_i/∂x_i elsewhere
+        = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) ∂u_i/∂x_i elsewhere
 
-    The product rule, and the chain rule for an elementwise function:
+    By the product rule, and since the function is elementwise,
 
         ∂y_i/∂x_j = δ_ij (Φ_i + x_i φ_i)
         dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (Φ_i + x_i φ_i)

@@ -27,15 +27,15 @@ class CrossEntropyCache(NamedTuple):
 def cross_entropy(
     logits: Array, targets: Array, ignore_index: int | None = None, label_smoothing: float = 0.0
 ) -> tuple[Array, CrossEntropyCache]:
-    """loss = −1/n Σ_i Σ_v t_iv log softmax(z_i)_v: the mean over the n rows i whose target counts, in nats.
+    """loss = −mean_n Σ_v t_nv log softmax_v(z_nv): the mean over the rows n whose target counts, in nats.
 
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count (the
-    models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε; the target distribution is
-    t_v = (1 − ε)[v = target] + ε/V. Returns the loss, a scalar (a zero-dimensional array on a GPU; float32 for float16
+    models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε, the part of the target distribution t that is
+    spread evenly over all V classes. Returns the loss, a scalar (a zero-dimensional array on a GPU; float32 for float16
     logits), and the cache. If no target counts, the loss is 0. Raises ValueError if shapes do not fit or ε is not in
     [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
-    Forward, with all leading axes folded into rows n, and k_n = 1 if the target of the row counts, else 0:
+    Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0:
 
         z := logits        ε := label_smoothing        k := counted
         t_nv = (1 − ε) [v = targets_n] + ε/V
@@ -46,14 +46,13 @@ def cross_entropy(
     overflows. And since t sums to 1, the loss of a row needs no softmax:
 
         z_max_n = max_v(z_nv)        log_z_n = log(Σ_v exp(z_nv − z_max_n)) = λ_n − z_max_n
-        ℓ_n = λ_n − (1 − ε) z_nv − ε mean_w(z_nw) with v = targets_n for k_n = 1
+        ℓ_n = λ_n − (1 − ε) z_nv − ε mean_v'(z_nv') with v = targets_n for k_n = 1
 
     Backward. The derivative of λ is the softmax p. Softmax and logarithm cancel, and nothing is divided by a small
     probability:
 
-        p_nv := ∂λ_n/∂z_nv
-        p_nv = exp(z_nv)/Σ_w exp(z_nw) = exp(z_nv − z_max_n − log_z_n)
-        ∂ℓ_n/∂z_nv = −Σ_w t_nw (δ_vw − p_nv) = p_nv Σ_w t_nw − t_nv
+        p_nv := ∂λ_n/∂z_nv = exp(z_nv)/Σ_v' exp(z_nv') = exp(z_nv − z_max_n − log_z_n)
+        ∂ℓ_n/∂z_nv = −Σ_v' t_nv' (δ_vv' − p_nv) = p_nv Σ_v' t_nv' − t_nv
         ∂ℓ_n/∂z_nv = p_nv − t_nv for k_n = 1
 
     In the mean, each row that counts has the weight 1/count, every other row 0:

@@ -32,7 +32,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
         y_no = max(h_no, 0) where activation = relu,
             h_no/(1 + exp(−h_no)) where activation = silu,
             ½ h_no (1 + erf(h_no/√2)) where activation = gelu,
-            ½ h_no (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere
+            ½ h_no (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere        (gelu_tanh)
 
     Backward. First through f, which is elementwise (derived in `relu`, `silu` and `gelu`), then through the affine map
     (derived in `linear`):

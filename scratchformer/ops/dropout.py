@@ -26,7 +26,8 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     Returns y of the shape of x, and the cache. The division preserves the expectation: E[y_i] = x_i.
     Raises ValueError if p is not in [0, 1).
 
-    Forward. Uniform integers u_i from 0 to 65535 decide, so p is rounded to a multiple r of 1/65536. For each element i:
+    Forward, for each element i. A uniform integer u_i from 0 to 65535 decides, so p is rounded to r, a multiple of
+    1/65536:
 
         k := keep
         r = min(⌊65536 p + ½⌋, 65535)/65536        scale = 1/(1 − r)

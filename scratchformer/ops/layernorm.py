@@ -26,6 +26,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Forward, for each row:
 
         μ = 1/C Σ_c x_c        σ = √(1/C Σ_c (x_c − μ)² + eps)        x̂_c = (x_c − μ)/σ        y_c = γ_c x̂_c + β_c
+        Σ_c x̂_c = 0            mean_c(x̂_c²) = 1 − eps/σ²
 
     Backward. γ and β act elementwise, and every row n uses them:
 
@@ -40,10 +41,12 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     Collecting,
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
+        Σ_k dx_k = 0
 
     This removes from g its components along the vectors 1 and x̂, the directions that normalising removes. (The
-    component along x̂ vanishes exactly only if eps = 0, since then mean(x̂²) = 1.) γ is *inside* both means, as a
-    factor of g.
+    component along x̂ vanishes exactly only if eps = 0.) γ is *inside* both means, as a factor of g.
+
+    In NumPy, with rstd = 1/σ:
 
         dx = rstd * (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 

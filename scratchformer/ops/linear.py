@@ -23,20 +23,23 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     x: (..., I), any number of leading axes, N rows in all. w: (I, O). b: (O,), or None for no bias.
     Returns y (..., O) and the cache. Raises ValueError if shapes do not fit.
 
-    Backward. In indices, with all leading axes folded into n,
+    Forward, with all leading axes folded into n:
 
         y_no = Σ_i x_ni w_io + b_o
 
-    An argument passes its change on to every output that uses it, so its gradient is a sum over the outputs: dy times
-    the derivative of each. This is the chain rule, on which every derivation here rests:
+    Backward. The chain rule: an argument affects the loss through every output, and the effects add up,
 
-        ∂y_no/∂x_n'i = δ_nn' w_io
-        dx_ni = Σ_{n', o} dy_n'o ∂y_n'o/∂x_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
+        dx_ni = Σ_{n',o} dy_n'o ∂y_n'o/∂x_ni
+        dw_io = Σ_{n,j} dy_nj ∂y_nj/∂w_io        db_o = Σ_{n,j} dy_nj ∂y_nj/∂b_o
 
-        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no         (every row uses w: sum over the rows)
-        ∂y_no/∂b_j  = δ_oj             db_o  = Σ_n dy_no
+    The map is linear in each argument, so every partial derivative is a factor of the sum above, and the δ leave one
+    term of the sums that they are in:
 
-    The sums are matrix products:
+        ∂y_no/∂x_n'i = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
+        ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)
+        ∂y_no/∂b_j = δ_oj              db_o = Σ_n dy_no
+
+    The remaining sums are matrix products:
 
         dx = dy @ w.T
         dw = x.T @ dy

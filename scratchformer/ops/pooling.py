@@ -82,7 +82,7 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     A sequence of length 0 gives 0.
     Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Forward. The winner of each column is the step of its maximum; in a tie, the first one. A sequence with n_b > 0 is live:
+    Forward. The winner of each column is the step of its maximum, in a tie the first. A sequence is live if n_b > 0:
 
         n := lengths        w := winner
         w_bc = argmax_{t < n_b}(x_btc)        live_b = [n_b > 0]

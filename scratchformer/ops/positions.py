@@ -17,14 +17,15 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     """P[t, 2i] = sin(t / 10000^(2i/C)), P[t, 2i+1] = cos(t / 10000^(2i/C)): a clock face for each pair of columns.
 
     length: T, positions `start` ... `start` + T − 1. d_model: C; if odd, the last pair has no cosine.
-    Returns P (T, C), an array of the library `xp`. Column c belongs to the pair ⌊c/2⌋, whose hand turns by θ_c at each
-    step:
+    Returns P (T, C), an array of the library `xp`.
+
+    Column c belongs to pair ⌊c/2⌋, whose hand turns by θ_c from one position to the next:
 
         P := y
         θ_c = 10000^(−2⌊c/2⌋/C)
         P_tc = sin((start + t) θ_c) where c mod 2 = 0, cos((start + t) θ_c) elsewhere
 
-    The positions themselves are not in P, but a step is the same rotation everywhere (the addition theorems):
+    One step further, the hand of each pair has turned by θ_c, wherever it was (the addition theorems):
 
         P_{t+1,c} = P_tc cos(θ_c) + P_{t,c+1} sin(θ_c) for t + 1 < T, c + 1 < C, c mod 2 = 0
         P_{t+1,c} = P_tc cos(θ_c) − P_{t,c−1} sin(θ_c) for t + 1 < T, c mod 2 = 1

@@ -50,7 +50,7 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
         y_ts = x_tj with j = s + T − 1 − t
         y_ts = Σ_j [j = s + T − 1 − t] x_tj
 
-    Backward. Forward sums the matrix of brackets over j, backward over s:
+    Backward. Both directions use the same matrix of brackets. Forward sums over j, backward over s:
 
         ∂y_ts/∂x_t'j = δ_tt' [j = s + T − 1 − t]
         dx_tj = Σ_{t',s} dy_t's ∂y_t's/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
@@ -152,8 +152,8 @@ def relative_attention(
     the four terms is then (q_i + u) · k_j + (q_i + w) · r_δ.
 
     Forward, for each sequence and head h; m_hts = 1 if query t may see key s, else 0. The distance of a pair (t, s) is
-    one of only R. So one matrix product gives the scores of every query with all R distances, and the `relative_shift`
-    picks the column j of each pair:
+    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift` picks
+    column j for each pair:
 
         u := content_bias        w := position_bias        p := probabilities
         qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd
@@ -171,12 +171,17 @@ def relative_attention(
 
         da_hts = dz_hts/√D        db_htj = Σ_s [j = s + T − 1 − t] da_hts
 
-    Each term is a product of two factors, and each factor gets the sum over what the other does not have. All sequences
-    n of the batch share r, u and w, and u and w are added to every query:
+    Each term is a product of two factors:
+
+        ∂a_hts/∂qu_htd = k_hsd        ∂a_hts/∂k_hsd = qu_htd
+        ∂b_htj/∂qw_htd = r_hjd        ∂b_htj/∂r_hjd = qw_htd
+
+    All sequences n of the batch share r, u and w, and u and w are added to every query, so these gradients are sums
+    over n and t:
 
         dqu_htd = Σ_s da_hts k_hsd        dk_hsd = Σ_t da_hts qu_htd
         dqw_htd = Σ_j db_htj r_hjd        dr_hjd = Σ_{n,t} db_nhtj qw_nhtd
-        dq_htd = dqu_htd + dqw_htd        du_hd = Σ_{n,t} dqu_nhtd        dw_hd = Σ_{n,t} dqw_nhtd
+        dq_htd = dqu_htd + dqw_htd       du_hd = Σ_{n,t} dqu_nhtd        dw_hd = Σ_{n,t} dqw_nhtd
 
     In NumPy:
 

@@ -25,7 +25,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
 
     Forward, for each row:
 
-        ρ = √(1/C Σ_c x_c² + eps)        x̂_c = x_c/ρ        y_c = γ_c x̂_c
+        ρ = √(1/C Σ_c x_c² + eps)        x̂_c = x_c/ρ        y_c = γ_c x̂_c        mean_c(x̂_c²) = 1 − eps/ρ²
 
     Backward. γ acts elementwise, and every row n uses it:
 
@@ -41,7 +41,9 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ
 
     This is the gradient of `layernorm` without the term for the mean, which is not subtracted here. γ is *inside* the
-    mean, as a factor of g. In NumPy, with rrms = 1/ρ:
+    mean, as a factor of g.
+
+    In NumPy, with rrms = 1/ρ:
 
         dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))
 

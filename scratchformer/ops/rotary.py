@@ -57,7 +57,7 @@ def rotary_frequencies(
     head_width: D, even. scaling: how a model was adapted to contexts longer than those of its first training; None, or
     a mapping as in published configurations. Its "rope_type" is one of these:
 
-    - "default": θ as it is.
+    - "default", as with None: θ as it is.
     - "linear", with "factor" a: θ/a for every pair, as if positions were counted in steps of 1/a.
     - "llama3", with "factor" a, "low_freq_factor" l, "high_freq_factor" h and "original_max_position_embeddings" n: a
       pair makes f = n θ/2π turns within the original context of n. It keeps θ if f > h, and gets θ/a if f < l; between
@@ -69,7 +69,7 @@ def rotary_frequencies(
         a := factor            l := low_freq_factor        h := high_freq_factor
         θ_i = base^(−2 i/D)
         f_i = n θ_i/(2π)        m_i = min(max((f_i − l)/(h − l), 0), 1)
-        y_i = θ_i where scaling = default,
+        y_i = θ_i where scaling = none,
             θ_i/a where scaling = linear,
             (1 − m_i) θ_i/a + m_i θ_i elsewhere
 
@@ -102,27 +102,28 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     x: (B, H, T, D), queries or keys. start: the position of x[:, :, 0]. base, scaling: see `rotary_frequencies`, which
     gives θ. Returns y of the shape of x, and the cache. Raises ValueError for an odd D, TypeError for a start that is
     not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
-
     Angles are computed in the precision of x, as published models do.
 
-    Forward, for each sequence and head. The partner of column d is j in the other half, and σ_d is the sign of its sine:
+    Forward, for each sequence and head. The partner of column d is column j, in the other half, and σ_d is the sign of
+    its sine:
 
         φ_ti = (start + t) θ_i        cos_ti = cos(φ_ti)        sin_ti = sin(φ_ti)
         σ_d = −1 where d < D/2, 1 elsewhere
         y_td = x_td cos_ti + σ_d x_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
 
-    A rotation keeps lengths. The product of a rotated query and a rotated key depends on the distance between them, not
-    on where they are: only one of the two need be rotated, by the difference of the angles. With x for both,
+    A rotation keeps lengths, and the score of a query at t and a key at s depends only on the distance s − t: it is
+    enough to rotate one of them, by the difference of the angles. With x as both,
 
         Σ_d y_td² = Σ_d x_td²
-        Σ_d y_td y_sd = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = d mod (D/2), j = (d + D/2) mod D
+        Σ_d y_td y_sd
+        = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = d mod (D/2), j = (d + D/2) mod D
 
-    Backward. x_td is in two outputs, its own and its partner's, whose partner it is and whose sign is the opposite. The
+    Backward. x_td contributes to two outputs: to column d, and to column j, where the sine has the opposite sign. The
     angles are constants:
 
         ∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = d mod (D/2), j = (d + D/2) mod D
         dx_td = Σ_k dy_tk ∂y_tk/∂x_td
-        dx_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
+        = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
 
     This is the rotation by −φ, the transpose and the inverse of the rotation by φ:
 

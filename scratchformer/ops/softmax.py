@@ -13,13 +13,16 @@ def softmax(z: Array) -> tuple[Array, Array]:
     """y_i = exp(z_i) / Z with Z = Σ_j exp(z_j), over the last axis.
 
     z: (..., V). Returns y of the same shape, whose rows are positive and sum to 1, and the cache, a copy of y.
+
+    Forward, for each row:
+
+        Z = Σ_j exp(z_j)        y_i = exp(z_i)/Z        Σ_i y_i = 1
+
     The row's maximum is subtracted first: it cancels in the quotient, and no exponential overflows.
 
-    Backward. For each row,
+        m = max_j(z_j)        y_i = exp(z_i − m)/Σ_j exp(z_j − m)
 
-        Z = Σ_j exp(z_j)        y_i = exp(z_i) / Z
-
-    Z depends on every score, and the quotient rule gives
+    Backward. Z depends on every score, and the quotient rule gives
 
         ∂Z/∂z_k = exp(z_k)
         ∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z² = y_i (δ_ik − y_k)
@@ -27,6 +30,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
     By the chain rule
 
         dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k (dy_k − Σ_i dy_i y_i)
+        Σ_k dz_k = 0        (a constant added to the row changes nothing)
 
     The Jacobian has V² entries, but it is a diagonal minus a rank-one matrix, so its product with dy costs only one dot
     product per row:
@@ -58,14 +62,18 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     """y_i = z_i − log Z with Z = Σ_j exp(z_j), over the last axis.
 
     z: (..., V). Returns y, log-probabilities of the same shape, and the cache, a copy of y.
-    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is finite.
 
-    Backward. For each row,
+    Forward, for each row:
 
         Z = Σ_j exp(z_j)        y_i = z_i − log(Z)
 
-        ∂Z/∂z_k = exp(z_k)      ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k)
+    The row's maximum is subtracted before the sum, so the sum is at least 1 and its logarithm is finite.
 
+        m = max_j(z_j)        y_i = z_i − m − log(Σ_j exp(z_j − m))
+
+    Backward. Z depends on every score:
+
+        ∂Z/∂z_k = exp(z_k)      ∂y_i/∂z_k = δ_ik − exp(z_k)/Z = δ_ik − exp(y_k)
         dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i
 
     In NumPy:

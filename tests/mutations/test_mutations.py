@@ -157,7 +157,7 @@ MISTAKES = [
     Mistake(
         "a residual: the gradient passes through the branch only",
         "nn/residual.py",
-        [("            dx = ds + df[:, -T:]", "            dx = df[:, -T:]")],
+        [("            dx = ds + dn[:, -T:]", "            dx = dn[:, -T:]")],
         "tests/nn/test_all_layers.py -k Residual",
     ),
     Mistake(
@@ -393,7 +393,7 @@ MISTAKES = [
         "a memory: gamma gets no gradient from it",
         "nn/residual.py",
         [
-            ("            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]", "            df[:, : df.shape[1] - T] = 0\n            dx = dy + self.norm.backward(df, cache.norm)[:, -T:]"),
+            ("            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]", "            dn[:, : dn.shape[1] - T] = 0\n            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]"),
         ],
         "tests/nn/test_all_layers.py -k memory",
     ),
@@ -424,7 +424,7 @@ MISTAKES = [
     Mistake(
         "BERT: the gradient of the first vector goes to all of them",
         "models/bert_heads.py",
-        [("        dx[:, 0] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)", "        dx[...] = self.dense.backward(ops.tanh_backward(dy, cache.tanh), cache.dense)[:, None]")],
+        [("cache.dense)\n        return dx\n\n\nclass Masked", "cache.dense)\n        dx[...] = dx[:, :1]\n        return dx\n\n\nclass Masked")],
         "tests/models/test_bert.py",
     ),
     Mistake(

@@ -13,10 +13,10 @@ from textwrap import indent
 from typing import Any
 
 from ...notation import DerivationError, Mistake, NotationError, Report, check_derivation, plant_mistakes
-from . import operations
+from . import kernels, layers, operations
 from .case import DerivationCase, Sizes
 
-CASES = {**operations.CASES}
+CASES = {**operations.CASES, **kernels.CASES, **layers.CASES}
 
 
 def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:

@@ -1,0 +1,262 @@
+"""Docstrings as the site shows them: prose, equations with their measured errors, code and pictures."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterable
+from textwrap import dedent, indent
+from typing import Any, ClassVar, NamedTuple
+
+from docutils import nodes
+from mathml import mathml
+from reports import names, report
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
+import scratchformer
+from scratchformer import ops
+from scratchformer.notation import Equation, NotationError, Row
+from scratchformer.notation.grammar import CALLS, OVER, canonical
+from scratchformer.notation.layout import normal
+
+MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
+PUBLIC = {  # the names in backquotes that are links, and where they lead
+    spelling: f"scratchformer.{module}.{name}"
+    for module in MODULES
+    for name in getattr(scratchformer, module).__all__
+    for spelling in (name, f"{module}.{name}")
+}
+FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
+LIST_ITEM = re.compile(r"- |\d+\. ")
+NEW = re.compile(rf"{LIST_ITEM.pattern}|Source: ")  # begins a paragraph without an empty line above it
+EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
+
+
+class Piece(NamedTuple):
+    """kind: "prose", "equation", "code", "picture" or "text" (anything else that is indented).
+
+    comment: beside an equation. row: of an equation or a line of code, the row of the report. item: its number.
+    """
+
+    kind: str
+    text: str
+    comment: str = ""
+    row: Row | None = None
+    item: int = 0
+
+
+def typeset(docstring: str, name: str = "") -> str:
+    """A docstring as reStructuredText. name: of its derivation."""
+    return rendered(pieces(docstring, name), name)
+
+
+def rendered(found: Iterable[Piece], name: str = "") -> str:
+    """The pieces as reStructuredText. name: of their derivation, whose letters are set as mathematics in prose."""
+    parts = []
+    for piece in found:
+        if piece.kind == "prose":
+            parts.append(prose(piece.text, names(name)))
+        elif piece.row is not None:
+            options = {"label": label(piece.row), "comment": mixed(piece.comment, names(name))}
+            if piece.kind == "equation":
+                options |= {"of": name, "item": str(piece.item)}
+            parts.append(directive("checked", piece.kind, piece.text, **options))
+        else:
+            parts.append(block("python" if piece.kind == "code" else "text", piece.text))
+    return "\n\n".join(parts) + "\n"
+
+
+def label(row: Row) -> str:
+    """What stands beside an equation or a line of code."""
+    if row.error is None:
+        return "defined" if row.kind == "defines" else ""
+    return f"{row.error:.0e}" if row.error else "0"
+
+
+def pieces(docstring: str, name: str = "") -> list[Piece]:
+    """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
+    checked = report(name)
+    if checked is None:
+        return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
+    found: list[Piece] = []
+    for number, item in enumerate(checked.derivation.items):
+        rows = [row for row in checked.rows if row.line == item.line and normal(row.text) == normal(item.text)]
+        row = max(rows, key=lambda row: row.error or 0, default=None)
+        if item.kind == "prose":
+            found += [Piece("prose", text) for text in paragraphs(item.text.splitlines())]
+        elif item.kind == "comment" and found[-1].kind == "equation":
+            found[-1] = found[-1]._replace(comment=item.text)
+        elif item.kind == "equation":
+            found.append(Piece("equation", " ".join(item.text.split()), row=row, item=number))
+        else:
+            found.append(Piece(item.kind, dedent(item.text), row=row))
+    return found
+
+
+def unchecked(text: str) -> Piece:
+    if not text.startswith("    "):
+        return Piece("prose", text)
+    text = dedent(text)
+    return Piece("code" if is_code(text) else "text", text)
+
+
+def paragraphs(lines: Iterable[str]) -> list[str]:
+    """The lines, cut at empty lines, before items of a list and sources, and where indentation begins or ends."""
+    found: list[str] = []
+    start = True
+    for line in lines:
+        indented = line.startswith("    ")
+        if line.strip():
+            if start or indented != found[-1].startswith("    ") or NEW.match(line):
+                found.append(line)
+            else:
+                found[-1] += "\n" + line
+        start = not line.strip()
+    return found
+
+
+def prose(text: str, known: frozenset[str] = frozenset()) -> str:
+    """A paragraph as reStructuredText, with links for public names in backquotes, and mathematics in `known` names."""
+    bullet = LIST_ITEM.match(text)
+    mark, text = (bullet[0], text[bullet.end() :]) if bullet else ("", text)
+    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    return mark + "".join(quoted(part[1:-1]) if part.startswith("`") else mixed(part, known) for part in parts)
+
+
+def mixed(text: str, known: frozenset[str]) -> str:
+    """Prose without backquotes, in which the longest pieces that are expressions in known names become mathematics."""
+    words, parts, at = re.findall(r"\s*\S+|\s+$", text), [], 0
+    while at < len(words):
+        length, shown = expression(words[at:], known) if known else (0, "")
+        parts.append(shown or escaped(words[at]))
+        at += length or 1
+    return "".join(parts)
+
+
+def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
+    """How many of the first words are an expression, and the expression as reStructuredText."""
+    equals = len(words) > 1 and words[1].strip() == "=" and is_mathematics(words[0], known)
+    if not equals and not re.search(r"_[a-z]|[Σ∂√α-ω\u0302]", words[0]):
+        return 0, ""
+    last = next((i for i, word in enumerate(words) if not is_mathematics(word, known)), len(words))
+    for count in range(last, 0, -1):
+        text = "".join(words[:count])
+        core = text.strip()
+        before = core[: len(core) - len(core.lstrip("("))] if core.count("(") > core.count(")") else ""
+        core = core[len(before) :]
+        closing = core.count(")") > core.count("(")
+        after = re.search(r"\)?[.,:;]*$" if closing else r"[.,:;]*$", core)[0]
+        core = core[: len(core) - len(after)]
+        if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
+            continue  # the article
+        try:
+            mathml(core, known)
+        except NotationError:
+            continue
+        space = text[: len(text) - len(text.lstrip())]
+        return count, rf"{space}{escaped(before)}\ :math:`{core}`\ {escaped(after)}"
+    return 0, ""
+
+
+def is_mathematics(word: str, known: frozenset[str]) -> bool:
+    """Whether every run of letters in a word is a known name, a function, an index or a size."""
+    runs = re.findall(r"[^\W\d_][\w\u0302']*", word.strip())
+    return all(len(run) == 1 or run in FUNCTIONS or canonical(run.split("_")[0]) in known | FUNCTIONS for run in runs)
+
+
+def escaped(text: str) -> str:
+    return re.sub(r"^(?=\(?(\w|#)+[.)] )", r"\\ ", EMPHASIS.sub(r"*\1*", re.sub(r"([\\*|_`])", r"\\\1", text)))
+
+
+def quoted(name: str) -> str:
+    if name in PUBLIC:
+        return rf"\ :py:obj:`{name} <{PUBLIC[name]}>`\ "
+    return rf"\ ``{name}``\ "
+
+
+def is_code(text: str) -> bool:
+    """Whether the text is Python that does something, or an example of the interpreter."""
+    if text.startswith(">>>"):
+        return True
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return False
+    return all(not isinstance(s, ast.Expr) or isinstance(s.value, ast.Call) for s in statements)
+
+
+def block(language: str, text: str) -> str:
+    return directive("code-block", language, text)
+
+
+def directive(name: str, argument: str = "", content: str = "", **options: str) -> str:
+    lines = [
+        f".. {name}:: {argument}".rstrip(),
+        *(f"   :{key}: {value}" for key, value in options.items() if value is not None),
+    ]
+    return "\n".join(lines) + (f"\n\n{indent(content, '   ')}" if content else "")
+
+
+def heading(text: str, line: str = "-") -> str:
+    return f"{text}\n{line * len(text)}"
+
+
+def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = []
+    for row in (header, *rows):
+        lines += [f"{' ' if number else '*'} - {cell}" for number, cell in enumerate(row)]
+    return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
+
+
+class Checked(SphinxDirective):
+    """An equation or a line of code, and beside it its measured error, or another label.
+
+    of, item: the name of a derivation and the number of the equation in it, if the text is from there.
+    """
+
+    required_arguments = 1  # "equation" or "code"
+    has_content = True
+    option_spec: ClassVar = dict.fromkeys(("label", "comment", "of", "item"), lambda text: text or "")
+
+    def run(self) -> list[nodes.Node]:
+        row = nodes.container(classes=["checked", f"checked-{self.arguments[0]}"])
+        text = "\n".join(self.content)
+        if self.arguments[0] == "equation":
+            row += nodes.math_block(text, text, nowrap=True, equation=self.equation(text))
+        else:
+            row += nodes.literal_block(text, text, language="python")
+        if comment := self.options.get("comment"):
+            inline, messages = self.parse_inline(f"({comment})")
+            row += [nodes.paragraph(comment, "", *inline, classes=["comment"]), *messages]
+        label = self.options.get("label", "")
+        row += nodes.paragraph(label, label, classes=["error"])
+        return [row]
+
+    def equation(self, text: str) -> Equation | None:
+        if "of" not in self.options:
+            return None
+        checked = report(self.options["of"])
+        return checked.derivation.items[int(self.options["item"])].equation if checked else None
+
+
+class Letters(SphinxDirective):
+    """The table of letters in the docstring of `scratchformer.ops`."""
+
+    def run(self) -> list[nodes.Node]:
+        (text,) = (text for text in paragraphs((ops.__doc__ or "").splitlines()) if text.startswith("    B batch"))
+        found = re.findall(r"\b([A-Z]) (.+?)(?= {3}|$)", text, re.MULTILINE)
+        rows = [(f":math:`{letter}`", re.sub(r"\((.*=.*)\)", r":math:`\1`", meaning)) for letter, meaning in found]
+        return self.parse_text_to_nodes(table(("letter", "size"), rows))
+
+
+def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("checked", Checked)
+    app.add_directive("letters", Letters)
+    app.connect("autodoc-process-docstring", process)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

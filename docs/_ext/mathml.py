@@ -1,0 +1,262 @@
+"""The notation of derivations as MathML, which browsers show by themselves: no JavaScript, and nothing to load.
+
+In a page, {math}`y_td = Σ_s p_ts v_sd` and the directive `math` are in this notation too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from html import escape
+from typing import Any
+
+from docutils import nodes
+from reports import compound
+from sphinx.application import Sphinx
+from sphinx.writers.html5 import HTML5Translator
+
+from scratchformer.notation import Equation, NotationError, parse
+from scratchformer.notation.grammar import Condition, Node
+from scratchformer.notation.latex import FACTOR, PRODUCT, SPELLED, SUM
+
+LOOSENESS = dict.fromkeys(("+", "-", "neg", "cases"), SUM) | dict.fromkeys(("*", "flat /", "mod", "over"), PRODUCT)
+RELATIONS = {":=": "≔", "<": "&lt;", ">": "&gt;"}
+POWERS = {"²": "2", "³": "3", "⁴": "4", "⁻¹": "−1"}
+SIGNS = {"+": "+", "-": "−", "mod": "mod"}
+FLAT = {"/": "flat /", "partial": "flat partial"}
+WORDS = ("density", "distance")  # they begin with d and are no gradients
+GAP = '<mspace width="0.17em"/>'
+WIDE = '<mspace width="1em"/>'
+
+
+def mathml(text: str, names: Collection[str] = (), display: bool = False) -> str:
+    """A text in the notation as MathML: an expression, or an equation."""
+    try:
+        return of_equation(parse(text, names), display)
+    except NotationError as error:
+        try:
+            tree = parse(f"{text} = 0", names)
+        except NotationError:
+            raise error from None
+        return wrapped(expression((tree if display else flat(tree)).parts[0]), display)
+
+
+def of_equation(whole: Equation, display: bool = True) -> str:
+    """An equation as MathML; a chain of equalities in aligned lines."""
+    if not display:
+        return wrapped(equation(flat(whole)), display)
+    return wrapped(aligned(whole) if len(whole.relations) > 1 else equation(whole), display)
+
+
+def wrapped(inside: str, display: bool) -> str:
+    return f'<math display="{"block" if display else "inline"}"><mrow>{inside}</mrow></math>'
+
+
+def flat(tree: Any) -> Any:
+    """The tree with its fractions on one line, for use in a line of text."""
+    if not isinstance(tree, tuple):
+        return tree
+    parts = [flat(part) for part in tree]
+    if parts and parts[0] in FLAT:
+        parts[0] = FLAT[parts[0]]
+    return type(tree)(*parts) if isinstance(tree, Equation) else tuple(parts)
+
+
+def equation(whole: Equation) -> str:
+    first, *rest = map(expression, whole.parts)
+    pairs = zip(whole.relations, rest, strict=True)
+    return first + "".join(f"{relation(sign)}{part}" for sign, part in pairs) + clauses(whole)
+
+
+def aligned(whole: Equation) -> str:
+    first, *rest = map(expression, whole.parts)
+    rest[-1] += clauses(whole)
+    rows = []
+    for left, sign, right in zip([first, *[""] * (len(rest) - 1)], whole.relations, rest, strict=True):
+        rows.append(f'<mtr><mtd style="text-align: right">{left}</mtd><mtd>{relation(sign)}{right}</mtd></mtr>')
+    return f'<mtable displaystyle="true" class="aligned">{"".join(rows)}</mtable>'
+
+
+def clauses(whole: Equation) -> str:
+    parts = [f"<mi>{letter(name)}</mi>{relation('=')}{expression(node)}" for name, node in whole.bindings]
+    text = f"{WIDE}<mtext>with&nbsp;</mtext>{comma(parts)}" if parts else ""
+    return text + (f"{WIDE}<mtext>for&nbsp;</mtext>{conditions(whole.conditions)}" if whole.conditions else "")
+
+
+def relation(sign: str) -> str:
+    return f"<mo>{RELATIONS.get(sign, sign)}</mo>"
+
+
+def comma(parts: Sequence[str]) -> str:
+    return "<mo>,</mo>".join(parts)
+
+
+def group(inside: str) -> str:
+    return f"<mrow>{inside}</mrow>"
+
+
+def fenced(inside: str, left: str = "(", right: str = ")") -> str:
+    return group(f'<mo fence="true" form="prefix">{left}</mo>{inside}<mo fence="true" form="postfix">{right}</mo>')
+
+
+def index(text: str) -> str:
+    """An index letter, which may have primes."""
+    plain = text.rstrip("'")
+    primes = "′" * (len(text) - len(plain))
+    return f"<msup><mi>{plain}</mi><mo>{primes}</mo></msup>" if primes else f"<mi>{plain}</mi>"
+
+
+def letter(name: str) -> str:
+    """A name without its d: Greek letters, hats and numbers as such."""
+    if name.endswith("hat") and len(name) > 3:
+        return f'<mover accent="true">{letter(name[:-3])}<mo stretchy="false">^</mo></mover>'
+    base = name.rstrip("0123456789")
+    number = name[len(base) :]
+    shown = f"<mi>{escape(SPELLED.get(base, base))}</mi>"
+    return f"<msub>{shown}<mn>{number}</mn></msub>" if number else shown
+
+
+def named(name: str) -> str:
+    """A name; that of a gradient is an upright d and the name of the array."""
+    gradient = name.startswith("d") and len(name) > 1 and name.rstrip("0123456789") not in (*SPELLED, *WORDS)
+    return f'<mi mathvariant="normal">d</mi>{letter(name[1:])}' if gradient else letter(name)
+
+
+def indexed(node: Node) -> str:
+    name = named(node[1])
+    if not node[2]:
+        return name
+    shown = [index(i[1]) if i[0] == "idx" else expression(i) for i in node[2]]
+    below = "".join(shown) if all(i[0] == "idx" for i in node[2]) else comma(shown)
+    return f"<msub>{group(name)}{group(below)}</msub>"
+
+
+def conditions(found: Sequence[Condition]) -> str:
+    """Conditions with commas between them; a chain such as 0 ≤ j < T is written as one."""
+    text, last = "", None
+    for sign, a, b in found:
+        right = relation(sign) + expression(b)
+        text += right if last is not None and a == last else f"{'<mo>,</mo>' if text else ''}{expression(a)}{right}"
+        last = b
+    return text
+
+
+def hold(node: Node, place: int) -> str:
+    """A node, in parentheses if it is looser than its place."""
+    sized = node[0] == "over" and node[1] != "sum"  # these have parentheses of their own
+    loose = LOOSENESS.get(node[0], FACTOR) < place and not sized
+    return fenced(expression(node)) if loose else expression(node)
+
+
+def bare(node: Node) -> Node:
+    """The node without its parentheses."""
+    return node[1] if node[0] == "group" else node
+
+
+def product(a: Node, b: Node) -> str:
+    number_next = b[0] == "num" or (b[0] in ("/", "*") and b[1][0] == "num")
+    dot = number_next or (a[0] == "/" and b[0] == "/")
+    return hold(a, PRODUCT) + ("<mo>·</mo>" if dot else GAP) + hold(b, PRODUCT)
+
+
+def quotient(a: Node, b: Node) -> str:
+    """a/b as a fraction; (x/y · z)/b as two."""
+    if a[0] == "*" and a[1][0] == "/":
+        return product(a[1], ("/", a[2], b))
+    return fraction(expression(bare(a)), expression(bare(b)))
+
+
+def over(function: str, letters: Sequence[str], body: Node, found: Sequence[Condition]) -> str:
+    below = comma([index(i) for i in dict.fromkeys(letters)])
+    if found:
+        below = (f"{below}<mo>:</mo>" if len(letters) > 1 else "") + conditions(found)
+    if function in ("sum", "prod"):
+        return f"<munder><mo>{'∑' if function == 'sum' else '∏'}</mo>{group(below)}</munder>{hold(body, PRODUCT)}"
+    script = "munder" if function in ("max", "min", "argmax") else "msub"
+    name = f'<mo movablelimits="true">{function}</mo>' if script == "munder" else f"<mi>{function}</mi>"
+    return f"<{script}>{name}{group(below)}</{script}>{fenced(expression(bare(body)))}"
+
+
+def number(value: float, spelling: str) -> str:
+    if "e" in spelling:
+        mantissa, power = spelling.split("e")
+        ten = f"<msup><mn>10</mn><mn>{int(power)}</mn></msup>".replace("-", "−")
+        return ten if mantissa == "1" else f"<mn>{mantissa}</mn><mo>·</mo>{ten}"
+    if spelling == "½":
+        return '<mfrac displaystyle="false"><mn>1</mn><mn>2</mn></mfrac>'
+    return f"<mi>{spelling}</mi>" if spelling in "π∞" else f"<mn>{spelling}</mn>"
+
+
+def call(function: str, arguments: Sequence[Node]) -> str:
+    if function == "sqrt":
+        return f"<msqrt>{expression(bare(arguments[0]))}</msqrt>"
+    return f"<mi>{function}</mi>{fenced(comma([expression(bare(a)) for a in arguments]))}"
+
+
+def power(base: Node, exponent: Node) -> str:
+    text = POWERS.get(exponent[-1]) if exponent[0] == "num" else None
+    above = f"<mn>{text}</mn>" if text else expression(bare(exponent))
+    simple = base[0] in ("name", "num", "group", "idx")
+    return f"<msup>{group(expression(base) if simple else fenced(expression(base)))}{group(above)}</msup>"
+
+
+def cases(rows: Sequence[tuple[Node, Sequence[Condition]]], otherwise: Node) -> str:
+    found = [(expression(value), f"<mtext>where&nbsp;</mtext>{conditions(when)}") for value, when in rows]
+    found.append((expression(otherwise), "<mtext>elsewhere</mtext>"))
+    table = "".join(f"<mtr><mtd>{value}</mtd><mtd>{when}</mtd></mtr>" for value, when in found)
+    return group(f'<mo fence="true" form="prefix">{{</mo><mtable class="cases">{table}</mtable>')
+
+
+def fraction(top: str, bottom: str) -> str:
+    return f"<mfrac>{group(top)}{group(bottom)}</mfrac>"
+
+
+def sign(kind: str) -> Callable[[Node, Node], str]:
+    left, right = (PRODUCT, FACTOR) if kind == "mod" else (SUM, PRODUCT)
+    return lambda a, b: f"{hold(a, left)}<mo>{SIGNS[kind]}</mo>{hold(b, right)}"
+
+
+KINDS: dict[str, Callable[..., str]] = {
+    "num": number,
+    "idx": index,
+    "name": lambda *node: indexed(("name", *node)),
+    "group": lambda a: fenced(expression(a)),
+    "neg": lambda a: f'<mo form="prefix">−</mo>{hold(a, PRODUCT)}',
+    "+": sign("+"),
+    "-": sign("-"),
+    "mod": sign("mod"),
+    "*": product,
+    "/": quotient,
+    "flat /": lambda a, b: f"{hold(a, PRODUCT)}<mo>/</mo>{hold(b, FACTOR)}",
+    "^": power,
+    "floor": lambda a: fenced(expression(a), "⌊", "⌋"),
+    "abs": lambda a: fenced(expression(a), "|", "|"),
+    "call": call,
+    "over": over,
+    "bracket": lambda found: fenced(conditions(found), "[", "]"),
+    "delta": lambda a, b: f"<msub><mi>δ</mi>{group(expression(a) + expression(b))}</msub>",
+    "cases": cases,
+    "partial": lambda a, b: fraction(f"<mo>∂</mo>{expression(a)}", f"<mo>∂</mo>{expression(b)}"),
+    "flat partial": lambda a, b: f"<mo>∂</mo>{expression(a)}<mo>/</mo><mo>∂</mo>{expression(b)}",
+}
+
+
+def expression(node: Node) -> str:
+    """A syntax tree as MathML."""
+    return KINDS[node[0]](*node[1:])
+
+
+def visit_inline(translator: HTML5Translator, node: nodes.math) -> None:
+    translator.body.append(mathml(node.astext(), compound()))
+    raise nodes.SkipNode
+
+
+def visit_block(translator: HTML5Translator, node: nodes.math_block) -> None:
+    whole = node.get("equation")
+    shown = of_equation(whole) if whole else mathml(node.astext(), compound(), display=True)
+    translator.body.append(f'<div class="math">{shown}</div>')
+    raise nodes.SkipNode
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_html_math_renderer("mathml", (visit_inline, None), (visit_block, None))
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,111 @@
+"""What an operation keeps for its backward, and what its fast twin gains, measured while the site is built."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import partial
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scratchformer import reference_only
+from scratchformer.testing.cases import OPERATIONS, Draw
+
+SIZES = dict(
+    B=4, T=256, S=256, C=256, H=8, G=8, D=32, I=256, O=1024, F=1024, V=1000, K=16,
+)  # fmt: skip
+TIMES = 7  # the fastest of so many is taken
+
+
+class SizedDraw(Draw):
+    """Draws with the sizes above, in float32, and remembers the letters that were used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes, self.used = dict(SIZES), {}
+
+    def shape(self, letters: str) -> tuple[int, ...]:
+        self.used |= {letter: getattr(self, letter) for letter in letters.split()}
+        return super().shape(letters)
+
+    def __call__(self, letters: str) -> np.ndarray:
+        return super().__call__(letters).astype(np.float32)
+
+
+class Kept(NamedTuple):
+    """An array of a cache. origin: the argument that it is, or "y" for the result, or "" for one made for it."""
+
+    name: str
+    array: np.ndarray
+    origin: str
+
+
+class Measured(NamedTuple):
+    seconds: float  # forward and backward
+    kept: list[Kept]
+    results: list[np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(kept.array.nbytes for kept in self.kept)
+
+
+class Comparison(NamedTuple):
+    sizes: dict[str, int]
+    reference: Measured
+    twin: Measured | None
+
+    @property
+    def difference(self) -> float:
+        """The largest difference between the two, relative to the largest number of its array."""
+        assert self.twin is not None
+        pairs = zip(self.reference.results, self.twin.results, strict=True)
+        return max(float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-30)) for a, b in pairs)
+
+
+def compare(name: str) -> Comparison:
+    """Run the first case of an operation with the reference, and with its twin if there is one."""
+    draw = SizedDraw()
+    case = OPERATIONS[name](draw)
+    arguments = inspect.signature(case.op).bind(*case.args).arguments
+    forward = partial(case.op, *case.args, **case.options)
+    with reference_only():
+        reference = measure(forward, case.op_backward, arguments)
+    twin = measure(forward, case.op_backward, arguments) if getattr(case.op, "twins", None) else None
+    return Comparison(draw.used, reference, twin)
+
+
+def measure(forward: Callable, op_backward: Callable, arguments: dict[str, Any]) -> Measured:
+    y, cache = forward()
+    dy = np.asarray(np.random.default_rng(0).normal(size=np.shape(y)), np.float32)
+    gradients = op_backward(dy, cache)
+    fastest = min(timed(lambda: op_backward(dy, forward()[1])) for _ in range(TIMES))
+    results = [y, *(gradients if isinstance(gradients, tuple) else [gradients])]
+    kept = [Kept(name, array, origin(array, arguments, y)) for name, array in arrays(cache)]
+    return Measured(fastest, kept, [np.asarray(result) for result in results if result is not None])
+
+
+def timed(call: Callable) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def arrays(cache: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """Every array of a cache, with the names of its fields."""
+    if isinstance(cache, np.ndarray):
+        yield name, cache
+    elif isinstance(cache, tuple):
+        fields = getattr(cache, "_fields", map(str, range(len(cache))))
+        for field, value in zip(fields, cache, strict=True):
+            yield from arrays(value, f"{name}.{field}" if name else field)
+
+
+def origin(array: np.ndarray, arguments: dict[str, Any], y: Any) -> str:
+    known = {**arguments, "y": y}
+    for name, other in known.items():
+        if isinstance(other, np.ndarray) and np.may_share_memory(array, other):
+            return name
+    return ""

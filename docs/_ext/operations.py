@@ -1,0 +1,176 @@
+"""A page for each operation, written into docs/operations/ before the build."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import indent
+from typing import Any
+
+from docstrings import block, directive, heading, pieces, prose, rendered, table, typeset
+from measure import Comparison, Measured, compare
+from mistakes import MISTAKES, Mistake
+from sphinx.application import Sphinx
+
+from scratchformer import ops
+
+WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
+OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all__), *WITHOUT_BACKWARD)
+
+
+def page(app: Sphinx, name: str) -> str:
+    """The page of an operation."""
+    op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
+    found = pieces(inspect.getdoc(op), name)
+    start = next((i for i, piece in enumerate(found) if piece.text.startswith(("Forward", "Backward"))), len(found))
+    functions = {name: op} if backward is None else {name: op, f"{name}_backward": backward}
+    parts = [
+        heading(name, "="),
+        ".. py:currentmodule:: scratchformer.ops",
+        described(functions, rendered(found[:start], name)),
+    ]
+    parts.append(slot(app, "pictures", "shapes", name))
+    if backward is None:
+        return joined([*parts, heading("The code"), code(op)])
+    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name), slot(app, "live", "live", name)]
+    comparison = compare(name)
+    parts += [heading("The code"), *sources(op, backward, comparison)]
+    parts += [heading("What the cache keeps"), *kept(comparison)]
+    parts.append(slot(app, "pictures", "steps", name))
+    if name in MISTAKES:
+        parts += [heading("Mistakes that others have made"), *map(mistake, MISTAKES[name])]
+    parts += [heading("Check it yourself"), CHECK.format(name=name)]
+    return joined(parts)
+
+
+LEGEND = """\
+At the right of each equation stands :ref:`its measured error <errors>`."""
+
+CHECK = """\
+Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
+
+    scratchformer check {name}                  # the gradients, against numerical differences
+    scratchformer check --derivations {name}    # every equation of the derivation
+
+:doc:`../checking` explains the reports, and checks an operation of your own."""
+
+
+def joined(parts: list[str]) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def slot(app: Sphinx, extension: str, name: str, argument: str) -> str:
+    """A directive of another extension of the site, if it is loaded."""
+    return directive(name, argument) if extension in app.extensions else ""
+
+
+def described(functions: dict[str, Callable], text: str) -> str:
+    """The signatures, and what the docstring says before its derivation."""
+    lines = [f"{name}{signature(function)}" for name, function in functions.items()]
+    return f".. py:function:: {f'{chr(10)}                 '.join(lines)}\n\n{indent(text, '   ')}"
+
+
+def signature(function: Any) -> inspect.Signature:
+    """The signature without annotations."""
+    full = inspect.signature(function)
+    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in full.parameters.values()]
+    return full.replace(parameters=plain, return_annotation=inspect.Signature.empty)
+
+
+def code(function: Any) -> str:
+    """The source of a function, without the docstring, which the page has already."""
+    source = inspect.getsource(getattr(function, "reference", function))
+    first = ast.parse(source).body[0].body[0]
+    lines = source.rstrip().splitlines()
+    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+        del lines[first.lineno - 1 : first.end_lineno]
+    return block("python", "\n".join(lines))
+
+
+def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
+    """The reference, and beside it the fast twin, with its derivation and what it gains."""
+    if comparison.twin is None:
+        return [code(op), code(backward)]
+    (twin,), (twin_backward,) = op.twins.values(), backward.twins.values()
+    module = sys.modules[twin.__module__]
+    cells = [cell("The reference", op), cell("Its twin for NumPy", twin), cell("", backward), cell("", twin_backward)]
+    return [
+        directive("container", "pair", joined(cells)),
+        heading("The fast twin", "~"),
+        typeset(module.__doc__, f"{op.__name__}.numpy"),
+        gain(comparison.reference, comparison.twin, comparison.difference),
+        f"The whole module is ``scratchformer/kernels/{Path(module.__file__).name}``.",
+    ]
+
+
+def cell(title: str, function: Any) -> str:
+    return directive("container", "", joined([title and f".. rubric:: {title}", code(function)]))
+
+
+def gain(reference: Measured, twin: Measured, difference: float) -> str:
+    return (
+        f"Measured at the sizes below while this page was built: forward and backward take {milliseconds(twin)} "
+        f"instead of {milliseconds(reference)}, **{twin.seconds / reference.seconds:.2f}** of the time, and the "
+        f"cache has {size(twin.nbytes)} instead of {size(reference.nbytes)}. Results and gradients differ by at most "
+        f"{difference:.0e} of their largest number, in float32."
+    )
+
+
+def milliseconds(measured: Measured) -> str:
+    return f"{1000 * measured.seconds:.3g} ms"
+
+
+def size(nbytes: int) -> str:
+    for unit, power in (("MB", 6), ("kB", 3)):
+        if nbytes >= 10**power:
+            return f"{nbytes / 10**power:.3g} {unit}"
+    return f"{nbytes} bytes"
+
+
+def kept(comparison: Comparison) -> list[str]:
+    sizes = ", ".join(f"{letter} = {value}" for letter, value in comparison.sizes.items())
+    parts = [f"With {sizes}, in float32:", arrays(comparison.reference, "reference")]
+    if comparison.twin is not None:
+        parts.append(arrays(comparison.twin, "twin"))
+    return parts
+
+
+def arrays(measured: Measured, who: str) -> str:
+    rows = [
+        (
+            f"``{kept.name or 'cache'}``",
+            f"{kept.array.shape}",
+            f"{kept.array.dtype}",
+            f"{kept.array.nbytes:,}",
+            {"": "", "y": "the result itself"}.get(kept.origin, f"the argument ``{kept.origin}`` itself"),
+        )
+        for kept in measured.kept
+    ]
+    rows.append((f"**all of the {who}'s**", "", "", f"**{measured.nbytes:,}**", ""))
+    return table([f"the {who} keeps", "shape", "type", "bytes", ""], rows)
+
+
+def mistake(wrong: Mistake) -> str:
+    texts = {"instead of": wrong.equation, "written": wrong.wrong}
+    shown = "\n".join(f"{label:10}  {text}" for label, text in texts.items())
+    return joined([f".. rubric:: {prose(wrong.title)}", block("text", shown), prose(wrong.effect)])
+
+
+def write(app: Sphinx) -> None:
+    for name in OPERATIONS:
+        write_page(Path(app.srcdir) / "operations" / f"{name}.rst", page(app, name))
+
+
+def write_page(path: Path, text: str) -> None:
+    """Write a page, unless it is there already, so that Sphinx need not read it again."""
+    path.parent.mkdir(exist_ok=True)
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.write_text(text, encoding="utf-8")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("builder-inited", write)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

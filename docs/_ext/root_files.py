@@ -1,0 +1,27 @@
+"""README, CONTRIBUTING and CHANGELOG as pages of the site; links between them and docs/ work here as on GitHub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sphinx.application import Sphinx
+
+PAGES = {"index": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+END = "## Results\n"  # the start page has the README up to here
+
+
+def read(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Put the file before the text of its page, and lead every link to one of these files to its page."""
+    text = source[0]
+    if docname in PAGES:
+        path = Path(app.srcdir).parent / PAGES[docname]
+        app.env.note_dependency(str(path))
+        text = path.read_text(encoding="utf-8").partition(END)[0].replace("](docs/", "](").replace('"docs/', '"') + text
+    for page, file in PAGES.items():
+        text = text.replace(f"](../{file}", f"]({page}.md").replace(f"]({file}", f"]({page}.md")
+    source[0] = text
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", read)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,40 @@
+"""The site: `python -m sphinx docs OUT`."""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE / "_ext")]
+
+import scratchformer  # noqa: E402
+
+project = "scratchformer"
+version = release = scratchformer.__version__
+copyright = "the authors of scratchformer, MIT licence"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.viewcode",
+    "mathml",
+    "root_files",
+    "docstrings",
+    "operations",
+    "layers",
+]
+exclude_patterns = ["README.md", "_build"]
+
+myst_enable_extensions = ["dollarmath", "html_image", "deflist"]
+myst_heading_anchors = 3
+
+autodoc_typehints = "none"
+autodoc_default_options = {"members": True, "show-inheritance": True, "member-order": "bysource"}
+python_maximum_signature_line_length = 88
+
+html_theme = "furo"
+html_title = "scratchformer"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_copy_source = False
+html_theme_options = {"top_of_page_buttons": []}
