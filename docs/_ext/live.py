@@ -105,9 +105,9 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
 def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
     """A derivation, and the arrays that its equations begin with.
 
-    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. inputs: the names of
-    those that the reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient,
-    and of what.
+    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. shapes: of what they
+    compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy. gradients: the
+    name of each gradient, and of what.
     """
     values, arguments = report.values, bound(case)
     output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
@@ -120,6 +120,7 @@ def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
             for item in report.derivation.equations
         ],
         "arrays": {n: array_json(values[n]) for n in given},
+        "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
         "inputs": [n for n in given if values[n].ndim or n in arguments],
         "outputs": [[output, f"d{output}"]],
         "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
@@ -141,7 +142,8 @@ def checked(case: DerivationCase) -> Report:
 
 def bound(case: DerivationCase) -> dict[str, Any]:
     """The arguments of the operation by name."""
-    found = inspect.signature(case.op).bind(*case.args, **case.options)
+    signature = inspect.signature(case.op)
+    found = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     found.apply_defaults()
     return {canonical(name): value for name, value in found.arguments.items()}
 
@@ -153,7 +155,7 @@ def names_in(report: Report) -> tuple[set[str], set[str]]:
     for item in report.derivation.equations:
         left, right, *_ = item.equation.parts
         if item.equation.relations == (":=",) and left[0] == right[0] == "name" and not left[2] and right[1] in report.values:
-            short |= {left[1]: right[1], f"d{left[1]}": f"d{right[1]}"}
+            short |= {f"{d}{left[1]}": f"{d}{right[1]}" for d in ("", "d") if f"{d}{right[1]}" in report.values}
         elif left[0] == "name":
             computed.add(left[1])
         mentioned |= {node[1] for node in walk(tuple(item.equation)) if node[0] == "name"}

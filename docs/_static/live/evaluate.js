@@ -1,6 +1,6 @@
 /* Evaluates a derivation in the page, element by element, from the syntax tree that Python's parser made.
 
-   const model = Live.model(data);     data: {items, arrays, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
+   const model = Live.model(data);     data: {items, arrays, shapes, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
    model.set("q", 3, 0.5);             the number at a flat, row-major position
    model.run();                        every equation, in order
    model.values.get("dk").data         what they give
@@ -89,6 +89,9 @@
       for (const [name, array] of Object.entries(data.arrays)) {
         this.values.set(name, { shape: array.shape, data: Float64Array.from(array.data, Number) });
       }
+      for (const [name, shape] of Object.entries(data.shapes)) {
+        this.values.set(name, { shape, data: new Float64Array(size(shape)) });
+      }
       this.inputs = data.inputs;
       this.aliases = new Map();
       this.sizes = new Map();
@@ -142,7 +145,7 @@
       };
       lines.forEach(visit);
       this.defined = new Map(); // name -> which of its elements a line computes
-      for (const line of this.order) line.learnSizes();
+      for (const line of this.lines) line.learnSizes();
       for (const line of this.order) line.compile();
       this.jacobians = new Map();
     }
@@ -307,7 +310,6 @@
       const { model } = this;
       const [left] = this.parts;
       const source = this.source();
-      this.learnSizes();
       this.lead = this.leadingAxes();
       this.shown = source > 0 && (left[0] === "name" || isPartial(left)) ? source : 0;
       const all = new Set(this.parts.flatMap((part) => [...free(part)]));
@@ -318,7 +320,6 @@
       if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
       this.name = this.target();
       const computing = (model.computing.get(this.name) || []).includes(this);
-      if (computing && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
       this.enumerate();
       if (computing) this.claim();
       this.functions = this.parts.map((part) => this.closure(part));
@@ -344,8 +345,6 @@
       let lead = [];
       for (const node of this.arrays()) {
         lead = broadcast(lead, this.layout(node).leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
-        const rows = this.model.array(node[1]).shape.slice(0, this.layout(node).folded);
-        if (rows.length) this.rows = rows;
       }
       return lead;
     }
@@ -360,31 +359,22 @@
       return node[2].length === 0 && /^[A-Z]$/.test(node[1]) && !this.model.array(node[1]);
     }
 
-    /** The sizes of the axes that have an index (n: the first `folded` axes as one), and of those that have none. */
+    /** The sizes of the axes that have an index (n: all leading axes as one), and of those that have none. */
     layout(node) {
       const { shape } = this.model.array(node[1]);
       const extra = shape.length - node[2].length;
       if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${node[2].length} indices`);
       const [first] = node[2];
       if (first && first[0] === "idx" && plain(first[1]) === "n") {
-        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [], folded: extra + 1 };
+        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [] };
       }
-      return { axes: shape.slice(extra), leading: shape.slice(0, extra), folded: 0 };
+      return { axes: shape.slice(extra), leading: shape.slice(0, extra) };
     }
 
     size(letter) {
       const n = this.model.sizes.get(plain(letter));
       if (n === undefined) throw this.error(`the size of the index ${letter} is not known`);
       return n;
-    }
-
-    emptyArray() {
-      const own = this.parts[0][2].map((index) => {
-        if (index[0] !== "idx") throw this.error(`the size of an axis of ${this.name} is not known`);
-        return plain(index[1]) === "n" && this.rows ? this.rows : [this.size(index[1])];
-      });
-      const shape = [...this.lead, ...own.flat()];
-      return { shape, data: new Float64Array(size(shape)) };
     }
 
     /** All environments of the equation's letters, in row-major order of the left side. */
