@@ -20,8 +20,20 @@ from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-SIZES = dict(B=1, T=3, S=4, H=2, G=2, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
-OWN_SIZES = {"rotary": {"D": 4, "H": 1}, "gather": {"B": 2}, "mean_pool": {"B": 2}, "max_pool": {"B": 2}}
+SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
+OWN_SIZES = {
+    **dict.fromkeys(("gather", "mean_pool", "max_pool"), {"B": 2}),
+    "rotary": {"D": 4, "H": 1},
+    "relative_shift": {"H": 1},
+    "relative_attention": {"B": 2, "H": 1, "S": 3},
+}
+# Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
+VALUES: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"counted": [1, 1, 0]},
+    "embedding": {"ids": [[1, 3, 1]]},
+    "gather": {"places": [[2, 2], [0, 1]]},
+    **dict.fromkeys(("mean_pool", "max_pool"), {"lengths": [2, 3]}),
+}
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js")
@@ -92,7 +104,7 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     case = CASES[name](draw)
     report = checked(case)
     data, arguments = begin(case, report), bound(case)
-    values = {n: report.values[n] for n in data["arrays"]}
+    values = {n: np.asarray(VALUES.get(name, {}).get(n, report.values[n])) for n in data["arrays"]}
     return data | {
         "name": name,
         "arrays": {n: array_json(beginning(array)) for n, array in values.items()},
@@ -110,10 +122,13 @@ def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
     name of each gradient, and of what.
     """
     values, arguments = report.values, bound(case)
-    output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
     computed, mentioned = names_in(report)
-    given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
-    given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
+    outputs = []
+    if case.op_backward is not None:
+        output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
+        outputs = [output, f"d{output}"]
+    given = [n for n in values if n in mentioned and (n in arguments or n not in {*computed, *outputs})]
+    given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
     return {
         "items": [
             {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
@@ -121,8 +136,8 @@ def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
         ],
         "arrays": {n: array_json(values[n]) for n in given},
         "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
-        "inputs": [n for n in given if values[n].ndim or n in arguments],
-        "outputs": [[output, f"d{output}"]],
+        "inputs": [n for n in given if values[n].ndim or n in outputs or isinstance(arguments.get(n), int | float)],
+        "outputs": [outputs] if outputs else [],
         "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
     }
 

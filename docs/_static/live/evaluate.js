@@ -140,12 +140,17 @@
       const visit = (line) => {
         if (seen.has(line)) return;
         seen.add(line);
-        for (const name of line.mentions()) for (const before of this.computing.get(name) || []) visit(before);
+        for (const name of line.mentions()) {
+          if (name !== line.target()) for (const before of this.computing.get(name) || []) visit(before);
+        }
         this.order.push(line);
       };
       lines.forEach(visit);
       this.defined = new Map(); // name -> which of its elements a line computes
       for (const line of this.lines) line.learnSizes();
+      for (const [name, letters] of Object.entries(this.data.axes || {})) {
+        letters.forEach((letter, i) => { if (letter && !this.sizes.has(letter)) this.sizes.set(letter, this.array(name).shape[i]); });
+      }
       for (const line of this.order) line.compile();
       this.jacobians = new Map();
     }
@@ -377,29 +382,28 @@
       return n;
     }
 
-    /** All environments of the equation's letters, in row-major order of the left side. */
+    /** All environments of the equation's letters, and the positions of its numbers in the array that it shows. */
     enumerate() {
       const fits = this.all(this.equation.for || []);
+      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
+      if (this.name === null) this.own = { shape, data: new Float64Array(size(shape)) };
       const position = this.name === null ? null : this.position(this.parts[0]);
       this.environments = [];
-      const leading = size(this.lead);
-      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
-      const inner = shape.slice(this.lead.length);
-      const count = size(inner);
-      for (let l = 0; l < leading; l++) {
-        for (let k = 0; k < count; k++) {
-          const e = { [LEAD]: l };
-          let rest = k;
-          for (let i = inner.length - 1; i >= 0; i--) {
-            e[this.letters[i]] = rest % inner[i];
-            rest = Math.floor(rest / inner[i]);
-          }
-          if (fits(e) && (position === null || position(e) >= 0)) this.environments.push(e);
+      this.positions = [];
+      for (let k = 0; k < size(shape); k++) {
+        const e = {};
+        let rest = k;
+        for (let i = this.letters.length - 1; i >= 0; i--) {
+          const n = shape[this.lead.length + i];
+          e[this.letters[i]] = rest % n;
+          rest = Math.floor(rest / n);
         }
+        e[LEAD] = rest;
+        const p = position === null ? k : position(e);
+        if (p < 0 || !fits(e)) continue;
+        this.environments.push(e);
+        this.positions.push(p);
       }
-      this.shape = shape;
-      this.positions = position === null ? this.environments.map((_, i) => i) : this.environments.map(position);
-      if (this.name === null) this.own = { shape, data: new Float64Array(this.environments.length) };
       this.at = new Map(this.positions.map((p, i) => [p, i]));
     }
 
@@ -425,7 +429,7 @@
     result() {
       if (this.isShortName()) return null;
       if (this.name !== null && this.model.values.has(this.name)) return this.model.values.get(this.name);
-      this.environments.forEach((e, i) => { this.own.data[i] = this.functions[this.shown](e); });
+      this.environments.forEach((e, i) => { this.own.data[this.positions[i]] = this.functions[this.shown](e); });
       return this.own;
     }
 

@@ -143,8 +143,8 @@
 
   /** An array as heat maps, one for each position in the leading axes. */
   class Grid {
-    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right" }) {
-      Object.assign(this, { array, label, letters, name, line, editable, range, versus, cells: [] });
+    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right", covers = () => true }) {
+      Object.assign(this, { array, label, letters, name, line, editable, range, versus, covers, cells: [] });
       const { shape } = array;
       const columns = shape.length ? shape[shape.length - 1] : 1;
       const rows = shape.length > 1 ? shape[shape.length - 2] : 1;
@@ -200,6 +200,10 @@
 
     cell(position) {
       const cell = make("td", { role: "gridcell" });
+      if (!this.covers(position)) {
+        this.cells.push(null);
+        return cell;
+      }
       const index = this.subscript(position);
       const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
       let face;
@@ -223,6 +227,7 @@
       const allowed = right ? tolerance * right.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 1e-3) : 0;
       let wrong = 0;
       this.cells.forEach((cell, i) => {
+        if (!cell) return;
         const x = data[i];
         const differs = right !== null && x !== right[i] && !(Math.abs(x - right[i]) <= allowed) && !(Number.isNaN(x) && Number.isNaN(right[i]));
         if (differs) wrong++;
@@ -362,7 +367,7 @@
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
       const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
-      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i });
+      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i, covers: (p) => line.name !== null || line.at.has(p) });
       const large = line.name === null && result.data.length > 24;
       card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
