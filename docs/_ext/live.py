@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
+from sphinx.application import Sphinx
+from sphinx.util.docutils import SphinxDirective
+
 from scratchformer.notation import Equation, NotationError, Report, check_derivation, latex, parse
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.latex import RELATIONS
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
-from sphinx.application import Sphinx
-from sphinx.util.docutils import SphinxDirective
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {
@@ -74,7 +75,7 @@ def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], s
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
         "<noscript><p>With JavaScript, the equations above are computed here, on numbers that you can change.</p></noscript>\n"
-        f'<div hidden>{"".join(shown)}</div>\n'
+        f"<div hidden>{''.join(shown)}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
 
@@ -169,12 +170,17 @@ def names_in(report: Report) -> tuple[set[str], set[str]]:
     computed, mentioned = set(), set()
     for item in report.derivation.equations:
         left, right, *_ = item.equation.parts
-        if item.equation.relations == (":=",) and left[0] == right[0] == "name" and not left[2] and right[1] in report.values:
+        if is_short_name(item.equation) and right[1] in report.values:
             short |= {f"{d}{left[1]}": f"{d}{right[1]}" for d in ("", "d") if f"{d}{right[1]}" in report.values}
         elif left[0] == "name":
             computed.add(left[1])
         mentioned |= {node[1] for node in walk(tuple(item.equation)) if node[0] == "name"}
     return {short.get(n, n) for n in computed}, {short.get(n, n) for n in mentioned}
+
+
+def is_short_name(equation: Equation) -> bool:
+    """Whether it only gives a short name, such as u := content_bias."""
+    return equation.relations == (":=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def array_json(array: np.ndarray) -> dict[str, Any]:

@@ -424,7 +424,7 @@ def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Report:
 
 
 def read_and_run(
-    op: Callable, op_backward: Callable, *args: Any, docstring: str | None = None, **options: Any
+    op: Callable, op_backward: Callable | None, *args: Any, docstring: str | None = None, **options: Any
 ) -> tuple[Run, Derivation]:
     """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
     ran = run(op, op_backward, *args, **options)

@@ -317,7 +317,7 @@ class Parser:
         if not known and name in OVER and self.sees("_"):
             return self.over(name)
         called = name in CALLS or canonical(name) in self.functions
-        if called and (not known or self.sees("(")):  # an array may be called cos
+        if called and not self.sees("_") and (not known or self.sees("(")):  # an array may be called cos
             self.expect("(")
             arguments = [self.value()]
             while self.accept(","):

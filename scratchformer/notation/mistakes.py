@@ -134,7 +134,7 @@ def of_indices(node: Node, letters: list[str]) -> Iterator[tuple[str, Node]]:
 
 def plant_mistakes(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
     docstring: str | None = None,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import CALLS, OVER, NotationError, canonical
+from .grammar import CALLS, OVER, canonical
 from .layout import normal
 
 

@@ -52,7 +52,8 @@ class Scope:
 
     def size(self, letter: str) -> int:
         base = letter.rstrip("'")
-        if base not in self.sizes and np.shape(known := self.values.get(base.upper(), ())) == ():
+        known = self.values.get(base.upper())
+        if base not in self.sizes and known is not None and known.shape == ():
             self.sizes[base] = int(known)
         if base not in self.sizes:
             raise NotationError(f"the size of index {base} is not known: no array has it")
@@ -236,11 +237,15 @@ def apply(function: Callable[..., np.ndarray], *arguments: Named) -> Named:
     if any(isinstance(axis, str) and axis != DIRECTION for argument in arguments for axis in argument.axes):
         raise NotationError("a function takes whole arrays, without indices")
     counts = [len(argument.data) for argument in arguments if DIRECTION in argument.axes]
-    if not counts:
-        data = function(*(argument.data for argument in arguments))
-        return Named(data, tuple(range(-data.ndim, 0)))
-    moved = [a.data.astype(complex) if DIRECTION in a.axes else [a.data.astype(complex)] * counts[0] for a in arguments]
-    data = np.stack([function(*values) for values in zip(*moved, strict=True)])
+    try:
+        if not counts:
+            data = function(*(argument.data for argument in arguments))
+            return Named(data, tuple(range(-data.ndim, 0)))
+        wide = [argument.data.astype(complex) for argument in arguments]
+        moved = [a if DIRECTION in b.axes else [a] * counts[0] for a, b in zip(wide, arguments, strict=True)]
+        data = np.stack([function(*values) for values in zip(*moved, strict=True)])
+    except (ValueError, TypeError, IndexError) as error:
+        raise NotationError(f"the function does not take these arrays: {error}") from error
     return Named(data, (DIRECTION, *range(1 - data.ndim, 0)))
 
 

@@ -51,5 +51,7 @@ def test_every_value_is_that_of_python(page: Any, name: str) -> None:
 def test_the_error_function(page: Any, x: float) -> None:
     from scipy.special import erf
 
-    found = float(page.execute_script("return String(Live.erf(Number(arguments[0])))", str(x).replace("inf", "Infinity")))
+    found = float(
+        page.execute_script("return String(Live.erf(Number(arguments[0])))", str(x).replace("inf", "Infinity"))
+    )
     assert abs(found - erf(x)) <= 4e-16 * max(abs(erf(x)), 1e-300)

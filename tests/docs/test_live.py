@@ -76,7 +76,9 @@ class Page:
     def agrees(self) -> None:
         shown = self.shown()
         for name, array in self.expected().items():
-            np.testing.assert_allclose(shown[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max()), err_msg=name)
+            np.testing.assert_allclose(
+                shown[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max()), err_msg=name
+            )
 
 
 def converted(value: np.ndarray, old: Any) -> Any:

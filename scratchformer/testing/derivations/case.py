@@ -36,5 +36,7 @@ class Sizes(Draw):
 
 def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
     """The reference of an operation and of its backward, if it has one."""
-    op, op_backward = (getattr(f, "reference", f) for f in (getattr(ops, name), getattr(ops, f"{name}_backward", None)))
-    return DerivationCase(op, op_backward, args, names or {}, options)
+    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
+    if op_backward is None:
+        return DerivationCase(op, None, args, names or {}, options)
+    return DerivationCase(op.reference, op_backward.reference, args, names or {}, options)

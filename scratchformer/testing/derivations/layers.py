@@ -75,8 +75,8 @@ def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
     pattern = ops.Causal() if layer.causal else None
 
-    def attention(*qkv: np.ndarray) -> np.ndarray:
-        return ops.attention(*(a[:, None] for a in qkv), pattern)[0][:, 0]
+    def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return ops.attention(q[:, None], k[:, None], v[:, None], pattern)[0][:, 0]
 
     return case(d, layer, d("B T C"), functions={"attention": attention})
 
@@ -257,7 +257,8 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 6}
     ids, targets = d.integers("B T", d.V), d.integers("B T", d.V)
     targets[0, 0] = IGNORED
-    model: models.LanguageModel | models.EncoderDecoder
+    model: Any
+    inputs: tuple
     if smoothing:
         model = models.EncoderDecoder(d.V, d.C, d.H, 1, d.F, dropout=0.0, label_smoothing=smoothing)
         inputs = (ids, np.full(d.B, d.T), ids)

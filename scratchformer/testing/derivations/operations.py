@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -88,7 +89,7 @@ def relative_attention(d: Sizes, kind: str = "full") -> DerivationCase:
     return reference("relative_attention", q, k, v, r, *biases, pattern, names={"m": allowed(pattern, d)})
 
 
-def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, **options: float) -> DerivationCase:
+def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, **options: Any) -> DerivationCase:
     targets = d.integers("B T", d.V)
     if ignore_index is not None:
         targets[:ignored, :ignored] = ignore_index
