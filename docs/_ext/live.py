@@ -1,4 +1,4 @@
-"""The live part of an operation's page: its derivation and small arrays as JSON, which docs/_static/live computes with."""
+"""The live part of an operation's page: its derivation and small arrays, which docs/_static/live computes with."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {
-    **dict.fromkeys(("gather", "mean_pool", "max_pool"), {"B": 2}),
+    "gather": {"B": 2},
+    "mean_pool": {"B": 2},
+    "max_pool": {"B": 2},
     "rotary": {"D": 4, "H": 1},
     "relative_shift": {"H": 1},
     "relative_attention": {"B": 2, "H": 1, "S": 3},
@@ -33,7 +35,8 @@ VALUES: dict[str, dict[str, Any]] = {
     "cross_entropy": {"counted": [1, 1, 0]},
     "embedding": {"ids": [[1, 3, 1]]},
     "gather": {"places": [[2, 2], [0, 1]]},
-    **dict.fromkeys(("mean_pool", "max_pool"), {"lengths": [2, 3]}),
+    "mean_pool": {"lengths": [2, 3]},
+    "max_pool": {"lengths": [2, 3]},
 }
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
 STATIC = Path(__file__).parents[1] / "_static"
@@ -41,7 +44,7 @@ FILES = ("live/evaluate.js", "live/live.js")
 
 
 class PageSizes(Sizes):
-    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, with their lowest and highest."""
+    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, and what they may hold."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -74,7 +77,7 @@ def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], s
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
-        "<noscript><p>With JavaScript, the equations above are computed here, on numbers that you can change.</p></noscript>\n"
+        "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{''.join(shown)}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
@@ -105,10 +108,12 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
     case = CASES[name](draw)
     report = checked(case)
     data, arguments = begin(case, report), bound(case)
-    values = {n: np.asarray(VALUES.get(name, {}).get(n, report.values[n])) for n in data["arrays"]}
+    drawn = {*arguments, *(dy for _, dy in data["outputs"])}
+    values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
+    values |= {n: np.array(value) for n, value in VALUES.get(name, {}).items()}
     return data | {
         "name": name,
-        "arrays": {n: array_json(beginning(array)) for n, array in values.items()},
+        "arrays": {n: array_json(array) for n, array in values.items()},
         "axes": axes(inspect.getdoc(case.op) or "", report.values),
         "ranges": {n: found for n in data["inputs"] if (found := limits(n, values[n], arguments.get(n), draw))},
         "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
@@ -118,9 +123,9 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
 def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
     """A derivation, and the arrays that its equations begin with.
 
-    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. shapes: of what they
-    compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy. gradients: the
-    name of each gradient, and of what.
+    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. shapes: of what
+    they compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy.
+    gradients: the name of each gradient, and of what.
     """
     values, arguments = report.values, bound(case)
     computed, mentioned = names_in(report)
@@ -145,7 +150,7 @@ def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
 
 def beginning(array: np.ndarray) -> np.ndarray:
     """The numbers that the page begins with: arrays with one decimal, and without zeros, where a kink may be."""
-    if array.ndim and array.dtype.kind == "f" and not np.isin(array, (0, 1)).all():
+    if array.ndim and array.dtype.kind == "f":
         array = array.round(1)
         return np.where(array == 0, 0.5, array)
     return array
@@ -165,7 +170,7 @@ def bound(case: DerivationCase) -> dict[str, Any]:
 
 
 def names_in(report: Report) -> tuple[set[str], set[str]]:
-    """The names that the equations compute, and all that they mention; short names are replaced by what they stand for."""
+    """The names that the equations compute, and all that they mention; for a short name, what it stands for."""
     short: dict[str, str] = {}
     computed, mentioned = set(), set()
     for item in report.derivation.equations:

@@ -137,7 +137,8 @@ def test_the_terms_of_a_number_add_up_to_it(page: Page) -> None:
         "return page.cards.filter(({ grid }) => grid).flatMap(({ grid, i }) => grid.cells.map((cell, p) => {"
         "  if (!cell) return false;"
         "  const { value, terms } = page.model.terms(i, p);"
-        "  return Math.abs(terms.reduce((sum, term) => sum + term.value, 0) - value) > 1e-9 * Math.max(1, Math.abs(value));"
+        "  const total = terms.reduce((sum, term) => sum + term.value, 0);"
+        "  return Math.abs(total - value) > 1e-9 * Math.max(1, Math.abs(value));"
         "})).filter(Boolean).length"
     )
     assert wrong == 0
