@@ -34,8 +34,8 @@ class _Picture:
         self.letters, self.root, self.twin_root = traced(name)
         self.twins = dict(_pairs(self.root, self.twin_root))
         self.canvas = Canvas(WIDTH)
-        self.kept, self.kept_by_twins = self.root.kept(), self.twin_root.kept()
-        self.parameters = {id(owner(p.data)) for p in self.root.parameters().values()}
+        self.kept, self.kept_by_twins = self.root.kept, self.twin_root.kept
+        self.parameters = {id(owner(p.data)) for p in self.root.parameters.values()}
         self.counted: set[int] = set()  # the blocks that a box has already shown as kept
         self.counted_of_twins: set[int] = set()
 
@@ -64,7 +64,7 @@ class _Picture:
 
     def _totals(self, letters: Letters) -> Iterator[str]:
         back = _products_back(self.root)
-        if params := self.root.parameters().values():
+        if params := self.root.parameters.values():
             yield f"Parameters: {letters.numbers(params)}."
         if self.root.products():
             yield f"FLOP forward: {letters.flop(self.root.products())}."
@@ -89,7 +89,7 @@ class _Picture:
     def _foot(self, y: float) -> None:
         sizes = ", ".join(f"{letter}\u00a0{n}" for letter, n in self.letters.sizes.items())
         numbers = (
-            f"Traced with {sizes}: {sum(p.data.size for p in self.root.parameters().values()):,} parameters, "
+            f"Traced with {sizes}: {sum(p.data.size for p in self.root.parameters.values()):,} parameters, "
             f"{_count(self.root.flop)}FLOP forward, {_count(_flop(_products_back(self.root)))}FLOP backward, "
             f"{_count(sum(x.nbytes for x in self.kept.values()))}B kept."
         )
@@ -198,15 +198,15 @@ class _Picture:
     def _facts(self, call: Call) -> Iterator[str]:
         """The lines of a box: parameters, FLOP, and what is kept; of the twin, what differs."""
         letters, twin = self.letters, self.twins.get(call, call)
-        if call.parameters():
-            yield f"parameters {letters.numbers(call.parameters().values())}"
+        if call.parameters:
+            yield f"parameters {letters.numbers(call.parameters.values())}"
         flop, flop_twin = self._flop_of(call), self._flop_of(twin)
         yield from flop
         new = self._new(call, self.kept, self.counted)
         new_twin = self._new(twin, self.kept_by_twins, self.counted_of_twins)
         if new:
             yield f"keeps {letters.bytes(new)} bytes"
-        elif call.kept().keys() & self.kept.keys():
+        elif call.kept.keys() & self.kept.keys():
             yield "keeps nothing that is not kept already"
         if flop_twin != flop:
             yield from ("twin: " + line for line in flop_twin)
@@ -215,7 +215,7 @@ class _Picture:
 
     def _new(self, call: Call, kept: dict[int, np.ndarray], counted: set[int]) -> list[np.ndarray]:
         """The blocks that a call keeps and no box above it."""
-        new = {key: x for key, x in call.kept().items() if key in kept and key not in counted}
+        new = {key: x for key, x in call.kept.items() if key in kept and key not in counted}
         counted |= new.keys()
         return list(new.values())
 
