@@ -20,13 +20,14 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from scratchformer import ops
 from scratchformer.nn import Layer
@@ -219,7 +220,7 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             elif before := known[_key(call, _cache_of(call))]:
                 before.pop().backward = call  # a layer without a cache may be used several times; the last comes first
 
-    with _counting(count):
+    with _counting(count), one_thread():
         watched = _watched()
         previous = sys.getprofile()
         sys.setprofile(profile)
@@ -227,6 +228,16 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             yield roots
         finally:
             sys.setprofile(previous)
+
+
+def one_thread() -> AbstractContextManager:
+    """Hold BLAS to one thread: the arrays are small, and on a busy machine its threads wait for each other."""
+    return _blas().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _key(call: Call, cache: Any) -> tuple:
