@@ -136,7 +136,7 @@ def _llama() -> str:
         "so a score depends on a distance, and the table of positions goes. Norms divide by the root mean square; they "
         "neither subtract a mean nor add a bias. The feed-forward layer has three matrices instead of two: one of them "
         "makes a gate for another. (In the trace F is the same for both models; Llama's own F is 8/3 C, which gives as "
-        "many weights as the two matrices with 4 C.) There are no biases, and the output has a matrix of its own again. "
+        "many weights as the two matrices with 4 C.) There are no biases, and the output has its own matrix again. "
         f"Several query heads share one head of keys and values: with {d['H']} query heads and {d['G']} of keys and "
         f"values, as in the trace, the cache for generation is {stored[0] / stored[1]:.3g} times smaller."
     )

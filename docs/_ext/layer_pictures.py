@@ -20,6 +20,10 @@ FRAMED = {
     "EmbeddingSum", "Residual", "Block", "TransformerBlock", "LlamaBlock", "DecoderBlock", "MaskedPrediction", "Pooler",
 }  # fmt: skip
 FLAT = {"Body", "Stack", "Bert", "Recompute"}  # their calls are drawn where they stand
+LEGEND = (
+    "↓ forward, ↑ backward. FLOP: 2 m n k for each product of matrices, nothing else. What several boxes keep is "
+    "counted in the first; parameters are not counted as kept."
+)
 HEAD = 10  # the height of an arrow that only enters or leaves
 
 
@@ -93,9 +97,10 @@ class _Picture:
             f"{_count(self.root.flop)}FLOP forward, {_count(_flop(_products_back(self.root)))}FLOP backward, "
             f"{_count(sum(x.nbytes for x in self.kept.values()))}B kept."
         )
-        for line in wrapped(numbers, WIDTH - 8, 10):
-            y += 14
-            self.canvas.text(4, y, line, size=10)
+        for part in (LEGEND, numbers):
+            for line in wrapped(part, WIDTH - 8, 10):
+                y += 14
+                self.canvas.text(4, y, line, size=10)
 
     def _children(self, call: Call) -> Iterator[list[Call]]:
         """The calls to draw inside a call; equal blocks or heads are in one list."""

@@ -38,8 +38,9 @@ class Sizes(Draw):
 class Letters:
     """The letters of sizes that are all different, and of the sums and products of them that occur in shapes."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.sizes = dict(sizes)
+    def __init__(self, sizes: dict[str, int], repeated: str = "") -> None:
+        """repeated: a letter that is the length of a list of layers, and so a factor in the number of a term."""
+        self.sizes, self.repeated = dict(sizes), repeated
         self.dimensions: dict[int, tuple[str, dict[str, int]]] = {1: ("1", {})}
         H, C = (self.sizes.get(letter, 0) for letter in "HC")
         for letter, implied in {"F": 4 * C, "D": H and C // H}.items():  # unless the case says otherwise
@@ -92,9 +93,13 @@ class Letters:
                 powers.update(self.dimensions[n][1])
             else:
                 factor *= n
+        return self._simple(powers), factor
+
+    def _simple(self, powers: Counter[str]) -> Power:
+        """The powers in order, with C in place of H D."""
         for _ in range(min(powers["H"], powers["D"]) if self.heads_make_width else 0):
             powers.update({"H": -1, "D": -1, "C": 1})
-        return tuple(sorted((letter, n) for letter, n in powers.items() if n)), factor
+        return tuple(sorted((letter, n) for letter, n in powers.items() if n))
 
     def terms(self, terms: Iterable[tuple[int, Iterable[int]]]) -> Counter[Power]:
         """The sum of terms (factor, sizes), by their letters."""
@@ -102,6 +107,11 @@ class Letters:
         for factor, shape in terms:
             powers, number = self.term(factor, shape)
             found[powers] += number
+        for powers, number in list(found.items()) if self.repeated else []:
+            times, rest = divmod(number, self.sizes[self.repeated])
+            if not rest:
+                del found[powers]
+                found[self._simple(Counter(dict(powers)) + Counter([self.repeated]))] += times
         return found
 
     def formula(self, terms: Iterable[tuple[int, Iterable[int]]]) -> str:

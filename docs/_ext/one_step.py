@@ -24,9 +24,9 @@ LR, MAX_NORM, BETAS = 0.01, 1.0, (0.9, 0.999)
 DIGITS = 4
 SEED = 9  # with which no gradient is too small for four decimals
 
-POSITIONS = [f"t={t} {WORDS[i]}" for t, i in enumerate(IDS)]
-KEYS = [f"s={s} {WORDS[i]}" for s, i in enumerate(IDS)]
-VOCABULARY = [f"v={v} {word}" for v, word in enumerate(WORDS)]
+POSITIONS = [f"t={t}\u00a0{WORDS[i]}" for t, i in enumerate(IDS)]
+KEYS = [f"s={s}\u00a0{WORDS[i]}" for s, i in enumerate(IDS)]
+VOCABULARY = [f"v={v}\u00a0{word}" for v, word in enumerate(WORDS)]
 CHANNELS, HIDDEN = [f"c={c}" for c in range(4)], [f"f={f}" for f in range(6)]
 BLOCK = "body.blocks.0."
 PROJECTIONS = ("attention.query", "attention.key", "attention.value")

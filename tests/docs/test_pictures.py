@@ -92,8 +92,7 @@ def test_every_size_is_a_letter(name):
     assert found <= OTHER_SIZES.get(name, {2})
 
 
-# Formulas with a number in place of a size: the rows of a grid, and the length of a list of heads.
-BY_NUMBER = {"GridPositions", "SparseTransformer", "MultiHeadLoop"}
+BY_NUMBER = {"GridPositions", "SparseTransformer"}  # their formulas have the rows of a grid as a number
 
 
 def value(terms, sizes):
@@ -124,6 +123,15 @@ def test_formulas_hold_at_other_sizes(name):
     found = [value(terms, sizes) for terms in counts(call, letters)]
     kept = sum(x.nbytes for x in again.kept.values())
     assert found == [sum(p.data.size for p in again.parameters.values()), again.flop, again.backward.flop, kept]
+
+
+def test_a_loop_over_heads_counts_what_all_heads_at_once_count():
+    counts = []
+    for name in ("MultiHeadLoop", "SelfAttention"):
+        letters, call, _ = traced(name)
+        products = letters.flop(call.products()), letters.flop(call.backward.products())
+        counts.append((letters.numbers(call.parameters.values()), *products, letters.bytes(call.kept.values())))
+    assert counts[0] == counts[1]
 
 
 def test_two_letters_of_one_size_are_refused():
