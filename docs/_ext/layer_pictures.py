@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from letters import Letters
 from svg import LINE, Canvas, wrapped
 from traced import DEPTH, traced
 from tracing import Call, owner
@@ -56,18 +55,16 @@ class _Picture:
         return f"{self.name}: forward and backward, from a trace"
 
     def _description(self) -> str:
-        steps = (
-            ", ".join(_name(call, self.root) for call, *_ in self._children(self.root)) or "no calls of other layers"
-        )
-        gradients = self._shapes(self.root.backward.inputs() if self.root.backward else {})
+        steps = ", ".join(_name(call, self.root) for call, *_ in self._children(self.root)) or "none"
+        there, back = (", ".join(labels(self.root)) for labels in (self._forward_in, self._backward_in))
+        reverse = " and goes through them in reverse" if self.root.backward and self.root.backward.calls else ""
         return (
-            f"{self.name} takes {self._shapes(self.root.inputs())} and calls, in this order: {steps}. "
-            f"Backward takes {', '.join(gradients) or 'nothing'} and runs in reverse. "
-            f"{' '.join(self._totals(self.letters))}"
-        )
+            f"Forward takes {there}. The steps inside, in this order: {steps}. Backward takes a gradient, {back},"
+            f"{reverse}. {' '.join(self._totals())}"
+        ).replace(",.", ".")
 
-    def _totals(self, letters: Letters) -> Iterator[str]:
-        back = _products_back(self.root)
+    def _totals(self) -> Iterator[str]:
+        letters, back = self.letters, _products_back(self.root)
         if params := self.root.parameters.values():
             yield f"Parameters: {letters.numbers(params)}."
         if self.root.products():
@@ -84,7 +81,7 @@ class _Picture:
     def _head(self, y: float) -> float:
         y += 14
         self.canvas.text(4, y, self.name, bold=True, size=14)
-        for line in self._totals(self.letters):
+        for line in self._totals():
             for part in wrapped(line, WIDTH - 24):
                 y += LINE
                 self.canvas.text(4, y, part)
@@ -212,7 +209,7 @@ class _Picture:
         if new:
             yield f"keeps {letters.bytes(new)} bytes"
         elif call.kept.keys() & self.kept.keys():
-            yield "keeps nothing that is not kept already"
+            yield "keeps nothing new"
         if flop_twin != flop:
             yield from ("twin: " + line for line in flop_twin)
         if letters.bytes(new) != letters.bytes(new_twin):
