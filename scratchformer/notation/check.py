@@ -10,7 +10,7 @@ import numpy as np
 
 from .grammar import Equation, Node, NotationError, canonical, walk
 from .layout import Derivation, Item, normal, read
-from .run import Run, as_array, run, statements
+from .run import Run, given, run
 from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
 
 TOLERANCE = 1e-9
@@ -69,6 +69,7 @@ class Walk:
     def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
         self.scope = Scope(dict(ran.values))
+        self.scope.functions = ran.functions
         self.scope.differentiate = self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
@@ -372,9 +373,9 @@ def check_derivation(
     the run. Raises DerivationError, which names the line, the equation and the values, for an equation that is not
     true or cannot be evaluated, and NotationError for one that cannot be read. Returns a Report.
     """
-    ran = run(op, op_backward, *args, names=names, seed=seed, **options)
+    ran = run(op, op_backward, *args, names=names, seed=seed, functions=functions, **options)
     text = docstring if docstring is not None else inspect.getdoc(op) or ""
-    return walk_through(text, ran, functions or {}, tolerance)
+    return walk_through(text, ran, tolerance)
 
 
 def check_equations(
@@ -389,16 +390,13 @@ def check_equations(
     names: the arrays and numbers that the equations are about, by name. code: functions whose statements may stand in
     the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
     """
-    values = {canonical(known): as_array(known, value) for known, value in names.items()}
-    lines = frozenset(statement.text for function in code for statement in statements(function))
-    return walk_through(docstring, Run(name, values, (), (), lines, {line: {} for line in lines}), {}, tolerance)
+    return walk_through(docstring, given(names, code, name), tolerance)
 
 
-def walk_through(docstring: str, ran: Run, functions: Mapping[str, Callable], tolerance: float) -> Report:
+def walk_through(docstring: str, ran: Run, tolerance: float) -> Report:
     """The report of a docstring whose names a run has given values."""
-    derivation = read(docstring, [*ran.values, *(f"{name}()" for name in functions)], ran.code, ran.name)
+    derivation = read(docstring, ran.names, ran.code, ran.name)
     walked = Walk(ran, tolerance)
-    walked.scope.functions = functions
     rows = walked.derivation(derivation)
     if not derivation.equations:
         raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")

@@ -6,7 +6,7 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -24,7 +24,10 @@ class Statement(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a forward and a backward left: arrays by name, and the local variables after each statement."""
+    """What a forward and a backward left: arrays by name, and the local variables after each statement.
+
+    functions: of whole arrays, which equations may call.
+    """
 
     name: str
     values: dict[str, np.ndarray]
@@ -32,6 +35,12 @@ class Run(NamedTuple):
     outputs: tuple[str, ...]
     code: frozenset[str]
     locals: dict[str, dict[str, np.ndarray]]  # by statement, then by variable: its value when it last ran
+    functions: Mapping[str, Callable] = {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names as `layout.read` takes them."""
+        return [*self.values, *(f"{name}()" for name in self.functions)]
 
 
 def source_of(function: Callable) -> Callable:
@@ -141,13 +150,14 @@ def run(
     *args: Any,
     names: Mapping[str, Any] | None = None,
     seed: int = 0,
+    functions: Mapping[str, Callable] | None = None,
     **options: Any,
 ) -> Run:
     """Run a pair once in float64 and give everything in it a name.
 
     Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
     and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
-    arguments that are called after backward. options: keyword arguments of `op`.
+    arguments that are called after backward. functions: of whole arrays. options: keyword arguments of `op`.
     """
     forward = source_of(op)
     args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
@@ -185,4 +195,11 @@ def run(
         values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for found in watch.statements.values() for s in found)
     name = getattr(forward, "__qualname__", type(op).__name__)
-    return Run(name, values, arguments, (canonical(output),), code, watch.locals)
+    return Run(name, values, arguments, (canonical(output),), code, watch.locals, functions or {})
+
+
+def given(names: Mapping[str, Any], code: Sequence[Callable] = (), name: str = "") -> Run:
+    """Arrays by name as if a run had left them. code: functions whose statements may stand in a derivation."""
+    lines = frozenset(statement.text for function in code for statement in statements(function))
+    values = {canonical(known): as_array(known, value) for known, value in names.items()}
+    return Run(name, values, (), (), lines, {line: {} for line in lines})

@@ -22,6 +22,13 @@ class DerivationCase(NamedTuple):
     docstring: str | None = None  # where it is not that of `op`
 
 
+class EquationsCase(NamedTuple):
+    """A docstring with equations about arrays by name, of something without a backward: see `check_equations`."""
+
+    docstring: str
+    names: Mapping[str, Any]
+
+
 class Sizes(Draw):
     """A `Draw` whose sizes are all different."""
 

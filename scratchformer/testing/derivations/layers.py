@@ -42,9 +42,9 @@ def case(
 
 
 def without(docstring: str, start: str) -> str:
-    """The docstring without the paragraph that begins with `start` and the equations below it; lines keep their numbers.
+    """The docstring without the paragraph that begins with `start` and the equations below it.
 
-    For a class with two orders of the same parts, of which a case runs one.
+    For a class with two orders of the same parts, of which a case runs one. The lines keep their numbers.
     """
     kept, leaving, above = [], False, ""
     for line in docstring.splitlines():
@@ -151,7 +151,7 @@ def decoder_block(d: Sizes, order: str) -> DerivationCase:
 
 
 def stack(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6, "B": 3, "T": 4, "I": 5}
+    d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
     blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
     layer = nn.Stack(blocks, nn.LayerNorm(d.C))
     functions = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
@@ -277,7 +277,7 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
 
 
 def encoder_decoder(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6, "B": 3, "T": 4, "S": 5, "V": 7}
+    d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "S": 5, "V": 7}
     model = models.EncoderDecoder(d.V, d.C, d.H, 1, 8, activation=GELU, dropout=0.0)
     known = prepared(d, model)
     lengths = d.lengths("S")
