@@ -73,6 +73,7 @@ class Walk:
         self.scope.differentiate = self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
+        self.latest: tuple[Any, Any] = None, None
 
     def derivation(self, derivation: Derivation) -> list[Row]:
         for item in derivation.equations:
@@ -206,7 +207,12 @@ class Walk:
         return error
 
     def perturb(self, name: str) -> Scope:
-        """A scope in which each element of `name` is perturbed in turn, and all that depends on it is computed again."""
+        """A scope in which each element of `name` is perturbed in turn, and what depends on it is computed again."""
+        if self.latest[0] != (known := (name, len(self.rules))):
+            self.latest = known, self.perturbed(name)
+        return self.latest[1]
+
+    def perturbed(self, name: str) -> Scope:
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes, inner.functions = self.scope.sizes, self.scope.functions

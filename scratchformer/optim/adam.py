@@ -86,17 +86,19 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: before each step, parameters shrink. The decay is not in m and v.
+    """Adam with decoupled weight decay: parameters shrink in each step, but the decay is not in m and v.
 
     Only parameters with two or more axes decay, the matrices: pulling a bias, or the gamma of a norm, towards zero
-    changes what the layer computes but prevents no overfitting. With the letters of `Adam`,
+    changes what the layer computes but prevents no overfitting. With the letters of `Adam`, and axes_i for the number
+    of axes of the parameter that i is in,
 
         λ_i = weight_decay where axes_i ≥ 2, 0 elsewhere
         m_ti = β1 m_{t−1,i} + (1 − β1) G_ti for t ≥ 1        v_ti = β2 v_{t−1,i} + (1 − β2) G_ti² for t ≥ 1
         m̂_ti = m_ti/(1 − β1^t) for t ≥ 1        v̂_ti = v_ti/(1 − β2^t) for t ≥ 1
         θ_ti = (1 − lr_t λ_i) θ_{t−1,i} − lr_t m̂_ti/(√v̂_ti + eps) for t ≥ 1
 
-    The weight_decay of a group applies to all of its parameters. Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
+    The weight_decay of a group applies to all of its parameters. Source: Loshchilov, Hutter, "Decoupled weight decay
+    regularization", 2019, algorithm 2.
     """
 
     def __init__(

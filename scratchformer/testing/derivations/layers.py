@@ -71,6 +71,11 @@ def output(forward: Callable, **options: Any) -> Callable:
     return lambda *inputs: forward(*inputs, **options)[0]
 
 
+def basic_attention(d: Sizes) -> DerivationCase:
+    """Scores are not divided by √C: if x were large, only round-off would be left of their gradients."""
+    return case(d, nn.BasicSelfAttention(), min(1, 1 / d.scale) * d("B T C"))
+
+
 def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
     pattern = ops.Causal() if layer.causal else None
@@ -294,7 +299,7 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
-    "BasicSelfAttention": lambda d: case(d, nn.BasicSelfAttention(), d("B T C")),
+    "BasicSelfAttention": basic_attention,
     "SingleHeadAttention": single_head,
     "MultiHeadLoop": multi_head_loop,
     "CrossAttention": cross_attention,
