@@ -4,6 +4,7 @@ from .check import DerivationError, Report, Row, check_derivation, check_equatio
 from .grammar import Equation, NotationError, parse
 from .latex import latex
 from .layout import Derivation, Item, read
+from .mistakes import Mistake, plant_mistakes
 from .page import array_as_json, as_json
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "DerivationError",
     "Equation",
     "Item",
+    "Mistake",
     "NotationError",
     "Report",
     "Row",
@@ -20,5 +22,6 @@ __all__ = [
     "check_equations",
     "latex",
     "parse",
+    "plant_mistakes",
     "read",
 ]

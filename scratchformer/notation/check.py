@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import Equation, Node, NotationError, canonical, walk
+from .grammar import Equation, Node, NotationError, canonical
+from .grammar import walk as nodes
 from .layout import Derivation, Item, normal, read
-from .run import Run, given, run
+from .run import Run, as_array, run, statements
 from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
 
 TOLERANCE = 1e-9
@@ -69,27 +70,53 @@ class Walk:
     def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
         self.scope = Scope(dict(ran.values))
-        self.scope.functions = ran.functions
-        self.scope.differentiate = self.partial
+        self.scope.functions, self.scope.differentiate = ran.functions, self.partial
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
-        self.latest: tuple[Any, Any] = None, None
+        self.equations: list[Equation] = []
+        self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
+        self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
 
-    def derivation(self, derivation: Derivation) -> list[Row]:
-        for item in derivation.equations:
-            learn_known_sizes(item, self.scope)
-        lines = [item for item in derivation.items if item.kind == "code" and not item.text.lstrip().startswith(">>>")]
-        last = {name: item.line for item in lines for name in self.run.locals.get(normal(item.text), ())}
-        for item in derivation.items:
+    def copy(self) -> Walk:
+        """A walk that goes on from here by itself."""
+        other = Walk(self.run, self.tolerance)
+        other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
+        other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
+        other.equations, other.last = self.equations, self.last
+        return other
+
+    def prepare(self, derivation: Derivation) -> None:
+        """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
+        self.equations = [item.equation for item in derivation.equations if item.equation]
+        self.learn_known_sizes()
+        self.last = {
+            name: item.line
+            for item in derivation.items
+            if item.kind == "code"
+            for name in self.run.locals.get(normal(item.text), ())
+        }
+
+    def items(self, name: str, items: Iterable[Item]) -> None:
+        """Check the items in order. name: of the derivation, for messages."""
+        for item in items:
             try:
                 if item.kind == "equation":
                     self.equation(item)
-                elif item in lines:
-                    self.code(item, last)
+                    if self.rows[-1].kind == "name":
+                        self.learn_known_sizes()
+                elif item.kind == "code" and not item.text.lstrip().startswith(">>>"):
+                    self.code(item)
             except NotationError as error:
-                place = f"{derivation.name}: line {item.line}: {normal(item.text)}"
+                place = f"{name}: line {item.line}: {normal(item.text)}"
                 raise DerivationError(f"{place}\n    {error.message}") from error
-        return self.rows
+
+    def learn_known_sizes(self) -> None:
+        """Sizes of the letters of known arrays, before any equation that uses them is evaluated."""
+        for equation in self.equations:
+            try:
+                learn_sizes(equation, self.scope)
+            except NotationError:
+                pass  # the walk will come to it, with a place for the error
 
     def equation(self, item: Item) -> None:
         equation = item.equation
@@ -106,12 +133,13 @@ class Walk:
             self.set(first, evaluate(others[0], self.scope))
         known = evaluate(first, self.scope)
         errors = [
-            self.compare(item, known, evaluate(part, self.scope), relation, equation)
+            self.compare(item, known, evaluate(part, self.scope), relation, equation, self.terms(first, part))
             for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
         ]
-        self.learn(first, others[0], equation)
         gradient = self.gradient(item, first)
-        if gradient is not None:
+        if gradient is None:
+            self.learn(first, others[0], equation)
+        else:
             errors.append(gradient)
         kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
         self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
@@ -132,7 +160,7 @@ class Walk:
 
     def learn(self, left: Node, right: Node, equation: Equation) -> None:
         """Remember the equation as the way to compute its left side, for derivatives."""
-        if left[0] != "name" or any(node[0] == "partial" for node in walk(right)):
+        if left[0] != "name" or any(node[0] == "partial" for node in nodes(right)):
             return
         name, letters = self.scope.resolve(left[1]), [index[1] for index in left[2] if index[0] == "idx"]
         plain = len(letters) == len(left[2]) == len(set(letters))
@@ -144,7 +172,11 @@ class Walk:
         ):
             self.rules.setdefault(name, Rule(name, left[2], right, equation))
 
-    def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation) -> float:
+    def terms(self, left: Node, right: Node) -> float:
+        """The size of the terms that cancel, if the right side is 0: the rounding error is relative to them."""
+        return float(np.max(evaluate(positive(left), self.scope).data)) if right[:2] == ("num", 0) else 0.0
+
+    def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation, terms: float = 0.0) -> float:
         for axis in b.axes:
             if isinstance(axis, str) and axis not in a.axes:
                 raise NotationError(f"index {axis} is on the right only: sum over it, or put it on the left")
@@ -158,8 +190,8 @@ class Walk:
             order = [around.index(axis) for axis in axes]
             held = np.broadcast_to(np.broadcast_to(mask[0], mask[1].shape).transpose(order), x.shape) > 0
         if relation in ("=", ":="):
-            error = distance(x[held], y[held])
-            wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), 1e-300)) & held
+            error = distance(x[held], y[held], terms)
+            wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
         else:
             tests = {"<": np.less, ">": np.greater, "≤": np.less_equal, "≥": np.greater_equal, "≠": np.not_equal}
             wrong = ~tests[relation](x, y) & held
@@ -199,20 +231,22 @@ class Walk:
         error = distance(analytic, numerical)
         if not error <= self.tolerance:
             at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
+            values = f"{left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
             raise DerivationError(
                 f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
                 f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"
-                f"    at {tuple(map(int, at))} {left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
+                f"    at {tuple(map(int, at))} {values}"
             )
         return error
 
     def perturb(self, name: str) -> Scope:
-        """A scope in which each element of `name` is perturbed in turn, and what depends on it is computed again."""
-        if self.latest[0] != (known := (name, len(self.rules))):
-            self.latest = known, self.perturbed(name)
-        return self.latest[1]
+        """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
+        if self.perturbed[0] != (known := (name, len(self.rules))):
+            self.perturbed = known, self.recompute(name)
+        return self.perturbed[1]
 
-    def perturbed(self, name: str) -> Scope:
+    def recompute(self, name: str) -> Scope:
+        """A new scope for `perturb`."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes, inner.functions = self.scope.sizes, self.scope.functions
@@ -258,10 +292,10 @@ class Walk:
         rows = spread_first(above, axes).imag / STEP
         return same_positions(rows.reshape(*data.shape, *rows.shape[1:]), below, axes)
 
-    def code(self, item: Item, last: Mapping[str, int]) -> None:
+    def code(self, item: Item) -> None:
         """Compare the variables that a line of code sets with the equations' values.
 
-        last: the last line of the derivation that sets each variable. Only there is its value what the equations say.
+        Of several lines that set one variable only the last is compared: the others are steps on the way.
         """
         text = normal(item.text)
         if text not in self.run.locals:
@@ -269,7 +303,7 @@ class Walk:
         found = False
         for variable, value in self.run.locals[text].items():
             name = self.scope.resolve(canonical(variable))
-            if name not in self.scope.values or last[variable] != item.line:
+            if name not in self.scope.values or self.last[variable] != item.line:
                 continue
             found = True
             known = self.scope.values[name]
@@ -288,21 +322,22 @@ class Walk:
             self.rows.append(Row(item.line, text, "step", None))
 
 
-def learn_known_sizes(item: Item, scope: Scope) -> None:
-    """Sizes of the letters of known arrays, before any equation is evaluated."""
-    try:
-        learn_sizes(item.equation, scope)
-    except NotationError:
-        pass  # the walk will come to it, with a place for the error
-
-
 def is_whole(node: Node) -> bool:
     return node[0] == "name" and not node[2]
 
 
-def distance(a: np.ndarray, b: np.ndarray) -> float:
-    """The largest difference, relative to the largest number; infinity where one is not a number."""
-    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0))
+def positive(node: Node) -> Node:
+    """The node with the absolute value of every term of its sums."""
+    if node[0] == "over" and node[1] in ("sum", "mean"):
+        return (*node[:3], positive(node[3]), node[4])
+    if node[0] in ("+", "-"):
+        return "+", positive(node[1]), positive(node[2])
+    return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
+
+
+def distance(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest number or to `least`; infinity where one is not a number."""
+    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0), least)
     if not np.isfinite(difference):
         return np.inf
     return float(difference / largest) if largest else 0.0
@@ -352,12 +387,14 @@ def same_positions(data: np.ndarray, below: Sequence[Any], above: Sequence[Any])
 
 def depends(rule: Rule, scope: Scope) -> bool:
     trees = (rule.node, *(node for _, node in rule.equation.bindings))
-    return any(node[0] == "name" and scope.resolve(node[1]) in scope.perturbed for tree in trees for node in walk(tree))
+    return any(
+        node[0] == "name" and scope.resolve(node[1]) in scope.perturbed for tree in trees for node in nodes(tree)
+    )
 
 
 def check_derivation(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
     docstring: str | None = None,
@@ -368,20 +405,41 @@ def check_derivation(
 ) -> Report:
     """Check the derivation in the docstring of an operation, equation by equation, on the arrays of a real run.
 
-    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. args, options:
-    arguments of `op`; floating-point arrays are taken in float64. names: further names that equations use, with their
-    values, or with functions that are called after backward. docstring: the text, by default that of `op`. tolerance:
-    the largest relative error. seed: of dy. functions: of whole arrays, such as the parts of a layer, which equations
-    call by name (y = norm(s)); for derivatives they must take complex arrays.
+    op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. If op_backward is
+    None, `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays
+    are taken in float64. names: further names that equations use, with their values, or with functions that are called
+    after backward. functions: of whole arrays, such as the parts of a layer, which equations call by name
+    (y = norm(s)); for derivatives they must take complex arrays. docstring: the text, by default that of `op`.
+    tolerance: the largest relative error. seed: of dy.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
     the run. Raises DerivationError, which names the line, the equation and the values, for an equation that is not
     true or cannot be evaluated, and NotationError for one that cannot be read. Returns a Report.
     """
-    ran = run(op, op_backward, *args, names=names, seed=seed, functions=functions, **options)
+    options |= {"names": names, "functions": functions, "docstring": docstring, "seed": seed}
+    ran, derivation = read_and_run(op, op_backward, *args, **options)
+    return walk_through(derivation, ran, tolerance)
+
+
+def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Report:
+    """Check all items of a derivation."""
+    walk = Walk(ran, tolerance)
+    walk.prepare(derivation)
+    walk.items(ran.name, derivation.items)
+    return Report(derivation, walk.rows, walk.scope.values)
+
+
+def read_and_run(
+    op: Callable, op_backward: Callable | None, *args: Any, docstring: str | None = None, **options: Any
+) -> tuple[Run, Derivation]:
+    """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
+    ran = run(op, op_backward, *args, **options)
     text = docstring if docstring is not None else inspect.getdoc(op) or ""
-    return walk_through(text, ran, tolerance)
+    derivation = read(text, ran.names, ran.code, ran.name)
+    if not derivation.equations:
+        raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
+    return ran, derivation
 
 
 def check_equations(
@@ -396,14 +454,7 @@ def check_equations(
     names: the arrays and numbers that the equations are about, by name. code: functions whose statements may stand in
     the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
     """
-    return walk_through(docstring, given(names, code, name), tolerance)
-
-
-def walk_through(docstring: str, ran: Run, tolerance: float) -> Report:
-    """The report of a docstring whose names a run has given values."""
-    derivation = read(docstring, ran.names, ran.code, ran.name)
-    walked = Walk(ran, tolerance)
-    rows = walked.derivation(derivation)
-    if not derivation.equations:
-        raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
-    return Report(derivation, rows, walked.scope.values)
+    values = {canonical(known): as_array(known, value) for known, value in names.items()}
+    lines = frozenset(statement.text for function in code for statement in statements(function))
+    ran = Run(name, values, (), (), lines, {line: {} for line in lines})
+    return walk_through(read(docstring, ran.names, lines, name), ran, tolerance)

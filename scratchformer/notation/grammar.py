@@ -36,6 +36,7 @@ GREEK = {
     )
 }
 GREEK |= {letter.upper(): name.capitalize() for letter, name in GREEK.items()} | {"ℓ": "ell"}
+SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
 OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
@@ -92,8 +93,8 @@ class Token(NamedTuple):
 
 
 def canonical(name: str) -> str:
-    """The ASCII spelling of a name: γ is gamma, x̂ is xhat."""
-    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name))
+    """The ASCII spelling of a name: γ is gamma, x̂ is xhat, t₀ is t0."""
+    spelled = "".join(GREEK.get(letter, letter) for letter in unicodedata.normalize("NFD", name)).translate(SUBSCRIPTS)
     return spelled.replace("\u0302", "hat")
 
 
@@ -171,7 +172,8 @@ class Parser:
         while self.next.kind == "relation":
             relations.append(RELATIONS[self.take().text])
             parts.append(self.value())
-        bindings, conditions = [], ()
+        bindings: list[tuple[str, Node]] = []
+        conditions: tuple[Condition, ...] = ()
         if self.accept("with"):
             bindings.append(self.binding())
             while self.accept(","):
@@ -301,7 +303,8 @@ class Parser:
                 self.expect("|")
                 return "abs", node
             if token.text == "√":
-                return "call", "sqrt", (self.factor(),)
+                node = self.factor()
+                return "call", "sqrt", (node[1] if node[0] == "group" else node,)
             if token.text == "Σ":
                 return self.over("sum")
             if token.text == "∂":
@@ -313,7 +316,8 @@ class Parser:
         known = canonical(name) in self.names
         if not known and name in OVER and self.sees("_"):
             return self.over(name)
-        if (canonical(name) in self.functions and self.sees("(")) or (not known and name in CALLS):
+        called = name in CALLS or canonical(name) in self.functions
+        if called and not self.sees("_") and (not known or self.sees("(")):  # an array may be called cos
             self.expect("(")
             arguments = [self.value()]
             while self.accept(","):

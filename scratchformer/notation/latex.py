@@ -104,14 +104,15 @@ def hold(node: Node, place: int) -> str:
 
 def product(a: Node, b: Node) -> str:
     left, right = hold(a, PRODUCT), hold(b, PRODUCT)
-    number_next = b[0] == "num" or (b[0] in ("/", "*") and b[1][0] == "num")
+    first = b[1] if b[0] in ("/", "*") else b
+    number_next = first[0] == "num" and first[2] != "π"
     return rf"{left} \cdot {right}" if number_next else rf"{left}\, {right}"
 
 
 def over(node: Node) -> str:
     _, function, letters, body, found = node
     below = ", ".join(dict.fromkeys(letters)) if not found else conditions(found)
-    if found and len(letters) > 1:
+    if found and (len(letters) > 1 or not any(("idx", letters[0]) in condition for condition in found)):
         below = ", ".join(letters) + r" \,:\, " + below
     if function in ("sum", "prod"):
         return rf"\{function}_{{{below}}} {hold(body, PRODUCT)}"
@@ -153,6 +154,8 @@ def expression(node: Node) -> str:
     if kind == "*":
         return product(node[1], node[2])
     if kind == "/":
+        if node[1][0] == "*" and node[1][1][0] == "/":  # a fraction times a fraction, not one above another
+            return product(node[1][1], ("/", node[1][2], node[2]))
         top, bottom = (n[1] if n[0] == "group" else n for n in node[1:])
         return rf"\frac{{{expression(top)}}}{{{expression(bottom)}}}"
     if kind == "^":

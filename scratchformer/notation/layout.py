@@ -3,7 +3,7 @@
 Text at the margin is prose. In an indented block, a line that begins with `|` is a picture, `>>>` starts an example, a
 line that stands word for word in the code is code, and everything else is equations. Three or more spaces separate the
 equations of one line; after an equation, a piece in parentheses is a comment. A line that begins with a relation or an
-operator continues the equation above it.
+operator continues the equation above it, and so does the line after one that ends with a comma.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
-from .grammar import Equation, NotationError, parse
+from .grammar import CALLS, OVER, Equation, NotationError, parse
 
+DEFINED = re.compile(r"(?<!\S)(\w\S*?)(?:_(?:(?:[a-z]['’′]*)+|\{[^}]*\}))?\s*:=")  # a name, and its indices
 CONTINUED = re.compile(r"(:=|<=|>=|[=≤≥<>+−·/*]|-(?!\d))")
 
 
@@ -47,9 +48,11 @@ class Derivation(NamedTuple):
 def read(docstring: str, names: Iterable[str] = (), code: Collection[str] = (), name: str = "") -> Derivation:
     """The items of a docstring.
 
-    names: known names, see `parse`. code: the statements of the operation and its backward, white space normalised.
-    Raises NotationError with the line and column of what cannot be read.
+    names: known names, see `parse`. Names that `:=` defines are known too: they may contain underscores, and with
+    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. Raises
+    NotationError with the line and column of what cannot be read.
     """
+    names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
     return Derivation(name, tuple(items(inspect.cleandoc(docstring).splitlines(), names, code)))
 
 
@@ -80,9 +83,13 @@ def items(lines: list[str], names: Iterable[str], code: Collection[str]) -> Iter
         elif normal(line) in code:
             yield Item("code", line.strip(), start + 1)
         else:
-            while at < len(lines) and lines[at].startswith("    ") and CONTINUED.match(lines[at].lstrip()):
+            while at < len(lines) and lines[at].startswith("    ") and continues(lines[at], lines[at - 1]):
                 at += 1
             yield from pieces(lines[start:at], start + 1, names)
+
+
+def continues(line: str, above: str) -> bool:
+    return above.rstrip().endswith(",") or bool(CONTINUED.match(line.lstrip()))
 
 
 def pieces(lines: list[str], number: int, names: Iterable[str]) -> Iterator[Item]:

@@ -6,13 +6,13 @@ import ast
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from .grammar import CALLS, OVER, NotationError, canonical
+from .grammar import CALLS, OVER, canonical
 from .layout import normal
 
 
@@ -24,10 +24,7 @@ class Statement(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a forward and a backward left: arrays by name, and the local variables after each statement.
-
-    functions: of whole arrays, which equations may call.
-    """
+    """What a forward and a backward left: arrays by name, and the local variables after each statement."""
 
     name: str
     values: dict[str, np.ndarray]
@@ -35,11 +32,11 @@ class Run(NamedTuple):
     outputs: tuple[str, ...]
     code: frozenset[str]
     locals: dict[str, dict[str, np.ndarray]]  # by statement, then by variable: its value when it last ran
-    functions: Mapping[str, Callable] = {}
+    functions: Mapping[str, Callable] = {}  # that equations may call
 
     @property
     def names(self) -> list[str]:
-        """All names as `layout.read` takes them."""
+        """The names that the parser must know; those of functions end in ()."""
         return [*self.values, *(f"{name}()" for name in self.functions)]
 
 
@@ -49,13 +46,12 @@ def source_of(function: Callable) -> Callable:
 
 
 def statements(function: Callable) -> list[Statement]:
-    """The simple statements of a function, in order. Raises NotationError if its source is not at hand."""
+    """The simple statements of a function, in order; none if its source is not at hand, as in a terminal session."""
     function = source_of(function)
     try:
         lines, start = inspect.getsourcelines(function)
     except (OSError, TypeError):
-        name = getattr(function, "__name__", function)
-        raise NotationError(f"the source of {name} is not at hand: define it in a file or a notebook") from None
+        return []
     source = textwrap.dedent("".join(lines))
     found = []
     for node in ast.walk(ast.parse(source)):
@@ -67,7 +63,10 @@ def statements(function: Callable) -> list[Statement]:
 
 
 def targets(node: ast.stmt) -> Iterator[str]:
-    """The variables that a statement sets; of a call, its first argument and `out`."""
+    """The variables that a statement sets; of a call, its first argument and `out`; of a return, all that it uses."""
+    if isinstance(node, ast.Return):
+        yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+        return
     if isinstance(node, ast.Expr):
         if isinstance(node.value, ast.Call):
             given = [*node.value.args[:1], *(k.value for k in node.value.keywords if k.arg == "out")]
@@ -146,30 +145,30 @@ def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
 
 def run(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
-    seed: int = 0,
     functions: Mapping[str, Callable] | None = None,
+    seed: int = 0,
     **options: Any,
 ) -> Run:
-    """Run a pair once in float64 and give everything in it a name.
+    """Run a pair, or a function without backward, once in float64 and give everything in it a name.
 
     Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
     and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
-    arguments that are called after backward. functions: of whole arrays. options: keyword arguments of `op`.
+    arguments that are called after backward. functions: that equations may call. options: keyword arguments of `op`.
     """
     forward = source_of(op)
     args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
     bound = inspect.signature(op).bind(*args, **options)
     bound.apply_defaults()
-    parameters = [p for p in inspect.signature(op_backward).parameters]
-    gradient, parameter = parameters[0], parameters[1]
-    with Watch(op, op_backward) as watch:
-        y, cache = op(*args, **options)
+    pair = (op, op_backward) if op_backward else (op,)
+    gradient, parameter, *_ = inspect.signature(op_backward).parameters if op_backward else ("dy", "cache")
+    with Watch(*pair) as watch:
+        y, cache = op(*args, **options) if op_backward else (op(*args, **options), None)
         dy = np.random.default_rng(seed).standard_normal(np.shape(y))
         dy = dy if np.shape(y) else float(dy)
-        gradients = op_backward(dy, cache)
+        gradients = op_backward(dy, cache) if op_backward else ()
     output = gradient.removeprefix("d")
     flat: dict[str, Any] = {}
     for name, value in bound.arguments.items():
@@ -196,10 +195,3 @@ def run(
     code = frozenset(s.text for found in watch.statements.values() for s in found)
     name = getattr(forward, "__qualname__", type(op).__name__)
     return Run(name, values, arguments, (canonical(output),), code, watch.locals, functions or {})
-
-
-def given(names: Mapping[str, Any], code: Sequence[Callable] = (), name: str = "") -> Run:
-    """Arrays by name as if a run had left them. code: functions whose statements may stand in a derivation."""
-    lines = frozenset(statement.text for function in code for statement in statements(function))
-    values = {canonical(known): as_array(known, value) for known, value in names.items()}
-    return Run(name, values, (), (), lines, {line: {} for line in lines})

@@ -52,7 +52,8 @@ class Scope:
 
     def size(self, letter: str) -> int:
         base = letter.rstrip("'")
-        if base not in self.sizes and np.shape(known := self.values.get(base.upper(), ())) == ():
+        known = self.values.get(base.upper())
+        if base not in self.sizes and known is not None and known.shape == ():
             self.sizes[base] = int(known)
         if base not in self.sizes:
             raise NotationError(f"the size of index {base} is not known: no array has it")
@@ -111,7 +112,7 @@ def spread(array: Named, axes: Sequence[Any]) -> np.ndarray:
     return array.data.transpose(order).reshape([next(shape) if axis in array.axes else 1 for axis in axes])
 
 
-def pointwise(function: Callable[..., np.ndarray], *arrays: Named) -> Named:
+def pointwise(function: Callable[..., Any], *arrays: Named) -> Named:
     data, axes = align(*arrays)
     with np.errstate(all="ignore"):
         return Named(np.asarray(function(*data)), axes)
@@ -176,7 +177,7 @@ def power(base: np.ndarray, exponent: np.ndarray) -> np.ndarray:
     return np.exp(exponent * np.log(base))
 
 
-FUNCTIONS: dict[str, Callable[..., np.ndarray]] = {
+FUNCTIONS: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log": np.log,
     "sqrt": np.sqrt,
@@ -236,11 +237,15 @@ def apply(function: Callable[..., np.ndarray], *arguments: Named) -> Named:
     if any(isinstance(axis, str) and axis != DIRECTION for argument in arguments for axis in argument.axes):
         raise NotationError("a function takes whole arrays, without indices")
     counts = [len(argument.data) for argument in arguments if DIRECTION in argument.axes]
-    if not counts:
-        data = function(*(argument.data for argument in arguments))
-        return Named(data, tuple(range(-data.ndim, 0)))
-    moved = [a.data.astype(complex) if DIRECTION in a.axes else [a.data.astype(complex)] * counts[0] for a in arguments]
-    data = np.stack([function(*values) for values in zip(*moved, strict=True)])
+    try:
+        if not counts:
+            data = function(*(argument.data for argument in arguments))
+            return Named(data, tuple(range(-data.ndim, 0)))
+        wide = [argument.data.astype(complex) for argument in arguments]
+        moved = [a if DIRECTION in b.axes else [a] * counts[0] for a, b in zip(wide, arguments, strict=True)]
+        data = np.stack([function(*values) for values in zip(*moved, strict=True)])
+    except (ValueError, TypeError, IndexError) as error:
+        raise NotationError(f"the function does not take these arrays: {error}") from error
     return Named(data, (DIRECTION, *range(1 - data.ndim, 0)))
 
 
@@ -269,7 +274,7 @@ def over(node: Node, scope: Scope) -> Named:
     x, mask = np.broadcast_to(x, full), np.broadcast_to(held_data, full) > 0
     rest = tuple(axis for axis in axes if axis not in letters)
     if function in ("sum", "mean", "prod"):
-        x = np.where(mask, x, function == "prod")
+        x = np.where(mask, x, function == "prod") if conditions else x
         if function == "prod":
             return Named(x.prod(axis=places), rest)
         return Named(x.sum(axis=places) / (mask.sum(axis=places) if function == "mean" else 1), rest)

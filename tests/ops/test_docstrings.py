@@ -1,13 +1,20 @@
-"""Derivations end on lines that the code contains, and everything public has a docstring."""
+"""Derivations are true and end on lines that the code contains, and everything public has a docstring."""
 
 import ast
 import inspect
 import re
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scratchformer import models, nn, ops
+from scratchformer.notation import DerivationError, NotationError, check_derivation
+from scratchformer.testing.derivations import Sizes, check
+from scratchformer.testing.derivations.operations import CASES
 
+# Beyond these scales an exponential of the text overflows, or the gradient is a difference of equal numbers.
+LARGEST_SCALES = {"tanh": 10, "softmax": 10, "cross_entropy": 10, "dense": 3, "attention": 3, "relative_attention": 3}
 BACKWARDS = [name for name in ops.__all__ if name.endswith("_backward")]
 
 
@@ -32,20 +39,52 @@ def lines_of_code(docstring):
     return found
 
 
+def test_every_operation_has_a_derivation():
+    assert {name.removesuffix("_backward") for name in BACKWARDS} <= {name.split(",")[0] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=max(3, settings.default.max_examples // 8))
+@given(seed=st.integers(0, 2**32 - 1), exponent=st.floats(-3, 2))
+def test_derivation_is_true(name, seed, exponent):
+    scale = min(10**exponent, LARGEST_SCALES.get(name.split(",")[0], 100))
+    assert check(name, seed, scale).worst < 1e-9
+
+
 @pytest.mark.parametrize("name", BACKWARDS)
 def test_derivation_ends_on_the_code(name):
-    forward, backward = getattr(ops, name.removesuffix("_backward")), getattr(ops, name)
-    lines, source = lines_of_code(forward.__doc__), normal(inspect.getsource(backward.reference))
-    assert lines, f"the docstring of {forward.__name__} has no line of code"
-    for line in lines:
-        assert line in source, f"{name} does not contain the line its derivation ends on: {line}"
+    last = check(name.removesuffix("_backward")).rows[-1]
+    assert last.kind == "code"
+    assert last.text in normal(inspect.getsource(getattr(ops, name).reference))
 
 
-def test_the_check_finds_a_line_that_has_changed():
-    (line,) = lines_of_code(ops.softmax.__doc__)
-    source = normal(inspect.getsource(ops.softmax_backward.reference))
-    assert line in source
-    assert line not in source.replace("dz = y *", "dz = dy *")
+WRONG = [
+    ("softmax", "(dy_k − Σ", "(dy_k + Σ"),
+    ("layernorm", "Σ_k dx_k = 0", "Σ_k dx_k x̂_k² = 0"),
+    ("linear", "dx = dy @ w.T", "dx = dy @ w"),
+    ("dense, silu", "(1 + exp(−h_no))", "(1 + exp(h_no))"),
+    ("rotary", "cos_ti = cos(φ_ti)", "cos_ti = sin(φ_ti)"),
+    ("embedding", "Σ_n [ids_n = v] dy_nc", "Σ_n [ids_n = v] y_nc"),
+    ("sinusoidal_positions", "P_tc cos(θ_c) − P", "P_tc cos(θ_c) + P"),
+    ("relative_shift", "0 ≤ j − (T − 1 − t) < S", "0 ≤ j − (T − 1 − t) ≤ S"),
+    ("cross_entropy, smoothing", "p_nv − t_nv)", "p_nv + t_nv)"),
+]
+
+
+@pytest.mark.parametrize("name, right, wrong", WRONG, ids=[name for name, *_ in WRONG])
+def test_wrong_derivation_is_found(name, right, wrong):
+    case = CASES[name](Sizes())
+    docstring = inspect.getdoc(case.op)
+    assert right in docstring
+    with pytest.raises((DerivationError, NotationError)):
+        check_derivation(
+            case.op,
+            case.op_backward,
+            *case.args,
+            names=case.names,
+            docstring=docstring.replace(right, wrong),
+            **case.options,
+        )
 
 
 @pytest.mark.parametrize("name", BACKWARDS)

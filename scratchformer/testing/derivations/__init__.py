@@ -6,21 +6,89 @@ Sizes are all different and larger than 1, so that an exchanged index shows. The
 
 from __future__ import annotations
 
-from ...notation import Report, check_derivation, check_equations
-from . import layers, operations, optimizers
-from .case import DerivationCase, EquationsCase, Sizes
+import re
+from collections.abc import Sequence
+from itertools import product
+from textwrap import indent
+from typing import Any
 
-CASES = {**operations.CASES, **layers.CASES, **optimizers.CASES}
+from ...notation import DerivationError, Mistake, NotationError, Report, check_derivation, plant_mistakes
+from . import kernels, layers, operations, optimizers
+from .case import DerivationCase, Sizes
+
+CASES = {**operations.CASES, **kernels.CASES, **layers.CASES, **optimizers.CASES}
 
 
 def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:
     """Check the derivation of this name, on arrays drawn from the seed. Raises DerivationError where it is not true."""
     case = CASES[name](Sizes(seed, scale))
-    if isinstance(case, EquationsCase):
-        return check_equations(case.docstring, case.names, name=name)
     return check_derivation(
         case.op, case.op_backward, *case.args, names=case.names, docstring=case.docstring, seed=seed, **case.options
     )
 
 
-__all__ = ["CASES", "DerivationCase", "EquationsCase", "Sizes", "check"]
+def variants(name: str) -> list[str]:
+    """The cases of a derivation: "gelu" has "gelu" and "gelu, tanh"."""
+    return [case for case in CASES if name in (case, case.partition(",")[0])]
+
+
+def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[Mistake]:
+    """Plant mistakes in the derivation of this name, see `plant_mistakes`.
+
+    Those that are not caught with one seed, or with one of the derivation's cases, meet the next.
+    """
+    found: dict[tuple[int, str, str], Mistake] = {}
+    for seed, variant in product(seeds, variants(name)):
+        case = CASES[variant](Sizes(seed))
+        survivors = {key for key, mistake in found.items() if not mistake.caught}
+        if found and not survivors:
+            break
+        planted = plant_mistakes(
+            case.op,
+            case.op_backward,
+            *case.args,
+            names=case.names,
+            docstring=case.docstring,
+            seed=seed,
+            among=survivors or None,
+            options=case.options,
+            **options,
+        )
+        found |= {(mistake.line, mistake.what, mistake.wrong): mistake for mistake in planted}
+    return list(found.values())
+
+
+def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) -> list[str]:
+    """Check the derivations `names` (all if empty), print every equation with its error, and return what is wrong.
+
+    A name is that of a case ("attention.numpy"), or the part before its point or comma. mistakes: also plant mistakes
+    in the equations, and print those that the check does not find. Raises ValueError for an unknown name.
+    """
+    chosen = [name for name in CASES if not names or {name, re.split("[.,]", name)[0]} & set(names)]
+    if unknown := set(names) - set(CASES) - {re.split("[.,]", name)[0] for name in CASES}:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
+    wrong, lines, worst, planted = [], 0, 0.0, list[Mistake]()
+    for name in chosen:
+        try:
+            report = check(name, seed)
+        except (DerivationError, NotationError) as error:
+            print(f"{name}: WRONG\n{indent(str(error), '    ')}", flush=True)
+            wrong.append(name)
+            continue
+        heading, *rows = str(report).splitlines()
+        print(f"{name}:{heading.partition(':')[2]}", *rows, sep="\n", flush=True)
+        lines, worst = lines + len(report.rows), max(worst, report.worst)
+        if mistakes and name == variants(name.partition(",")[0])[0]:
+            found = plant(name.partition(",")[0])
+            planted += found
+            print(f"       {sum(m.caught for m in found)} of {len(found)} planted mistakes caught")
+            for mistake in found:
+                if not mistake.caught:
+                    print(f"  {mistake.line:4} not caught: {mistake.what}: {mistake.wrong}")
+    print(f"\n{len(chosen)} derivations, {lines} equations and lines of code, none skipped; worst error {worst:.0e}")
+    if mistakes:
+        print(f"{len(planted)} mistakes planted, {sum(m.caught for m in planted)} caught")
+    return wrong
+
+
+__all__ = ["CASES", "DerivationCase", "Sizes", "check", "check_all", "plant"]

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from ... import ops
 from ..cases import Draw
 
@@ -15,18 +13,11 @@ class DerivationCase(NamedTuple):
     """A pair whose docstring is a derivation, with arguments. names, options: as in `check_derivation`."""
 
     op: Callable
-    op_backward: Callable
+    op_backward: Callable | None
     args: tuple
-    names: Mapping[str, Any] = {}  # noqa: RUF012
-    options: Mapping[str, Any] = {}  # noqa: RUF012
+    names: Mapping[str, Any] = {}
+    options: Mapping[str, Any] = {}
     docstring: str | None = None  # where it is not that of `op`
-
-
-class EquationsCase(NamedTuple):
-    """A docstring with equations about arrays by name, of something without a backward: see `check_equations`."""
-
-    docstring: str
-    names: Mapping[str, Any]
 
 
 class Sizes(Draw):
@@ -34,15 +25,18 @@ class Sizes(Draw):
 
     def __init__(self, seed: int = 0, scale: float = 1.0, **options: Any) -> None:
         super().__init__(seed, scale, **options)
-        self.left = [int(size) for size in self.generator.permutation(np.arange(2, 9))]
+        shuffle = self.generator.permutation
+        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2, *shuffle([7, 8, 9]), 10, 11, 12)]
 
     def __getattr__(self, letter: str) -> int:
         if len(letter) == 1 and letter not in self.sizes:
-            self.sizes[letter] = self.left.pop()
+            self.sizes[letter] = next(size for size in self.left if size not in self.sizes.values())
         return super().__getattr__(letter)
 
 
 def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
-    """The reference of an operation and of its backward."""
-    op, op_backward = getattr(ops, name).reference, getattr(ops, f"{name}_backward").reference
-    return DerivationCase(op, op_backward, args, names or {}, options)
+    """The reference of an operation and of its backward, if it has one."""
+    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
+    if op_backward is None:
+        return DerivationCase(op, None, args, names or {}, options)
+    return DerivationCase(op.reference, op_backward.reference, args, names or {}, options)

@@ -80,8 +80,8 @@ def single_head(d: Sizes) -> DerivationCase:
     layer = nn.SingleHeadAttention(d.C, d.D, causal=d.seed % 2 == 1)
     pattern = ops.Causal() if layer.causal else None
 
-    def attention(*qkv: np.ndarray) -> np.ndarray:
-        return ops.attention(*(a[:, None] for a in qkv), pattern)[0][:, 0]
+    def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return ops.attention(q[:, None], k[:, None], v[:, None], pattern)[0][:, 0]
 
     return case(d, layer, d("B T C"), functions={"attention": attention})
 
@@ -129,7 +129,9 @@ def rotary_attention(d: Sizes) -> DerivationCase:
 
 
 def residual(d: Sizes, order: str) -> DerivationCase:
-    layer = nn.Residual(nn.FeedForward(d.C, d.F, GELU), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
+    """With a branch whose output at a position depends on all positions."""
+    d.sizes |= {"H": 2, "C": 6}
+    layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
     functions = {"branch": layer.branch, "norm": layer.norm, "dropout": output(layer.dropout.forward, key=d.key)}
     return case(d, layer, d("B T C"), key=d.key, functions=functions, leave=f'In "{OTHER[order]}" order')
 
@@ -262,7 +264,8 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
     d.sizes |= {"H": 2, "C": 6}
     ids, targets = d.integers("B T", d.V), d.integers("B T", d.V)
     targets[0, 0] = IGNORED
-    model: models.LanguageModel | models.EncoderDecoder
+    model: Any
+    inputs: tuple
     if smoothing:
         model = models.EncoderDecoder(d.V, d.C, d.H, 1, d.F, dropout=0.0, label_smoothing=smoothing)
         inputs = (ids, np.full(d.B, d.T), ids)

@@ -3,27 +3,160 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from ... import ops
+from ...rng import random_uint16
 from .case import DerivationCase, Sizes, reference
 
 
-def attention(d: Sizes) -> DerivationCase:
-    d.sizes |= {"G": 2, "H": 4}
-    pattern = [None, ops.Causal(), ops.Local(1)][d.seed % 3]
-    q, k, v = d("B H T D"), d("B G S D"), d("B G S D")
-    table = (pattern or ops.Full()).table(d.H, d.T, d.S, np)
-    table = np.ones((d.T, d.S)) if table is None else table
-    mask = np.broadcast_to(table, (d.B, d.H, d.T, d.S))
-    return reference("attention", q, k, v, pattern, names={"m": mask})
+def padding(d: Sizes) -> ops.Pattern:
+    lengths = d.lengths("S")
+    lengths[0] = 0  # a row that may see nothing
+    return ops.Padding(lengths)
+
+
+PATTERNS: dict[str, Callable[[Sizes], ops.Pattern]] = {
+    "full": lambda d: ops.Full(),
+    "causal": lambda d: ops.Causal(),
+    "local": lambda d: ops.Local(1),
+    "padding": padding,
+}
+
+
+def allowed(pattern: ops.Pattern, d: Sizes) -> np.ndarray:
+    """The pairs that a pattern allows, (B, H, T, S)."""
+    table = pattern.table(d.H, d.T, d.S, np)
+    return np.broadcast_to(np.True_ if table is None else table, (d.B, d.H, d.T, d.S))
+
+
+def attention(d: Sizes, kind: str = "full") -> DerivationCase:
+    d.sizes |= {"B": 2, "G": 2, "H": 4}
+    d.left = [size for size in d.left if size in (3, 5, 6)]
+    q, k, v, pattern = d("B H T D"), d("B G S D"), d("B G S D"), PATTERNS[kind](d)
+    return reference("attention", q, k, v, pattern, names={"m": allowed(pattern, d)})
+
+
+ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
+
+
+def relu(d: Sizes) -> DerivationCase:
+    x = d("B T C")
+    x[0, 0, 0] = 0  # the kink
+    return reference("relu", x)
+
+
+def gelu(d: Sizes, approximate: str = "none") -> DerivationCase:
+    names = {"none": 0.0, "approximate": float(approximate != "none")}
+    return reference("gelu", d("B T C"), names=names, approximate=approximate)
+
+
+def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
+    names = ACTIVATIONS | {"activation": ACTIVATIONS[activation]}
+    return reference("dense", d("B T I"), d("I O"), d("O"), names=names, activation=activation)
+
+
+def layernorm(d: Sizes) -> DerivationCase:
+    d.left.remove(2)  # with C = 2 nothing is left of the gradient: normalising removes two directions
+    return reference("layernorm", d("B T C"), d("C"), d("C"))
+
+
+def dropout(d: Sizes, p: float = 0.3) -> DerivationCase:
+    x, key = d("B T C"), d.key
+    return reference("dropout", x, p, key, names={"u": random_uint16(key, x.size).reshape(x.shape).astype(float)})
+
+
+def pool(name: str, d: Sizes, padding: bool = False) -> DerivationCase:
+    x, lengths = d("B T C"), d.lengths() if padding else np.full(d.B, d.T)
+    if padding:
+        lengths[0] = 0
+        x[-1, 1] = x[-1, 0]  # ties
+    return reference(name, x, lengths if padding else None, names={"lengths": lengths})
+
+
+def relative_shift(d: Sizes) -> DerivationCase:
+    d.sizes["R"] = d.S + d.T - 1
+    return reference("relative_shift", d("B H T R"))
+
+
+def relative_attention(d: Sizes, kind: str = "full") -> DerivationCase:
+    d.sizes["R"] = d.S + d.T - 1
+    q, k, v, r, biases = d("B H T D"), d("B H S D"), d("B H S D"), d("H R D"), (d("H D"), d("H D"))
+    pattern = PATTERNS[kind](d)
+    return reference("relative_attention", q, k, v, r, *biases, pattern, names={"m": allowed(pattern, d)})
+
+
+def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, **options: Any) -> DerivationCase:
+    targets = d.integers("B T", d.V)
+    if ignore_index is not None:
+        targets[:ignored, :ignored] = ignore_index
+    return reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
+
+
+def sinusoidal_positions(d: Sizes) -> DerivationCase:
+    return reference("sinusoidal_positions", d.T, d.C, dtype=np.float64, start=3)
+
+
+# For a head of three pairs: one keeps its frequency, one is slowed down, and one is in between.
+SCALING = {"factor": 8.0, "low_freq_factor": 0.05, "high_freq_factor": 0.5, "original_max_position_embeddings": 4}
+
+
+def rotary_frequencies(d: Sizes, kind: str = "none") -> DerivationCase:
+    kinds = {"none": 0.0, "linear": 1.0, "llama3": 2.0}
+    scaling = {"none": None, "linear": {"rope_type": kind, "factor": 8.0}, "llama3": {"rope_type": kind, **SCALING}}
+    names = kinds | SCALING | {"scaling": kinds[kind]}
+    return reference("rotary_frequencies", 6, 10000.0, scaling[kind], names=names)
+
+
+def rotary(d: Sizes) -> DerivationCase:
+    d.sizes["D"] = 2 * d.I
+    names = {"θ": ops.rotary_frequencies(d.D)}
+    return reference("rotary", d("B H T D"), 3, names=names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "linear": lambda d: reference("linear", d("B T I"), d("I O"), d("O")),
+    "relu": relu,
+    "gelu": gelu,
+    "gelu, tanh": partial(gelu, approximate="tanh"),
+    "silu": lambda d: reference("silu", d("B T C")),
+    "tanh": lambda d: reference("tanh", d("B T C")),
+    "dense": dense,
+    "dense, gelu": partial(dense, activation="gelu"),
+    "dense, gelu_tanh": partial(dense, activation="gelu_tanh"),
+    "dense, silu": partial(dense, activation="silu"),
+    "swiglu": lambda d: reference("swiglu", d("B T F"), d("B T F")),
     "softmax": lambda d: reference("softmax", d("B T V")),
     "log_softmax": lambda d: reference("log_softmax", d("B T V")),
-    "layernorm": lambda d: reference("layernorm", d("B T C"), d("C"), d("C")),
+    "cross_entropy": cross_entropy,
+    "cross_entropy, ignored": partial(cross_entropy, ignore_index=-1),
+    "cross_entropy, all ignored": partial(cross_entropy, ignore_index=-100, ignored=100),
+    "cross_entropy, smoothing": partial(cross_entropy, label_smoothing=0.1),
+    "cross_entropy, smoothing, ignored": partial(cross_entropy, ignore_index=0, label_smoothing=0.1),
+    "layernorm": layernorm,
+    "rmsnorm": lambda d: reference("rmsnorm", d("B T C"), d("C")),
+    "embedding": lambda d: reference("embedding", d.integers("B T", d.V), d("V C")),
+    "gather": lambda d: reference("gather", d("B T C"), d.integers("B K", d.T)),
+    "sinusoidal_positions": sinusoidal_positions,
+    "rotary_frequencies": rotary_frequencies,
+    "rotary_frequencies, linear": partial(rotary_frequencies, kind="linear"),
+    "rotary_frequencies, llama3": partial(rotary_frequencies, kind="llama3"),
+    "rotary": rotary,
+    "dropout": dropout,
+    "dropout, nearly all": partial(dropout, p=1 - 1e-6),
+    "mean_pool": partial(pool, "mean_pool"),
+    "mean_pool, padding": partial(pool, "mean_pool", padding=True),
+    "max_pool": partial(pool, "max_pool"),
+    "max_pool, padding": partial(pool, "max_pool", padding=True),
     "attention": attention,
+    "attention, causal": partial(attention, kind="causal"),
+    "attention, local": partial(attention, kind="local"),
+    "attention, padding": partial(attention, kind="padding"),
+    "relative_shift": relative_shift,
+    "relative_attention": relative_attention,
+    "relative_attention, causal": partial(relative_attention, kind="causal"),
+    "relative_attention, padding": partial(relative_attention, kind="padding"),
 }
