@@ -75,6 +75,7 @@ class Walk:
         self.rows: list[Row] = []
         self.equations: list[Equation] = []
         self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
+        self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
 
     def copy(self) -> Walk:
         """A walk that goes on from here by itself."""
@@ -240,6 +241,12 @@ class Walk:
 
     def perturb(self, name: str) -> Scope:
         """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
+        if self.perturbed[0] != (known := (name, len(self.rules))):
+            self.perturbed = known, self.recompute(name)
+        return self.perturbed[1]
+
+    def recompute(self, name: str) -> Scope:
+        """A new scope for `perturb`."""
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes, inner.functions = self.scope.sizes, self.scope.functions

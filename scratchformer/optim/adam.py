@@ -35,13 +35,23 @@ def adam_step(
 class Adam(Optimizer):
     """Adam: each parameter moves by its mean gradient divided by the root of its mean squared gradient.
 
-    With g the gradient (plus weight_decay · w, if any) and t the number of the step, counted from 1,
+    Let θ_ti be parameter i after step t, counted from 1, and G_ti its gradient in this step. Weight decay λ adds
+    λ θ to it, the gradient of λ/2 θ². Two running means, of the gradient and of its square, start at 0:
 
-        m ← β₁ m + (1 − β₁) g        v ← β₂ v + (1 − β₂) g²
-        w ← w − lr · m̂/(√v̂ + eps),   m̂ = m/(1 − β₁ᵗ),  v̂ = v/(1 − β₂ᵗ)
+        g_ti = G_ti + λ θ_{t−1,i} for t ≥ 1        m_{0,i} = v_{0,i} = 0
+        m_ti = β1 m_{t−1,i} + (1 − β1) g_ti for t ≥ 1        v_ti = β2 v_{t−1,i} + (1 − β2) g_ti² for t ≥ 1
 
-    m and v start at zero, so after t steps the weights in them sum to 1 − βᵗ; dividing by that gives weighted means.
-    params, lr, groups: see `Optimizer`. betas: (β₁, β₂). Raises TypeError for parameters in half precision, where the
+    Unrolled, m is a weighted sum of all gradients so far, whose weights sum to 1 − β1^t, and v one of their squares:
+
+        m_ti = (1 − β1) Σ_{1 ≤ j ≤ t} β1^(t − j) g_ji        v_ti = (1 − β2) Σ_{1 ≤ j ≤ t} β2^(t − j) g_ji²
+        weights_t = (1 − β1) Σ_{1 ≤ j ≤ t} β1^(t − j) = 1 − β1^t
+
+    Dividing by the sum of the weights gives weighted means, from the first step on:
+
+        m̂_ti = m_ti/(1 − β1^t) for t ≥ 1        v̂_ti = v_ti/(1 − β2^t) for t ≥ 1
+        θ_ti = θ_{t−1,i} − lr_t m̂_ti/(√v̂_ti + eps) for t ≥ 1
+
+    params, lr, groups: see `Optimizer`. betas: (β1, β2). Raises TypeError for parameters in half precision, where the
     squares in v, and eps, would underflow to 0. Source: Kingma, Ba, "Adam", 2015, algorithm 1.
     """
 
@@ -76,11 +86,19 @@ class Adam(Optimizer):
 
 
 class AdamW(Adam):
-    """Adam with decoupled weight decay: w ← w − lr · weight_decay · w before each step. The decay is not in m and v.
+    """Adam with decoupled weight decay: parameters shrink in each step, but the decay is not in m and v.
 
     Only parameters with two or more axes decay, the matrices: pulling a bias, or the gamma of a norm, towards zero
-    changes what the layer computes but prevents no overfitting. The weight_decay of a group applies to all of its
-    parameters. Source: Loshchilov, Hutter, "Decoupled weight decay regularization", 2019, algorithm 2.
+    changes what the layer computes but prevents no overfitting. With the letters of `Adam`, and axes_i for the number
+    of axes of the parameter that i is in,
+
+        λ_i = weight_decay where axes_i ≥ 2, 0 elsewhere
+        m_ti = β1 m_{t−1,i} + (1 − β1) G_ti for t ≥ 1        v_ti = β2 v_{t−1,i} + (1 − β2) G_ti² for t ≥ 1
+        m̂_ti = m_ti/(1 − β1^t) for t ≥ 1        v̂_ti = v_ti/(1 − β2^t) for t ≥ 1
+        θ_ti = (1 − lr_t λ_i) θ_{t−1,i} − lr_t m̂_ti/(√v̂_ti + eps) for t ≥ 1
+
+    The weight_decay of a group applies to all of its parameters. Source: Loshchilov, Hutter, "Decoupled weight decay
+    regularization", 2019, algorithm 2.
     """
 
     def __init__(

@@ -30,6 +30,11 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
     grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
     `optimizer.gradients()`. All are scaled by the same number, so the direction is preserved. If the norm is not
     finite, nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+
+    With g the gradient before and c after,
+
+        norm = √(Σ_i g_i²)        c_i = min(1, max_norm/norm) g_i        √(Σ_i c_i²) = min(norm, max_norm)
+
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     if not max_norm > 0:

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: functions from the step number, counted from 0, to the learning rate of that step.
+"""Learning-rate schedules: functions from the step number t, counted from 0, to the learning rate of that step.
 
 Each begins with a linear warm-up, (step + 1)/warmup of the peak, because Adam's means are taken over few gradients in
 the first steps, which should therefore be small. A schedule has no state: a resumed run asks it for the next step.
@@ -12,7 +12,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Constant:
-    """Linear warm-up over `warmup` steps to `peak`, then constant."""
+    """Linear warm-up over `warmup` steps to `peak`, then constant:
+
+        lr_t = peak min(1, (t + 1)/warmup)
+
+    With warmup = 0 the learning rate is `peak` from the first step on.
+    """
 
     peak: float
     warmup: int = 0
@@ -24,6 +29,9 @@ class Constant:
 @dataclass(frozen=True)
 class Cosine:
     """Linear warm-up, then half a cosine from `peak` down to `floor` at step `total`, and `floor` after that.
+
+        done_t = min(1, (t − warmup)/max(1, total − warmup))
+        lr_t = peak (t + 1)/warmup where t < warmup, floor + (peak − floor) (1 + cos(π done_t))/2 elsewhere
 
     Source: Loshchilov, Hutter, "SGDR", 2017, equation 5, without restarts.
     """
@@ -42,7 +50,12 @@ class Cosine:
 
 @dataclass(frozen=True)
 class InverseSquareRoot:
-    """Linear warm-up, then `peak` · √(warmup/(step + 1)). Source: Vaswani et al., 2017, equation 3."""
+    """Linear warm-up, then `peak` · √(warmup/(step + 1)), which is `peak` at the end of the warm-up:
+
+        warm_t = min(1, (t + 1)/warmup)        lr_t = peak min(warm_t, √(max(1, warmup)/(t + 1)))
+
+    Source: Vaswani et al., 2017, equation 3.
+    """
 
     peak: float
     warmup: int

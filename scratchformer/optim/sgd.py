@@ -11,7 +11,17 @@ from .optimizer import Group, Optimizer
 
 
 class SGD(Optimizer):
-    """velocity ← momentum · velocity + g, then w ← w − lr · velocity, with g the gradient plus weight_decay · w.
+    """Gradient descent with momentum: each parameter moves by a velocity, a decaying sum of its gradients.
+
+    Let θ_ti be parameter i after step t, counted from 1, and G_ti its gradient in this step. With weight decay λ and
+    momentum μ, the velocity u starts at 0, and
+
+        g_ti = G_ti + λ θ_{t−1,i} for t ≥ 1        u_ti = μ u_{t−1,i} + g_ti for t ≥ 1
+        θ_ti = θ_{t−1,i} − lr_t u_ti for t ≥ 1
+
+    Unrolled, the weight of a gradient shrinks by the factor μ with every further step:
+
+        u_ti = Σ_{1 ≤ j ≤ t} μ^(t − j) g_ji
 
     params, lr, groups: see `Optimizer`. The learning rate is outside the velocity, as in PyTorch, so lowering it takes
     effect immediately. Source: Sutskever et al., "On the importance of initialization and momentum", 2013, equations 1

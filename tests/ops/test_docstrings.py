@@ -16,12 +16,6 @@ from scratchformer.testing.derivations.operations import CASES
 # Beyond these scales an exponential of the text overflows, or the gradient is a difference of equal numbers.
 LARGEST_SCALES = {"tanh": 10, "softmax": 10, "cross_entropy": 10, "dense": 3, "attention": 3, "relative_attention": 3}
 BACKWARDS = [name for name in ops.__all__ if name.endswith("_backward")]
-DERIVED_LAYERS = {
-    name: layer
-    for module in (nn, models)
-    for name in module.__all__
-    if inspect.isclass(layer := getattr(module, name)) and "Backward." in (layer.__doc__ or "")
-}
 
 
 def normal(text):
@@ -70,7 +64,7 @@ WRONG = [
     ("linear", "dx = dy @ w.T", "dx = dy @ w"),
     ("dense, silu", "(1 + exp(−h_no))", "(1 + exp(h_no))"),
     ("rotary", "cos_ti = cos(φ_ti)", "cos_ti = sin(φ_ti)"),
-    ("embedding", "= Σ_n [ids_n = v] dy_nc", "= Σ_n [ids_n = v] y_nc"),
+    ("embedding", "Σ_n [ids_n = v] dy_nc", "Σ_n [ids_n = v] y_nc"),
     ("sinusoidal_positions", "P_tc cos(θ_c) − P", "P_tc cos(θ_c) + P"),
     ("relative_shift", "0 ≤ j − (T − 1 − t) < S", "0 ≤ j − (T − 1 − t) ≤ S"),
     ("cross_entropy, smoothing", "p_nv − t_nv)", "p_nv + t_nv)"),
@@ -91,14 +85,6 @@ def test_wrong_derivation_is_found(name, right, wrong):
             docstring=docstring.replace(right, wrong),
             **case.options,
         )
-
-
-@pytest.mark.parametrize("name", DERIVED_LAYERS)
-def test_derivation_of_a_layer_ends_on_the_code(name):
-    """A layer may leave the mathematics to its operations, but any line of code that it shows is in its backward."""
-    layer = DERIVED_LAYERS[name]
-    for line in lines_of_code(layer.__doc__):
-        assert line in normal(inspect.getsource(layer.backward))
 
 
 @pytest.mark.parametrize("name", BACKWARDS)

@@ -13,10 +13,10 @@ from textwrap import indent
 from typing import Any
 
 from ...notation import DerivationError, Mistake, NotationError, Report, check_derivation, plant_mistakes
-from . import kernels, layers, operations
+from . import kernels, layers, operations, optimizers
 from .case import DerivationCase, Sizes
 
-CASES = {**operations.CASES, **kernels.CASES, **layers.CASES}
+CASES = {**operations.CASES, **kernels.CASES, **layers.CASES, **optimizers.CASES}
 
 
 def check(name: str, seed: int = 0, scale: float = 1.0) -> Report:

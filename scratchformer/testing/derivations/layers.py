@@ -42,9 +42,9 @@ def case(
 
 
 def without(docstring: str, start: str) -> str:
-    """The docstring without the paragraph that begins with `start` and the equations below it; lines keep their numbers.
+    """The docstring without the paragraph that begins with `start` and the equations below it.
 
-    For a class with two orders of the same parts, of which a case runs one.
+    For a class with two orders of the same parts, of which a case runs one. The lines keep their numbers.
     """
     kept, leaving, above = [], False, ""
     for line in docstring.splitlines():
@@ -69,6 +69,11 @@ def shows(source: Callable) -> Callable[[Callable], Callable]:
 def output(forward: Callable, **options: Any) -> Callable:
     """The function of arrays that a forward computes, without its cache."""
     return lambda *inputs: forward(*inputs, **options)[0]
+
+
+def basic_attention(d: Sizes) -> DerivationCase:
+    """Scores are not divided by √C: if x were large, only round-off would be left of their gradients."""
+    return case(d, nn.BasicSelfAttention(), min(1, 1 / d.scale) * d("B T C"))
 
 
 def single_head(d: Sizes) -> DerivationCase:
@@ -124,7 +129,9 @@ def rotary_attention(d: Sizes) -> DerivationCase:
 
 
 def residual(d: Sizes, order: str) -> DerivationCase:
-    layer = nn.Residual(nn.FeedForward(d.C, d.F, GELU), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
+    """With a branch whose output at a position depends on all positions."""
+    d.sizes |= {"H": 2, "C": 6}
+    layer = nn.Residual(nn.SelfAttention(d.C, d.H), nn.LayerNorm(d.C), order, nn.Dropout(0.3))
     functions = {"branch": layer.branch, "norm": layer.norm, "dropout": output(layer.dropout.forward, key=d.key)}
     return case(d, layer, d("B T C"), key=d.key, functions=functions, leave=f'In "{OTHER[order]}" order')
 
@@ -151,7 +158,7 @@ def decoder_block(d: Sizes, order: str) -> DerivationCase:
 
 
 def stack(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6, "B": 3, "T": 4, "I": 5}
+    d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "I": 5, "F": 6}
     blocks = [nn.DecoderBlock(d.C, d.H, d_ff=d.F, activation=GELU, key=Key(i)) for i in range(2)]
     layer = nn.Stack(blocks, nn.LayerNorm(d.C))
     functions = {"block1": blocks[0], "block2": blocks[1], "norm": layer.norm}
@@ -278,7 +285,7 @@ def predictor(d: Sizes, smoothing: float = 0.0) -> DerivationCase:
 
 
 def encoder_decoder(d: Sizes) -> DerivationCase:
-    d.sizes |= {"H": 2, "C": 6, "B": 3, "T": 4, "S": 5, "V": 7}
+    d.sizes |= {"H": 2, "C": 4, "B": 2, "T": 3, "S": 5, "V": 7}
     model = models.EncoderDecoder(d.V, d.C, d.H, 1, 8, activation=GELU, dropout=0.0)
     known = prepared(d, model)
     lengths = d.lengths("S")
@@ -295,7 +302,7 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
-    "BasicSelfAttention": lambda d: case(d, nn.BasicSelfAttention(), d("B T C")),
+    "BasicSelfAttention": basic_attention,
     "SingleHeadAttention": single_head,
     "MultiHeadLoop": multi_head_loop,
     "CrossAttention": cross_attention,

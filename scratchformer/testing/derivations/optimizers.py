@@ -1,0 +1,100 @@
+"""The equations of optimizers, clipping and schedules, on the numbers of a run of several steps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ... import optim
+from ...nn import Param
+from .case import DerivationCase, Sizes
+from .layers import shows
+
+STEPS = 6
+
+
+def case(source: Callable, docstring: str | None, names: dict[str, Any]) -> DerivationCase:
+    """The case of equations about arrays by name. source: the function that computed them."""
+
+    @shows(source)
+    def computed() -> float:
+        return 0.0
+
+    return DerivationCase(computed, None, (), names, {}, docstring)
+
+
+def flat(arrays: list[np.ndarray]) -> np.ndarray:
+    return np.concatenate([array.ravel() for array in arrays])
+
+
+def history(d: Sizes, optimizer: type[optim.Optimizer], buffers: dict[str, str], **options: Any) -> DerivationCase:
+    """Steps of an optimizer on a matrix and a vector, at a learning rate that changes.
+
+    θ, G and the buffers have an axis t, the state after that many steps; G_0, before the first step, is 0.
+    buffers: the optimizer's names of the state arrays, by their letters in the equations.
+    """
+    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
+    made = optimizer(params, lr=0.1, **options)
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients = [flat([p.data for p in params])], [np.zeros(d.I * d.J + d.K)]
+    states = {letter: [getattr(made, name).copy()] for letter, name in buffers.items()}
+    for rate in rates[1:]:
+        for p in params:
+            p.grad[...] = d.scale * d.generator.standard_normal(p.data.shape)
+        made.lr = float(rate)
+        made.step()
+        theta.append(flat([p.data for p in params]))
+        gradients.append(flat([p.grad for p in params]))
+        for letter, name in buffers.items():
+            states[letter].append(getattr(made, name).copy())
+    axes = flat([np.full(p.data.shape, p.data.ndim) for p in params])
+    names = {"θ": np.array(theta), "G": np.array(gradients), "lr": rates, "axes": axes}
+    names |= {letter: np.array(values) for letter, values in states.items()}
+    return case(made.update, inspect.getdoc(optimizer), names)
+
+
+def adam(d: Sizes, optimizer: type[optim.Adam], decay: str) -> DerivationCase:
+    """decay: the name of the weight decay in the equations."""
+    betas, eps, weight_decay = (0.7, 0.9), 0.1 * d.scale, 0.3
+    buffers = {"m": "m", "v": "v"}
+    found = history(d, optimizer, buffers, betas=betas, eps=eps, weight_decay=weight_decay)
+    names = {"β1": betas[0], "β2": betas[1], "eps": eps, decay: weight_decay}
+    return found._replace(names={**found.names, **names})
+
+
+def sgd(d: Sizes) -> DerivationCase:
+    found = history(d, optim.SGD, {"u": "velocity"}, momentum=0.8, weight_decay=0.3)
+    return found._replace(names={**found.names, "μ": 0.8, "λ": 0.3})
+
+
+def clipping(d: Sizes) -> DerivationCase:
+    """Two arrays taken together, which have to be scaled in every other case."""
+    before = [d("I J"), d("K")]
+    after = [array.copy() for array in before]
+    max_norm = float(np.linalg.norm(flat(before))) * (0.5 if d.seed % 2 else 2.0)
+    norm = optim.clip_by_global_norm(after, max_norm)
+    names = {"g": flat(before), "c": flat(after), "norm": norm, "max_norm": max_norm}
+    return case(optim.clip_by_global_norm, inspect.getdoc(optim.clip_by_global_norm), names)
+
+
+def schedule(d: Sizes, kind: Callable, **settings: float) -> DerivationCase:
+    """The learning rates of the first steps; every fourth case has no warm-up."""
+    settings = {"peak": 0.3 * d.scale, "warmup": 0 if d.seed % 4 == 3 else d.W} | settings
+    made = kind(**settings)
+    rates = np.array([made(step) for step in range(20)])
+    return case(made.__call__, inspect.getdoc(kind), settings | {"lr": rates})
+
+
+CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
+    "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
+    "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
+    "SGD": sgd,
+    "clip_by_global_norm": clipping,
+    "Constant": partial(schedule, kind=optim.Constant),
+    "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),
+    "InverseSquareRoot": partial(schedule, kind=optim.InverseSquareRoot),
+}

@@ -1,0 +1,79 @@
+"""The derivations of layers and models: every equation in a class's docstring is evaluated, and true."""
+
+import importlib
+import inspect
+import pkgutil
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scratchformer import models, nn
+from scratchformer.notation import DerivationError, check_derivation
+from scratchformer.testing import derivations
+from scratchformer.testing.derivations import Sizes, layers
+
+
+def classes():
+    """Every class of layers that the package defines."""
+    for package in nn, models:
+        for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+            for name, thing in vars(importlib.import_module(module.name)).items():
+                if inspect.isclass(thing) and thing.__module__ == module.name and issubclass(thing, nn.Layer):
+                    yield name, thing
+
+
+DERIVED = {name: kind for name, kind in classes() if "Backward." in (vars(kind).get("__doc__") or "")}
+
+
+def equations_and_code(docstring):
+    """The equations and lines of code of a docstring, as they stand."""
+    for line in docstring.splitlines():
+        if line.startswith("    ") and not line.lstrip().startswith("|"):
+            yield from (piece for piece in re.split(r" {3,}", line.strip()) if not re.fullmatch(r"\(.*\)", piece))
+
+
+def test_no_derivation_is_without_a_case():
+    assert len(DERIVED) > 20
+    assert DERIVED.keys() == {name.split(",")[0] for name in layers.CASES}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+def test_every_equation_and_line_of_code_is_in_the_report_of_a_case(name):
+    cases = [case for case in layers.CASES if case.split(",")[0] == name]
+    seen = " ".join(" ".join(row.text.split()) for case in cases for row in derivations.check(case, seed=1).rows)
+    expected = list(equations_and_code(inspect.getdoc(DERIVED[name])))
+    assert expected
+    assert [piece for piece in expected if " ".join(piece.split()) not in seen] == []
+
+
+@pytest.mark.parametrize("name", layers.CASES)
+@settings(max_examples=2)
+@given(seed=st.integers(0, 1 << 16), scale=st.floats(1e-2, 3))
+def test_derivation_of_a_layer(name, seed, scale):
+    report = derivations.check(name, seed, scale)
+    assert report.worst < 1e-9
+    assert any(row.kind == "gradient" for row in report.rows)
+
+
+MISTAKES = {
+    "Residual": ("dx_tc = ds_tc + dn_tc", "dx_tc = dn_tc"),
+    "SelfAttention": ("du_tc + dmemory_tc", "du_tc − dmemory_tc"),
+    "Stack": ("dm1_ic + dm2_ic", "dm2_ic"),
+    "TiedOutput": ("dw_cv + din_vc", "dw_cv"),
+    "EncoderDecoder": ("+ √C Σ_b Σ_s", "+ Σ_b Σ_s"),
+    "EmbeddingSum": ("de = scale dx", "de = dx"),
+    "CrossAttention": ("dkey.w_{c,h D + d} = Σ_b Σ_s memory_bsc dk", "dkey.w_{c,h D + d} = Σ_b Σ_s memory_bsc dv"),
+    "RelativeSelfAttention": ("[s = t + S − T]", "[s = t]"),
+    "Predictor": ("dloss/M", "dloss"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_in_a_derivation_is_found(name):
+    case, (right, wrong) = layers.CASES[name](Sizes(1)), MISTAKES[name]
+    assert right in case.docstring
+    mistaken = case.docstring.replace(right, wrong)
+    with pytest.raises(DerivationError, match=re.escape(wrong.split(" = ")[-1])):
+        check_derivation(case.op, case.op_backward, *case.args, names=case.names, docstring=mistaken, **case.options)
