@@ -350,7 +350,7 @@ def depends(rule: Rule, scope: Scope) -> bool:
 
 def check_derivation(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
     docstring: str | None = None,

@@ -132,13 +132,13 @@ def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
 
 def run(
     op: Callable,
-    op_backward: Callable,
+    op_backward: Callable | None,
     *args: Any,
     names: Mapping[str, Any] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> Run:
-    """Run a pair once in float64 and give everything in it a name.
+    """Run a pair, or a function without backward, once in float64 and give everything in it a name.
 
     Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
     and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
@@ -148,13 +148,13 @@ def run(
     args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
     bound = inspect.signature(op).bind(*args, **options)
     bound.apply_defaults()
-    parameters = [p for p in inspect.signature(op_backward).parameters]
-    gradient, parameter = parameters[0], parameters[1]
-    with Watch(op, op_backward) as watch:
-        y, cache = op(*args, **options)
+    pair = (op, op_backward) if op_backward else (op,)
+    gradient, parameter, *_ = inspect.signature(op_backward).parameters if op_backward else ("dy", "cache")
+    with Watch(*pair) as watch:
+        y, cache = op(*args, **options) if op_backward else (op(*args, **options), None)
         dy = np.random.default_rng(seed).standard_normal(np.shape(y))
         dy = dy if np.shape(y) else float(dy)
-        gradients = op_backward(dy, cache)
+        gradients = op_backward(dy, cache) if op_backward else ()
     output = gradient.removeprefix("d")
     flat: dict[str, Any] = {}
     for name, value in bound.arguments.items():

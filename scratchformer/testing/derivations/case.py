@@ -15,7 +15,7 @@ class DerivationCase(NamedTuple):
     """A pair whose docstring is a derivation, with arguments. names, options: as in `check_derivation`."""
 
     op: Callable
-    op_backward: Callable
+    op_backward: Callable | None
     args: tuple
     names: Mapping[str, Any] = {}  # noqa: RUF012
     options: Mapping[str, Any] = {}  # noqa: RUF012
@@ -36,6 +36,6 @@ class Sizes(Draw):
 
 
 def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
-    """The reference of an operation and of its backward."""
-    op, op_backward = getattr(ops, name).reference, getattr(ops, f"{name}_backward").reference
+    """The reference of an operation and of its backward, if it has one."""
+    op, op_backward = (getattr(f, "reference", f) for f in (getattr(ops, name), getattr(ops, f"{name}_backward", None)))
     return DerivationCase(op, op_backward, args, names or {}, options)
