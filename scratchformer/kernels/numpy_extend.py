@@ -129,8 +129,8 @@ def output_row(x: np.ndarray, output: Any) -> np.ndarray:
 
         y_v = b_v + Σ_i Σ_{c, ⌊C i/I⌋ ≤ c < ⌊C (i + 1)/I⌋} x_c w_cv
 
-    This is how a matrix with contiguous rows is divided. In a transposed table the columns are contiguous, so there each
-    core computes the logits of a part of the vocabulary instead, and nothing is added:
+    This is how a matrix with contiguous rows is divided. A transposed table has contiguous columns, so there each core
+    computes the logits of a part of the vocabulary instead, and nothing is added:
 
         y = product(x[0, 0], w)
         y += output.b.data
