@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -27,9 +28,8 @@ def cross_entropy(d: Sizes) -> DerivationCase:
     return twin("cross_entropy", logits, targets, ops.IGNORED, label_smoothing=0.1, names=rows)
 
 
-def dense(d: Sizes) -> DerivationCase:
+def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
-    activation = [*names][d.seed % len(names)]
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O")
     return twin("dense", x, w, b, activation, names=names | {"activation": names[activation]})
 
@@ -65,8 +65,8 @@ def attention(d: Sizes) -> DerivationCase:
 
 def relative_attention(d: Sizes) -> DerivationCase:
     """The tile has every second query from the second on, and every second key from the first on."""
-    d.sizes["B"] = 2
-    d.left = [size for size in d.left if size <= 5]
+    d.sizes |= {"B": 2, "T": 4, "S": 5}
+    d.left = [size for size in d.left if size in (2, 3)]
     pattern, table = allowed(d)
     d.sizes["R"] = d.S + d.T - 1
     tile = {"t₀": 1, "s₀": 0, "κ": 2, "X": d.T // 2, "Y": -(-d.S // 2), "E": d.T // 2 + -(-d.S // 2) - 1}
@@ -124,6 +124,9 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "attention.numpy": attention,
     "cross_entropy.numpy": cross_entropy,
     "dense.numpy": dense,
+    "dense.numpy, gelu": partial(dense, activation="gelu"),
+    "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
+    "dense.numpy, silu": partial(dense, activation="silu"),
     "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
     "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
     "extend_block.numpy": extend_block,
