@@ -16,7 +16,40 @@ plain = adam.adam_step.reference
 def adam_step(
     w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, betas: tuple, eps: float, steps: int
 ) -> None:
-    """As `optim.adam.adam_step`."""
+    """As `optim.adam.adam_step`, with one temporary array.
+
+    For each weight i, with m0, v0 and w0 for the values before the step, and t for `steps`, as in `Adam`:
+
+        t := steps
+        m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i²
+        m̂_i = m_i/(1 − β1^t)                v̂_i = v_i/(1 − β2^t)
+        w_i = w0_i − lr m̂_i/(√v̂_i + eps)
+
+    The two corrections are numbers, so no array m̂ or v̂ is needed. That of v is taken out of the root, and that of m is
+    left for the end, where it joins lr:
+
+        √v̂_i = 1/√(1 − β2^t) √v_i
+        change_i := lr/(1 − β1^t) · m_i/(1/√(1 − β2^t) √v_i + eps)        w_i = w0_i − change_i
+
+    All intermediate results have the same array, which ends as the change of w:
+
+        change = np.multiply(g, 1 - beta1)
+        m *= beta1
+        m += change
+        np.multiply(g, g, out=change)
+        change *= 1 - beta2
+        v *= beta2
+        v += change
+        np.sqrt(v, out=change)
+        change *= 1 / math.sqrt(1 - beta2**steps)
+        change += eps
+        np.divide(m, change, out=change)
+        change *= lr / (1 - beta1**steps)
+        w -= change
+
+    A step on a piece allocates one array, which stays in the processor's cache with the four others if the piece is
+    small. (There is no backward: nothing is differentiated.)
+    """
     if not one_real_dtype(w, g, m, v):
         return plain(w, g, m, v, lr, betas, eps, steps)
     beta1, beta2 = betas
@@ -28,7 +61,7 @@ def adam_step(
     v *= beta2
     v += change
     np.sqrt(v, out=change)
-    change *= 1 / math.sqrt(1 - beta2**steps)  # √v̂
+    change *= 1 / math.sqrt(1 - beta2**steps)
     change += eps
     np.divide(m, change, out=change)
     change *= lr / (1 - beta1**steps)

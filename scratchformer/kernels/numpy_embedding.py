@@ -27,8 +27,8 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbe
         y_nc = table_vc with v = ids_n
         dtable_vc = Σ_n [ids_n = v] dy_nc
 
-    In memory one row of the table follows the other, so element (v, c) is at place v C + c. No two elements have the same
-    place, so dtable is also a sum over all elements of dy that go to a place:
+    In memory one row of the table follows the other, so element (v, c) is at place v C + c. No two elements share a
+    place, so dtable is also a sum over all elements of dy that go to one place:
 
         places_nc := ids_n C + c
         dtable_vc = Σ_{n,c'} [places_nc' = v C + c] dy_nc'

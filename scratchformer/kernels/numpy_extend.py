@@ -6,8 +6,7 @@ on arrays (B, C), or (C,) for one sequence, and intermediate results are changed
 processor's caches, such as those of GPT-2, are read by several cores at once.
 
 With a pattern or a window, only the keys that the token may see are read. With rotary positions, the angles come from
-one table for all tokens. With relative positions, the vectors r_δ = P_δ W of the distances are not recomputed for every
-token: (q + w) · r_δ = ((q + w) Wᵀ) · P_δ, and the right side applies W to one query instead of all distances.
+one table for all tokens.
 """
 
 from __future__ import annotations
@@ -54,6 +53,42 @@ plain = extend_block.reference
 def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
     """As `nn.block.extend_block`, which does the rest: layers not known here, several new tokens, and patterns that
     differ between sequences.
+
+    The output of a causal block at its last place depends on earlier places only through their keys and values, which
+    are stored. So one row is enough. In a pre-norm block, first the norm:
+
+        μ = mean_c(x_c)        σ = √(mean_c((x_c − μ)²) + eps)        x̂_c = γ1_c (x_c − μ)/σ + β1_c
+
+    With K_hsd and V_hsd the stored keys and values of S = past + 1 places, the last of which are new,
+
+        q_hd = Σ_c x̂_c Wq_chd        K_hsd = Σ_c x̂_c Wk_chd with s = past        V_hsd = Σ_c x̂_c Wv_chd with s = past
+
+    With relative positions, P_ec are the sinusoids of distance e, and r_ehd is its vector (see `relative_attention`):
+
+        u := content_bias        w := position_bias        r_ehd := Σ_c P_ec Wr_chd
+        a_hs = Σ_d (q_hd + u_hd) K_hsd        b_he = Σ_d (q_hd + w_hd) r_ehd
+        p_hs = softmax_s((a_hs + b_he)/√D) with e = past − s
+
+    r would have to be kept for every layer, or computed again for every token. With the two sums of b exchanged, Wr is
+    multiplied by one query instead of S sinusoids:
+
+        b_he = Σ_c P_ec Σ_d (q_hd + w_hd) Wr_chd
+
+    The output of attention is added to x, and that of the feed-forward layer to this sum:
+
+        attended_c := x_c + bo_c + Σ_{h,d,s} p_hs V_hsd Wo_hdc
+        μ2 = mean_c(attended_c)        σ2 = √(mean_c((attended_c − μ2)²) + eps)
+        f_c = γ2_c (attended_c − μ2)/σ2 + β2_c
+        y_c = attended_c + b2_c + Σ_f W2_fc max(0, b1_f + Σ_c' f_c' W1_c'f)
+
+    Every line above is a product of a vector and a matrix, or a few operations on one row:
+
+        rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
+        attended = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
+        return around(second, attended, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
+
+    The work for a token grows with S only where it reads the stored keys and values, and with relative positions P.
+    (There is no backward: generation differentiates nothing.)
     """
     first, second = block.branches()
     norm: Any = first.norm
@@ -66,8 +101,8 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
     if seen is None or not one_real_dtype(x, *stored, norm.gamma.data):
         return plain(x, block, stored, past, pattern)
     rows = x[0, 0] if x.shape[0] == 1 else x[:, 0]
-    h = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
-    return around(second, h, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
+    attended = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
+    return around(second, attended, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
 
 
 def around(residual: Residual, x: np.ndarray, branch: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
@@ -84,7 +119,25 @@ def around(residual: Residual, x: np.ndarray, branch: Callable[[np.ndarray], np.
 
 @extend_output.twin(np.ndarray)
 def output_row(x: np.ndarray, output: Any) -> np.ndarray:
-    """As `nn.block.extend_output`."""
+    """As `nn.block.extend_output`: the logits of one row, with a large matrix divided among the cores.
+
+    With x_c the row, and w_cv a matrix or the transpose of a table,
+
+        y_v = Σ_c x_c w_cv + b_v
+
+    Each of I cores can sum over a part of the rows of w; the parts are then added:
+
+        y_v = b_v + Σ_i Σ_{c, ⌊C i/I⌋ ≤ c < ⌊C (i + 1)/I⌋} x_c w_cv
+
+    This is how a matrix with contiguous rows is divided. A transposed table has contiguous columns, so there each core
+    computes the logits of a part of the vocabulary instead, and nothing is added:
+
+        y = product(x[0, 0], w)
+        y += output.b.data
+        return y[None, None]
+
+    Each core reads a part of w, and reading w is nearly all of the work. (There is no backward, as in `extend`.)
+    """
     w: np.ndarray | None = None
     if type(output) is TiedOutput:
         w = output.table.data.T

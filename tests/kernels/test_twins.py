@@ -1,25 +1,35 @@
 """Every twin compared with its reference, at all scales, on shapes that need several tiles and pieces.
 
-The cases are those of `scratchformer.testing.cases`; without `scratchformer/kernels` there is nothing to test here.
+The cases are those of `scratchformer.testing.cases` and, for the twins' own derivations, of
+`scratchformer.testing.derivations`. Without `scratchformer/kernels` there is nothing to test here.
 """
 
+import inspect
+import sys
 import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.dispatch import reference_only
+from scratchformer.notation import check_derivation
+from scratchformer.notation.layout import normal
+from scratchformer.notation.run import statements
 from scratchformer.ops import patterns
 from scratchformer.optim import adam
+from scratchformer.testing import derivations
 from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 
 TWINS = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.twins]
+MODULES = [module for name, module in sys.modules.items() if name.startswith("scratchformer.")]
+FORWARDS = {f.__name__ for m in MODULES for f in list(vars(m).values()) if np.ndarray in getattr(f, "twins", ())}
+DERIVED = [name for name in derivations.CASES if ".numpy" in name and FORWARDS]
 
 
 @contextmanager
@@ -35,6 +45,9 @@ def pieces(small):
             patch.setattr(attention, "WIDTH", 3)
             patch.setattr(attention, "TILE", 8)
             patch.setattr(numpy_arrays, "PIECE", 7)
+            extend = pytest.importorskip("scratchformer.kernels.numpy_extend")
+            patch.setattr(extend, "CORES", 3)
+            patch.setattr(extend, "PART", 2)
         yield
 
 
@@ -75,6 +88,29 @@ def test_gradients(name, combinations, thorough):
     for drawn in combinations(2, scale=SCALES, small=[False, True] if thorough else [True]):
         with pieces(drawn["small"]):
             check_operation(name, Draw(drawn["seed"], drawn["scale"]), max_elements=20 if thorough else 4)
+
+
+@pytest.mark.skipif(not TWINS, reason="no kernels")
+def test_every_twin_has_a_derivation():
+    assert FORWARDS == {name.partition(".numpy")[0] for name in DERIVED}
+
+
+@pytest.mark.parametrize("name", DERIVED)
+@settings(max_examples=max(4, settings.default.max_examples // 6))
+@given(st.integers(0, 2**32 - 1), st.sampled_from(SCALES), st.booleans())
+def test_the_derivation_is_true(name, seed, scale, small):
+    """Of every twin. With several tiles or pieces, lines of code are left out: their variables hold a part only."""
+    case = derivations.CASES[name](derivations.Sizes(seed, scale))
+    text = inspect.getdoc(case.op)
+    if small:
+        code = {s.text for f in (case.op, case.op_backward) if f for s in statements(f)}
+        text = "\n".join(line for line in text.splitlines() if normal(line) not in code)
+    with pieces(small):
+        report = check_derivation(
+            case.op, case.op_backward, *case.args, names=case.names, docstring=text, **case.options
+        )
+    assert report.worst < 1e-9
+    assert small or {row.kind for row in report.rows} >= {"compared", "code"}
 
 
 @pytest.mark.parametrize("name", TWINS)

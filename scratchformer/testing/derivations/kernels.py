@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ... import ops
+from ... import nn, ops
+from ...optim.adam import adam_step
 from .case import DerivationCase, Sizes
 
 
@@ -19,18 +21,23 @@ def twin(name: str, *args: Any, names: Mapping[str, Any] | None = None, **option
 
 
 def cross_entropy(d: Sizes) -> DerivationCase:
-    """Two rows do not count: the last of two sequences of the batch."""
+    """The last rows of two sequences do not count."""
     logits, targets = d("B T V"), d.integers("B T", d.V)
     targets[:2, -1] = ops.IGNORED
     rows = {"targets": np.maximum(targets, 0).ravel()}
     return twin("cross_entropy", logits, targets, ops.IGNORED, label_smoothing=0.1, names=rows)
 
 
-def dense(d: Sizes) -> DerivationCase:
+def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
-    activation = [*names][d.seed % len(names)]
-    x, w, b = d("B T I"), d("I O"), d("O")
+    x, w, b = d("B T I"), d("I O") / d.scale**2, d("O")
     return twin("dense", x, w, b, activation, names=names | {"activation": names[activation]})
+
+
+def layernorm(d: Sizes) -> DerivationCase:
+    """Rows of at least three numbers: with two, x̂ is 1 and −1, and dx is nearly 0."""
+    d.left.remove(2)
+    return twin("layernorm", d("B T C"), d("C"), d("C"))
 
 
 def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
@@ -42,36 +49,89 @@ def allowed(d: Sizes) -> tuple[ops.Pattern | None, np.ndarray]:
     return pattern, np.broadcast_to(np.True_ if table is None else table, (d.B, d.H, d.T, d.S))
 
 
-def large_scores(d: Sizes, k: np.ndarray) -> np.ndarray:
-    """k with a common vector added, so that the scores of a row are large but differ little: a twin subtracts m."""
-    return k + 200 * d("D")
+def keys(d: Sizes, letters: str) -> np.ndarray:
+    """Keys for queries of any scale: the scores of a row are large, so that m is subtracted, but they differ little."""
+    return (d(letters) + 200 * d("D")) / d.scale**2
 
 
 def attention(d: Sizes) -> DerivationCase:
     """J tiles of W = 2 keys."""
-    d.sizes |= {"G": 2, "H": 4}
+    d.sizes |= {"B": 2, "G": 2, "H": 4}
+    d.left = [size for size in d.left if size in (3, 5, 6)]
     pattern, table = allowed(d)
-    arrays, names = (large_scores(d, d("B G S D")), d("B G S D")), {"allowed": table, "W": 2, "J": -(-d.S // 2)}
-    return twin("attention", d("B H T D"), *arrays, pattern, names=names)
+    names = {"allowed": table, "W": 2, "J": -(-d.S // 2)}
+    return twin("attention", d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern, names=names)
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
     """The tile has every second query from the second on, and every second key from the first on."""
+    d.sizes |= {"B": 2, "T": 4, "S": 5}
+    d.left = [size for size in d.left if size in (2, 3)]
     pattern, table = allowed(d)
     d.sizes["R"] = d.S + d.T - 1
     tile = {"t₀": 1, "s₀": 0, "κ": 2, "X": d.T // 2, "Y": -(-d.S // 2), "E": d.T // 2 + -(-d.S // 2) - 1}
     names = tile | {"allowed": table, "R": d.R, "I": d.T * d.R}
-    k, arrays = large_scores(d, d("B H S D")), (d("B H S D"), d("H R D"), d("H D"), d("H D"))
-    return twin("relative_attention", d("B H T D"), k, *arrays, pattern, names=names)
+    arrays = keys(d, "B H S D"), d("B H S D"), d("H R D") / d.scale**2, d("H D"), d("H D")
+    return twin("relative_attention", d("B H T D"), *arrays, pattern, names=names)
+
+
+def adam(d: Sizes) -> DerivationCase:
+    w, g, m, v = d("F"), d("F"), d("F"), d("F") ** 2
+    before = {"w0": w.copy(), "m0": m.copy(), "v0": v.copy(), "β1": 0.9, "β2": 0.99}
+    return DerivationCase(adam_step.twins[np.ndarray], None, (w, g, m, v, 0.01, (0.9, 0.99), 1e-3, 2), before)
+
+
+def extend_block(d: Sizes) -> DerivationCase:
+    """A token after `past` others through a pre-norm block with relative positions, its weights by head."""
+    C, H, past = d.sizes.setdefault("C", d.H * d.D), d.H, d.S
+    block = nn.TransformerBlock(C, H, "pre", d_ff=d.F, causal=True, relative=True, eps=1e-3).to(dtype=np.float64)
+    for p in block.parameters():
+        p.data[...] = d.generator.standard_normal(p.data.shape)
+    attention, forward = block.attention, block.feedforward
+    stored = d.generator.standard_normal((2, 1, H, past + 2, d.D))
+    weights = {
+        **{f"W{n}": getattr(attention, layer).w.data.reshape(C, H, d.D) for n, layer in PROJECTIONS.items()},
+        **{"Wo": attention.unify.w.data.reshape(H, d.D, C), "bo": attention.unify.b.data},
+        **{"W1": forward.up.w.data, "b1": forward.up.b.data, "W2": forward.down.w.data, "b2": forward.down.b.data},
+        **{
+            f"{n}{i}": getattr(norm, n).data
+            for i, norm in ((1, block.norm1), (2, block.norm2))
+            for n in ("gamma", "beta")
+        },
+        **{n: getattr(attention, n).data for n in ("content_bias", "position_bias")},
+    }
+    after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
+    names = weights | after | {"eps": 1e-3, "P": ops.sinusoidal_positions(past + 1, C, np, np.float64)}
+    d.sizes |= {"B": 1, "T": 1}
+    twin = nn.block.extend_block.twins[np.ndarray]
+    return DerivationCase(twin, None, (d("B T C"), block, tuple(stored), past), names)
+
+
+PROJECTIONS = {"q": "query", "k": "key", "v": "value", "r": "position"}
+
+
+def extend_output(d: Sizes) -> DerivationCase:
+    """A row times a matrix that three cores could divide."""
+    d.sizes |= {"B": 1, "T": 1}
+    output = nn.Linear(d.C, d.V).to(dtype=np.float64)
+    output.w.data[...], output.b.data[...] = d("C V"), d("V")
+    names = {"w": output.w.data, "b": output.b.data, "I": 3}
+    return DerivationCase(nn.block.extend_output.twins[np.ndarray], None, (d("B T C"), output), names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
+    "adam_step.numpy": adam,
     "attention.numpy": attention,
     "cross_entropy.numpy": cross_entropy,
     "dense.numpy": dense,
+    "dense.numpy, gelu": partial(dense, activation="gelu"),
+    "dense.numpy, gelu_tanh": partial(dense, activation="gelu_tanh"),
+    "dense.numpy, silu": partial(dense, activation="silu"),
     "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
     "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
-    "layernorm.numpy": lambda d: twin("layernorm", d("B T C"), d("C"), d("C")),
+    "extend_block.numpy": extend_block,
+    "extend_output.numpy": extend_output,
+    "layernorm.numpy": layernorm,
     "relative_attention.numpy": relative_attention,
     "rmsnorm.numpy": lambda d: twin("rmsnorm", d("B T C"), d("C")),
     "swiglu.numpy": lambda d: twin("swiglu", d("B T F"), d("B T F")),
