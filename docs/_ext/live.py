@@ -32,7 +32,7 @@ OWN_SIZES = {
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
-    "cross_entropy": {"counted": [1, 1, 0]},
+    "cross_entropy": {"counted": [1, 1, 0], "targets": [[0, 2, 1]], "dloss": 1.0},
     "embedding": {"ids": [[1, 3, 1]]},
     "gather": {"places": [[2, 2], [0, 1]]},
     "mean_pool": {"lengths": [2, 3]},
