@@ -21,6 +21,7 @@ extensions = [
     "docstrings",
     "operations",
     "layers",
+    "live",
 ]
 exclude_patterns = ["README.md", "_build"]
 

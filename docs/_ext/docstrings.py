@@ -17,7 +17,7 @@ from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
 from scratchformer import ops
-from scratchformer.notation import Equation, NotationError, Row
+from scratchformer.notation import Equation, NotationError, Row, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
 
@@ -30,7 +30,7 @@ PUBLIC = {  # the names in backquotes that are links, and where they lead
 }
 FUNCTIONS = frozenset((*CALLS, *OVER, "Sigma", "with", "mod"))
 LIST_ITEM = re.compile(r"- |\d+\. ")
-NEW = re.compile(rf"{LIST_ITEM.pattern}|Source: ")  # begins a paragraph without an empty line above it
+NEW = re.compile(rf"{LIST_ITEM.pattern}|Source( of [\w ]+)?: ")  # begins a paragraph without an empty line above it
 EMPHASIS = re.compile(r"\\\*(\w+)\\\*")  # after escaping
 
 
@@ -148,7 +148,7 @@ def expression(words: list[str], known: frozenset[str]) -> tuple[int, str]:
         core = core[len(before) :]
         closing = core.count(")") > core.count("(")
         after = re.search(r"\)?[.,:;]*$" if closing else r"[.,:;]*$", core)[0]
-        core = core[: len(core) - len(after)]
+        core = core[: len(core) - len(after)].rstrip()
         if words[count - 1].strip() == "a" and not re.search(r"[-−+/·=]$", words[count - 2].strip()):
             continue  # the article
         try:
@@ -213,7 +213,7 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 class Checked(SphinxDirective):
     """An equation or a line of code, and beside it its measured error, or another label.
 
-    of, item: the name of a derivation and the number of the equation in it, if the text is from there.
+    of: the name of the derivation. item: the number of the equation in it, if the text is from there.
     """
 
     required_arguments = 1  # "equation" or "code"
@@ -234,11 +234,12 @@ class Checked(SphinxDirective):
         row += nodes.paragraph(label, label, classes=["error"])
         return [row]
 
-    def equation(self, text: str) -> Equation | None:
-        if "of" not in self.options:
-            return None
-        checked = report(self.options["of"])
-        return checked.derivation.items[int(self.options["item"])].equation if checked else None
+    def equation(self, text: str) -> Equation:
+        name = self.options["of"]
+        checked = report(name)
+        if checked is None or "item" not in self.options:
+            return parse(text, names(name))
+        return checked.derivation.items[int(self.options["item"])].equation
 
 
 class Letters(SphinxDirective):

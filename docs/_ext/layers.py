@@ -1,66 +1,85 @@
-"""A page for each layer and model, and the pages of the API reference, written before the build."""
+"""A page for each layer and model, the training step in numbers, and the API reference, written before the build."""
 
 from __future__ import annotations
 
 import inspect
+from importlib.util import find_spec
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from docstrings import MODULES, block, directive, heading, prose, table
-from operations import OPERATIONS, joined, slot, write_page
+from docstrings import MODULES, directive, heading, prose, table
+from one_step import one_step_page
+from operations import OPERATIONS, joined, write_page
+from pictures import layer_picture
 from sphinx.application import Sphinx
 
 import scratchformer
 from scratchformer import models, nn
 
-PLAIN = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
+COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
+METHODS = ("forward", "loss", "backward", "loss_backward")
 
 
 def layers(module: Any) -> list[str]:
-    return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in PLAIN]
+    return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in COMMON]
 
 
-def page(app: Sphinx, module: Any, name: str) -> str:
-    """The page of a layer or a model."""
+def page(module: Any, name: str) -> str:
+    """The page of a layer or a model, in Markdown."""
     layer = getattr(module, name)
-    autodoc = directive("autoclass", f"{module.__name__}.{name}", members="")
-    parts = [heading(name, "="), slot(app, "pictures", "trace", name), autodoc]
-    methods = [method for method in ("forward", "loss", "backward", "loss_backward") if method in vars(layer)]
+    parts = [f"# {name}", fenced("{eval-rst}", directive("autoclass", f"{module.__name__}.{name}"))]
+    parts += ["## What changed", changes(name)] if changes(name) else []
+    parts += ["## Forward and backward", fenced("{raw} html", layer_picture(name))]
+    methods = [method for method in METHODS if method in vars(layer)]
     if methods:
-        parts += [heading("The code"), *(source(layer, method) for method in methods)]
+        parts += ["## The code", *(fenced("python", source(layer, method)) for method in methods)]
     return joined(parts)
 
 
+def changes(name: str) -> str:
+    """What a model changes in the one before it."""
+    if not find_spec("changes"):
+        return ""
+    from changes import BEFORE, model_changes
+
+    return model_changes(name) if name in BEFORE else ""
+
+
+def fenced(language: str, text: str) -> str:
+    return f"````{language}\n{text}\n````"
+
+
 def source(layer: type, method: str) -> str:
-    return block("python", dedent(inspect.getsource(vars(layer)[method])).rstrip())
+    return dedent(inspect.getsource(vars(layer)[method])).rstrip()
 
 
 def reference(name: str) -> str:
     """The page of a module in the API reference. What has a page of its own is linked to."""
     module = getattr(scratchformer, name)
-    elsewhere = {"ops": [*OPERATIONS, *(f"{op}_backward" for op in OPERATIONS)]}.get(name) or (
-        layers(module) if name in ("nn", "models") else []
-    )
-    exclude = {"exclude-members": ", ".join(elsewhere)} if elsewhere else {}
-    parts = [heading(f"scratchformer.{name}", "="), directive("automodule", f"scratchformer.{name}", **exclude)]
-    rows = [
-        (f":py:obj:`{one} <scratchformer.{name}.{one}>`", prose(inspect.getdoc(getattr(module, one)).splitlines()[0]))
-        for one in elsewhere
-        if hasattr(module, one) and not one.endswith("_backward")
-    ]
-    if rows:
-        parts.insert(1, table(["on a page of its own", ""], rows))
-    return joined(parts)
+    own = {"ops": OPERATIONS, "nn": layers(nn), "models": layers(models)}.get(name, ())
+    path, excluded = f"scratchformer.{name}", [*own, *(f"{op}_backward" for op in own if name == "ops")]
+    parts = [heading(path, "=")]
+    if own:
+        rows = [(f":py:obj:`{one} <{path}.{one}>`", prose(summary(getattr(module, one)))) for one in own]
+        parts.append(table(["on a page of its own", ""], rows))
+    options = {"exclude-members": ", ".join(excluded)} if own else {}
+    return joined([*parts, directive("automodule", path, **options)])
+
+
+def summary(thing: Any) -> str:
+    """The first paragraph of a docstring."""
+    return (inspect.getdoc(thing) or "").partition("\n\n")[0]
 
 
 def write(app: Sphinx) -> None:
     folder = Path(app.srcdir)
     for module in (nn, models):
         for name in layers(module):
-            write_page(folder / "layers" / f"{name}.rst", page(app, module, name))
+            write_page(folder / "layers" / f"{name}.md", page(module, name))
     for name in MODULES:
         write_page(folder / "api" / f"{name}.rst", reference(name))
+    write_page(folder / "one_step.md", one_step_page(lambda name: f"{{doc}}`{name} <operations/{name}>`"))
 
 
 def setup(app: Sphinx) -> dict[str, bool]:

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 from docutils import nodes
+from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.notation import Equation, NotationError, Report, check_derivation, latex, parse
+from scratchformer.notation import NotationError, Report, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
-from scratchformer.notation.latex import RELATIONS
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
 
@@ -87,15 +87,6 @@ def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str]
     """An equation as HTML. Each part of a chain is typeset by itself, so that a line may break before it."""
     shown = "\n".join(map(render, item.pop("latex"))) if render else escape(" ".join(item["text"].split()))
     return f'<span data-{kind}="{number}">{shown}</span>'
-
-
-def pieces(equation: Equation) -> list[str]:
-    """The LaTeX of an equation up to its first right side, then of each further part with its relation."""
-    parts, relations = equation.parts, equation.relations
-    first = equation._replace(parts=parts[:2], relations=relations[:1], bindings=(), conditions=())
-    found = [latex(first), *(f"{RELATIONS[r]} {latex(part)}" for r, part in zip(relations[1:], parts[2:], strict=True))]
-    tail = latex(equation._replace(parts=parts[:1], relations=()))[len(latex(parts[0])) :]
-    return [*found, tail] if tail else found
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
@@ -246,13 +237,12 @@ class Live(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from latex2mathml.converter import convert
         from mistakes import MISTAKES
 
         (name,) = self.arguments
         if name not in CASES:
             return []
-        html = live_html(name, MISTAKES.get(name, ()), lambda latex: convert(latex, display="block"))
+        html = live_html(name, MISTAKES.get(name, ()), str)
         title = nodes.rubric("", "Change a number")
         return [title, nodes.raw("", html, format="html")]
 

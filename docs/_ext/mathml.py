@@ -47,6 +47,15 @@ def of_equation(whole: Equation, display: bool = True) -> str:
     return wrapped(aligned(whole) if len(whole.relations) > 1 else equation(whole), display)
 
 
+def pieces(whole: Equation) -> list[str]:
+    """An equation up to its first right side, then each further part with its relation: a line may break between."""
+    first, second, *rest = map(expression, whole.parts)
+    found = [first + relation(whole.relations[0]) + second]
+    found += [relation(sign) + part for sign, part in zip(whole.relations[1:], rest, strict=True)]
+    found[-1] += clauses(whole)
+    return [wrapped(piece, display=True) for piece in found]
+
+
 def wrapped(inside: str, display: bool) -> str:
     return f'<math display="{"block" if display else "inline"}"><mrow>{inside}</mrow></math>'
 
@@ -203,7 +212,7 @@ def cases(rows: Sequence[tuple[Node, Sequence[Condition]]], otherwise: Node) -> 
     found = [(expression(value), f"<mtext>where&nbsp;</mtext>{conditions(when)}") for value, when in rows]
     found.append((expression(otherwise), "<mtext>elsewhere</mtext>"))
     table = "".join(f"<mtr><mtd>{value}</mtd><mtd>{when}</mtd></mtr>" for value, when in found)
-    return group(f'<mo fence="true" form="prefix">{{</mo><mtable class="cases">{table}</mtable>')
+    return group(f'<mo fence="true" form="prefix">{{</mo><mtable displaystyle="true" class="cases">{table}</mtable>')
 
 
 def fraction(top: str, bottom: str) -> str:

@@ -14,9 +14,9 @@ from scratchformer import reference_only
 from scratchformer.testing.cases import OPERATIONS, Draw
 
 SIZES = dict(
-    B=4, T=256, S=256, C=256, H=8, G=8, D=32, I=256, O=1024, F=1024, V=1000, K=16,
+    B=2, T=256, S=256, C=256, H=8, G=8, D=32, I=256, O=1024, F=1024, V=1000, K=16,
 )  # fmt: skip
-TIMES = 7  # the fastest of so many is taken
+TIMES = 4  # the fastest of so many is taken
 
 
 class SizedDraw(Draw):

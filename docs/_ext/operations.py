@@ -13,15 +13,17 @@ from typing import Any
 from docstrings import block, directive, heading, pieces, prose, rendered, table, typeset
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
+from pictures import operation_picture, step_curve
 from sphinx.application import Sphinx
 
 from scratchformer import ops
+from scratchformer.testing.derivations import CASES
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
 OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all__), *WITHOUT_BACKWARD)
 
 
-def page(app: Sphinx, name: str) -> str:
+def page(name: str) -> str:
     """The page of an operation."""
     op, backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
     found = pieces(inspect.getdoc(op), name)
@@ -32,16 +34,19 @@ def page(app: Sphinx, name: str) -> str:
         ".. py:currentmodule:: scratchformer.ops",
         described(functions, rendered(found[:start], name)),
     ]
-    parts.append(slot(app, "pictures", "shapes", name))
+    parts.append(picture(operation_picture(name)))
     if backward is None:
         return joined([*parts, heading("The code"), code(op)])
-    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name), slot(app, "live", "live", name)]
+    parts += [heading("Derivation"), LEGEND, rendered(found[start:], name)]
+    if name in CASES:
+        parts.append(directive("live", name))
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
-    parts.append(slot(app, "pictures", "steps", name))
-    if name in MISTAKES:
-        parts += [heading("Mistakes that others have made"), *map(mistake, MISTAKES[name])]
+    curve, words = step_curve(name)
+    parts += [heading("The step of a numerical check"), picture(curve), words]
+    if name in MISTAKES and name in CASES:
+        parts += [heading("Mistakes that others have made"), *(mistake(name, wrong) for wrong in MISTAKES[name])]
     parts += [heading("Check it yourself"), CHECK.format(name=name)]
     return joined(parts)
 
@@ -62,9 +67,8 @@ def joined(parts: list[str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def slot(app: Sphinx, extension: str, name: str, argument: str) -> str:
-    """A directive of another extension of the site, if it is loaded."""
-    return directive(name, argument) if extension in app.extensions else ""
+def picture(svg: str) -> str:
+    return directive("raw", "html", svg)
 
 
 def described(functions: dict[str, Callable], text: str) -> str:
@@ -153,15 +157,17 @@ def arrays(measured: Measured, who: str) -> str:
     return table([f"the {who} keeps", "shape", "type", "bytes", ""], rows)
 
 
-def mistake(wrong: Mistake) -> str:
-    texts = {"instead of": wrong.equation, "written": wrong.wrong}
-    shown = "\n".join(f"{label:10}  {text}" for label, text in texts.items())
-    return joined([f".. rubric:: {prose(wrong.title)}", block("text", shown), prose(wrong.effect)])
+def mistake(name: str, wrong: Mistake) -> str:
+    """A mistake with the equation as it should be, as it was written, and what this does to the gradient."""
+    parts = [f".. rubric:: {prose(wrong.title)}"]
+    parts += [directive("checked", "equation", wrong.equation, label="right", of=name)]
+    parts += [directive("checked", "equation", wrong.wrong, label="wrong", of=name)]
+    return joined([*parts, wrong.code and block("python", wrong.code), prose(wrong.effect)])
 
 
 def write(app: Sphinx) -> None:
     for name in OPERATIONS:
-        write_page(Path(app.srcdir) / "operations" / f"{name}.rst", page(app, name))
+        write_page(Path(app.srcdir) / "operations" / f"{name}.rst", page(name))
 
 
 def write_page(path: Path, text: str) -> None:
