@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from mathml import pieces
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
-from scratchformer.notation import NotationError, Report, check_derivation, parse
+from scratchformer.notation import Equation, NotationError, Report, check_derivation, parse
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
@@ -32,7 +32,7 @@ OWN_SIZES = {
 }
 # Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
 VALUES: dict[str, dict[str, Any]] = {
-    "cross_entropy": {"counted": [1, 1, 0]},
+    "cross_entropy": {"counted": [1, 1, 0], "targets": [[0, 2, 1]], "dloss": 1.0},
     "embedding": {"ids": [[1, 3, 1]]},
     "gather": {"places": [[2, 2], [0, 1]]},
     "mean_pool": {"lengths": [2, 3]},
@@ -65,28 +65,26 @@ class PageSizes(Sizes):
         return drawn
 
 
-def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], str] | None = None) -> str:
+def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
 
     mistakes: with `title`, `equation`, `wrong` and `effect`, see docs/mistakes.py; those whose equation is not in the
-    derivation are left out. render: typesets LaTeX; without it equations are shown as text.
+    derivation are left out.
     """
     data = live_data(name, mistakes)
-    shown = [typeset("equation", i, item, render) for i, item in enumerate(data["items"])]
-    shown += [typeset("mistake", i, mistake, render) for i, mistake in enumerate(data["mistakes"])]
+    lists = {"equation": data["items"], "mistake": data["mistakes"]}
+    shown = "".join(
+        f'<span data-{kind}="{number}">{item.pop("html")}</span>'
+        for kind, items in lists.items()
+        for number, item in enumerate(items)
+    )
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
         "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
-        f"<div hidden>{''.join(shown)}</div>\n"
+        f"<div hidden>{shown}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
-
-
-def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str], str] | None) -> str:
-    """An equation as HTML. Each part of a chain is typeset by itself, so that a line may break before it."""
-    shown = "\n".join(map(render, item.pop("latex"))) if render else escape(" ".join(item["text"].split()))
-    return f'<span data-{kind}="{number}">{shown}</span>'
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
@@ -114,7 +112,7 @@ def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
 def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
     """A derivation, and the arrays that its equations begin with.
 
-    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. shapes: of what
+    items: the equations, as text, tree and HTML. arrays: what the equations do not compute, by name. shapes: of what
     they compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy.
     gradients: the name of each gradient, and of what.
     """
@@ -128,7 +126,7 @@ def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
     given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
     return {
         "items": [
-            {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
+            {"text": item.text, "equation": equation_as_json(item.equation), "html": "\n".join(pieces(item.equation))}
             for item in report.derivation.equations
         ],
         "arrays": {n: array_json(values[n]) for n in given},
@@ -224,11 +222,17 @@ def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
         right, wrong = (parse(text, report.values) for text in (mistake.equation, mistake.wrong))
     except NotationError:
         return None
-    places = [number for number, item in enumerate(report.derivation.equations) if item.equation == right]
+    places = [number for number, item in enumerate(report.derivation.equations) if says(item.equation, right)]
     if not places:
         return None
-    text = {"title": mistake.title, "effect": mistake.effect, "text": mistake.wrong}
-    return text | {"line": places[0], "equation": equation_as_json(wrong), "latex": pieces(wrong)}
+    text = {"title": mistake.title, "effect": mistake.effect, "text": mistake.wrong, "html": "\n".join(pieces(wrong))}
+    return text | {"line": places[0], "equation": equation_as_json(wrong)}
+
+
+def says(chain: Equation, equation: Equation) -> bool:
+    """Whether an equation is in the derivation as it stands, or as a left side and some of the parts of a chain."""
+    bindings = chain.bindings == equation.bindings
+    return bindings and chain.parts[0] == equation.parts[0] and set(equation.parts) <= set(chain.parts)
 
 
 class Live(SphinxDirective):
@@ -242,14 +246,21 @@ class Live(SphinxDirective):
         (name,) = self.arguments
         if name not in CASES:
             return []
-        html = live_html(name, MISTAKES.get(name, ()), str)
+        html = live_html(name, MISTAKES.get(name, ()))
         title = nodes.rubric("", "Change a number")
         return [title, nodes.raw("", html, format="html")]
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
-    app.add_directive("live", Live)
+def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:
+    """Load the scripts on the pages that have a live part."""
+    if '<section class="live"' not in context.get("body", ""):
+        return
     app.add_css_file("live/live.css")
     for file in FILES:
         app.add_js_file(file, loading_method="defer")
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_directive("live", Live)
+    app.connect("html-page-context", add_files)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

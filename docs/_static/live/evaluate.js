@@ -101,7 +101,6 @@
 
     /** The lines, with one of the known mistakes in the place of its equation (or none of them). */
     plant(mistake) {
-      this.mistake = mistake;
       const equations = this.data.items.map((item) => item.equation);
       this.lines = equations.map((equation, i) => {
         const wrong = mistake && mistake.line === i ? mistake.equation : null;
@@ -331,7 +330,7 @@
     }
 
     error(message) {
-      return new Error(`${this.equation.text || JSON.stringify(this.parts)}: ${message}`);
+      return new Error(`${this.model.data.items[this.number].text}: ${message}`);
     }
 
     /** A letter has one size in the whole derivation, with and without primes. */
@@ -589,17 +588,13 @@
 
     /** The size of a letter that is summed over; if no array tells it, its upper bound does. */
     bound(letter, conditions) {
-      try {
+      const above = conditions.find(([relation, a]) => "<≤".includes(relation) && a[0] === "idx" && a[1] === letter);
+      if (this.model.sizes.has(plain(letter)) || !above) {
         const n = this.size(letter);
         return () => n;
-      } catch (error) {
-        for (const [relation, a, b] of conditions) {
-          if (a[0] !== "idx" || a[1] !== letter || !"<≤".includes(relation)) continue;
-          const [f, more] = [this.closure(b), relation === "≤" ? 1 : 0];
-          return (e) => f(e) + more;
-        }
-        throw error;
       }
+      const [f, more] = [this.closure(above[2]), above[0] === "≤" ? 1 : 0];
+      return (e) => f(e) + more;
     }
 
     buildPartial([, a, b]) {
@@ -629,52 +624,40 @@
       return { line: this, e, part, value, terms, inner: this.innerSums(terms), entries: [...seen.values()] };
     }
 
-    /** A node as a sum of terms {sign, factors: [{node, e, inverse}], value}. Sums are expanded, nothing else. */
+    /** A node as terms {sign, factors: [{node, e, inverse}], value} that add up to it. Sums are expanded, nothing else. */
     expand(node, e) {
-      const finish = (term) => {
-        term.value = term.factors.reduce((product, { node: factor, e: at, inverse }) => {
-          const value = this.closure(factor)(at);
-          return inverse ? product / value : product * value;
+      const terms = this.split(node, e);
+      for (const term of terms) {
+        term.value = term.factors.reduce((product, factor) => {
+          const value = this.closure(factor.node)(factor.e);
+          return factor.inverse ? product / value : product * value;
         }, term.sign);
-        return term;
-      };
-      return this.split(node, e).map(finish);
+      }
+      return terms;
     }
 
     split(node, e) {
-      const one = (factor, inverse = false) => ({ node: factor, e: { ...e }, inverse });
-      const times = (terms, factors, before) => terms.map((term) => (
-        { sign: term.sign, factors: before ? [...factors, ...term.factors] : [...term.factors, ...factors] }));
       const [kind, a, b] = node;
-      if (kind === "group") return isSum(a) || isProduct(a) ? this.split(a, e) : [{ sign: 1, factors: [one(node)] }];
-      if (kind === "neg") return this.split(a, e).map((term) => ({ ...term, sign: -term.sign }));
+      const negative = (terms) => terms.map((term) => ({ ...term, sign: -term.sign }));
+      if (kind === "group") return isSum(a) || isProduct(a) ? this.split(a, e) : atom(node, e);
+      if (kind === "neg") return negative(this.split(a, e));
       if (kind === "+") return [...this.split(a, e), ...this.split(b, e)];
-      if (kind === "-") return [...this.split(a, e), ...this.split(b, e).map((term) => ({ ...term, sign: -term.sign }))];
+      if (kind === "-") return [...this.split(a, e), ...negative(this.split(b, e))];
+      if (kind === "*") return times(isSum(a) && !isSum(b) ? this.split(a, e) : this.whole(a, e), isSum(b) ? this.split(b, e) : this.whole(b, e));
+      if (kind === "/") return times(isSum(a) ? this.split(a, e) : this.whole(a, e), atom(b, e, true));
+      if (kind === "cases") return this.split((a.find(([, conditions]) => this.all(conditions)(e)) || [b])[0], e);
       if (kind === "over" && (a === "sum" || a === "mean")) {
         const found = [];
         let count = 0;
         this.each(node)(e, () => { count++; found.push(...this.split(node[3], e)); });
-        return a === "sum" ? found : times(found, [one(["num", count, String(count)], true)]);
+        return a === "sum" ? found : times(found, atom(["num", count, String(count)], e, true));
       }
-      if (kind === "/") {
-        if (!isSum(a) && isPlus(a)) return [{ sign: 1, factors: [one(a), one(b, true)] }];
-        return times(this.split(a, e), [one(b, true)]);
-      }
-      if (kind === "*") {
-        if (isSum(b)) return this.cross(this.whole(a, e), this.split(b, e));
-        if (isSum(a)) return this.cross(this.split(a, e), this.whole(b, e));
-        return this.cross(this.whole(a, e), this.whole(b, e));
-      }
-      return [{ sign: 1, factors: [one(node)] }];
+      return atom(node, e);
     }
 
     /** A factor that is left as it is, unless it is a product itself. */
     whole(node, e) {
-      return isPlus(node) || isSum(node) ? [{ sign: 1, factors: [{ node, e: { ...e }, inverse: false }] }] : this.split(node, e);
-    }
-
-    cross(left, right) {
-      return left.flatMap((a) => right.map((b) => ({ sign: a.sign * b.sign, factors: [...a.factors, ...b.factors] })));
+      return isPlus(node) || isSum(node) ? atom(node, e) : this.split(node, e);
     }
 
     /** The sums, means and maxima that stand inside the factors, such as the sum below a softmax's fraction. */
@@ -697,12 +680,16 @@
       const value = this.closure(node)(at);
       if (node[1] === "sum" || node[1] === "mean") return { node, e: at, value, terms: this.expand(node, at) };
       const terms = [];
-      this.each(node)(at, () => terms.push({ sign: 1, factors: [{ node: node[3], e: { ...at }, inverse: false }], value: this.closure(node[3])(at) }));
+      this.each(node)(at, () => terms.push({ ...atom(node[3], at)[0], value: this.closure(node[3])(at) }));
       return { node, e: at, value, terms };
     }
   }
 
-  const isPlus = (node) => "+-".includes(node[0]) || (node[0] === "group" && isPlus(node[1]));
+  /** A term with one factor, or with one divisor. */
+  const atom = (node, e, inverse = false) => [{ sign: 1, factors: [{ node, e: { ...e }, inverse }] }];
+  /** The products of each term of one list with each of another. */
+  const times = (left, right) => left.flatMap((a) => right.map((b) => ({ sign: a.sign * b.sign, factors: [...a.factors, ...b.factors] })));
+  const isPlus = (node) => node[0] === "+" || node[0] === "-" || (node[0] === "group" && isPlus(node[1]));
   const isProduct = (node) => node[0] === "*" || node[0] === "/" || node[0] === "neg";
   /** Whether a sum can be reached through products, quotients and parentheses alone. */
   function isSum(node) {

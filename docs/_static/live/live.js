@@ -231,7 +231,7 @@
         const x = data[i];
         const differs = right !== null && x !== right[i] && !(Math.abs(x - right[i]) <= allowed) && !(Number.isNaN(x) && Number.isNaN(right[i]));
         if (differs) wrong++;
-        const heat = Number.isFinite(x) && data.length > 1 ? Math.round((100 * x) / scale) : 0;
+        const heat = Number.isFinite(x) && data.length > 1 ? Math.round(((this.isSwitch ? 40 : 100) * x) / scale) : 0;
         if (heat !== cell.heat) {
           cell.heat = heat;
           cell.cell.style.setProperty("--heat", `${Math.abs(heat)}%`);
@@ -310,12 +310,12 @@
       for (let k = 1; k <= 13; k += 1) this.width.append(make("option", { value: `1e-${k}`, selected: k === 5 }, `h = 1e−${k}`));
       const bar = make("div", { class: "live-bar" });
       if (this.data.mistakes.length) bar.append(make("label", { class: "live-mistake" }, "Plant a mistake: ", this.choice));
-      if (Object.keys(this.data.gradients).length) {
-        bar.append(make("label", {}, compare, " Compare gradients with differences"), make("span", { class: "live-width" }, this.width));
-      }
       bar.append(make("span", { class: "live-buttons" },
         make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
+      if (Object.keys(this.data.gradients).length) {
+        bar.append(make("label", {}, compare, " Compare gradients with differences"), make("span", { class: "live-width" }, this.width));
+      }
       return make("div", {}, make("p", { class: "live-intro" },
         "Every number here is computed in this page from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
