@@ -16,7 +16,7 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
-from scratchformer import ops
+from scratchformer import Key, ops
 from scratchformer.notation import Equation, NotationError, Row, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 from scratchformer.notation.layout import normal
@@ -210,6 +210,25 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
 
 
+class Verbatim(str):
+    """A text that is its own repr."""
+
+    __repr__ = str.__str__
+
+
+def signature(function: Any) -> inspect.Signature:
+    """The signature without annotations, and with short defaults."""
+    full = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty, default=short(p.default)) for p in full.parameters.values()]
+    return full.replace(parameters=plain, return_annotation=full.empty)
+
+
+def short(default: Any) -> Any:
+    if isinstance(default, type) and default is not inspect.Parameter.empty:
+        return Verbatim(default.__name__)
+    return Verbatim("Key(0)") if default == Key(0) else default
+
+
 class Checked(SphinxDirective):
     """An equation or a line of code, and beside it its measured error, or another label.
 
@@ -256,8 +275,15 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
     lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
 
 
+def process_signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    return (str(signature(thing)), None) if what == "class" and given else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("checked", Checked)
     app.add_directive("letters", Letters)
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", process_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -208,8 +208,7 @@ class Live(SphinxDirective):
         if name not in CASES:
             return []
         html = live_html(name, MISTAKES.get(name, ()), str)
-        title = nodes.rubric("", "Change a number")
-        return [title, nodes.raw("", html, format="html")]
+        return [nodes.raw("", html, format="html")]
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
