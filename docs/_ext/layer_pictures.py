@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from letters import Letters
 from svg import LINE, Canvas, wrapped
 from traced import DEPTH, traced
 from tracing import Call, owner
@@ -20,6 +19,10 @@ FRAMED = {
     "EmbeddingSum", "Residual", "Block", "TransformerBlock", "LlamaBlock", "DecoderBlock", "MaskedPrediction", "Pooler",
 }  # fmt: skip
 FLAT = {"Body", "Stack", "Bert", "Recompute"}  # their calls are drawn where they stand
+LEGEND = (
+    "↓ forward, ↑ backward. FLOP: 2 m n k for each product of matrices, nothing else. What several boxes keep is "
+    "counted in the first; parameters are not counted as kept."
+)
 HEAD = 10  # the height of an arrow that only enters or leaves
 
 
@@ -34,8 +37,8 @@ class _Picture:
         self.letters, self.root, self.twin_root = traced(name)
         self.twins = dict(_pairs(self.root, self.twin_root))
         self.canvas = Canvas(WIDTH)
-        self.kept, self.kept_by_twins = self.root.kept(), self.twin_root.kept()
-        self.parameters = {id(owner(p.data)) for p in self.root.parameters().values()}
+        self.kept, self.kept_by_twins = self.root.kept, self.twin_root.kept
+        self.parameters = {id(owner(p.data)) for p in self.root.parameters.values()}
         self.counted: set[int] = set()  # the blocks that a box has already shown as kept
         self.counted_of_twins: set[int] = set()
 
@@ -52,19 +55,17 @@ class _Picture:
         return f"{self.name}: forward and backward, from a trace"
 
     def _description(self) -> str:
-        steps = (
-            ", ".join(_name(call, self.root) for call, *_ in self._children(self.root)) or "no calls of other layers"
-        )
-        gradients = self._shapes(self.root.backward.inputs() if self.root.backward else {})
+        steps = ", ".join(_name(call, self.root) for call, *_ in self._children(self.root)) or "none"
+        there, back = (", ".join(labels(self.root)) for labels in (self._forward_in, self._backward_in))
+        reverse = " and goes through them in reverse" if self.root.backward and self.root.backward.calls else ""
         return (
-            f"{self.name} takes {self._shapes(self.root.inputs())} and calls, in this order: {steps}. "
-            f"Backward takes {', '.join(gradients) or 'nothing'} and runs in reverse. "
-            f"{' '.join(self._totals(self.letters))}"
-        )
+            f"Forward takes {there}. The steps inside, in this order: {steps}. Backward takes a gradient, {back},"
+            f"{reverse}. {' '.join(self._totals())}"
+        ).replace(",.", ".")
 
-    def _totals(self, letters: Letters) -> Iterator[str]:
-        back = _products_back(self.root)
-        if params := self.root.parameters().values():
+    def _totals(self) -> Iterator[str]:
+        letters, back = self.letters, _products_back(self.root)
+        if params := self.root.parameters.values():
             yield f"Parameters: {letters.numbers(params)}."
         if self.root.products():
             yield f"FLOP forward: {letters.flop(self.root.products())}."
@@ -80,7 +81,7 @@ class _Picture:
     def _head(self, y: float) -> float:
         y += 14
         self.canvas.text(4, y, self.name, bold=True, size=14)
-        for line in self._totals(self.letters):
+        for line in self._totals():
             for part in wrapped(line, WIDTH - 24):
                 y += LINE
                 self.canvas.text(4, y, part)
@@ -89,13 +90,14 @@ class _Picture:
     def _foot(self, y: float) -> None:
         sizes = ", ".join(f"{letter}\u00a0{n}" for letter, n in self.letters.sizes.items())
         numbers = (
-            f"Traced with {sizes}: {sum(p.data.size for p in self.root.parameters().values()):,} parameters, "
+            f"Traced with {sizes}: {sum(p.data.size for p in self.root.parameters.values()):,} parameters, "
             f"{_count(self.root.flop)}FLOP forward, {_count(_flop(_products_back(self.root)))}FLOP backward, "
             f"{_count(sum(x.nbytes for x in self.kept.values()))}B kept."
         )
-        for line in wrapped(numbers, WIDTH - 8, 10):
-            y += 14
-            self.canvas.text(4, y, line, size=10)
+        for part in (LEGEND, numbers):
+            for line in wrapped(part, WIDTH - 8, 10):
+                y += 14
+                self.canvas.text(4, y, line, size=10)
 
     def _children(self, call: Call) -> Iterator[list[Call]]:
         """The calls to draw inside a call; equal blocks or heads are in one list."""
@@ -198,16 +200,16 @@ class _Picture:
     def _facts(self, call: Call) -> Iterator[str]:
         """The lines of a box: parameters, FLOP, and what is kept; of the twin, what differs."""
         letters, twin = self.letters, self.twins.get(call, call)
-        if call.parameters():
-            yield f"parameters {letters.numbers(call.parameters().values())}"
+        if call.parameters:
+            yield f"parameters {letters.numbers(call.parameters.values())}"
         flop, flop_twin = self._flop_of(call), self._flop_of(twin)
         yield from flop
         new = self._new(call, self.kept, self.counted)
         new_twin = self._new(twin, self.kept_by_twins, self.counted_of_twins)
         if new:
             yield f"keeps {letters.bytes(new)} bytes"
-        elif call.kept().keys() & self.kept.keys():
-            yield "keeps nothing that is not kept already"
+        elif call.kept.keys() & self.kept.keys():
+            yield "keeps nothing new"
         if flop_twin != flop:
             yield from ("twin: " + line for line in flop_twin)
         if letters.bytes(new) != letters.bytes(new_twin):
@@ -215,7 +217,7 @@ class _Picture:
 
     def _new(self, call: Call, kept: dict[int, np.ndarray], counted: set[int]) -> list[np.ndarray]:
         """The blocks that a call keeps and no box above it."""
-        new = {key: x for key, x in call.kept().items() if key in kept and key not in counted}
+        new = {key: x for key, x in call.kept.items() if key in kept and key not in counted}
         counted |= new.keys()
         return list(new.values())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any
@@ -39,8 +38,9 @@ class Sizes(Draw):
 class Letters:
     """The letters of sizes that are all different, and of the sums and products of them that occur in shapes."""
 
-    def __init__(self, sizes: dict[str, int]) -> None:
-        self.sizes = dict(sizes)
+    def __init__(self, sizes: dict[str, int], repeated: str = "") -> None:
+        """repeated: a letter that is the length of a list of layers, and so a factor in the number of a term."""
+        self.sizes, self.repeated = dict(sizes), repeated
         self.dimensions: dict[int, tuple[str, dict[str, int]]] = {1: ("1", {})}
         H, C = (self.sizes.get(letter, 0) for letter in "HC")
         for letter, implied in {"F": 4 * C, "D": H and C // H}.items():  # unless the case says otherwise
@@ -62,8 +62,8 @@ class Letters:
         self._add("R", M and T and M + 2 * T - 1, {"R": 1})
         self._add("H D", H * D, {"H": 1, "D": 1})
         self._add("G D", G * D, {"G": 1, "D": 1})
-        self._add("D/2", D // 2, {"D": 1, "½": 1})
-        self._add("H/2", H // 2, {"H": 1, "½": 1})
+        self._add("D/2", D % 2 == 0 and D // 2, {"D": 1, "½": 1})
+        self._add("H/2", H % 2 == 0 and H // 2, {"H": 1, "½": 1})
         self._add("H/G", G and H // G, {"H": 1, "G": -1})
         self._add("H/G T", G and H // G * T, {"H": 1, "G": -1, "T": 1})
 
@@ -93,18 +93,30 @@ class Letters:
                 powers.update(self.dimensions[n][1])
             else:
                 factor *= n
+        return self._simple(powers), factor
+
+    def _simple(self, powers: Counter[str]) -> Power:
+        """The powers in order, with C in place of H D."""
         for _ in range(min(powers["H"], powers["D"]) if self.heads_make_width else 0):
             powers.update({"H": -1, "D": -1, "C": 1})
-        return tuple(sorted((letter, n) for letter, n in powers.items() if n)), factor
+        return tuple(sorted((letter, n) for letter, n in powers.items() if n))
+
+    def terms(self, terms: Iterable[tuple[int, Iterable[int]]]) -> Counter[Power]:
+        """The sum of terms (factor, sizes), by their letters."""
+        found: Counter[Power] = Counter()
+        for factor, shape in terms:
+            powers, number = self.term(factor, shape)
+            found[powers] += number
+        for powers, number in list(found.items()) if self.repeated else []:
+            times, rest = divmod(number, self.sizes[self.repeated])
+            if not rest:
+                del found[powers]
+                found[self._simple(Counter(dict(powers)) + Counter([self.repeated]))] += times
+        return found
 
     def formula(self, terms: Iterable[tuple[int, Iterable[int]]]) -> str:
         """The sum of terms (factor, sizes): "8 B T C² + 4 B T² C", with no-break spaces in a term."""
-        total: Counter[Power] = Counter()
-        for factor, shape in terms:
-            powers, number = self.term(factor, shape)
-            total[powers] += number
-        parts = sorted(total.items(), key=lambda item: (-sum(n for _, n in item[0]), [_place(x) for x, _ in item[0]]))
-        return " + ".join(_written(powers, n) for powers, n in parts) or "0"
+        return written(self.terms(terms))
 
     def flop(self, products: Iterable[tuple[tuple[int, ...], int]]) -> str:
         return self.formula((2, (*shape, k)) for shape, k in products)
@@ -116,11 +128,18 @@ class Letters:
         return self.formula((1, p.data.shape) for p in params)
 
 
+def written(terms: Counter[Power]) -> str:
+    """A sum of terms, those with more letters first: "4 B T² H − 4 B T C"."""
+    order = sorted(terms.items(), key=lambda item: (-sum(n for _, n in item[0]), [_place(x) for x, _ in item[0]]))
+    text = "".join(f" {'+' if n > 0 else '−'} {_term(powers, abs(n))}" for powers, n in order if n)
+    return text.removeprefix(" + ").replace(" − ", "−", 1) if text.startswith(" −") else text.removeprefix(" + ") or "0"
+
+
 def _place(letter: str) -> int:
     return ORDER.find(letter.strip("(")[0])
 
 
-def _written(powers: Power, factor: int) -> str:
+def _term(powers: Power, factor: int) -> str:
     below = "".join(f"/{x}" for x, n in powers if n < 0)
     letters = [x + _superscript(n) for x, n in sorted(powers, key=lambda item: _place(item[0])) if n > 0 and x != "½"]
     halves = dict(powers).get("½", 0)
@@ -130,12 +149,3 @@ def _written(powers: Power, factor: int) -> str:
 
 def _superscript(n: int) -> str:
     return "" if n == 1 else str(n).translate(str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def total(blocks: Iterable[np.ndarray]) -> int:
-    """The bytes of some blocks of memory."""
-    return sum(x.nbytes for x in blocks)
-
-
-def size(shape: Iterable[int]) -> int:
-    return math.prod(shape)

@@ -1,4 +1,4 @@
-"""The live part of an operation's page: its derivation and small arrays as JSON, which docs/_static/live computes with."""
+"""The live part of an operation's page: its derivation and small arrays, which docs/_static/live computes with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterable
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,14 +21,30 @@ from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
 
-SIZES = dict(B=1, T=3, S=4, H=2, G=2, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
-OWN_SIZES = {"rotary": {"D": 4, "H": 1}, "gather": {"B": 2}, "mean_pool": {"B": 2}, "max_pool": {"B": 2}}
+SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
+OWN_SIZES = {
+    "gather": {"B": 2},
+    "mean_pool": {"B": 2},
+    "max_pool": {"B": 2},
+    "rotary": {"D": 4, "H": 1},
+    "relative_shift": {"H": 1},
+    "relative_attention": {"B": 2, "H": 1, "S": 3},
+}
+# Values with which mistakes show: lengths that differ, a token that occurs twice, a row that does not count.
+VALUES: dict[str, dict[str, Any]] = {
+    "cross_entropy": {"counted": [1, 1, 0]},
+    "embedding": {"ids": [[1, 3, 1]]},
+    "gather": {"places": [[2, 2], [0, 1]]},
+    "mean_pool": {"lengths": [2, 3]},
+    "max_pool": {"lengths": [2, 3]},
+}
 RANGES = {"eps": (0, 10), "p": (0, 0.9), "label_smoothing": (0, 0.9)}  # of numbers that are no arrays
+STATIC = Path(__file__).parents[1] / "_static"
 FILES = ("live/evaluate.js", "live/live.js")
 
 
 class PageSizes(Sizes):
-    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, with their lowest and highest."""
+    """A draw of the sizes above, with one decimal in each number. ranges: integer arrays, and what they may hold."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -60,7 +77,7 @@ def live_html(name: str, mistakes: Iterable[Any] = (), render: Callable[[str], s
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("</", r"<\/")
     return (
         f'<section class="live" data-operation="{escape(name)}">\n'
-        "<noscript><p>With JavaScript, the equations above are computed here, on numbers that you can change.</p></noscript>\n"
+        "<noscript><p>With JavaScript, the equations are computed here, on numbers you can change.</p></noscript>\n"
         f"<div hidden>{''.join(shown)}</div>\n"
         f'<script type="application/json">{text}</script>\n</section>'
     )
@@ -73,41 +90,58 @@ def typeset(kind: str, number: int, item: dict[str, Any], render: Callable[[str]
 
 
 def live_data(name: str, mistakes: Iterable[Any] = ()) -> dict[str, Any]:
-    """The derivation, the arrays that its equations begin with, and the mistakes that can be planted in it.
+    """What the page computes with, see `begin`, and the mistakes that can be planted.
 
-    items: the equations, as text, tree and LaTeX. arrays: what they do not compute, by name. inputs: the names of those that the
-    reader can change. outputs: pairs of an output and its gradient dy. gradients: the name of each gradient, and of what.
-    axes: the letters of an array's axes. ranges: of the numbers in an array.
+    axes: the letters of the arrays' axes. ranges: the lowest and highest number in an array, and whether all are whole.
+    The numbers are those that the page begins with.
     """
     draw = PageSizes(name)
     case = CASES[name](draw)
     report = checked(case)
-    values, arguments = report.values, bound(case)
-    output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
-    computed, mentioned = names_in(report)
-    given = [n for n in values if n in mentioned and (n in arguments or n not in computed | {output, f"d{output}"})]
-    given = [*sorted(given, key=lambda n: n not in arguments), f"d{output}"]
-    inputs = [n for n in given if values[n].ndim or n in arguments]
-    equations = [
-        {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
-        for item in report.derivation.equations
-    ]
-    return {
+    data, arguments = begin(case, report), bound(case)
+    drawn = {*arguments, *(dy for _, dy in data["outputs"])}
+    values = {n: beginning(report.values[n]) if n in drawn else report.values[n] for n in data["arrays"]}
+    values |= {n: np.array(value) for n, value in VALUES.get(name, {}).items()}
+    return data | {
         "name": name,
-        "items": equations,
-        "arrays": {n: array_json(beginning(values[n])) for n in given},
-        "inputs": inputs,
-        "outputs": [[output, f"d{output}"]],
-        "gradients": {f"d{n}": n for n in inputs if f"d{n}" in computed},
-        "axes": axes(inspect.getdoc(case.op) or "", values),
-        "ranges": {n: found for n in inputs if (found := limits(n, values[n], arguments.get(n), draw))},
+        "arrays": {n: array_json(array) for n, array in values.items()},
+        "axes": axes(inspect.getdoc(case.op) or "", report.values),
+        "ranges": {n: found for n in data["inputs"] if (found := limits(n, values[n], arguments.get(n), draw))},
         "mistakes": [found for mistake in mistakes if (found := planted(mistake, report))],
+    }
+
+
+def begin(case: DerivationCase, report: Report) -> dict[str, Any]:
+    """A derivation, and the arrays that its equations begin with.
+
+    items: the equations, as text, tree and LaTeX. arrays: what the equations do not compute, by name. shapes: of what
+    they compute. inputs: the arrays that the reader can change. outputs: pairs of an output and its gradient dy.
+    gradients: the name of each gradient, and of what.
+    """
+    values, arguments = report.values, bound(case)
+    computed, mentioned = names_in(report)
+    outputs = []
+    if case.op_backward is not None:
+        output = canonical(next(iter(inspect.signature(case.op_backward).parameters))[1:])
+        outputs = [output, f"d{output}"]
+    given = [n for n in values if n in mentioned and (n in arguments or n not in {*computed, *outputs})]
+    given = [*sorted(given, key=lambda n: n not in arguments), *outputs[1:]]
+    return {
+        "items": [
+            {"text": item.text, "equation": equation_as_json(item.equation), "latex": pieces(item.equation)}
+            for item in report.derivation.equations
+        ],
+        "arrays": {n: array_json(values[n]) for n in given},
+        "shapes": {n: list(values[n].shape) for n in values if n in computed and n not in given},
+        "inputs": [n for n in given if values[n].ndim or n in outputs or isinstance(arguments.get(n), int | float)],
+        "outputs": [outputs] if outputs else [],
+        "gradients": {f"d{n}": n for n in given if f"d{n}" in computed},
     }
 
 
 def beginning(array: np.ndarray) -> np.ndarray:
     """The numbers that the page begins with: arrays with one decimal, and without zeros, where a kink may be."""
-    if array.ndim and array.dtype.kind == "f" and not np.isin(array, (0, 1)).all():
+    if array.ndim and array.dtype.kind == "f":
         array = array.round(1)
         return np.where(array == 0, 0.5, array)
     return array
@@ -120,28 +154,29 @@ def checked(case: DerivationCase) -> Report:
 
 def bound(case: DerivationCase) -> dict[str, Any]:
     """The arguments of the operation by name."""
-    found = inspect.signature(case.op).bind(*case.args, **case.options)
+    signature = inspect.signature(case.op)
+    found = signature.bind(*case.args, **{n: value for n, value in case.options.items() if n in signature.parameters})
     found.apply_defaults()
     return {canonical(name): value for name, value in found.arguments.items()}
 
 
 def names_in(report: Report) -> tuple[set[str], set[str]]:
-    """The names that the equations compute, and all that they mention; short names are replaced by what they stand for."""
+    """The names that the equations compute, and all that they mention; for a short name, what it stands for."""
     short: dict[str, str] = {}
     computed, mentioned = set(), set()
     for item in report.derivation.equations:
         left, right, *_ = item.equation.parts
-        if (
-            item.equation.relations == (":=",)
-            and left[0] == right[0] == "name"
-            and not left[2]
-            and right[1] in report.values
-        ):
-            short |= {left[1]: right[1], f"d{left[1]}": f"d{right[1]}"}
+        if is_short_name(item.equation) and right[1] in report.values:
+            short |= {f"{d}{left[1]}": f"{d}{right[1]}" for d in ("", "d") if f"{d}{right[1]}" in report.values}
         elif left[0] == "name":
             computed.add(left[1])
         mentioned |= {node[1] for node in walk(tuple(item.equation)) if node[0] == "name"}
     return {short.get(n, n) for n in computed}, {short.get(n, n) for n in mentioned}
+
+
+def is_short_name(equation: Equation) -> bool:
+    """Whether it only gives a short name, such as u := content_bias."""
+    return equation.relations == (":=",) and all(part[0] == "name" and not part[2] for part in equation.parts)
 
 
 def array_json(array: np.ndarray) -> dict[str, Any]:

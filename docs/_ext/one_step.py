@@ -24,9 +24,9 @@ LR, MAX_NORM, BETAS = 0.01, 1.0, (0.9, 0.999)
 DIGITS = 4
 SEED = 9  # with which no gradient is too small for four decimals
 
-POSITIONS = [f"t={t} {WORDS[i]}" for t, i in enumerate(IDS)]
-KEYS = [f"s={s} {WORDS[i]}" for s, i in enumerate(IDS)]
-VOCABULARY = [f"v={v} {word}" for v, word in enumerate(WORDS)]
+POSITIONS = [f"t={t}\u00a0{WORDS[i]}" for t, i in enumerate(IDS)]
+KEYS = [f"s={s}\u00a0{WORDS[i]}" for s, i in enumerate(IDS)]
+VOCABULARY = [f"v={v}\u00a0{word}" for v, word in enumerate(WORDS)]
 CHANNELS, HIDDEN = [f"c={c}" for c in range(4)], [f"f={f}" for f in range(6)]
 BLOCK = "body.blocks.0."
 PROJECTIONS = ("attention.query", "attention.key", "attention.value")
@@ -108,9 +108,10 @@ def equation(text: str) -> str:
     return f"```{{math}}\n{text}\n```"
 
 
-def by_hand(*lines: tuple[str, float]) -> str:
-    """Arithmetic with the digits of the tables above, and what the program got."""
-    return "\n".join(["By hand:", "", "```text", *(f"{left} = {number(right)}" for left, right in lines), "```"])
+def by_hand(*lines: tuple[str, str, float]) -> str:
+    """Arithmetic with the digits of the tables above, and what the program got: (entry, calculation, value)."""
+    rows = [f"{entry} = {calculation} = {number(value)}" for entry, calculation, value in lines]
+    return "\n".join(["By hand:", "", "```text", *rows, "```"])
 
 
 def n(x: float) -> str:
@@ -196,8 +197,8 @@ def _beginning(step: Step) -> list[str]:
         "\n".join(["| position | reads | should predict |", "|---|---|---|", *words]),
         "The page is made by running the program, in float32 as in any training; no number on it is typed. The weights "
         "before the step have two decimals and are shown exactly. All other numbers are rounded to four decimals, so "
-        "a calculation by hand from the tables may differ by one in the last digit. There is one sequence in the batch, "
-        "so the batch axis is left out. Rows and columns are counted from 0.",
+        "a calculation by hand from the tables may differ by one in the last digit. There is one sequence in the "
+        "batch, so the batch axis is left out. Rows and columns are counted from 0.",
         "## The weights",
         shown(
             ("`body.tokens.table`, a vector for each word", step.before["body.tokens.table"], VOCABULARY, CHANNELS),
@@ -225,7 +226,7 @@ def _forward(run: _Run, link: Callable[[str], str]) -> list[str]:
         "Each word is replaced by its row of the table, and the vector of its position is added.",
         equation("x_tc = Σ_v [v = ids_t] table_vc + position_tc"),
         shown(("x", x, POSITIONS, CHANNELS)),
-        by_hand((f"{n(tables[0][IDS[1], 0])} + {n(tables[1][1, 0])}", x[1, 0])),
+        by_hand(("x[1, 0]", f"{n(tables[0][IDS[1], 0])} + {n(tables[1][1, 0])}", x[1, 0])),
         f"### 2. Queries, keys and values ({link('linear')})",
         "Three matrices without biases. The first two columns belong to head 0, the others to head 1.",
         equation("q_ti = Σ_c x_tc wq_ci"),
@@ -235,19 +236,23 @@ def _forward(run: _Run, link: Callable[[str], str]) -> list[str]:
             ("keys", run.out_of(run.key), KEYS, HEADS),
             ("values", run.out_of(run.value), KEYS, HEADS),
         ),
-        by_hand((sum_of(zip(x[1], run.weight("attention.query.w")[:, 0], strict=True)), q[0, 1, 0])),
+        by_hand(("q[1, 0]", sum_of(zip(x[1], run.weight("attention.query.w")[:, 0], strict=True)), q[0, 1, 0])),
         f"### 3. Attention ({link('attention')})",
         "The score z of a query and a key is their dot product in one head, divided by √D. A position sees itself and "
-        "the positions before it; the softmax p of a row runs over these. The scores of later keys, s > t, are not used.",
+        "the positions before it; the softmax p of a row runs over these. Scores of later keys, s > t, are not used.",
         equation("z_ts = 1/√D Σ_d q_td k_sd"),
         equation("p_ts = [s ≤ t] exp(z_ts) / Σ_s' [s' ≤ t] exp(z_ts')"),
         equation("y_td = Σ_s p_ts v_sd"),
         *(shown((f"z, head {h}", z[h], POSITIONS, KEYS), (f"p, head {h}", p[h], POSITIONS, KEYS)) for h in range(2)),
         shown(("y, both heads side by side", y.transpose(1, 0, 2), POSITIONS, HEADS)),
         by_hand(
-            (f"({sum_of(zip(q[0, 1], k[0, 0], strict=True))})/√2", z[0, 1, 0]),
-            (f"exp({number(z[0, 1, 0])})/(exp({number(z[0, 1, 0])}) + exp({number(z[0, 1, 1])}))", p[0, 1, 0]),
-            (sum_of(zip(p[0, 1, :2], v[0, :2, 0], strict=True)), y[0, 1, 0]),
+            ("z[1, 0]", f"({sum_of(zip(q[0, 1], k[0, 0], strict=True))})/√2", z[0, 1, 0]),
+            (
+                "p[1, 0]",
+                f"exp({number(z[0, 1, 0])})/(exp({number(z[0, 1, 0])}) + exp({number(z[0, 1, 1])}))",
+                p[0, 1, 0],
+            ),
+            ("y[1, 0]", sum_of(zip(p[0, 1, :2], v[0, :2, 0], strict=True)), y[0, 1, 0]),
         ),
         f"### 4. The heads are united ({link('linear')})",
         equation("a_tc = Σ_i y_ti w_ic + b_c"),
@@ -304,10 +309,12 @@ def _forward(run: _Run, link: Callable[[str], str]) -> list[str]:
         f"log 5 = {number(math.log(5))}.",
         by_hand(
             (
+                "p[2, 4]",
                 f"exp({number(logits[2, 4])})/({' + '.join(f'exp({number(value)})' for value in logits[2])})",
                 probabilities[2, 4],
             ),
             (
+                "L",
                 f"−(log({') + log('.join(number(probabilities[t, v]) for t, v in enumerate(TARGETS))}))/3",
                 float(run.step.loss.output),
             ),
@@ -350,7 +357,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         "by the number of predictions.",
         equation("dlogits_tv = 1/T (p_tv − [v = target_t])"),
         shown(("dlogits", dlogits, POSITIONS, VOCABULARY)),
-        by_hand((f"({n(probabilities[0, TARGETS[0]])} − 1)/3", dlogits[0, TARGETS[0]])),
+        by_hand(("dlogits[0, 1]", f"({n(probabilities[0, TARGETS[0]])} − 1)/3", dlogits[0, TARGETS[0]])),
         f"### 8. Logits ({link('linear')})",
         equation("dw_cv = Σ_t x_tc dlogits_tv"),
         equation("db_v = Σ_t dlogits_tv"),
@@ -361,8 +368,12 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
             ("dx", run.dx(run.output), POSITIONS, CHANNELS),
         ),
         by_hand(
-            (sum_of(zip(run.into(run.output)[:, 2], dlogits[:, 1], strict=True)), run.grad("output.w")[2, 1]),
-            (sum_of(zip(dlogits[0], run.weight("output.w")[2], strict=True)), run.dx(run.output)[0, 2]),
+            (
+                "dw[2, 1]",
+                sum_of(zip(run.into(run.output)[:, 2], dlogits[:, 1], strict=True)),
+                run.grad("output.w")[2, 1],
+            ),
+            ("dx[0, 2]", sum_of(zip(dlogits[0], run.weight("output.w")[2], strict=True)), run.dx(run.output)[0, 2]),
         ),
         f"### 7. The second norm ({link('layernorm')})",
         "The gradient that step 8 returned is dn here. It is scaled by γ first. Then two means are taken away, because "
@@ -379,9 +390,13 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         ),
         "For the first row, the mean of g, the mean of g x̂, and the entry c=2 of dr:",
         by_hand(
-            (f"({' + '.join(n(value) for value in g[0])})/4", mean[0]),
-            (f"({sum_of(zip(g[0], xhat[0], strict=True))})/4", mean_x[0]),
-            (f"({n(g[0, 2])} − {n(mean[0])} − {n(xhat[0, 2])}·{n(mean_x[0])})/{number(sigma[0, 0])}", dr[0, 2]),
+            ("mean of g", f"({' + '.join(n(value) for value in g[0])})/4", mean[0]),
+            ("mean of g x̂", f"({sum_of(zip(g[0], xhat[0], strict=True))})/4", mean_x[0]),
+            (
+                "dr[0, 2]",
+                f"({n(g[0, 2])} − {n(mean[0])} − {n(xhat[0, 2])}·{n(mean_x[0])})/{number(sigma[0, 0])}",
+                dr[0, 2],
+            ),
         ),
         f"### 6. Feed-forward layer ({link('linear')}, {link('dense')})",
         "r = n + u, so dr goes both into the feed-forward layer and around it. Inside, it goes through the second "
@@ -396,7 +411,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
             ("the gradient that comes out of the layer", du, POSITIONS, CHANNELS),
             ("dn, with dr, which went around it", run.dy(run.norm1), POSITIONS, CHANNELS),
         ),
-        by_hand((f"{n(dr[0, 0])} + {n(du[0, 0])}", run.dy(run.norm1)[0, 0])),
+        by_hand(("dn[0, 0]", f"{n(dr[0, 0])} + {n(du[0, 0])}", run.dy(run.norm1)[0, 0])),
         f"### 5. The first norm ({link('layernorm')})",
         "As in step 7.",
         shown(
@@ -432,10 +447,11 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         ),
         by_hand(
             (
+                "dz[1, 0]",
                 f"{n(p[0, 1, 0])}·({n(dp[0, 1, 0])} − ({sum_of(zip(p[0, 1, :2], dp[0, 1, :2], strict=True))}))",
                 dz[0, 1, 0],
             ),
-            (sum_of(zip(p[0, :, 0], dy[0, :, 0], strict=True)), dv[0, 0, 0]),
+            ("dv[0, 0]", sum_of(zip(p[0, :, 0], dy[0, :, 0], strict=True)), dv[0, 0, 0]),
         ),
         f"### 2. Queries, keys and values ({link('linear')})",
         "x feeds all three matrices, so the gradient that comes out of the layer is a sum of three.",
@@ -452,7 +468,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         "at t=2, so two rows are added; a word that was not read gets 0.",
         equation("dtable_vc = Σ_t [v = ids_t] dx_tc"),
         shown(("gradient of `body.tokens.table`", run.grad("body.tokens.table"), VOCABULARY, CHANNELS)),
-        by_hand((f"{n(dx[0, 0])} + {n(dx[2, 0])}", run.grad("body.tokens.table")[0, 0])),
+        by_hand(("dtable[0, 0]", f"{n(dx[0, 0])} + {n(dx[2, 0])}", run.grad("body.tokens.table")[0, 0])),
     ]
 
 
@@ -474,7 +490,9 @@ def _update(step: Step) -> list[str]:
         f"| parameter | sum of the squares of its gradient |\n|---|---:|\n{rows}",
         f"The sum of all is {number(sum(squares.values()))}, so the norm is {number(step.norm)}, and every gradient is "
         f"multiplied by {number(factor)}.",
-        by_hand((f"√({number(sum(squares.values()))})", step.norm), (f"1/{number(step.norm)}", factor)),
+        by_hand(
+            ("norm", f"√({number(sum(squares.values()))})", step.norm), ("factor", f"1/{number(step.norm)}", factor)
+        ),
         "## Adam",
         "Adam keeps two running means for each weight, of the gradient and of its square. Both start at 0. Here "
         f"lr = {LR}, β₁ = {beta1}, β₂ = {beta2}, and this is step t = 1.",
@@ -488,9 +506,9 @@ def _update(step: Step) -> list[str]:
         "is 1 or −1. **In the first step every weight moves by almost exactly lr, against the sign of its gradient**, "
         "however small the gradient is. Clipping does not change that; it acts on the means that later steps use.",
         by_hand(
-            (f"{n(gradient)}·{number(factor)}", g),
-            (f"0.1·{n(g)}", m),
-            (f"{n(w)} − 0.01·{n(g)}/√({n(g)}·{n(g)})", after),
+            ("g", f"{n(gradient)}·{number(factor)}", g),
+            ("m", f"0.1·{n(g)}", m),
+            ("w", f"{n(w)} − 0.01·{n(g)}/√({n(g)}·{n(g)})", after),
         ),
         f"{moved} of the {sum(x.size for x in step.before.values())} weights move. The others have gradient 0: the "
         "vectors of words that were not read, and what lies behind a ReLU that was closed at every position.",
@@ -508,6 +526,6 @@ def _update(step: Step) -> list[str]:
         ),
         "## The loss afterwards",
         f"Forward once more on the same words: the loss was {number(step.loss.output)} and is now "
-        f"**{number(step.loss_after)}**, a change of {number(lost)}. The gradient foretold {number(predicted)}, the sum "
-        "over all weights of gradient times change; the rest is curvature.",
+        f"**{number(step.loss_after)}**, a change of {number(lost)}. The gradient predicted {number(predicted)}: the "
+        "sum over all weights of gradient times change. The rest is curvature.",
     ]

@@ -87,7 +87,8 @@ class _Picture:
         def listed(arrays: dict[str, np.ndarray]) -> str:
             return ", ".join(f"{name} {self._shape(x)}" for name, x in arrays.items())
 
-        text = f"Arguments: {listed(self.inputs)}. Output: {self.result} {self._shape(self.output)}."
+        arguments = f"Arguments: {listed(self.inputs)}." if self.inputs else "No argument is an array."
+        text = f"{arguments} Output: {self.result} {self._shape(self.output)}."
         if self.call:
             kept = listed(dict(self._kept())) or "no arrays"
             text += f" The cache keeps {kept}. Gradients: {listed(self.call.gradients())}."

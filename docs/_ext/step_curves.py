@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 from svg import Canvas, width
+from tracing import one_thread
 
 from scratchformer.dispatch import reference_only
 from scratchformer.testing.cases import OPERATIONS, Draw, OperationCase
@@ -29,7 +30,7 @@ class Errors(NamedTuple):
 def step_errors(name: str) -> Errors:
     """The errors for the operation `name`, with the arguments of its case and a random dy; L = Σ y dy."""
     case = OPERATIONS[name](Draw(SEED))
-    with reference_only():
+    with reference_only(), one_thread():
         analytic, central, forward = _slopes(case, np.float64)
         _, single, _ = _slopes(case, np.float32)
     length = np.linalg.norm(analytic)

@@ -20,13 +20,14 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
+from threadpoolctl import ThreadpoolController
 
 from scratchformer import ops
 from scratchformer.nn import Layer
@@ -85,7 +86,7 @@ class Call:
         for name, x in given.items():
             several = dict(zip(given_names(name, x), x, strict=False)) if isinstance(x, tuple) else {name: x}
             arrays |= {n: part for n, part in several.items() if isinstance(part, np.ndarray)}
-        own = {id(owner(p.data)) for p in self.parameters().values()}
+        own = {id(owner(p.data)) for p in self.parameters.values()}
         return {name: x for name, x in arrays.items() if id(owner(x)) not in own}
 
     def gradients(self) -> dict[str, np.ndarray]:
@@ -95,13 +96,15 @@ class Call:
         parts = returned if isinstance(returned, tuple) else (returned,)
         return {f"d{name}": dx for name, dx in zip(floating, parts, strict=True)}
 
+    @cached_property
     def parameters(self) -> dict[str, Any]:
         """The parameters of the layer and of all below it, each once."""
         return self.layer.named_parameters() if self.layer is not None else {}
 
+    @cached_property
     def kept(self) -> dict[int, np.ndarray]:
         """The blocks of memory in the cache by their ids, without those of the layer's parameters."""
-        own = {id(owner(p.data)) for p in self.parameters().values()}
+        own = {id(owner(p.data)) for p in self.parameters.values()}
         return {key: block for key, block in blocks(self.cache).items() if key not in own}
 
 
@@ -217,7 +220,7 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             elif before := known[_key(call, _cache_of(call))]:
                 before.pop().backward = call  # a layer without a cache may be used several times; the last comes first
 
-    with _counting(count):
+    with _counting(count), one_thread():
         watched = _watched()
         previous = sys.getprofile()
         sys.setprofile(profile)
@@ -225,6 +228,16 @@ def _recording(names: Mapping[int, str], forward: Call | None = None) -> Iterato
             yield roots
         finally:
             sys.setprofile(previous)
+
+
+def one_thread() -> AbstractContextManager:
+    """Hold BLAS to one thread: the arrays are small, and on a busy machine its threads wait for each other."""
+    return _blas().limit(limits=1, user_api="blas")
+
+
+@cache
+def _blas() -> ThreadpoolController:
+    return ThreadpoolController()
 
 
 def _key(call: Call, cache: Any) -> tuple:

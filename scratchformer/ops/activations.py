@@ -23,10 +23,11 @@ def relu(x: Array) -> tuple[Array, Array]:
 
         y_i = x_i where x_i > 0, 0 elsewhere
 
-    Backward. An output depends only on the input at its own place. At the kink x_i = 0 we take the left derivative, 0:
+    Backward. An output depends only on the input at its own place, so the sum of the chain rule (see `linear`) has one
+    term. At the kink x_i = 0 we take the left derivative, 0:
 
-        ∂y_i/∂x_j = δ_ij [x_i > 0]        positive_i = [x_i > 0]
-        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i positive_i
+        positive_i = [x_i > 0]        ∂y_i/∂x_i = positive_i
+        dx_i = dy_i ∂y_i/∂x_i = dy_i positive_i
 
     In NumPy:
 
@@ -76,10 +77,10 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
         φ_i := ∂Φ_i/∂x_i
         = exp(−x_i²/2)/√(2π) where approximate = none, ½ (1 − tanh(u_i)²) ∂u_i/∂x_i elsewhere
 
-    By the product rule, and since the function is elementwise,
+    By the product rule,
 
-        ∂y_i/∂x_j = δ_ij (Φ_i + x_i φ_i)
-        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (Φ_i + x_i φ_i)
+        ∂y_i/∂x_i = Φ_i + x_i φ_i
+        dx_i = dy_i ∂y_i/∂x_i = dy_i (Φ_i + x_i φ_i)
 
     In NumPy, with the values of Φ and φ:
 
@@ -131,7 +132,7 @@ def tanh(x: Array) -> tuple[Array, Array]:
 
         ∂s_i/∂x_i = c_i        ∂c_i/∂x_i = s_i
         ∂y_i/∂x_i = (c_i c_i − s_i s_i)/c_i² = 1 − y_i²
-        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (1 − y_i²)
+        dx_i = dy_i ∂y_i/∂x_i = dy_i (1 − y_i²)
 
     In NumPy:
 
@@ -173,7 +174,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
         ∂s_i/∂x_i = exp(−x_i)/(1 + exp(−x_i))² = s_i (1 − s_i)
         ∂y_i/∂x_i = s_i + x_i s_i (1 − s_i) = s_i (1 + x_i (1 − s_i))
-        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i s_i (1 + x_i (1 − s_i))
+        dx_i = dy_i ∂y_i/∂x_i = dy_i s_i (1 + x_i (1 − s_i))
 
     In NumPy:
 

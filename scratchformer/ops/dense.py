@@ -37,7 +37,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     Backward. First through f, which is elementwise (derived in `relu`, `silu` and `gelu`), then through the affine map
     (derived in `linear`):
 
-        dh_no = Σ_j dy_nj ∂y_nj/∂h_no = dy_no ∂y_no/∂h_no
+        dh_no = dy_no ∂y_no/∂h_no
         dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
 
     Both steps are calls:

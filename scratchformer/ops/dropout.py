@@ -35,8 +35,7 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
 
     Backward. Given the key, the k_i are constants:
 
-        ∂y_i/∂x_j = δ_ij k_i/(1 − r)
-        dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i k_i/(1 − r)
+        ∂y_i/∂x_i = k_i/(1 − r)        dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)
 
     In NumPy:
 

@@ -30,8 +30,8 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
 
     Backward. The product is linear in the table, and the ids have no gradient:
 
-        ∂y_nc/∂table_vk = [ids_n = v] δ_ck
-        dtable_vc = Σ_{n,k} dy_nk ∂y_nk/∂table_vc = Σ_n [ids_n = v] dy_nc
+        ∂y_nc/∂table_vc = [ids_n = v]
+        dtable_vc = Σ_n dy_nc ∂y_nc/∂table_vc = Σ_n [ids_n = v] dy_nc
 
     Row v collects dy from every occurrence of token v. A token that occurs twice is added twice, so the addition must
     be unbuffered: `dtable[ids] += dy` would keep only the last occurrence.

@@ -29,8 +29,8 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
 
     Backward. The product is linear in x:
 
-        ∂y_bkc/∂x_btd = [places_bk = t] δ_cd
-        dx_btc = Σ_{k,d} dy_bkd ∂y_bkd/∂x_btc = Σ_k [places_bk = t] dy_bkc
+        ∂y_bkc/∂x_btc = [places_bk = t]
+        dx_btc = Σ_k dy_bkc ∂y_bkc/∂x_btc = Σ_k [places_bk = t] dy_bkc
 
     Each vector gets the sum of the gradients of all k that took it, or 0 if none did. Stacked, the B T vectors form a
     table, from which y takes these rows:

@@ -30,10 +30,9 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     Backward. The chain rule: an argument affects the loss through every output, and the effects add up,
 
         dx_ni = Σ_{n',o} dy_n'o ∂y_n'o/∂x_ni
-        dw_io = Σ_{n,j} dy_nj ∂y_nj/∂w_io        db_o = Σ_{n,j} dy_nj ∂y_nj/∂b_o
 
-    The map is linear in each argument, so every partial derivative is a factor of the sum above, and the δ leave one
-    term of the sums that they are in:
+    and likewise for w and b. y is linear in each argument, so each partial derivative is the factor beside it, and a δ
+    leaves one term of a sum:
 
         ∂y_no/∂x_n'i = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
         ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)

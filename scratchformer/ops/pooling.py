@@ -41,8 +41,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
     Backward. It is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
 
-        ∂y_bc/∂x_btd = a_bt δ_cd
-        dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = a_bt dy_bc
+        ∂y_bc/∂x_btc = a_bt        dx_btc = dy_bc ∂y_bc/∂x_btc = a_bt dy_bc
 
     In NumPy:
 
@@ -92,8 +91,7 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     Backward. For small changes of x the winner stays the same, so all of dy goes to it. (In a tie this is one of the
     subgradients.)
 
-        ∂y_bc/∂x_btd = live_b [t = w_bc] δ_cd
-        dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = live_b [t = w_bc] dy_bc
+        ∂y_bc/∂x_btc = live_b [t = w_bc]        dx_btc = dy_bc ∂y_bc/∂x_btc = live_b [t = w_bc] dy_bc
 
     In NumPy:
 

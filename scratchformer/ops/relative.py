@@ -52,8 +52,8 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
 
     Backward. Both directions use the same matrix of brackets. Forward sums over j, backward over s:
 
-        ∂y_ts/∂x_t'j = δ_tt' [j = s + T − 1 − t]
-        dx_tj = Σ_{t',s} dy_t's ∂y_t's/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
+        ∂y_ts/∂x_tj = [j = s + T − 1 − t]
+        dx_tj = Σ_s dy_ts ∂y_ts/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
 
     For given t and j at most one s matches, if it lies in 0 ... S − 1. So no sum has more than one term: each gradient
     goes back to the column that its score came from, and the dropped columns get 0.
@@ -152,8 +152,8 @@ def relative_attention(
     the four terms is then (q_i + u) · k_j + (q_i + w) · r_δ.
 
     Forward, for each sequence and head h; m_hts = 1 if query t may see key s, else 0. The distance of a pair (t, s) is
-    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift` picks
-    column j for each pair:
+    one of only R. So one matrix product gives the scores of every query with all R distances, and `relative_shift`
+    picks column j for each pair:
 
         u := content_bias        w := position_bias        p := probabilities
         qu_htd = q_htd + u_hd        a_hts = Σ_d qu_htd k_hsd

@@ -104,26 +104,24 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     not an integer. A pair is one number from each half of the vector, as in the published Llama weights.
     Angles are computed in the precision of x, as published models do.
 
-    Forward, for each sequence and head. The partner of column d is column j, in the other half, and σ_d is the sign of
-    its sine:
+    Forward, for each sequence and head. Column d is in pair i_d, its partner is column j_d, in the other half, and σ_d
+    is the sign of the sine:
 
         φ_ti = (start + t) θ_i        cos_ti = cos(φ_ti)        sin_ti = sin(φ_ti)
-        σ_d = −1 where d < D/2, 1 elsewhere
-        y_td = x_td cos_ti + σ_d x_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
+        i_d = d mod (D/2)        j_d = (d + D/2) mod D        σ_d = −1 where d < D/2, 1 elsewhere
+        y_td = x_td cos_ti + σ_d x_tj sin_ti with i = i_d, j = j_d
 
     A rotation keeps lengths, and the score of a query at t and a key at s depends only on the distance s − t: it is
     enough to rotate one of them, by the difference of the angles. With x as both,
 
         Σ_d y_td² = Σ_d x_td²
-        Σ_d y_td y_sd
-        = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = d mod (D/2), j = (d + D/2) mod D
+        Σ_d y_td y_sd = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = i_d, j = j_d
 
     Backward. x_td contributes to two outputs: to column d, and to column j, where the sine has the opposite sign. The
     angles are constants:
 
-        ∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = d mod (D/2), j = (d + D/2) mod D
-        dx_td = Σ_k dy_tk ∂y_tk/∂x_td
-        = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D
+        ∂y_td/∂x_tk = δ_dk cos_ti + [k = j] σ_d sin_ti with i = i_d, j = j_d
+        dx_td = Σ_k dy_tk ∂y_tk/∂x_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = i_d, j = j_d
 
     This is the rotation by −φ, the transpose and the inverse of the rotation by φ:
 

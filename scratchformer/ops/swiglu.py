@@ -31,9 +31,9 @@ def swiglu(gate: Array, up: Array) -> tuple[Array, SwigluCache]:
     Backward. y is linear in u. Its derivative with respect to g is u times that of `silu`:
 
         ∂s_i/∂g_i = exp(−g_i)/(1 + exp(−g_i))² = s_i (1 − s_i)
-        ∂y_i/∂g_j = δ_ij u_i s_i (1 + g_i (1 − s_i))        ∂y_i/∂u_j = δ_ij g_i s_i
-        dg_i = Σ_j dy_j ∂y_j/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))
-        du_i = Σ_j dy_j ∂y_j/∂u_i = dy_i g_i s_i
+        ∂y_i/∂g_i = u_i (s_i + g_i s_i (1 − s_i)) = u_i s_i (1 + g_i (1 − s_i))        ∂y_i/∂u_i = g_i s_i
+        dg_i = dy_i ∂y_i/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))
+        du_i = dy_i ∂y_i/∂u_i = dy_i g_i s_i
 
     In NumPy:
 

@@ -1,6 +1,6 @@
 /* Evaluates a derivation in the page, element by element, from the syntax tree that Python's parser made.
 
-   const model = Live.model(data);     data: {items, arrays, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
+   const model = Live.model(data);     data: {items, arrays, shapes, inputs, outputs, gradients, mistakes}, see docs/_ext/live.py
    model.set("q", 3, 0.5);             the number at a flat, row-major position
    model.run();                        every equation, in order
    model.values.get("dk").data         what they give
@@ -89,6 +89,9 @@
       for (const [name, array] of Object.entries(data.arrays)) {
         this.values.set(name, { shape: array.shape, data: Float64Array.from(array.data, Number) });
       }
+      for (const [name, shape] of Object.entries(data.shapes)) {
+        this.values.set(name, { shape, data: new Float64Array(size(shape)) });
+      }
       this.inputs = data.inputs;
       this.aliases = new Map();
       this.sizes = new Map();
@@ -137,12 +140,17 @@
       const visit = (line) => {
         if (seen.has(line)) return;
         seen.add(line);
-        for (const name of line.mentions()) for (const before of this.computing.get(name) || []) visit(before);
+        for (const name of line.mentions()) {
+          if (name !== line.target()) for (const before of this.computing.get(name) || []) visit(before);
+        }
         this.order.push(line);
       };
       lines.forEach(visit);
       this.defined = new Map(); // name -> which of its elements a line computes
-      for (const line of this.order) line.learnSizes();
+      for (const line of this.lines) line.learnSizes();
+      for (const [name, letters] of Object.entries(this.data.axes || {})) {
+        letters.forEach((letter, i) => { if (letter && !this.sizes.has(letter)) this.sizes.set(letter, this.array(name).shape[i]); });
+      }
       for (const line of this.order) line.compile();
       this.jacobians = new Map();
     }
@@ -307,7 +315,6 @@
       const { model } = this;
       const [left] = this.parts;
       const source = this.source();
-      this.learnSizes();
       this.lead = this.leadingAxes();
       this.shown = source > 0 && (left[0] === "name" || isPartial(left)) ? source : 0;
       const all = new Set(this.parts.flatMap((part) => [...free(part)]));
@@ -318,7 +325,6 @@
       if (loose.length) throw this.error(`the left side lacks the index ${loose.join(", ")}`);
       this.name = this.target();
       const computing = (model.computing.get(this.name) || []).includes(this);
-      if (computing && !model.values.has(this.name)) model.values.set(this.name, this.emptyArray());
       this.enumerate();
       if (computing) this.claim();
       this.functions = this.parts.map((part) => this.closure(part));
@@ -344,8 +350,6 @@
       let lead = [];
       for (const node of this.arrays()) {
         lead = broadcast(lead, this.layout(node).leading, () => this.error(`the leading axes of ${node[1]} do not fit`));
-        const rows = this.model.array(node[1]).shape.slice(0, this.layout(node).folded);
-        if (rows.length) this.rows = rows;
       }
       return lead;
     }
@@ -360,16 +364,16 @@
       return node[2].length === 0 && /^[A-Z]$/.test(node[1]) && !this.model.array(node[1]);
     }
 
-    /** The sizes of the axes that have an index (n: the first `folded` axes as one), and of those that have none. */
+    /** The sizes of the axes that have an index (n: all leading axes as one), and of those that have none. */
     layout(node) {
       const { shape } = this.model.array(node[1]);
       const extra = shape.length - node[2].length;
       if (extra < 0) throw this.error(`${node[1]} has ${shape.length} axes, and ${node[2].length} indices`);
       const [first] = node[2];
       if (first && first[0] === "idx" && plain(first[1]) === "n") {
-        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [], folded: extra + 1 };
+        return { axes: [size(shape.slice(0, extra + 1)), ...shape.slice(extra + 1)], leading: [] };
       }
-      return { axes: shape.slice(extra), leading: shape.slice(0, extra), folded: 0 };
+      return { axes: shape.slice(extra), leading: shape.slice(0, extra) };
     }
 
     size(letter) {
@@ -378,38 +382,28 @@
       return n;
     }
 
-    emptyArray() {
-      const own = this.parts[0][2].map((index) => {
-        if (index[0] !== "idx") throw this.error(`the size of an axis of ${this.name} is not known`);
-        return plain(index[1]) === "n" && this.rows ? this.rows : [this.size(index[1])];
-      });
-      const shape = [...this.lead, ...own.flat()];
-      return { shape, data: new Float64Array(size(shape)) };
-    }
-
-    /** All environments of the equation's letters, in row-major order of the left side. */
+    /** All environments of the equation's letters, and the positions of its numbers in the array that it shows. */
     enumerate() {
       const fits = this.all(this.equation.for || []);
+      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
+      if (this.name === null) this.own = { shape, data: new Float64Array(size(shape)) };
       const position = this.name === null ? null : this.position(this.parts[0]);
       this.environments = [];
-      const leading = size(this.lead);
-      const shape = [...this.lead, ...this.letters.map((letter) => this.size(letter))];
-      const inner = shape.slice(this.lead.length);
-      const count = size(inner);
-      for (let l = 0; l < leading; l++) {
-        for (let k = 0; k < count; k++) {
-          const e = { [LEAD]: l };
-          let rest = k;
-          for (let i = inner.length - 1; i >= 0; i--) {
-            e[this.letters[i]] = rest % inner[i];
-            rest = Math.floor(rest / inner[i]);
-          }
-          if (fits(e) && (position === null || position(e) >= 0)) this.environments.push(e);
+      this.positions = [];
+      for (let k = 0; k < size(shape); k++) {
+        const e = {};
+        let rest = k;
+        for (let i = this.letters.length - 1; i >= 0; i--) {
+          const n = shape[this.lead.length + i];
+          e[this.letters[i]] = rest % n;
+          rest = Math.floor(rest / n);
         }
+        e[LEAD] = rest;
+        const p = position === null ? k : position(e);
+        if (p < 0 || !fits(e)) continue;
+        this.environments.push(e);
+        this.positions.push(p);
       }
-      this.shape = shape;
-      this.positions = position === null ? this.environments.map((_, i) => i) : this.environments.map(position);
-      if (this.name === null) this.own = { shape, data: new Float64Array(this.environments.length) };
       this.at = new Map(this.positions.map((p, i) => [p, i]));
     }
 
@@ -435,7 +429,7 @@
     result() {
       if (this.isShortName()) return null;
       if (this.name !== null && this.model.values.has(this.name)) return this.model.values.get(this.name);
-      this.environments.forEach((e, i) => { this.own.data[i] = this.functions[this.shown](e); });
+      this.environments.forEach((e, i) => { this.own.data[this.positions[i]] = this.functions[this.shown](e); });
       return this.own;
     }
 

@@ -28,7 +28,7 @@
   }
 
   /** A number as the reader would type it. */
-  const typed = (x) => minus(String(Number(x.toFixed(4))));
+  const typed = (x) => minus(String(Math.abs(x) < 1e-3 ? Number(x.toPrecision(3)) : Number(x.toFixed(4))));
 
   /** A number among the terms, with three digits or decimals. */
   function long(x) {
@@ -143,8 +143,8 @@
 
   /** An array as heat maps, one for each position in the leading axes. */
   class Grid {
-    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right" }) {
-      Object.assign(this, { array, label, letters, name, line, editable, range, versus, cells: [] });
+    constructor(array, { label, letters, name = null, line = null, editable = false, range = null, versus = "right", covers = () => true }) {
+      Object.assign(this, { array, label, letters, name, line, editable, range, versus, covers, cells: [] });
       const { shape } = array;
       const columns = shape.length ? shape[shape.length - 1] : 1;
       const rows = shape.length > 1 ? shape[shape.length - 2] : 1;
@@ -173,7 +173,7 @@
       const table = make("table", { "aria-label": `${this.label}${place ? `, ${place}` : ""}`, role: "grid" });
       if (place) table.append(make("caption", {}, place));
       if (shape.length) {
-        const corner = shape.length > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[0] || "";
+        const corner = rows > 1 ? `${down}${down && across ? "\\" : ""}${across}` : this.letters[0] || "";
         const head = make("tr", {}, make("th", {}, corner));
         for (let j = 0; j < columns; j++) head.append(make("th", { scope: "col" }, String(j)));
         table.append(make("thead", {}, head));
@@ -181,7 +181,7 @@
       const body = make("tbody");
       for (let i = 0; i < rows; i++) {
         const row = make("tr");
-        if (shape.length) row.append(make("th", { scope: "row" }, shape.length > 1 ? String(i) : ""));
+        if (shape.length) row.append(make("th", { scope: "row" }, rows > 1 ? String(i) : ""));
         for (let j = 0; j < columns; j++) row.append(this.cell((panel * rows + i) * columns + j));
         body.append(row);
       }
@@ -200,6 +200,10 @@
 
     cell(position) {
       const cell = make("td", { role: "gridcell" });
+      if (!this.covers(position)) {
+        this.cells.push(null);
+        return cell;
+      }
       const index = this.subscript(position);
       const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
       let face;
@@ -223,10 +227,11 @@
       const allowed = right ? tolerance * right.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 1e-3) : 0;
       let wrong = 0;
       this.cells.forEach((cell, i) => {
+        if (!cell) return;
         const x = data[i];
         const differs = right !== null && x !== right[i] && !(Math.abs(x - right[i]) <= allowed) && !(Number.isNaN(x) && Number.isNaN(right[i]));
         if (differs) wrong++;
-        const heat = Number.isFinite(x) ? Math.round((100 * x) / scale) : 0;
+        const heat = Number.isFinite(x) && data.length > 1 ? Math.round((100 * x) / scale) : 0;
         if (heat !== cell.heat) {
           cell.heat = heat;
           cell.cell.style.setProperty("--heat", `${Math.abs(heat)}%`);
@@ -273,7 +278,8 @@
       this.build();
       this.listen();
       this.refresh();
-      this.rest();
+      this.check();
+      this.show(this.cards.find((card) => card.grid).grid.cells[0].face);
       root.classList.add("ready");
     }
 
@@ -347,8 +353,8 @@
       const typeset = this.root.querySelector(`[data-equation="${i}"]`);
       if (typeset) equation.append(typeset);
       else equation.textContent = this.texts[i];
-      const wrong = make("span", { class: "live-equation live-planted" });
-      const card = { i, part, grid: null, numerical: null, badge, wrong, equation, body, element: make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, wrong, badge), body) };
+      const planted = make("span", { class: "live-equation live-planted" });
+      const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element: make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body) };
       this.fill(card);
       this.cards.push(card);
       return card;
@@ -361,7 +367,7 @@
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
       const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
-      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i });
+      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i, covers: (p) => line.name !== null || line.at.has(p) });
       const large = line.name === null && result.data.length > 24;
       card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
@@ -582,19 +588,12 @@
       for (const card of this.cards) {
         const here = mistake !== null && mistake.line === card.i;
         card.element.classList.toggle("mistaken", here);
-        card.wrong.replaceChildren();
+        card.planted.replaceChildren();
         if (!here) continue;
         const typeset = this.root.querySelector(`[data-mistake="${k}"]`);
-        card.wrong.append(typeset ? typeset.cloneNode(true) : mistake.text);
+        card.planted.append(typeset ? typeset.cloneNode(true) : mistake.text);
       }
-      for (const card of this.cards) this.rebind(card);
       this.refresh();
-    }
-
-    /** The arrays of the derivatives belong to lines, which planting makes anew. */
-    rebind(card) {
-      if (!card.grid) return;
-      card.grid.array = this.model.lines[card.i].result() || card.grid.array;
     }
 
     move(by) {
@@ -628,44 +627,52 @@
 
     // what changes with the numbers
 
+    /** Shows all numbers at once, and what they are compared with as soon as they rest. */
     refresh() {
       for (const grid of this.grids) if (grid.editable) grid.update();
-      const wrong = this.cards.filter((card) => this.refreshCard(card) > 0);
-      if (this.right) this.summarize(wrong);
+      for (const card of this.cards) this.refreshNumbers(card);
+      if (this.right) this.summarize();
       if (this.current) this.show(this.current);
+      clearTimeout(this.waiting);
+      this.waiting = setTimeout(() => this.check(), 60);
     }
 
-    refreshCard(card) {
+    check() {
+      clearTimeout(this.waiting);
+      for (const card of this.cards) this.refreshBadge(card);
+    }
+
+    refreshNumbers(card) {
+      card.wrong = 0;
+      if (!card.grid) return;
+      card.grid.array = this.model.lines[card.i].result() || card.grid.array;
+      const right = this.right ? this.right.lines[card.i].result() : null;
+      card.wrong = card.grid.update(right && right.data);
+    }
+
+    refreshBadge(card) {
       const line = this.model.lines[card.i];
-      let wrong = 0;
-      if (card.grid) {
-        const result = line.result();
-        const right = this.right ? this.right.lines[card.i].result() : null;
-        if (result) card.grid.array = result;
-        wrong = card.grid.update(right && right.data);
-      }
-      const messages = [];
-      let bad = wrong > 0;
-      if (wrong) messages.push(`✗ ${wrong} of ${card.grid.array.data.length} wrong`);
+      const messages = card.wrong ? [`✗ ${card.wrong} of ${card.grid.cells.length} wrong`] : [];
+      let bad = card.wrong > 0;
       if (card.numerical) {
         card.difference.data.set(this.model.difference(card.of, this.h));
-        const far = card.numerical.update(card.grid.array.data, NUMERICAL);
-        const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - card.grid.array.data[i])), 0);
-        if (!wrong || this.compare) messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
+        const { data } = card.grid.array;
+        const far = card.numerical.update(data, NUMERICAL);
+        const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - data[i])), 0);
+        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
         bad = bad || far > 0;
-      } else if (!wrong && (line.parts.length > 2 || !line.defines)) {
+      } else if (!bad && (line.parts.length > 2 || !line.defines)) {
         const off = line.disagreement();
-        const tolerance = line.parts.some(Live.hasPartial) ? NUMERICAL : EXACT;
-        messages.push(off <= tolerance ? `✓ agrees: ${exponent(off)}` : `✗ differs: ${exponent(off)}`);
-        bad = bad || !(off <= tolerance);
+        bad = !(off <= (line.parts.some(Live.hasPartial) ? NUMERICAL : EXACT));
+        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${exponent(off)}`);
       }
       card.badge.textContent = messages.join("; ");
       card.badge.classList.toggle("bad", bad);
-      return wrong;
     }
 
     /** Where the numbers are wrong, with a button to go there. */
-    summarize(wrong) {
+    summarize() {
+      const wrong = this.cards.filter((card) => card.wrong > 0);
       const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card) }, card.grid.label);
       const names = wrong.map((card) => card.grid.label).join();
       if (this.summary.dataset.names === names) return;

@@ -1,0 +1,205 @@
+"""The live pages, driven as a reader would: numbers are changed, pointed at, stepped through, and made wrong."""
+
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.testing.derivations import CASES
+
+pytest.importorskip("sphinx")
+
+NAMES = [name for name in CASES if hasattr(ops, name)]
+
+
+class Page:
+    """The page of one operation, alone in a file."""
+
+    def __init__(self, browser: Any, name: str, folder: Path) -> None:
+        import live
+        from mistakes import MISTAKES
+
+        self.browser, self.name = browser, name
+        self.mistakes = MISTAKES.get(name, ())
+        self.case = CASES[name](live.PageSizes(name))
+        files = "".join(f'<script src="{live.STATIC / file}" defer></script>' for file in live.FILES)
+        style = f'<link rel="stylesheet" href="{live.STATIC / "live/live.css"}">'
+        path = folder / f"{name}.html"
+        head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>{style}{files}'
+        path.write_text(f"{head}<main>{live.live_html(name, self.mistakes)}</main>", encoding="utf-8")
+        browser.get(path.as_uri())
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(f"const page = document.querySelector('.live').page; {script}", *arguments)
+
+    def find(self, selector: str) -> list[Any]:
+        return self.browser.find_elements("css selector", selector)
+
+    def point(self, element: Any) -> None:
+        self.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        self.actions().move_to_element(element).perform()
+
+    def actions(self) -> Any:
+        from selenium.webdriver import ActionChains
+
+        return ActionChains(self.browser, duration=0)
+
+    def shown(self) -> dict[str, np.ndarray]:
+        """The numbers that stand on the page, by the name of their array."""
+        found = self.run(
+            "return Object.fromEntries(page.grids.filter((grid) => grid.name)"
+            ".map((grid) => [grid.name, [grid.array.shape, grid.cells.map(({ face }) => face.dataset.value)]]))"
+        )
+        return {name: np.array(values, float).reshape(shape) for name, (shape, values) in found.items()}
+
+    def expected(self) -> dict[str, np.ndarray]:
+        """The output and the gradients that the operation itself gives for the inputs on the page."""
+        import live
+
+        inputs, arguments = self.shown(), live.bound(self.case)
+        if self.name == "cross_entropy":
+            inputs["targets"] = np.where(inputs["counted"].reshape(inputs["targets"].shape) > 0, inputs["targets"], -1)
+            inputs["ignore_index"] = np.array(-1)
+        given = {name: converted(inputs[name], old) if name in inputs else old for name, old in arguments.items()}
+        parameters = inspect.signature(self.case.op).parameters
+        y, cache = self.case.op(**dict(zip(parameters, given.values(), strict=True)))
+        output, dy = self.run("return page.data.outputs[0]")
+        gradients = self.case.op_backward(inputs[dy], cache)
+        gradients = gradients if isinstance(gradients, tuple) else (gradients,)
+        differentiable = [n for n, value in given.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"]
+        return {output: y, **{f"d{n}": g for n, g in zip(differentiable, gradients, strict=True)}}
+
+    def agrees(self) -> None:
+        shown = self.shown()
+        for name, array in self.expected().items():
+            np.testing.assert_allclose(
+                shown[name], array, rtol=0, atol=1e-12 * max(1, np.abs(array).max()), err_msg=name
+            )
+
+
+def converted(value: np.ndarray, old: Any) -> Any:
+    """A number of the page as the type that the operation takes."""
+    if isinstance(old, np.ndarray):
+        return value.astype(old.dtype)
+    return value.astype(int) if value.ndim else type(old if old is not None else 0)(value)
+
+
+@pytest.fixture(scope="module", params=[name for name in NAMES if hasattr(ops, f"{name}_backward")])
+def loaded(browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return Page(browser, request.param, tmp_path_factory.mktemp("live"))
+
+
+@pytest.fixture
+def page(loaded: Page) -> Iterator[Page]:
+    yield loaded
+    messages = loaded.browser.get_log("browser")
+    loaded.run("page.choice.selectedIndex = 0; page.plant(-1); page.go(null); page.reset(); page.pin(null)")
+    assert not messages
+
+
+def test_the_page_begins_with_right_numbers(page: Page) -> None:
+    page.agrees()
+    assert page.run("return Math.max(...page.model.lines.map((line) => line.disagreement()))") < 1e-6
+    assert page.find(".live-badge")
+    assert not page.find(".live-badge.bad")
+
+
+def test_a_typed_and_a_dragged_number_move_what_depends_on_them(page: Page) -> None:
+    before = page.shown()
+    typed, dragged = page.find(".live-inputs input:not(.live-switch)")[:2]
+    typed.send_keys("\ue009a\ue000", "1" if before_whole(page) else "−1.75", "\ue004")
+    page.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", dragged)
+    page.actions().click_and_hold(dragged).move_by_offset(10, 0).move_by_offset(30, 0).release().perform()
+    page.run("page.check()")
+    after = page.shown()
+    assert any((before[name] != after[name]).any() for name in page.run("return page.data.inputs"))
+    page.agrees()
+    assert not page.find(".live-badge.bad")
+
+
+def before_whole(page: Page) -> bool:
+    return bool(page.run("return (page.data.ranges[page.data.inputs[0]] || {}).whole"))
+
+
+def test_the_terms_of_a_number_add_up_to_it(page: Page) -> None:
+    faces = page.find(".live-body > .live-panels td button")
+    for face in (faces[0], faces[-1]):
+        page.point(face)
+        total = float(page.find(".live-total")[0].get_attribute("data-value"))
+        terms = [float(term.get_attribute("data-value")) for term in page.find(".live-outer > [data-value]")]
+        assert total == pytest.approx(float(face.get_attribute("data-value")), rel=1e-9, abs=1e-12)
+        assert sum(terms) == pytest.approx(total, rel=1e-9, abs=1e-12)
+    wrong = page.run(
+        "return page.cards.filter(({ grid }) => grid).flatMap(({ grid, i }) => grid.cells.map((cell, p) => {"
+        "  if (!cell) return false;"
+        "  const { value, terms } = page.model.terms(i, p);"
+        "  const total = terms.reduce((sum, term) => sum + term.value, 0);"
+        "  return Math.abs(total - value) > 1e-9 * Math.max(1, Math.abs(value));"
+        "})).filter(Boolean).length"
+    )
+    assert wrong == 0
+
+
+def test_the_entries_of_a_number_light_up(page: Page) -> None:
+    gradient = page.run("return page.cards.find(({ of }) => of).i")
+    page.point(page.find(f'.live-line[data-line="{gradient}"] td button')[0])
+    lit = len(page.find("td.source"))
+    entries = page.run("return page.model.terms(arguments[0], 0).entries.length", gradient)
+    assert 0 < lit <= entries
+    assert page.find(".live-mini .lit")
+    assert page.run("page.rest(); return document.querySelectorAll('td.source').length") == 0
+
+
+def test_lines_are_stepped_through(page: Page) -> None:
+    back, on, everything = page.find(".live-steps button")
+    lines = page.run("return page.cards.length")
+    for step in (1, 2):
+        on.click()
+        assert page.find(".live-counter")[0].text.startswith(f"Line {step} of {lines}")
+        assert len(page.find(".live-card.later")) == lines - step
+    page.run("page.go(page.cards.length - 1)")
+    assert not page.find(".live-card.later")
+    back.click()
+    assert len(page.find(".live-card.later")) == 1
+    everything.click()
+    assert not page.find(".live-card.later")
+
+
+def test_a_planted_mistake_is_marked(page: Page) -> None:
+    from selenium.webdriver.support.select import Select
+
+    known = page.run("return page.data.mistakes.map(({ title }) => title)")
+    assert known == [mistake.title for mistake in page.mistakes]
+    right = page.shown()
+    for title in known:
+        choice = Select(page.find(".live-mistake select")[0])
+        choice.select_by_visible_text(title)
+        wrong = page.run(
+            "return [...document.querySelectorAll('.live-line td.wrong button')].filter((face) => face.grid.name)"
+            ".map((face) => [face.grid.name, Number(face.dataset.position), face.textContent, face.dataset.value])"
+        )
+        assert page.find("td.wrong"), title
+        for name, position, text, value in wrong:
+            assert text.startswith("≠")
+            assert "right: " in text
+            assert float(value) != right[name].flat[position]
+        assert len(page.find(".live-card.mistaken")) == 1
+    page.run("page.choice.selectedIndex = 0; page.plant(-1); page.check()")
+    assert not page.find("td.wrong")
+
+
+def test_gradients_are_compared_with_differences(page: Page) -> None:
+    page.find(".live-bar input[type=checkbox]")[0].click()
+    page.run("page.check()")
+    compared = page.run(
+        "return page.cards.filter(({ of }) => of).map((card) => [[...card.difference.data], [...card.grid.array.data]])"
+    )
+    assert compared
+    for numerical, analytic in compared:
+        np.testing.assert_allclose(numerical, analytic, rtol=0, atol=1e-6 * max(1, np.abs(analytic).max()))
+    assert all(table.is_displayed() for table in page.find(".live-numerical"))
+    page.find(".live-bar input[type=checkbox]")[0].click()
