@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
 from mathml import mathml
-from reports import names, report
+from reports import items, names
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
@@ -19,7 +19,6 @@ import scratchformer
 from scratchformer import Key, ops
 from scratchformer.notation import Equation, NotationError, Row, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
-from scratchformer.notation.layout import normal
 
 MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -77,25 +76,26 @@ def label(row: Row) -> str:
 
 def pieces(docstring: str, name: str = "") -> list[Piece]:
     """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
-    checked = report(name)
-    if checked is None:
+    if not items(name):
         return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
     found: list[Piece] = []
-    for number, item in enumerate(checked.derivation.items):
-        rows = [row for row in checked.rows if row.line == item.line and normal(row.text) == normal(item.text)]
-        row = max(rows, key=lambda row: row.error or 0, default=None)
+    for number, (item, row) in enumerate(items(name)):
         if item.kind == "prose":
-            found += [Piece("prose", text) for text in paragraphs(item.text.splitlines())]
+            found += map(unchecked, paragraphs(item.text.splitlines()))
         elif item.kind == "comment" and found[-1].kind == "equation":
             found[-1] = found[-1]._replace(comment=item.text)
         elif item.kind == "equation":
             found.append(Piece("equation", " ".join(item.text.split()), row=row, item=number))
         else:
-            found.append(Piece(item.kind, dedent(item.text), row=row))
+            text = dedent(item.text)
+            text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
+            found.append(Piece(item.kind, text, row=row))
     return found
 
 
 def unchecked(text: str) -> Piece:
+    if text.startswith("| "):
+        return Piece("picture", re.sub("^[|] ", "", text, flags=re.MULTILINE))
     if not text.startswith("    "):
         return Piece("prose", text)
     text = dedent(text)
@@ -255,10 +255,10 @@ class Checked(SphinxDirective):
 
     def equation(self, text: str) -> Equation:
         name = self.options["of"]
-        checked = report(name)
-        if checked is None or "item" not in self.options:
+        if "item" not in self.options:
             return parse(text, names(name))
-        return checked.derivation.items[int(self.options["item"])].equation
+        item, _ = items(name)[int(self.options["item"])]
+        return item.equation
 
 
 class Letters(SphinxDirective):

@@ -97,7 +97,8 @@ def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     return [
         directive("container", "pair", joined(cells)),
         heading("The fast twin", "~"),
-        typeset(module.__doc__, f"{op.__name__}.numpy"),
+        typeset(module.__doc__),
+        typeset(inspect.getdoc(twin), f"{op.__name__}.numpy"),
         gain(comparison.reference, comparison.twin, comparison.difference),
         f"The whole module is ``scratchformer/kernels/{Path(module.__file__).name}``.",
     ]
