@@ -29,6 +29,7 @@ myst_enable_extensions = ["dollarmath", "html_image", "deflist"]
 myst_heading_anchors = 3
 
 autodoc_typehints = "none"
+autodoc_preserve_defaults = True
 autodoc_default_options = {"members": True, "show-inheritance": True, "member-order": "bysource"}
 python_maximum_signature_line_length = 88
 

@@ -31,10 +31,9 @@ def test_the_code_of_a_page_runs(page, capsys):
 
 
 def test_no_other_page_has_code_to_run():
-    """Except the derivations, which are made from the package's own code."""
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
     with_code = {p.relative_to(ROOT).as_posix() for p in pages if "```python" in p.read_text(encoding="utf-8")}
-    assert with_code == BLOCKS.keys() | {"docs/derivations.md"}
+    assert with_code == set(BLOCKS)
 
 
 def test_the_readme_begins_with_what_a_newcomer_needs():

@@ -11,15 +11,14 @@ from typing import Any, ClassVar, NamedTuple
 
 from docutils import nodes
 from mathml import mathml
-from reports import names, report
+from reports import items, names
 from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 import scratchformer
-from scratchformer import ops
+from scratchformer import Key, ops
 from scratchformer.notation import Equation, NotationError, Row, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
-from scratchformer.notation.layout import normal
 
 MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
@@ -77,25 +76,26 @@ def label(row: Row) -> str:
 
 def pieces(docstring: str, name: str = "") -> list[Piece]:
     """The paragraphs, equations, lines of code and pictures of a docstring. name: of its derivation."""
-    checked = report(name)
-    if checked is None:
+    if not items(name):
         return [unchecked(text) for text in paragraphs(inspect.cleandoc(docstring).splitlines())]
     found: list[Piece] = []
-    for number, item in enumerate(checked.derivation.items):
-        rows = [row for row in checked.rows if row.line == item.line and normal(row.text) == normal(item.text)]
-        row = max(rows, key=lambda row: row.error or 0, default=None)
+    for number, (item, row) in enumerate(items(name)):
         if item.kind == "prose":
-            found += [Piece("prose", text) for text in paragraphs(item.text.splitlines())]
+            found += map(unchecked, paragraphs(item.text.splitlines()))
         elif item.kind == "comment" and found[-1].kind == "equation":
             found[-1] = found[-1]._replace(comment=item.text)
         elif item.kind == "equation":
             found.append(Piece("equation", " ".join(item.text.split()), row=row, item=number))
         else:
-            found.append(Piece(item.kind, dedent(item.text), row=row))
+            text = dedent(item.text)
+            text = re.sub("^[|] ?", "", text, flags=re.MULTILINE) if item.kind == "picture" else text
+            found.append(Piece(item.kind, text, row=row))
     return found
 
 
 def unchecked(text: str) -> Piece:
+    if text.startswith("| "):
+        return Piece("picture", re.sub("^[|] ", "", text, flags=re.MULTILINE))
     if not text.startswith("    "):
         return Piece("prose", text)
     text = dedent(text)
@@ -210,6 +210,25 @@ def table(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return directive("list-table", "", "\n".join(lines), **{"header-rows": "1"})
 
 
+class Verbatim(str):
+    """A text that is its own repr."""
+
+    __repr__ = str.__str__
+
+
+def signature(function: Any) -> inspect.Signature:
+    """The signature without annotations, and with short defaults."""
+    full = inspect.signature(function)
+    plain = [p.replace(annotation=p.empty, default=short(p.default)) for p in full.parameters.values()]
+    return full.replace(parameters=plain, return_annotation=full.empty)
+
+
+def short(default: Any) -> Any:
+    if isinstance(default, type) and default is not inspect.Parameter.empty:
+        return Verbatim(default.__name__)
+    return Verbatim("Key(0)") if default == Key(0) else default
+
+
 class Checked(SphinxDirective):
     """An equation or a line of code, and beside it its measured error, or another label.
 
@@ -236,10 +255,10 @@ class Checked(SphinxDirective):
 
     def equation(self, text: str) -> Equation:
         name = self.options["of"]
-        checked = report(name)
-        if checked is None or "item" not in self.options:
+        if "item" not in self.options:
             return parse(text, names(name))
-        return checked.derivation.items[int(self.options["item"])].equation
+        item, _ = items(name)[int(self.options["item"])]
+        return item.equation
 
 
 class Letters(SphinxDirective):
@@ -256,8 +275,15 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
     lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
 
 
+def process_signature(
+    app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, returned: str | None
+) -> tuple[str, None] | None:
+    return (str(signature(thing)), None) if what == "class" and given else None
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("checked", Checked)
     app.add_directive("letters", Letters)
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", process_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from docstrings import block, directive, heading, pieces, prose, rendered, table, typeset
+from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
 from pictures import operation_picture, step_curve
@@ -39,7 +39,7 @@ def page(name: str) -> str:
         return joined([*parts, heading("The code"), code(op)])
     parts += [heading("Derivation"), LEGEND, rendered(found[start:], name)]
     if name in CASES:
-        parts.append(directive("live", name))
+        parts += [heading("Change a number"), directive("live", name)]
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
@@ -77,13 +77,6 @@ def described(functions: dict[str, Callable], text: str) -> str:
     return f".. py:function:: {f'{chr(10)}                 '.join(lines)}\n\n{indent(text, '   ')}"
 
 
-def signature(function: Any) -> inspect.Signature:
-    """The signature without annotations."""
-    full = inspect.signature(function)
-    plain = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in full.parameters.values()]
-    return full.replace(parameters=plain, return_annotation=inspect.Signature.empty)
-
-
 def code(function: Any) -> str:
     """The source of a function, without the docstring, which the page has already."""
     source = inspect.getsource(getattr(function, "reference", function))
@@ -104,7 +97,8 @@ def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     return [
         directive("container", "pair", joined(cells)),
         heading("The fast twin", "~"),
-        typeset(module.__doc__, f"{op.__name__}.numpy"),
+        typeset(module.__doc__),
+        typeset(inspect.getdoc(twin), f"{op.__name__}.numpy"),
         gain(comparison.reference, comparison.twin, comparison.difference),
         f"The whole module is ``scratchformer/kernels/{Path(module.__file__).name}``.",
     ]

@@ -1,0 +1,90 @@
+"""What the pages of the site are made of: equations as MathML, docstrings, and the mistakes of others."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
+
+from docstrings import prose, typeset  # noqa: E402
+from mathml import mathml, of_equation, pieces  # noqa: E402
+from mistakes import MISTAKES  # noqa: E402
+
+from scratchformer import ops  # noqa: E402
+from scratchformer.notation import DerivationError, NotationError, parse  # noqa: E402
+from scratchformer.testing.derivations import CASES, Sizes, check, variants  # noqa: E402
+
+OPERATIONS = [name for name in CASES if name in ops.__all__]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_equation_is_mathml(name):
+    for item in check(name).derivation.equations:
+        for text in (of_equation(item.equation), of_equation(item.equation, display=False), *pieces(item.equation)):
+            root = ElementTree.fromstring(text.replace("&nbsp;", " "))
+            assert root.tag == "math"
+            assert "".join(root.itertext()).strip()
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("dx̂_c", ["<msub>", '<mi mathvariant="normal">d</mi><mover accent="true"><mi>x</mi>', "<mi>c</mi>"]),
+        ("Σ_{s, s ≤ t} p_ts", ["<munder><mo>∑</mo>", "<mo>≤</mo>"]),
+        ("y = a/(b + c)", ["<mi>a</mi><mo>/</mo>", "<mo>+</mo>"]),
+        ("x_i²", ["<msup>", "<mn>2</mn>"]),
+        ("y_i = x_i where x_i > 0, 0 elsewhere", ["{</mo>", "<mo>&gt;</mo>", "elsewhere"]),
+    ],
+)
+def test_mathml(text, parts):
+    shown = mathml(text)
+    for part in parts:
+        assert part in shown
+
+
+def test_a_product_of_fractions_is_not_a_tower():
+    assert mathml("1/(2 s) · 2/C", display=True).count("<mfrac>") == 2
+    assert "<mfrac><mrow><mfrac>" not in mathml("1/(2 s) · 2/C", display=True)
+
+
+def test_prose_is_escaped_links_public_names_and_sets_known_names_as_mathematics():
+    assert prose("see `softmax`") == r"see \ :py:obj:`softmax <scratchformer.ops.softmax>`\ "
+    assert prose("*this* a*b x_i |") == r"*this* a\*b x\_i \|"
+    assert prose("the sum Σ_s p_ts of a row.", frozenset({"p"})) == r"the sum \ :math:`Σ_s p_ts`\  of a row."
+    assert prose("(see p_ts) is", frozenset({"p"})) == r"(see \ :math:`p_ts`\ ) is"
+
+
+def test_an_indented_block_without_a_derivation_is_text_or_code():
+    assert typeset("Use:\n\n    a = f(b)\n\nSee:\n\n    not code here\n") == (
+        "Use:\n\n.. code-block:: python\n\n   a = f(b)\n\nSee:\n\n.. code-block:: text\n\n   not code here\n"
+    )
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_replaces_an_equation_and_is_found(name):
+    """In at least one case of the derivation."""
+    for mistake in MISTAKES[name]:
+        assert any(found(case, mistake) for case in variants(name)), mistake.title
+
+
+def found(case, mistake):
+    """Whether the check of a case fails with the mistake in its docstring."""
+    report = check(case)
+    right = parse(mistake.equation, report.values)
+    (number,) = [i for i, item in enumerate(report.derivation.equations) if item.equation == right]
+    wrong = report.derivation.replace(number, parse(mistake.wrong, report.values))
+    try:
+        recheck(case, wrong)
+    except (DerivationError, NotationError):
+        return True
+    return False
+
+
+def recheck(case, derivation):
+    from scratchformer.notation.check import Walk, read_and_run
+
+    made = CASES[case](Sizes())
+    ran, _ = read_and_run(made.op, made.op_backward, *made.args, names=made.names, docstring=made.docstring, **made.options)
+    walk = Walk(ran)
+    walk.prepare(derivation)
+    walk.items(derivation.name, derivation.items)

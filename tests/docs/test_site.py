@@ -1,0 +1,118 @@
+"""The site as it was built: SCRATCHFORMER_SITE names its folder. Without it these tests are skipped."""
+
+import os
+import re
+import threading
+from functools import cache, partial
+from html.parser import HTMLParser
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from scratchformer import ops
+from scratchformer.testing.derivations import CASES, check
+
+SITE = Path(os.environ.get("SCRATCHFORMER_SITE", "")) if os.environ.get("SCRATCHFORMER_SITE") else None
+pytestmark = pytest.mark.skipif(SITE is None, reason="SCRATCHFORMER_SITE names no site: python -m sphinx docs OUT")
+OPERATIONS = [name for name in CASES if name in ops.__all__]
+PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+
+
+def pages():
+    return sorted(SITE.rglob("*.html")) if SITE else []
+
+
+class Page(HTMLParser):
+    """The links, the resources that the browser loads, and the anchors of a page."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.links, self.resources, self.anchors = [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors |= {found[key] for key in ("id", "name") if found.get(key)}
+        if found.get("src"):
+            self.resources.append(found["src"])
+        if found.get("href"):
+            loads = tag == "link" and found.get("rel") in ("stylesheet", "icon", "preload")
+            (self.resources if loads else self.links).append(found["href"])
+
+
+@cache
+def page(path):
+    return Page(path.read_text(encoding="utf-8"))
+
+
+def test_links_lead_to_pages_and_places_of_the_site():
+    checked, wrong = 0, []
+    for path in pages():
+        for link in page(path).links:
+            parts = urlsplit(link)
+            if parts.scheme or parts.netloc:
+                continue
+            target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
+            anchor = unquote(parts.fragment)
+            known = target.is_file() and (not anchor or target.suffix != ".html" or anchor in page(target).anchors)
+            checked += 1
+            if not known:
+                wrong.append(f"{path.relative_to(SITE)}: {link}")
+    assert not wrong, wrong[:20]
+    assert checked > 5000
+
+
+def test_nothing_is_loaded_from_another_host():
+    for path in pages():
+        for resource in page(path).resources:
+            assert not urlsplit(resource).netloc, f"{path.relative_to(SITE)}: {resource}"
+    for style in SITE.rglob("*.css"):
+        assert not re.search(r"(url\(|@import)\s*['\"]?https?:", style.read_text(encoding="utf-8")), style
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_page_of_an_operation_has_every_equation_with_its_error(name):
+    text = (SITE / "operations" / f"{name}.html").read_text(encoding="utf-8")
+    derivation = text[: text.find('id="the-code"')]
+    rows = [row for row in check(name).rows if row.error is not None]
+    shown = re.findall(r'<p class="error">(?:\de[-+]\d+|0)</p>', derivation)
+    assert len(shown) >= len({(row.line, row.text) for row in rows})
+    equations = len(check(name).derivation.equations)
+    assert derivation.count('class="checked checked-equation') >= equations
+    assert derivation.count("<math ") >= equations
+
+
+@pytest.fixture(scope="module")
+def address():
+    handler = partial(SimpleHTTPRequestHandler, directory=SITE)
+    handler.log_message = lambda *_: None
+    server = ThreadingHTTPServer(("localhost", 0), partial(Quiet, directory=SITE))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://localhost:{server.server_port}"
+    server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+def test_no_page_has_errors_or_other_hosts_or_is_wider_than_a_phone(browser, address):
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", PHONE)
+    wrong = []
+    try:
+        for path in pages():
+            name = path.relative_to(SITE).as_posix()
+            browser.get(f"{address}/{name}")
+            wrong += [f"{name}: {entry['message']}" for entry in browser.get_log("browser")]
+            width, loaded = browser.execute_script(
+                "return [document.documentElement.scrollWidth, performance.getEntriesByType('resource').map(e => e.name)]"
+            )
+            wrong += [f"{name} loads {one}" for one in loaded if not one.startswith((address, "data:"))]
+            if width > PHONE["width"]:
+                wrong.append(f"{name} is {width} pixels wide")
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert not wrong, wrong[:20]
