@@ -40,7 +40,9 @@ def test_every_page_and_picture_of_the_docs_is_linked_to():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for file in [*PAGES, *(ROOT / "docs" / "img").iterdir()]:
         linked = re.search(rf'[("/]{re.escape(file.name)}[)"#]', text)
-        assert linked or re.search(rf"^{file.stem}$", index, re.MULTILINE) or file.name in ("README.md", "index.md"), file
+        assert linked or re.search(rf"^{file.stem}$", index, re.MULTILINE) or file.name in ("README.md", "index.md"), (
+            file
+        )
 
 
 def test_the_index_on_github_lists_every_page():

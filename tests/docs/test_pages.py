@@ -6,13 +6,13 @@ import pytest
 
 pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 
-from docstrings import prose, typeset  # noqa: E402
-from mathml import mathml, of_equation, pieces  # noqa: E402
-from mistakes import MISTAKES  # noqa: E402
+from docstrings import prose, typeset
+from mathml import mathml, of_equation, pieces
+from mistakes import MISTAKES
 
-from scratchformer import ops  # noqa: E402
-from scratchformer.notation import DerivationError, NotationError, parse  # noqa: E402
-from scratchformer.testing.derivations import CASES, Sizes, check, variants  # noqa: E402
+from scratchformer import ops
+from scratchformer.notation import DerivationError, NotationError, parse
+from scratchformer.testing.derivations import CASES, Sizes, check, variants
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
 
@@ -84,7 +84,9 @@ def recheck(case, derivation):
     from scratchformer.notation.check import Walk, read_and_run
 
     made = CASES[case](Sizes())
-    ran, _ = read_and_run(made.op, made.op_backward, *made.args, names=made.names, docstring=made.docstring, **made.options)
+    ran, _ = read_and_run(
+        made.op, made.op_backward, *made.args, names=made.names, docstring=made.docstring, **made.options
+    )
     walk = Walk(ran)
     walk.prepare(derivation)
     walk.items(derivation.name, derivation.items)

@@ -26,11 +26,12 @@ class Sizes(Draw):
     def __init__(self, seed: int = 0, scale: float = 1.0, **options: Any) -> None:
         super().__init__(seed, scale, **options)
         shuffle = self.generator.permutation
-        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2, *shuffle([7, 8, 9]), 10, 11, 12)]
+        self.left = [int(size) for size in (*shuffle([3, 4, 5, 6]), 2)]
 
     def __getattr__(self, letter: str) -> int:
         if len(letter) == 1 and letter not in self.sizes:
-            self.sizes[letter] = next(size for size in self.left if size not in self.sizes.values())
+            preferred = (*self.left, *range(7, 20))
+            self.sizes[letter] = next(size for size in preferred if size not in self.sizes.values())
         return super().__getattr__(letter)
 
 
