@@ -22,7 +22,7 @@ class NumpySwigluCache(NamedTuple):
 
 @ops.swiglu.twin(np.ndarray)
 def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, NumpySwigluCache]:
-    """As `ops.swiglu`, with the product of gate and sigmoid used three times.
+    """As `ops.swiglu`, with one product of gate and sigmoid for both gradients.
 
     Forward, for each element i:
 
