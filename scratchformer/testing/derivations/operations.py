@@ -64,9 +64,12 @@ def layernorm(d: Sizes) -> DerivationCase:
     return reference("layernorm", d("B T C"), d("C"), d("C"))
 
 
-def dropout(d: Sizes, p: float = 0.3) -> DerivationCase:
+def dropout(d: Sizes, p: float | None = None) -> DerivationCase:
     x, key = d("B T C"), d.key
-    return reference("dropout", x, p, key, names={"u": random_uint16(key, x.size).reshape(x.shape).astype(float)})
+    u = random_uint16(key, x.size).reshape(x.shape).astype(float)
+    if p is None:
+        p = (float(np.sort(u.ravel())[x.size // 3]) - 0.3) / 65536  # rounded up; one element is just kept
+    return reference("dropout", x, p, key, names={"u": u})
 
 
 def pool(name: str, d: Sizes, padding: bool = False) -> DerivationCase:
@@ -97,6 +100,7 @@ def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, *
 
 
 def sinusoidal_positions(d: Sizes) -> DerivationCase:
+    d.sizes["C"] = 5  # more than one pair
     return reference("sinusoidal_positions", d.T, d.C, dtype=np.float64, start=3)
 
 
@@ -108,13 +112,12 @@ def rotary_frequencies(d: Sizes, kind: str = "none") -> DerivationCase:
     kinds = {"none": 0.0, "linear": 1.0, "llama3": 2.0}
     scaling = {"none": None, "linear": {"rope_type": kind, "factor": 8.0}, "llama3": {"rope_type": kind, **SCALING}}
     names = kinds | SCALING | {"scaling": kinds[kind]}
-    return reference("rotary_frequencies", 6, 10000.0, scaling[kind], names=names)
+    return reference("rotary_frequencies", 6, 100.0, scaling[kind], names=names)
 
 
 def rotary(d: Sizes) -> DerivationCase:
-    d.sizes["D"] = 2 * d.I
-    names = {"θ": ops.rotary_frequencies(d.D)}
-    return reference("rotary", d("B H T D"), 3, names=names)
+    d.sizes |= {"B": 2, "H": 3, "T": 5, "D": 8}
+    return reference("rotary", d("B H T D"), 3, names={"θ": ops.rotary_frequencies(d.D)})
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
