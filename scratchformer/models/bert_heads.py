@@ -27,7 +27,7 @@ class Pooler(Layer):
 
     The body must collect there what it knows of the whole row, since later layers see no other vector.
 
-    Backward. In indices, y_b being the first vector of row b after an affine map (see `linear`) and `tanh`,
+    Backward. In indices, with the affine map and the tanh of the first vector of each row (see `linear` and `tanh`),
 
         h_bc = Σ_e x_{b,0,e} dense.w_ec + dense.b_c        y_bc = tanh(h_bc)
         dh_bc = dy_bc (1 − y_bc²)

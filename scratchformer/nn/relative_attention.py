@@ -29,7 +29,7 @@ class RelativeSelfAttention(CrossAttention):
 
     d_model, heads, wide, bias: see `CrossAttention`. causal: position t sees only positions up to t, in addition to any
     given pattern. Besides the query, key and value projections there is one of distances, `position`: the vector of
-    distance δ in each head is r_δ = P_δ W, where P_δ is the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
+    distance δ in each head is r_δ = P_δ W, where P_δ holds the sinusoids of `ops.sinusoidal_positions` at δ. Two biases
     (H, D), initially zero, stand in for the query's absolute position: `content_bias` and `position_bias`. x may have
     any length.
 
@@ -37,8 +37,8 @@ class RelativeSelfAttention(CrossAttention):
     positions before them are a memory, which provides only keys and values. y: (B, T, C). pattern: for T queries and S
     keys. Raises ValueError if the shapes do not fit, or T is not in 1 ... S.
 
-    Forward, for each sequence. Keys and values come from all S positions, queries from the last T, and P_jc is the
-    sinusoids of distance S − 1 − j. With the columns of head h of each projection,
+    Forward, for each sequence. Keys and values come from all S positions, queries from the last T, and row j of P holds
+    the sinusoids of distance S − 1 − j. With the columns of head h of each projection,
 
         wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
         q_htd = Σ_c x_{t + S − T,c} wq_chd        k_hsd = Σ_c x_sc wk_chd        v_hsd = Σ_c x_sc wv_chd

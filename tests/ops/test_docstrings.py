@@ -64,7 +64,7 @@ WRONG = [
     ("linear", "dx = dy @ w.T", "dx = dy @ w"),
     ("dense, silu", "(1 + exp(−h_no))", "(1 + exp(h_no))"),
     ("rotary", "cos_ti = cos(φ_ti)", "cos_ti = sin(φ_ti)"),
-    ("embedding", "Σ_n [ids_n = v] dy_nc", "Σ_n [ids_n = v] y_nc"),
+    ("embedding", "= Σ_n [ids_n = v] dy_nc", "= Σ_n [ids_n = v] y_nc"),
     ("sinusoidal_positions", "P_tc cos(θ_c) − P", "P_tc cos(θ_c) + P"),
     ("relative_shift", "0 ≤ j − (T − 1 − t) < S", "0 ≤ j − (T − 1 − t) ≤ S"),
     ("cross_entropy, smoothing", "p_nv − t_nv)", "p_nv + t_nv)"),
