@@ -23,7 +23,7 @@ SOFTMAX = "dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i y_i (δ_ik − y_k) = y_k 
 NORM = "dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ"
 SCORES = "dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')"
 KEYS = "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd"
-GELU = "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (Φ_i + x_i φ_i)"
+GELU = "dx_i = dy_i ∂y_i/∂x_i = dy_i (Φ_i + x_i φ_i)"
 CROSS_ENTROPY = "dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dloss k_n (p_nv − t_nv)/max(1, count)"
 
 MISTAKES: dict[str, tuple[Mistake, ...]] = {
@@ -47,7 +47,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "relu": (
         Mistake(
             "The result is compared with ≥",
-            "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i positive_i",
+            "dx_i = dy_i ∂y_i/∂x_i = dy_i positive_i",
             "dx_i = dy_i [y_i ≥ 0]",
             "y is never negative, so every element passes its gradient on, also where forward gave 0.",
             "dx = dy * (y >= 0)",
@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "silu": (
         Mistake(
             "The factor x is left out of the second term",
-            "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i s_i (1 + x_i (1 − s_i))",
+            "dx_i = dy_i ∂y_i/∂x_i = dy_i s_i (1 + x_i (1 − s_i))",
             "dx_i = dy_i s_i (1 + (1 − s_i))",
             "The slope is then positive everywhere, but silu falls to the left of x = −1.28.",
         ),
@@ -81,7 +81,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "tanh": (
         Mistake(
             "The derivative takes x for y",
-            "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i (1 − y_i²)",
+            "dx_i = dy_i ∂y_i/∂x_i = dy_i (1 − y_i²)",
             "dx_i = dy_i (1 − x_i²)",
             "Nearly right for small x, where y is nearly x, and far off for large ones, where it even turns negative.",
         ),
@@ -97,7 +97,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "swiglu": (
         Mistake(
             "The gate gets no factor from the other branch",
-            "dg_i = Σ_j dy_j ∂y_j/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))",
+            "dg_i = dy_i ∂y_i/∂g_i = dy_i u_i s_i (1 + g_i (1 − s_i))",
             "dg_i = dy_i s_i (1 + g_i (1 − s_i))",
             "Each factor of a product gets the other one. Here dgate has the wrong size, and the wrong sign where "
             "u is negative.",
@@ -181,7 +181,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "embedding": (
         Mistake(
             "A buffered addition",
-            "dtable_vc = Σ_{n,k} dy_nk ∂y_nk/∂table_vc = Σ_n [ids_n = v] dy_nc",
+            "dtable_vc = Σ_n dy_nc ∂y_nc/∂table_vc = Σ_n [ids_n = v] dy_nc",
             "dtable_vc = Σ_n [ids_n = v, Σ_m [m > n, ids_m = v] = 0] dy_nc",
             "Only the last occurrence of each token counts. Frequent tokens lose nearly all of their gradient. "
             "Batches without a repeated token pass every test.",
@@ -191,7 +191,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "gather": (
         Mistake(
             "Assigned instead of added",
-            "dx_btc = Σ_{k,d} dy_bkd ∂y_bkd/∂x_btc = Σ_k [places_bk = t] dy_bkc",
+            "dx_btc = Σ_k dy_bkc ∂y_bkc/∂x_btc = Σ_k [places_bk = t] dy_bkc",
             "dx_btc = Σ_k [places_bk = t, Σ_l [l > k, places_bl = t] = 0] dy_bkc",
             "Where a position is taken twice, only the last gradient is left.",
             "dx[rows, places] = dy",
@@ -200,8 +200,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "rotary": (
         Mistake(
             "Rotated forward once more",
-            "dx_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D",
-            "dx_td = dy_td cos_ti + σ_d dy_tj sin_ti with i = d mod (D/2), j = (d + D/2) mod D",
+            "dx_td = Σ_k dy_tk ∂y_tk/∂x_td = dy_td cos_ti − σ_d dy_tj sin_ti with i = i_d, j = j_d",
+            "dx_td = dy_td cos_ti + σ_d dy_tj sin_ti with i = i_d, j = j_d",
             "The transpose of a rotation is the rotation back. Position 0 is right, and the error grows with the "
             "angle.",
             "dx = rotate(dy, cos, sin)",
@@ -219,13 +219,13 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "dropout": (
         Mistake(
             "The scale is left out of backward",
-            "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i k_i/(1 − r)",
+            "dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
             "dx_i = dy_i k_i",
             "All gradients below are too small by the factor 1 − p.",
         ),
         Mistake(
             "One object with one mask, used in two places",
-            "dx_i = Σ_j dy_j ∂y_j/∂x_i = dy_i k_i/(1 − r)",
+            "dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
             "dx_i = dy_i/(1 − r)",
             "The second forward overwrites the mask of the first, whose backward then lets gradients through that "
             "forward dropped. Here masks are in caches, not in layers.",
@@ -241,7 +241,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         ),
         Mistake(
             "The padding gets a gradient",
-            "dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = a_bt dy_bc",
+            "dx_btc = dy_bc ∂y_bc/∂x_btc = a_bt dy_bc",
             "dx_btc = dy_bc/max(n_b, 1)",
             "Positions that the forward did not read are changed by training.",
         ),
@@ -249,7 +249,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     "max_pool": (
         Mistake(
             "All that are as large as the maximum get the gradient",
-            "dx_btc = Σ_d dy_bd ∂y_bd/∂x_btc = live_b [t = w_bc] dy_bc",
+            "dx_btc = dy_bc ∂y_bc/∂x_btc = live_b [t = w_bc] dy_bc",
             "dx_btc = [x_btc ≥ y_bc] dy_bc",
             "Padding that is larger than the maximum gets a gradient, and so does every member of a tie.",
             "dx = dy * (x >= y)",

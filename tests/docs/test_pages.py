@@ -12,6 +12,7 @@ from mistakes import MISTAKES
 
 from scratchformer import ops
 from scratchformer.notation import DerivationError, NotationError, parse
+from scratchformer.notation.check import Walk, read_and_run
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
@@ -81,8 +82,6 @@ def found(case, mistake):
 
 
 def recheck(case, derivation):
-    from scratchformer.notation.check import Walk, read_and_run
-
     made = CASES[case](Sizes())
     ran, _ = read_and_run(
         made.op, made.op_backward, *made.args, names=made.names, docstring=made.docstring, **made.options
