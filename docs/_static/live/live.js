@@ -24,6 +24,7 @@
     if (Number.isNaN(x)) return "NaN";
     if (a === Infinity) return x > 0 ? "∞" : "−∞";
     if (a < 1e-12) return "0";
+    if (Number.isInteger(x) && a < 10000) return minus(String(x));
     if (a < 0.005 || a >= 10000) return power(x, 0);
     return minus(x.toFixed(a >= 1000 ? 0 : a >= 100 ? 1 : 2));
   }
@@ -324,7 +325,8 @@
       return make("div", {}, make("p", { class: "live-intro" },
         "Every number here is computed in this page from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. ",
+        "Click it to hold it while you change others."),
       bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
@@ -332,7 +334,8 @@
       const list = make("div", { class: "live-cards live-inputs" });
       for (const name of this.data.inputs) {
         const array = this.model.array(name);
-        const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range: this.data.ranges[name] || null });
+        const range = this.data.ranges[name] || null;
+        const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range });
         const title = make("span", { class: "live-equation" }, make("i", {}, letterOf(name)));
         const short = this.model.label(name);
         if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
@@ -370,16 +373,23 @@
       const result = line.result();
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
-      const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
-      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i, covers: (p) => line.name !== null || line.at.has(p) });
+      const label = line.name === null ? this.leftSide(line) : letterOf(this.model.label(line.name));
+      const letters = this.lineLetters(line);
+      const covers = (p) => line.name !== null || line.at.has(p);
+      card.grid = this.grid(result, { label, letters, name: line.name, line: card.i, covers });
       const large = line.name === null && result.data.length > 24;
       card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
       if (of === undefined) return;
       card.of = of;
       card.difference = { shape: result.shape, data: new Float64Array(result.data.length) };
-      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters: this.lineLetters(line), versus: label });
-      card.body.append(make("div", { class: "live-numerical" }, make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`), card.numerical.element));
+      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters, versus: label });
+      const title = make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`);
+      card.body.append(make("div", { class: "live-numerical" }, title, card.numerical.element));
+    }
+
+    leftSide(line) {
+      return new Writer(this.model, line, null, false).write(line.parts[0]).replace(/<[^>]*>/g, "");
     }
 
     grid(array, options) {
@@ -674,16 +684,16 @@
     /** Where the numbers are wrong, with a button to go there. */
     summarize() {
       const wrong = this.cards.filter((card) => card.wrong > 0);
-      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card) }, card.grid.label);
+      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card, "center") }, card.grid.label);
       const names = wrong.map((card) => card.grid.label).join();
       if (this.summary.dataset.names === names) return;
       this.summary.dataset.names = names;
       this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
     }
 
-    reveal(card) {
+    reveal(card, block = "nearest") {
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-      card.element.scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
+      card.element.scrollIntoView({ block, behavior: still ? "auto" : "smooth" });
     }
 
     // what a number is made of
@@ -760,23 +770,26 @@
       const letters = new Writer(this.model, line, null, false).write(found.part);
       const right = grid.cells[position].wrong;
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${long(right)}, which is right</span>`;
-      const parts = [`<p class="live-title">${name} = ${letters} = <span class="live-total" data-value="${found.value}">${long(found.value)}</span>${wrong}</p>`];
-      parts.push(this.list(line, found.terms, true));
-      for (const inner of found.inner) {
-        const writer = new Writer(this.model, line, inner.e, false);
-        parts.push(`<p class="live-inner">with ${writer.write(inner.node)} = <span class="live-number">${long(inner.value)}</span>${inner.node[1] === "sum" || inner.node[1] === "mean" ? "" : " among"}</p>${this.list(line, inner.terms, false)}`);
+      const total = `<span class="live-total" data-value="${found.value}">${long(found.value)}</span>`;
+      const parts = [`<p class="live-title">${name} = ${letters} = ${total}${wrong}</p>`, this.list(line, found.terms, true)];
+      for (const { node, e, value, terms } of found.inner) {
+        const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
+        const written = new Writer(this.model, line, e, false).write(node);
+        parts.push(`<p class="live-inner">with ${written} = ${long(value)}${among}</p>`, this.list(line, terms, false));
       }
       this.terms.innerHTML = `<div class="live-sum">${parts.join("")}</div><div class="live-sources">${this.sources(found.entries)}</div>`;
     }
 
     /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
     list(line, terms, outer) {
-      const off = ({ factors }) => factors.some(({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0);
+      const isOff = ({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0;
+      const off = ({ factors }) => factors.some(isOff);
       const live = terms.filter((term) => !off(term));
       const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
       const items = live.slice(0, MANY).map((term) => {
         const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
-        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}"><span class="live-factors">${this.product(line, term, false)}</span>`
+        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}">`
+          + `<span class="live-factors">${this.product(line, term, false)}</span>`
           + `<span class="live-factors">${this.product(line, term, true)}</span>`
           + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
       });
@@ -817,16 +830,20 @@
     sources(entries) {
       const used = new Map();
       for (const [name, p] of entries) used.set(name, (used.get(name) || new Set()).add(p));
-      return [...used].filter(([name]) => this.model.array(name).shape.length > 0 && this.model.array(name).data.length <= 240).map(([name, lit]) => {
+      return [...used].map(([name, lit]) => {
         const { shape, data } = this.model.array(name);
+        if (!shape.length || data.length > 240) return "";
         const columns = shape[shape.length - 1];
-        const block = columns * (shape.length > 1 ? shape[shape.length - 2] : 1);
+        const block = columns * (shape[shape.length - 2] || 1);
         const scale = Math.max(Live.largest(data), 1e-12);
+        const cell = (x, i) => {
+          const heat = Number.isFinite(x) ? Math.round((100 * Math.abs(x)) / scale) : 0;
+          return `<i class="${x < 0 ? "negative" : ""}${lit.has(i) ? " lit" : ""}" style="--heat: ${heat}%"></i>`;
+        };
+        const cells = Array.from(data, cell);
         const panels = [];
-        for (let start = 0; start < data.length; start += block) {
-          const cells = [...data.slice(start, start + block)].map((x, i) => (
-            `<i class="${x < 0 ? "negative" : ""}${lit.has(start + i) ? " lit" : ""}" style="--heat: ${Math.round((100 * Math.abs(Number.isFinite(x) ? x : 0)) / scale)}%"></i>`));
-          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.join("")}</span>`);
+        for (let i = 0; i < cells.length; i += block) {
+          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.slice(i, i + block).join("")}</span>`);
         }
         return `<figure><figcaption><i>${escape(letterOf(this.model.label(name)))}</i></figcaption>${panels.join("")}</figure>`;
       }).join("");
