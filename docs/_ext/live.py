@@ -230,9 +230,8 @@ def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
 
 
 def says(chain: Equation, equation: Equation) -> bool:
-    """Whether an equation is in the derivation as it stands, or as a left side and some of the parts of a chain."""
-    bindings = chain.bindings == equation.bindings
-    return bindings and chain.parts[0] == equation.parts[0] and set(equation.parts) <= set(chain.parts)
+    """Whether an equation of the derivation has the same left side, and among its parts the last of the other's."""
+    return chain.parts[0] == equation.parts[0] and equation.parts[-1] in chain.parts[1:]
 
 
 class Live(SphinxDirective):

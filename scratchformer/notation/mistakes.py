@@ -145,7 +145,7 @@ def plant_mistakes(
 ) -> Iterator[Mistake]:
     """Plant mistakes in the derivation of an operation, one at a time, and check the rest of it with each.
 
-    The arguments are those of `check_derivation`, but options are a mapping. every: plant one mistake of so many.
+    Arguments as for `check_derivation`, but options are a mapping. every: of so many mistakes, plant the first.
     among: plant only these, as (line, what, wrong). Raises DerivationError if the derivation is wrong as it stands.
     """
     ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, seed=seed, **options or {})
@@ -153,8 +153,9 @@ def plant_mistakes(
     walk.prepare(derivation)
     for place, item in enumerate(derivation.items):
         for what, wrong in mistakes(item.equation) if item.equation else ():
-            text, count = spelled(wrong), count + 1
-            if count % every if among is None else (item.line, what, text) not in among:
+            text, skipped = spelled(wrong), count % every > 0
+            count += 1
+            if skipped if among is None else (item.line, what, text) not in among:
                 continue
             planted = (item._replace(equation=wrong, text=text), *derivation.items[place + 1 :])
             yield Mistake(item.line, item.text, what, text, fails(walk.copy(), derivation.name, planted))

@@ -4,11 +4,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import erf
 
 from scratchformer import ops
 from scratchformer.testing.derivations import CASES, Sizes
 
 pytest.importorskip("sphinx")
+
+import live
 
 NAMES = [name for name in CASES if hasattr(ops, f"{name.partition(',')[0]}_backward")]
 
@@ -21,8 +24,6 @@ return { values, short: Object.fromEntries(model.aliases) };
 
 @pytest.fixture(scope="module")
 def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    import live
-
     path = tmp_path_factory.mktemp("page") / "page.html"
     path.write_text(f'<meta charset="utf-8"><script src="{live.STATIC / live.FILES[0]}"></script>', encoding="utf-8")
     browser.get(path.as_uri())
@@ -31,8 +32,6 @@ def page(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_is_that_of_python(page: Any, name: str) -> None:
-    import live
-
     case = CASES[name](Sizes())
     report = live.checked(case)
     found = page.execute_script(EVALUATE, live.begin(case, report))
@@ -49,8 +48,6 @@ def test_every_value_is_that_of_python(page: Any, name: str) -> None:
     "x", [0, 1e-300, 1e-9, 0.1, -0.7, 1.0, 2.49, 2.51, -3.3, 5.9, 6.1, 40, float("inf"), -float("inf")]
 )
 def test_the_error_function(page: Any, x: float) -> None:
-    from scipy.special import erf
-
     found = float(
         page.execute_script("return String(Live.erf(Number(arguments[0])))", str(x).replace("inf", "Infinity"))
     )

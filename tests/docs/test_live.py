@@ -12,17 +12,20 @@ from scratchformer import ops
 from scratchformer.testing.derivations import CASES
 
 pytest.importorskip("sphinx")
+pytest.importorskip("selenium")
 
-NAMES = [name for name in CASES if hasattr(ops, name)]
+import live
+from mistakes import MISTAKES
+from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.support.select import Select
+
+NAMES = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{name}_backward")]
 
 
 class Page:
     """The page of one operation, alone in a file."""
 
     def __init__(self, browser: Any, name: str, folder: Path) -> None:
-        import live
-        from mistakes import MISTAKES
-
         self.browser, self.name = browser, name
         self.mistakes = MISTAKES.get(name, ())
         self.case = CASES[name](live.PageSizes(name))
@@ -44,8 +47,6 @@ class Page:
         self.actions().move_to_element(element).perform()
 
     def actions(self) -> Any:
-        from selenium.webdriver import ActionChains
-
         return ActionChains(self.browser, duration=0)
 
     def shown(self) -> dict[str, np.ndarray]:
@@ -58,8 +59,6 @@ class Page:
 
     def expected(self) -> dict[str, np.ndarray]:
         """The output and the gradients that the operation itself gives for the inputs on the page."""
-        import live
-
         inputs, arguments = self.shown(), live.bound(self.case)
         if self.name == "cross_entropy":
             inputs["targets"] = np.where(inputs["counted"].reshape(inputs["targets"].shape) > 0, inputs["targets"], -1)
@@ -88,7 +87,7 @@ def converted(value: np.ndarray, old: Any) -> Any:
     return value.astype(int) if value.ndim else type(old if old is not None else 0)(value)
 
 
-@pytest.fixture(scope="module", params=[name for name in NAMES if hasattr(ops, f"{name}_backward")])
+@pytest.fixture(scope="module", params=NAMES)
 def loaded(browser: Any, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return Page(browser, request.param, tmp_path_factory.mktemp("live"))
 
@@ -111,7 +110,7 @@ def test_the_page_begins_with_right_numbers(page: Page) -> None:
 def test_a_typed_and_a_dragged_number_move_what_depends_on_them(page: Page) -> None:
     before = page.shown()
     typed, dragged = page.find(".live-inputs input:not(.live-switch)")[:2]
-    typed.send_keys("\ue009a\ue000", "1" if before_whole(page) else "−1.75", "\ue004")
+    typed.send_keys(Keys.CONTROL, "a", Keys.NULL, "1" if whole(page) else "−1.75", Keys.TAB)
     page.browser.execute_script("arguments[0].scrollIntoView({block: 'center'})", dragged)
     page.actions().click_and_hold(dragged).move_by_offset(10, 0).move_by_offset(30, 0).release().perform()
     page.run("page.check()")
@@ -121,7 +120,8 @@ def test_a_typed_and_a_dragged_number_move_what_depends_on_them(page: Page) -> N
     assert not page.find(".live-badge.bad")
 
 
-def before_whole(page: Page) -> bool:
+def whole(page: Page) -> bool:
+    """Whether the first input holds whole numbers."""
     return bool(page.run("return (page.data.ranges[page.data.inputs[0]] || {}).whole"))
 
 
@@ -170,8 +170,6 @@ def test_lines_are_stepped_through(page: Page) -> None:
 
 
 def test_a_planted_mistake_is_marked(page: Page) -> None:
-    from selenium.webdriver.support.select import Select
-
     known = page.run("return page.data.mistakes.map(({ title }) => title)")
     assert known == [mistake.title for mistake in page.mistakes]
     right = page.shown()
@@ -203,3 +201,25 @@ def test_gradients_are_compared_with_differences(page: Page) -> None:
         np.testing.assert_allclose(numerical, analytic, rtol=0, atol=1e-6 * max(1, np.abs(analytic).max()))
     assert all(table.is_displayed() for table in page.find(".live-numerical"))
     page.find(".live-bar input[type=checkbox]")[0].click()
+
+
+def test_numbers_are_reached_and_held_by_keyboard_and_pointer(
+    browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    page = Page(browser, "linear", tmp_path_factory.mktemp("keys"))
+    number = page.find(".live-inputs input")[0]
+    before = page.shown()["x"].flat[0]
+    number.send_keys(Keys.ARROW_UP, Keys.ARROW_UP, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+    assert page.shown()["x"].flat[0] == pytest.approx(before + 0.1)
+    focused = (
+        "return [document.activeElement.getAttribute('aria-label'), document.querySelector('.live-title').textContent]"
+    )
+    assert page.run(focused)[0] == "x[0, 0, 1]"
+    first = page.find(".live-line td button")[0]
+    first.click()
+    page.point(page.find(".live-line td button")[1])
+    assert page.run(focused)[1].startswith("y00")  # it is held
+    first.send_keys(Keys.ESCAPE, Keys.ARROW_RIGHT)
+    assert page.run(focused)[1].startswith("y01")
+    assert page.run("return document.activeElement.dataset.position") == "1"
+    assert not browser.get_log("browser")

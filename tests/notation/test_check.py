@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from scratchformer.notation import DerivationError, NotationError, check_derivation, plant_mistakes
+from scratchformer.notation import DerivationError, NotationError, check_derivation, check_equations, plant_mistakes
 
 X = np.random.default_rng(0).standard_normal((3, 4))
 
@@ -156,3 +156,56 @@ def test_mistakes_planted_in_swish_are_caught():
     found = list(plant_mistakes(swish, swish_backward, X))
     assert len(found) > 20
     assert [m.wrong for m in found if not m.caught] == []
+
+
+def test_a_function_without_backward():
+    text = "y = t/10 + t²/50.\n\n    φ_i = t_i/10        y_i = φ_i + 2 φ_i²\n\nThe end."
+    report = check_derivation(lambda t: t / 10 + t**2 / 50, None, X, docstring=text)
+    assert [row.kind for row in report.rows] == ["defines", "compared"]
+
+
+def test_functions_of_whole_arrays_are_called_by_name_and_differentiated():
+    text = "y = f(w x).\n\n    h_no = Σ_i x_ni w_io        y := f(h)\n    dh_no = dy_no (1 − y_no²)\n\nThe end."
+
+    def op(x, w):
+        y = np.tanh(x @ w)
+        return y, (x, w, y)
+
+    def op_backward(dy, cache):
+        x, w, y = cache
+        dh = dy * (1 - y * y)
+        return dh @ w.T, x.T @ dh
+
+    args = X, np.random.default_rng(1).standard_normal((4, 2))
+    report = check_derivation(op, op_backward, *args, docstring=text, functions={"f": np.tanh})
+    assert [row.kind for row in report.rows] == ["defines", "compared", "gradient"]
+    with pytest.raises(DerivationError, match="dh_no"):
+        check_derivation(op, op_backward, *args, docstring=text.replace("y_no²", "y_no"), functions={"f": np.tanh})
+
+
+def test_equations_about_given_arrays():
+    history = 0.5 ** np.arange(5)
+    text = "Halved.\n\n    u_t = u_{t−1}/2 for t ≥ 1\n    J = 5        Σ_{j, 0 ≤ j < J} u_j = 2 − u_{4}\n\nThe end."
+    report = check_equations(text, {"u": history, "J": 5}, name="halved")
+    assert report.worst < 1e-15
+    assert len(report.rows) == 3
+    with pytest.raises(DerivationError, match=r"halved: line 3: u_t = u_\{t−1\}/3"):
+        check_equations(text.replace("/2", "/3"), {"u": history, "J": 5}, name="halved")
+    with pytest.raises(DerivationError, match="is not true"):
+        check_equations(text.replace(" for t ≥ 1", ""), {"u": history, "J": 5}, name="halved")
+
+
+def test_the_variables_of_a_return_line_are_compared():
+    def op(x):
+        return 3 * x, ()
+
+    def op_backward(dy, cache):
+        dx = 3 * dy
+        return dx
+
+    text = "y = 3 x.\n\n    y_i = 3 x_i        dx_i = 3 dy_i\n\n    return dx\n\nThe end."
+    assert [row.kind for row in check_derivation(op, op_backward, X, docstring=text).rows] == [
+        "compared",
+        "gradient",
+        "code",
+    ]

@@ -145,3 +145,10 @@ def test_braces_of_latex_match(text):
     typeset = latex(parse(text))
     assert typeset.count("{") == typeset.count("}")
     assert typeset.count(r"\left") == typeset.count(r"\right")
+
+
+def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
+    assert parse("t₀ = 1").parts[0] == ("name", "t0", ())
+    found = read("First.\n\n        y_i = x_i where x_i > 0,\n            0 elsewhere\n    Last.")
+    assert len(found.equations) == 1
+    assert found.equations[0].equation.parts[1][0] == "cases"

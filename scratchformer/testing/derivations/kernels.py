@@ -64,12 +64,12 @@ def attention(d: Sizes) -> DerivationCase:
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
-    """The tile has every second query from the second on, and every second key from the first on."""
-    d.sizes |= {"B": 2, "T": 4, "S": 5}
+    """The tile has every second query, and every second key, from the second on."""
+    d.sizes |= {"B": 2, "T": 4, "S": 7}
     d.left = [size for size in d.left if size in (2, 3)]
     pattern, table = allowed(d)
     d.sizes["R"] = d.S + d.T - 1
-    tile = {"t₀": 1, "s₀": 0, "κ": 2, "X": d.T // 2, "Y": -(-d.S // 2), "E": d.T // 2 + -(-d.S // 2) - 1}
+    tile = {"t₀": 1, "s₀": 1, "κ": 2, "X": d.T // 2, "Y": d.S // 2, "E": d.T // 2 + d.S // 2 - 1}
     names = tile | {"allowed": table, "R": d.R, "I": d.T * d.R}
     arrays = keys(d, "B H S D"), d("B H S D"), d("H R D") / d.scale**2, d("H D"), d("H D")
     return twin("relative_attention", d("B H T D"), *arrays, pattern, names=names)
@@ -87,7 +87,8 @@ def extend_block(d: Sizes) -> DerivationCase:
     block = nn.TransformerBlock(C, H, "pre", d_ff=d.F, causal=True, relative=True, eps=1e-3).to(dtype=np.float64)
     for p in block.parameters():
         p.data[...] = d.generator.standard_normal(p.data.shape)
-    attention, forward = block.attention, block.feedforward
+    attention: Any = block.attention
+    forward: Any = block.feedforward
     stored = d.generator.standard_normal((2, 1, H, past + 2, d.D))
     weights = {
         **{f"W{n}": getattr(attention, layer).w.data.reshape(C, H, d.D) for n, layer in PROJECTIONS.items()},
@@ -114,8 +115,9 @@ def extend_output(d: Sizes) -> DerivationCase:
     """A row times a matrix that three cores could divide."""
     d.sizes |= {"B": 1, "T": 1}
     output = nn.Linear(d.C, d.V).to(dtype=np.float64)
-    output.w.data[...], output.b.data[...] = d("C V"), d("V")
-    names = {"w": output.w.data, "b": output.b.data, "I": 3}
+    for p, letters in zip(output.parameters(), ("C V", "V"), strict=True):
+        p.data[...] = d(letters)
+    names = {**{p.name: p.data for p in output.parameters()}, "I": 3}
     return DerivationCase(nn.block.extend_output.twins[np.ndarray], None, (d("B T C"), output), names)
 
 

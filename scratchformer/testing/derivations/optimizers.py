@@ -11,6 +11,7 @@ import numpy as np
 
 from ... import optim
 from ...nn import Param
+from ...optim.optimizer import Optimizer
 from .case import DerivationCase, Sizes
 from .layers import shows
 
@@ -31,7 +32,7 @@ def flat(arrays: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([array.ravel() for array in arrays])
 
 
-def history(d: Sizes, optimizer: type[optim.Optimizer], buffers: dict[str, str], **options: Any) -> DerivationCase:
+def history(d: Sizes, optimizer: type[Optimizer], buffers: dict[str, str], **options: Any) -> DerivationCase:
     """Steps of an optimizer on a matrix and a vector, at a learning rate that changes.
 
     θ, G and the buffers have an axis t, the state after that many steps; G_0, before the first step, is 0.
