@@ -314,12 +314,12 @@
         make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
       if (Object.keys(this.data.gradients).length) {
-        bar.append(make("label", {}, compare, " Compare gradients with differences"), make("span", { class: "live-width" }, this.width));
+        bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
       }
       return make("div", {}, make("p", { class: "live-intro" },
-        "Every number here is computed in this page from the equation above it. ",
+        "Every number below is computed in this page, from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms appear at the bottom, and its sources light up. Click it to keep it in view while you change others."),
       bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
@@ -332,7 +332,7 @@
         const short = this.model.label(name);
         if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
         const of = this.data.outputs.find(([, dy]) => dy === name);
-        if (of) title.append(` = ∂L/∂${letterOf(of[0])}, chosen freely`);
+        if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
       }
       return make("div", {}, make("h4", {}, "Inputs"), list);
@@ -369,7 +369,7 @@
       const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
       card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i, covers: (p) => line.name !== null || line.at.has(p) });
       const large = line.name === null && result.data.length > 24;
-      card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
+      card.body.append(large ? make("details", {}, make("summary", {}, `${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
       if (of === undefined) return;
       card.of = of;
@@ -659,7 +659,7 @@
         const { data } = card.grid.array;
         const far = card.numerical.update(data, NUMERICAL);
         const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - data[i])), 0);
-        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
+        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the numerical difference: ${exponent(worst)}`);
         bad = bad || far > 0;
       } else if (!bad && (line.parts.length > 2 || !line.defines)) {
         const off = line.disagreement();
@@ -712,7 +712,7 @@
     rest() {
       this.unmark();
       this.current = null;
-      this.terms.innerHTML = '<p class="live-hint">Point at a number, tap it, or reach it with the Tab and arrow keys: here you see its terms.</p>';
+      this.terms.innerHTML = '<p class="live-hint">Point at a number, tap it, or reach it with the Tab and arrow keys to see its terms here.</p>';
     }
 
     show(face) {
