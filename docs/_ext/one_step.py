@@ -353,7 +353,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         "The same steps from last to first. Each gets the gradient of its output and returns that of its input. The "
         "gradients of its parameters are added to their `.grad`.",
         f"### 9. The loss ({link('cross_entropy')})",
-        "Softmax and logarithm cancel. The gradient of a logit is its probability, less 1 for the right word, divided "
+        "Softmax and logarithm cancel. The gradient of a logit is its probability, minus 1 for the right word, divided "
         "by the number of predictions.",
         equation("dlogits_tv = 1/T (p_tv − [v = target_t])"),
         shown(("dlogits", dlogits, POSITIONS, VOCABULARY)),
