@@ -317,9 +317,9 @@
         bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
       }
       return make("div", {}, make("p", { class: "live-intro" },
-        "Every number below is computed in this page, from the equation above it. ",
+        "Every number here is computed in this page from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms appear at the bottom, and its sources light up. Click it to keep it in view while you change others."),
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
       bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
@@ -659,7 +659,7 @@
         const { data } = card.grid.array;
         const far = card.numerical.update(data, NUMERICAL);
         const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - data[i])), 0);
-        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the numerical difference: ${exponent(worst)}`);
+        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
         bad = bad || far > 0;
       } else if (!bad && (line.parts.length > 2 || !line.defines)) {
         const off = line.disagreement();
