@@ -65,7 +65,7 @@ class Rule(NamedTuple):
 
 
 class Walk:
-    """A derivation that is read from top to bottom: what is known, and the rules seen so far."""
+    """A derivation on its way from top to bottom: what is known, and the rules seen so far."""
 
     def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
@@ -78,7 +78,7 @@ class Walk:
         self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
 
     def copy(self) -> Walk:
-        """An independent walk that continues from here."""
+        """A walk that goes on from here by itself."""
         other = Walk(self.run, self.tolerance)
         other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
         other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
@@ -116,7 +116,7 @@ class Walk:
             try:
                 learn_sizes(equation, self.scope)
             except NotationError:
-                pass  # the walk meets this equation again, and then reports its place
+                pass  # the walk will come to it, with a place for the error
 
     def equation(self, item: Item) -> None:
         equation = item.equation

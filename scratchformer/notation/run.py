@@ -46,7 +46,7 @@ def source_of(function: Callable) -> Callable:
 
 
 def statements(function: Callable) -> list[Statement]:
-    """The simple statements of a function, in order; none if its source is not available, as in a terminal session."""
+    """The simple statements of a function, in order; none if its source is not at hand, as in a terminal session."""
     function = source_of(function)
     try:
         lines, start = inspect.getsourcelines(function)
