@@ -52,7 +52,7 @@ def page(name: str) -> str:
 
 
 LEGEND = """\
-At the right of each equation stands :ref:`its measured error <errors>`."""
+To the right of each equation is its :ref:`measured error <errors>`."""
 
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::

@@ -407,10 +407,10 @@ def check_derivation(
 
     op, op_backward: a pair as in `scratchformer.ops`; a layer's `forward` and `backward` are one too. If op_backward is
     None, `op` returns y alone, and nothing is differentiated. args, options: arguments of `op`; floating-point arrays
-    are taken in float64. names: further names that equations use, with their values, or with functions that are called
-    after backward. functions: of whole arrays, such as the parts of a layer, which equations call by name
-    (y = norm(s)); for derivatives they must take complex arrays. docstring: the text, by default that of `op`.
-    tolerance: the largest relative error. seed: of dy.
+    are converted to float64. names: further names that equations use, with their values, or with functions that are
+    called after backward. functions: of whole arrays, such as the parts of a layer, which equations call by name, as in
+    y = norm(s); for derivatives they must take complex arrays. docstring: the text, by default that of `op`. tolerance:
+    the largest relative error. seed: of dy.
 
     An equation whose left side is known is compared; any other defines its left side. A partial derivative is compared
     with a numerical one, and so is every dx, which means ∂L/∂x. The lines of code are compared with what they gave in
@@ -451,7 +451,7 @@ def check_equations(
 ) -> Report:
     """Check the equations in a docstring of something that has no backward, such as an optimizer, on given arrays.
 
-    names: the arrays and numbers that the equations are about, by name. code: functions whose statements may stand in
+    names: the arrays and numbers that the equations are about, by name. code: functions whose statements may appear in
     the docstring; they are not evaluated. name: for messages. Otherwise as `check_derivation`.
     """
     values = {canonical(known): as_array(known, value) for known, value in names.items()}

@@ -356,7 +356,7 @@ class Parser:
         return tuple(found) or self.fail("an index: lower-case letters, or anything in braces")
 
     def over(self, function: str) -> Node:
-        """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for other functions than Σ the body stands in parentheses."""
+        """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for functions other than Σ the body is in parentheses."""
         self.expect("_")
         found: list[str] = []
         conditions: list[Condition] = []

@@ -24,7 +24,7 @@ class Statement(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What a forward and a backward left: arrays by name, and the local variables after each statement."""
+    """The results of a forward and a backward: arrays by name, and the local variables after each statement."""
 
     name: str
     values: dict[str, np.ndarray]
@@ -128,7 +128,7 @@ def numeric(value: Any) -> np.ndarray | None:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """The value of a name in `names` as an array; raises TypeError if it is none."""
+    """The value of a name in `names` as an array; raises TypeError if it is not numeric."""
     array = numeric(value)
     if array is None:
         raise TypeError(f"names: {name} must be a number or an array of numbers")

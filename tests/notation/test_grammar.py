@@ -1,5 +1,8 @@
 """The grammar: what an equation is read as, and where a column points when it cannot be read."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from scratchformer.notation import NotationError, latex, parse, read
@@ -152,3 +155,16 @@ def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
     found = read("First.\n\n        y_i = x_i where x_i > 0,\n            0 elsewhere\n    Last.")
     assert len(found.equations) == 1
     assert found.equations[0].equation.parts[1][0] == "cases"
+
+
+def test_what_the_notation_page_shows_can_be_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+    typed = [
+        text for cell in re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE) for text in re.findall("`(.*?)`", cell)
+    ]
+    assert len(typed) > 20
+    for text in typed:
+        try:
+            parse(text, ["norm()"])
+        except NotationError:  # an expression
+            parse(f"y = {text}", ["norm()"])

@@ -15,7 +15,7 @@ from .case import DerivationCase, Sizes, reference
 
 def padding(d: Sizes) -> ops.Pattern:
     lengths = d.lengths("S")
-    lengths[0] = 0  # a row that may see nothing
+    lengths[0] = 0  # a sequence that is all padding
     return ops.Padding(lengths)
 
 
