@@ -115,7 +115,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "It is divided by the size of the batch",
             SOFTMAX,
             "dz_k = 1/V y_k (dy_k − Σ_i dy_i y_i)",
-            "A mean belongs to the loss, which has divided already. All gradients below are too small by the same "
+            "A mean belongs to the loss, which has divided already. All gradients further back are too small by the same "
             "factor.",
             "return dz / len(y)",
         ),
