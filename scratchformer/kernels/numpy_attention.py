@@ -268,6 +268,7 @@ def attention(
         sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
+        return dq, dk, dv
 
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. Queries then
     have one more axis, (B, G, H/G, T, D), over which products broadcast the keys. In dk and dv the rows of a group are

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -11,8 +11,9 @@ import numpy as np
 from .grammar import Equation, Node, NotationError, canonical
 from .grammar import walk as nodes
 from .layout import Derivation, Item, normal, read
-from .run import Run, as_array, run, statements
-from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, fetch, learn_sizes, spread, truth
+from .run import Run, as_array, docstring_of, run, statements
+from .spelling import name as spelled_name
+from .values import DIRECTION, STEP, Named, Scope, align, bind, evaluate, expect_room, fetch, learn_sizes, spread, truth
 
 TOLERANCE = 1e-9
 
@@ -74,26 +75,27 @@ class Walk:
         self.rules: dict[str, Rule] = {}
         self.rows: list[Row] = []
         self.equations: list[Equation] = []
+        self.code_lines: list[Item] = []
         self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
         self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
+        self.compared: set[str] = set()  # names on the left of an equation that was compared
+        self.unused: dict[str, Item] = {}  # by name, the equation that defines it, until another one uses it
 
     def copy(self) -> Walk:
         """A walk that goes on from here by itself."""
         other = Walk(self.run, self.tolerance)
         other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
         other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
-        other.equations, other.last = self.equations, self.last
+        other.equations, other.code_lines, other.last = self.equations, self.code_lines, self.last
         return other
 
     def prepare(self, derivation: Derivation) -> None:
         """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
         self.equations = [item.equation for item in derivation.equations if item.equation]
         self.learn_known_sizes()
+        self.code_lines = [item for item in derivation.items if is_code(item)]
         self.last = {
-            name: item.line
-            for item in derivation.items
-            if item.kind == "code"
-            for name in self.run.locals.get(normal(item.text), ())
+            name: item.line for item in self.code_lines for name in self.run.locals.get(normal(item.text), ())
         }
 
     def items(self, name: str, items: Iterable[Item]) -> None:
@@ -104,11 +106,26 @@ class Walk:
                     self.equation(item)
                     if self.rows[-1].kind == "name":
                         self.learn_known_sizes()
-                elif item.kind == "code" and not item.text.lstrip().startswith(">>>"):
+                elif is_code(item):
                     self.code(item)
-            except NotationError as error:
+            except ValueError as error:  # a NotationError, or NumPy's of shapes that do not go together
                 place = f"{name}: line {item.line}: {normal(item.text)}"
-                raise DerivationError(f"{place}\n    {error.message}") from error
+                raise DerivationError(f"{place}\n    {getattr(error, 'message', error)}") from error
+
+    def expect_complete(self) -> None:
+        """Raise DerivationError for what the derivation leaves unchecked.
+
+        Every output and every gradient that backward returned must be compared with an equation, and every name that an
+        equation defines must be used further down.
+        """
+        for name in (*self.run.outputs, *self.run.gradients):
+            if name not in self.compared and self.run.gradients:
+                raise DerivationError(f"{self.run.name}: no equation gives {spelled_name(name)}, so it is not checked")
+        for name, item in self.unused.items():
+            raise DerivationError(
+                f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
+                f"    defines {spelled_name(name)}, which nothing below uses, so it is not checked"
+            )
 
     def learn_known_sizes(self) -> None:
         """Sizes of the letters of known arrays, before any equation that uses them is evaluated."""
@@ -122,13 +139,13 @@ class Walk:
         equation = item.equation
         assert equation is not None
         first, *others = equation.parts
-        whole = is_whole(first) and is_whole(others[0])
-        if equation.relations == (":=",) and whole and self.names(others[0]) and not self.names(first):
+        if self.is_short_name(equation):
             self.scope.aliases[first[1]] = self.scope.resolve(others[0][1])
             self.rows.append(Row(item.line, item.text, "name", None))
             return
         bind(equation, self.scope)
         defined = self.defines(first)
+        self.use((*equation.parts[defined:], equation.bindings, equation.conditions))
         if defined:
             self.set(first, evaluate(others[0], self.scope))
         known = evaluate(first, self.scope)
@@ -143,6 +160,22 @@ class Walk:
             errors.append(gradient)
         kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
         self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
+        if kind == "defines":
+            self.unused[self.scope.resolve(first[1])] = item
+        elif first[0] == "name":
+            self.compared.add(self.scope.resolve(first[1]))
+
+    def is_short_name(self, equation: Equation) -> bool:
+        """Whether an equation gives a known name another one, as u := content_bias does. A gradient is no short name."""
+        first, second, *_ = equation.parts
+        if equation.relations != (":=",) or not is_whole(first) or not is_whole(second):
+            return False
+        return self.names(second) and not self.names(first) and self.differentiated(first) is None
+
+    def use(self, tree: Any) -> None:
+        for node in nodes(tree):
+            if node[0] == "name":
+                self.unused.pop(self.scope.resolve(node[1]), None)
 
     def names(self, node: Node) -> bool:
         return self.scope.resolve(node[1]) in self.scope.values
@@ -189,6 +222,8 @@ class Walk:
                 raise NotationError("a condition has an index that the equation does not have")
             order = [around.index(axis) for axis in axes]
             held = np.broadcast_to(np.broadcast_to(mask[0], mask[1].shape).transpose(order), x.shape) > 0
+            if not held.any():
+                raise NotationError("the condition after \"for\" holds nowhere on these arrays: nothing is compared")
         if relation in ("=", ":="):
             error = distance(x[held], y[held], terms)
             wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
@@ -213,13 +248,19 @@ class Walk:
             f"    {what}\n   {where} the left side is {left:.10g}, the right side {right:.10g}"
         )
 
-    def gradient(self, item: Item, left: Node) -> float | None:
-        """Compare dx with the numerical ∂L/∂x, if the left side is the gradient of a known name."""
+    def differentiated(self, left: Node) -> str | None:
+        """The known name x, if the left side is its gradient dx."""
         if left[0] != "name" or not left[1].startswith("d") or len(left[1]) < 2:
             return None
-        name, of = self.scope.resolve(left[1]), self.scope.resolve(left[1][1:])
-        if of not in self.scope.values or of in self.run.outputs or self.scope.values[of].dtype.kind != "f":
+        of = self.scope.resolve(left[1][1:])
+        known = self.scope.values.get(of)
+        return None if known is None or of in self.run.outputs or known.dtype.kind != "f" else of
+
+    def gradient(self, item: Item, left: Node) -> float | None:
+        """Compare dx with the numerical ∂L/∂x, if the left side is the gradient of a known name."""
+        if (of := self.differentiated(left)) is None:
             return None
+        name = self.scope.resolve(left[1])
         numerical = self.derivative_of_loss(of)
         analytic = self.scope.values[name]
         if analytic.size != numerical.size:
@@ -250,6 +291,7 @@ class Walk:
         data = self.scope.values[name]
         inner = Scope(self.scope.values, self.scope.aliases)
         inner.sizes, inner.functions = self.scope.sizes, self.scope.functions
+        expect_room(data.size**2)
         eye = np.eye(data.size).reshape(data.size, *data.shape)
         inner.perturbed[name] = data + 1j * STEP * eye
         for rule in self.rules.values():
@@ -306,6 +348,7 @@ class Walk:
             if name not in self.scope.values or self.last[variable] != item.line:
                 continue
             found = True
+            self.unused.pop(name, None)
             known = self.scope.values[name]
             if known.size != value.size:
                 raise NotationError(
@@ -319,7 +362,22 @@ class Walk:
                 )
             self.rows.append(Row(item.line, text, "code", error))
         if not found:
+            self.expect_continued(item)
             self.rows.append(Row(item.line, text, "step", None))
+
+    def expect_continued(self, item: Item) -> None:
+        """Raise NotationError unless a later line of code uses a variable that this step sets, or returns."""
+        variables = self.run.locals[normal(item.text)]
+        later = " ".join(other.text for other in self.code_lines if other.line > item.line)
+        if not any(re.search(rf"\b{variable}\b", later) for variable in (*variables, "return")):
+            raise NotationError(
+                f"this line of code is not checked: neither an equation nor a line of code below "
+                f"has a variable that it sets ({', '.join(variables) or 'none'})"
+            )
+
+
+def is_code(item: Item) -> bool:
+    return item.kind == "code" and not item.text.lstrip().startswith(">>>")
 
 
 def is_whole(node: Node) -> bool:
@@ -427,6 +485,7 @@ def walk_through(derivation: Derivation, ran: Run, tolerance: float) -> Report:
     walk = Walk(ran, tolerance)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
+    walk.expect_complete()
     return Report(derivation, walk.rows, walk.scope.values)
 
 
@@ -435,8 +494,8 @@ def read_and_run(
 ) -> tuple[Run, Derivation]:
     """Run a pair and read its derivation. The arguments are those of `check_derivation`."""
     ran = run(op, op_backward, *args, **options)
-    text = docstring if docstring is not None else inspect.getdoc(op) or ""
-    derivation = read(text, ran.names, ran.code, ran.name)
+    text, margin = docstring_of(op) if docstring is None else (docstring, None)
+    derivation = read(text, ran.names, ran.code, ran.name, margin)
     if not derivation.equations:
         raise DerivationError(f"{ran.name}: its docstring has no equations (they are indented deeper than its text)")
     return ran, derivation
@@ -456,5 +515,5 @@ def check_equations(
     """
     values = {canonical(known): as_array(known, value) for known, value in names.items()}
     lines = frozenset(statement.text for function in code for statement in statements(function))
-    ran = Run(name, values, (), (), lines, {line: {} for line in lines})
+    ran = Run(name, values, (), (), (), lines, {line: {} for line in lines})
     return walk_through(read(docstring, ran.names, lines, name), ran, tolerance)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -96,7 +98,11 @@ def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, *
     targets = d.integers("B T", d.V)
     if ignore_index is not None:
         targets[:ignored, :ignored] = ignore_index
-    return reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
+    case = reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
+    if (targets != ignore_index).any():
+        return case
+    none_counted = re.sub(r".* for k_n = 1$", "", inspect.getdoc(case.op) or "", flags=re.MULTILINE)
+    return case._replace(docstring=none_counted)
 
 
 def sinusoidal_positions(d: Sizes) -> DerivationCase:
