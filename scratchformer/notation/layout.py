@@ -56,9 +56,9 @@ def read(
     """The items of a docstring.
 
     names: known names, see `parse`. Names that `:=` defines are known too: they may contain underscores, and with
-    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. margin: the column of
-    the text that is not indented, by default that of the least indented line. Raises NotationError with the line and
-    column of what cannot be read.
+    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. margin: the
+    column of the text that is not indented, by default that of the least indented line. Raises NotationError with the
+    line and column of what cannot be read.
     """
     names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
     return Derivation(name, tuple(items(dedented(docstring, margin), names, code)))
@@ -137,7 +137,7 @@ def parse_at(item: Item, names: Iterable[str], lines: list[str], number: int) ->
     except NotationError as error:
         before = item.text[: error.column or 0].split("\n")
         place, column = item.line - number, item.column
-        while len(before) > 1:  # the rest of a line that was put behind the one above it, with four spaces between
+        while len(before) > 1:  # a line that was joined to the one above it, with four spaces between
             place += 1
             del before[0]
             column = len(lines[place]) - len(lines[place].lstrip()) - 4
