@@ -8,7 +8,7 @@ import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -121,9 +121,7 @@ class Watch:
     """Records the local variables of functions after each of their statements, while the `with` block runs."""
 
     def __init__(self, *functions: Callable) -> None:
-        self.statements: dict[CodeType, list[Statement]] = {
-            source.__code__: statements(f) for f in functions if hasattr(source := source_of(f), "__code__")
-        }
+        self.statements = {getattr(source_of(f), "__code__", None): statements(f) for f in functions}
         self.locals: dict[str, dict[str, np.ndarray]] = {}
 
     def __enter__(self) -> Watch:
@@ -269,8 +267,8 @@ def run(
     values |= {output: y, canonical(gradient): dy}
     gradients = {canonical(f"d{name}"): array for name, array in named_gradients(flat, returned).items()}
     values |= gradients
-    for function, result in zip(pair, ({output: y}, gradients), strict=False):
-        for statement in statements(function):
+    for found, result in zip(watch.statements.values(), ({output: y}, gradients), strict=False):
+        for statement in found:
             if statement.text.startswith("return") and statement.text in watch.locals:
                 watch.locals[statement.text] = dict(result)
     for name, value in fields(cache, parameter):
