@@ -219,6 +219,8 @@ def named_gradients(arguments: Mapping[str, Any], returned: Any) -> dict[str, np
     among = arrays if len(given) == len(arrays) else floating
     if len(given) != len(among):
         given = tuple(gradient for gradient in given if gradient is not None)
+    if given and len(given) != len(among):
+        raise TypeError(f"op_backward returned {len(given)} gradients, expected one for each of {', '.join(among)}")
     return {name: np.array(g) for name, g in zip(among, given, strict=False) if isinstance(g, np.ndarray | np.generic)}
 
 

@@ -325,6 +325,8 @@ def test_what_is_no_operation_is_said():
         doubled(op=lambda x: 2 * x)
     with pytest.raises(TypeError, match="must take dy and the cache"):
         doubled(op_backward=lambda dy: 2 * dy)
+    with pytest.raises(TypeError, match="returned 2 gradients, expected one for each of x"):
+        doubled(op_backward=lambda dy, cache: (2 * dy, dy))
 
     def writing(x):
         x *= 2
