@@ -269,6 +269,7 @@ def attention(
         sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
+        return dq, dk, dv
 
     Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
     then have one more axis, (B, G, H/G, T, D), and products broadcast the keys over it. For dk and dv the rows of a

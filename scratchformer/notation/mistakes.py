@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .check import DerivationError, Walk, is_whole, read_and_run
+from .check import read_and_run
 from .grammar import Condition, Equation, Node, NotationError, letters_in
 from .layout import Item
 from .spelling import spelled
+from .walk import DerivationError, Walk, is_whole
 
 LOOSER = {"≤": "<", "≥": ">", "<": "≤", ">": "≥"}
 

@@ -122,8 +122,20 @@ def test_the_layout_says_what_is_what():
     assert len(found.equations[2].equation.parts) == 3
 
 
+def test_an_error_in_a_continued_line_points_at_that_line():
+    with pytest.raises(NotationError, match=r"line 4, column 13: expected .*\n {14}\+ \) 3\n {14}  \^"):
+        read("First.\n\n    y_i = x_i    z_i = 2\n          + ) 3\n\nLast.")
+
+
+def test_constants_in_ascii():
+    assert parse("y_i = pi inf floor(x_i)") == parse("y_i = π ∞ ⌊x_i⌋")
+    assert parse("y_i = pi_i").parts[1][0] == parse("y_i = pi", ["pi"]).parts[1][0] == "name"
+    with pytest.raises(NotationError, match="too many parentheses"):
+        parse("y = " + "(" * 500 + "1" + ")" * 500)
+
+
 def test_what_cannot_be_read_is_an_error_with_its_line():
-    with pytest.raises(NotationError, match="line 3, column 7"):
+    with pytest.raises(NotationError, match="line 3, column 11"):
         read("First.\n\n        y_i = @\n    Last.")
 
 
