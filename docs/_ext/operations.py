@@ -110,8 +110,9 @@ def cell(title: str, function: Any) -> str:
 
 def gain(reference: Measured, twin: Measured, difference: float) -> str:
     return (
-        f"Measured at the sizes below while this page was built: forward and backward take {milliseconds(twin)} "
-        f"instead of {milliseconds(reference)}, **{twin.seconds / reference.seconds:.2f}** of the time, and the "
+        f"Measured on one core at the sizes below while this page was built: forward and backward take "
+        f"{milliseconds(twin)} instead of {milliseconds(reference)}, "
+        f"**{twin.seconds / reference.seconds:.2f}** of the time, and the "
         f"cache has {size(twin.nbytes)} instead of {size(reference.nbytes)}. Results and gradients differ by at most "
         f"{difference:.0e} of their largest number, in float32."
     )
