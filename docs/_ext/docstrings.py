@@ -275,6 +275,11 @@ def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: 
     lines[:] = typeset("\n".join(lines), name.rpartition(".")[2] if what == "class" else "").splitlines()
 
 
+def skip(app: Sphinx, what: str, name: str, thing: Any, skipped: bool, options: Any) -> bool | None:
+    """Fields of named tuples are in the signature, and have no docstring of their own."""
+    return True if (getattr(thing, "__doc__", None) or "").startswith("Alias for field number") else None
+
+
 def process_signature(
     app: Sphinx, what: str, name: str, thing: Any, options: Any, given: str | None, returned: str | None
 ) -> tuple[str, None] | None:
@@ -286,4 +291,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_directive("letters", Letters)
     app.connect("autodoc-process-docstring", process)
     app.connect("autodoc-process-signature", process_signature)
+    app.connect("autodoc-skip-member", skip)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -225,7 +225,7 @@ def planted(mistake: Any, report: Report) -> dict[str, Any] | None:
     places = [number for number, item in enumerate(report.derivation.equations) if says(item.equation, right)]
     if not places:
         return None
-    text = {"title": mistake.title, "effect": mistake.effect, "text": mistake.wrong, "html": "\n".join(pieces(wrong))}
+    text = {"title": mistake.title, "effect": mistake.effect, "html": "\n".join(pieces(wrong))}
     return text | {"line": places[0], "equation": equation_as_json(wrong)}
 
 

@@ -36,7 +36,7 @@ def page(name: str) -> str:
     ]
     parts.append(picture(operation_picture(name)))
     if backward is None:
-        return joined([*parts, heading("The code"), code(op)])
+        return joined([*parts, directive("live", name), heading("The code"), code(op)])
     parts += [heading("Derivation"), LEGEND, rendered(found[start:], name)]
     if name in CASES:
         parts += [heading("Change a number"), directive("live", name)]

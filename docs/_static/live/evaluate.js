@@ -45,7 +45,7 @@
     return x < 0 ? -y : y;
   }
 
-  const largest = (array) => (array ? array.data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) : 0);
+  const largest = (numbers) => numbers.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0);
   const plain = (letter) => letter.replace(/'+$/, "");
   const size = (shape) => shape.reduce((a, b) => a * b, 1);
   const same = (a, b) => JSON.stringify(a) === JSON.stringify(b);
@@ -436,7 +436,7 @@
     disagreement() {
       if (this.isShortName()) return 0;
       let worst = 0;
-      let scale = this.mentions().reduce((m, name) => Math.max(m, largest(this.model.array(name))), 0);
+      let scale = this.mentions().reduce((m, name) => Math.max(m, largest((this.model.array(name) || { data: [] }).data)), 0);
       const { relations } = this.equation;
       for (const e of this.environments) {
         const values = this.functions.map((f) => f(e));
@@ -728,5 +728,5 @@
     return starts;
   }
 
-  window.Live = { model: (data) => new Model(data), erf, walk, free, hasPartial };
+  window.Live = { model: (data) => new Model(data), erf, largest, walk, free, hasPartial };
 })();

@@ -13,28 +13,34 @@
   const EXACT = 1e-9; // two numbers are the same if they differ by less, relative to the largest of their array
   const NUMERICAL = 1e-5; // the same for a gradient and its central difference
   const MANY = 60; // terms that are listed at most
+  const WHOLE = ["over", "partial", "bracket", "delta", "cases", "mod", "floor"]; // shown as one number among numbers
 
   const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
   const minus = (text) => text.replaceAll("-", "−");
 
-  /** A number in five characters. */
-  function short(x, whole = false) {
-    if (Number.isNaN(x)) return "NaN";
-    if (!Number.isFinite(x)) return x > 0 ? "∞" : "−∞";
-    if (whole || x === 0) return minus(String(x));
+  /** A number in five characters; what rounding leaves of 0 is 0. */
+  function short(x) {
     const a = Math.abs(x);
-    if (a < 0.005 || a >= 10000) return minus(x.toExponential(0)).replace("e+", "e");
+    if (Number.isNaN(x)) return "NaN";
+    if (a === Infinity) return x > 0 ? "∞" : "−∞";
+    if (a < 1e-12) return "0";
+    if (Number.isInteger(x) && a < 10000) return minus(String(x));
+    if (a < 0.005 || a >= 10000) return power(x, 0);
     return minus(x.toFixed(a >= 1000 ? 0 : a >= 100 ? 1 : 2));
   }
 
+  /** A number as a power of 10. */
+  const power = (x, digits) => minus(x.toExponential(digits)).replace("e+", "e");
+
   /** A number as the reader would type it. */
-  const typed = (x) => minus(String(Math.abs(x) < 1e-3 ? Number(x.toPrecision(3)) : Number(x.toFixed(4))));
+  const typed = (x) => (x !== 0 && Math.abs(x) < 1e-3 ? power(x, 0) : minus(String(Number(x.toFixed(4)))));
 
   /** A number among the terms, with three digits or decimals. */
   function long(x) {
-    if (!Number.isFinite(x) || Number.isInteger(x)) return short(x, true);
     const a = Math.abs(x);
-    if (a < 1e-4 || a >= 1e5) return minus(x.toExponential(2)).replace("e+", "e");
+    if (Number.isInteger(x) && a < 1e5) return minus(String(x));
+    if (!Number.isFinite(x) || a < 1e-12) return short(x);
+    if (a < 1e-4 || a >= 1e5) return power(x, 2);
     return minus(String(Number(a < 1 ? x.toPrecision(3) : x.toFixed(3))));
   }
 
@@ -87,12 +93,12 @@
       if (kind === "num") return escape(a === null ? "∞" : node[2] || String(a));
       if (kind === "idx") return this.index(node);
       if (kind === "name") {
-        if (numeric) return this.name(node);
+        if (numeric) return this.value(node);
         const indices = b.map((index) => this.index(index));
         const subscript = indices.length ? `<sub>${joined(indices)}</sub>` : "";
         return `<i>${escape(letterOf(a))}</i>${subscript}`;
       }
-      if (numeric && ["over", "partial", "bracket", "delta", "cases", "mod", "floor"].includes(kind)) return this.value(node);
+      if (numeric && WHOLE.includes(kind)) return this.value(node);
       if (kind === "neg") return `−${this.write(a)}`;
       if (kind === "group") return `(${this.write(a)})`;
       if (kind === "abs") return `|${this.write(a)}|`;
@@ -103,20 +109,21 @@
       if (kind === "/") return `${this.write(a)} / ${this.wrap(b)}`;
       if (kind === "+" || kind === "-") return `${this.write(a)} ${kind === "+" ? "+" : "−"} ${this.wrap(b)}`;
       if (kind === "call") {
-        if (a === "sqrt") return `√${b[0][0] === "name" || b[0][0] === "num" || b[0][0] === "group" ? this.write(b[0]) : `(${this.write(b[0])})`}`;
-        return `${a === "sigmoid" ? "σ" : a}(${b.map((arg) => this.write(arg)).join(", ")})`;
+        if (a === "sqrt") return `√${["name", "num"].includes(b[0][0]) ? this.write(b[0]) : this.parenthesis(b[0])}`;
+        return `${a}(${b.map((arg) => this.write(arg)).join(", ")})`;
       }
       if (kind === "over") {
         const sign = a === "sum" ? "Σ" : a === "prod" ? "Π" : a;
-        const said = (letter) => node[4].some(([, x, y]) => [x, y].some((side) => side[0] === "idx" && side[1] === letter));
-        const bounds = [b.filter((letter) => !said(letter)).join(""), this.conditions(node[4])].filter(Boolean).join(", ");
+        const stands = (letter) => ([, x, y]) => [x, y].some((side) => side[0] === "idx" && side[1] === letter);
+        const letters = b.filter((letter) => !node[4].some(stands(letter)));
+        const bounds = [letters.join(""), this.conditions(node[4])].filter(Boolean).join(", ");
         return `${sign}<sub>${bounds}</sub> ${a === "sum" || a === "prod" ? this.write(node[3]) : this.parenthesis(node[3])}`;
       }
       if (kind === "bracket") return `[${this.conditions(a)}]`;
       if (kind === "delta") return `<i>δ</i><sub>${this.index(a)}${this.index(b)}</sub>`;
       if (kind === "partial") return `∂${this.write(a)}/∂${this.write(b)}`;
-      if (kind === "cases") return a.map(([value, tests]) => `${this.write(value)} where ${this.conditions(tests)}`).join(", ") + `, otherwise ${this.write(b)}`;
-      return "";
+      const cases = a.map(([value, tests]) => `${this.write(value)} where ${this.conditions(tests)}`);
+      return [...cases, `${this.write(b)} elsewhere`].join(", ");
     }
 
     parenthesis(node) {
@@ -132,12 +139,6 @@
       const text = this.write(node);
       const bare = text.replace(/<[^>]*>/g, "");
       return this.numbers && bare.startsWith("−") ? `(${text})` : text;
-    }
-
-    name(node) {
-      if (this.line.isSize(node)) return this.value(node);
-      const position = this.line.position(node)(this.e);
-      return `<span class="live-number" data-entry="${this.model.resolve(node[1])} ${position}">${long(this.line.closure(node)(this.e))}</span>`;
     }
   }
 
@@ -208,28 +209,30 @@
       const name = `${this.label}${index.length ? `[${index.join(", ")}]` : ""}`;
       let face;
       if (this.editable) {
-        face = make("input", { type: "text", role: "spinbutton", autocomplete: "off", spellcheck: "false", "aria-label": name, tabindex: position === 0 ? "0" : "-1", title: this.isSwitch ? "click to change" : "drag sideways, or type", class: this.isSwitch ? "live-switch" : "" });
+        const title = this.isSwitch ? "click to change" : "drag sideways, or type";
+        face = make("input", { type: "text", role: "spinbutton", autocomplete: "off", spellcheck: "false", "aria-label": name, title });
+        face.classList.toggle("live-switch", this.isSwitch);
       } else {
-        face = make("button", { type: "button", "aria-label": name, tabindex: position === 0 ? "0" : "-1" });
-        face.append(make("b"), make("small"));
+        face = make("button", { type: "button" }, make("b"), make("small"));
       }
+      face.tabIndex = this.cells.some(Boolean) ? -1 : 0;
       face.dataset.position = position;
       face.grid = this;
       cell.append(face);
-      this.cells.push({ cell, face, value: NaN, heat: NaN, wrong: null });
+      this.cells.push({ cell, face, name, value: null, heat: null, wrong: null });
       return cell;
     }
 
     /** Shows the numbers; those that differ from `right` by more than `tolerance` are marked, with the right one. */
     update(right = null, tolerance = EXACT) {
       const { data } = this.array;
-      const scale = data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) || 1;
-      const allowed = right ? tolerance * right.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 1e-3) : 0;
+      const scale = Math.max(Live.largest(data), 1e-12);
+      const allowed = right ? tolerance * Math.max(Live.largest(right), 1e-3) : 0;
       let wrong = 0;
       this.cells.forEach((cell, i) => {
         if (!cell) return;
         const x = data[i];
-        const differs = right !== null && x !== right[i] && !(Math.abs(x - right[i]) <= allowed) && !(Number.isNaN(x) && Number.isNaN(right[i]));
+        const differs = right !== null && !Object.is(x, right[i]) && !(Math.abs(x - right[i]) <= allowed);
         if (differs) wrong++;
         const heat = Number.isFinite(x) && data.length > 1 ? Math.round(((this.isSwitch ? 40 : 100) * x) / scale) : 0;
         if (heat !== cell.heat) {
@@ -238,7 +241,7 @@
           cell.cell.classList.toggle("negative", heat < 0);
         }
         const shown = differs ? right[i] : null;
-        if (x === cell.value && shown === cell.wrong) return;
+        if (Object.is(x, cell.value) && shown === cell.wrong) return;
         cell.value = x;
         const text = this.editable ? typed(x) : short(x);
         cell.face.dataset.value = String(x);
@@ -246,13 +249,18 @@
           cell.face.setAttribute("aria-valuenow", String(x));
           if (document.activeElement !== cell.face || cell.face.dataset.typing === undefined) cell.face.value = text;
         } else {
+          cell.cell.classList.toggle("wrong", differs);
           cell.face.firstChild.textContent = differs ? `≠ ${text}` : text;
-          if (shown !== cell.wrong) cell.cell.classList.toggle("wrong", differs);
           cell.face.lastChild.textContent = differs ? `${this.versus}: ${short(right[i])}` : "";
+          cell.face.setAttribute("aria-label", `${cell.name} = ${text}${differs ? `, ${this.versus}: ${short(right[i])}` : ""}`);
         }
         cell.wrong = shown;
       });
       return wrong;
+    }
+
+    get firstFace() {
+      return this.cells.find(Boolean).face;
     }
 
     mark(position, kind) {
@@ -266,7 +274,6 @@
       this.root = root;
       this.data = JSON.parse(root.querySelector('script[type="application/json"]').textContent);
       this.model = Live.model(this.data);
-      this.texts = this.data.items.map((item) => item.text);
       this.right = null;
       this.first = new Map(this.data.inputs.map((name) => [name, this.model.array(name).data.slice()]));
       this.grids = [];
@@ -274,12 +281,11 @@
       this.pinned = null;
       this.step = null;
       this.h = 1e-5;
-      this.compare = false;
       this.build();
       this.listen();
       this.refresh();
       this.check();
-      this.show(this.cards.find((card) => card.grid).grid.cells[0].face);
+      this.show(this.cards.find((card) => card.grid).grid.firstFace);
       root.classList.add("ready");
     }
 
@@ -305,7 +311,7 @@
         make("option", {}, "none"), ...this.data.mistakes.map(({ title }) => make("option", {}, title)));
       this.effect = make("p", { class: "live-effect", role: "status" });
       this.summary = make("p", { class: "live-effect" });
-      const compare = make("input", { type: "checkbox", onchange: () => { this.compare = compare.checked; this.root.classList.toggle("comparing", compare.checked); this.refresh(); } });
+      const compare = make("input", { type: "checkbox", onchange: () => this.root.classList.toggle("comparing", compare.checked) });
       this.width = make("select", { "aria-label": "step size h", onchange: () => { this.h = Number(this.width.value); this.refresh(); } });
       for (let k = 1; k <= 13; k += 1) this.width.append(make("option", { value: `1e-${k}`, selected: k === 5 }, `h = 1e−${k}`));
       const bar = make("div", { class: "live-bar" });
@@ -319,7 +325,8 @@
       return make("div", {}, make("p", { class: "live-intro" },
         "Every number here is computed in this page from the equation above it. ",
         make("b", {}, "Change a number"), " among the inputs: drag it sideways, or type. ",
-        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. Click it to hold it while you change others."),
+        make("b", {}, "Point at a number"), " to see what it is made of: its terms are shown below, and its sources light up. ",
+        "Click it to hold it while you change others."),
       bar, ...(this.data.mistakes.length ? [this.effect, this.summary] : []));
     }
 
@@ -327,7 +334,8 @@
       const list = make("div", { class: "live-cards live-inputs" });
       for (const name of this.data.inputs) {
         const array = this.model.array(name);
-        const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range: this.data.ranges[name] || null });
+        const range = this.data.ranges[name] || null;
+        const grid = this.grid(array, { label: letterOf(name), letters: this.letters(name), name, editable: true, range });
         const title = make("span", { class: "live-equation" }, make("i", {}, letterOf(name)));
         const short = this.model.label(name);
         if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
@@ -350,11 +358,10 @@
       const body = make("div", { class: "live-body" });
       const badge = make("span", { class: "live-badge" });
       const equation = make("span", { class: "live-equation" });
-      const typeset = this.root.querySelector(`[data-equation="${i}"]`);
-      if (typeset) equation.append(typeset);
-      else equation.textContent = this.texts[i];
+      equation.append(this.root.querySelector(`[data-equation="${i}"]`));
       const planted = make("span", { class: "live-equation live-planted" });
-      const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element: make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body) };
+      const element = make("figure", { class: "live-card live-line", "data-line": i }, make("figcaption", {}, equation, planted, badge), body);
+      const card = { i, part, grid: null, numerical: null, wrong: 0, badge, planted, body, element };
       this.fill(card);
       this.cards.push(card);
       return card;
@@ -366,16 +373,23 @@
       const result = line.result();
       const shown = result !== null && (line.defines || line.name === null) && result.data.length <= 64;
       if (!shown) return;
-      const label = line.name === null ? "value" : letterOf(this.model.label(line.name));
-      card.grid = this.grid(result, { label, letters: this.lineLetters(line), name: line.name, line: card.i, covers: (p) => line.name !== null || line.at.has(p) });
+      const label = line.name === null ? this.leftSide(line) : letterOf(this.model.label(line.name));
+      const letters = this.lineLetters(line);
+      const covers = (p) => line.name !== null || line.at.has(p);
+      card.grid = this.grid(result, { label, letters, name: line.name, line: card.i, covers });
       const large = line.name === null && result.data.length > 24;
       card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
       if (of === undefined) return;
       card.of = of;
       card.difference = { shape: result.shape, data: new Float64Array(result.data.length) };
-      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters: this.lineLetters(line), versus: label });
-      card.body.append(make("div", { class: "live-numerical" }, make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`), card.numerical.element));
+      card.numerical = this.grid(card.difference, { label: `numerical ${label}`, letters, versus: label });
+      const title = make("p", {}, `(L(${letterOf(of)} + h) − L(${letterOf(of)} − h)) / 2h`);
+      card.body.append(make("div", { class: "live-numerical" }, title, card.numerical.element));
+    }
+
+    leftSide(line) {
+      return new Writer(this.model, line, null, false).write(line.parts[0]).replace(/<[^>]*>/g, "");
     }
 
     grid(array, options) {
@@ -418,8 +432,7 @@
       const steps = make("div", { class: "live-steps", role: "group", "aria-label": "Step through the derivation" },
         make("span", { class: "live-wide" }, "Line by line:"),
         button("Previous line", "◀", () => this.move(-1)), button("Next line", "▶", () => this.move(1)), this.all, this.counter);
-      this.dockElement = make("div", { class: "live-dock" }, steps, this.terms);
-      return this.dockElement;
+      return make("div", { class: "live-dock" }, steps, this.terms);
     }
 
     // what the reader does
@@ -482,8 +495,8 @@
         this.glance(drag.face);
       }
       event.preventDefault();
-      const whole = drag.face.grid.range && drag.face.grid.range.whole;
       const { range } = drag.face.grid;
+      const whole = range && range.whole;
       const unit = whole ? Math.max(1 / 24, (range.high - range.low) / 400) : event.shiftKey ? 0.002 : 0.02;
       const digits = whole ? 1 : event.shiftKey ? 1000 : 100;
       this.change(drag.face, Math.round((drag.start + moved * unit) * digits) / digits);
@@ -532,7 +545,7 @@
       event.preventDefault();
       face.tabIndex = -1;
       next.face.tabIndex = 0;
-      if (!grid.editable) this.pinned = null;
+      if (!grid.editable) this.pin(null);
       next.face.focus();
     }
 
@@ -590,8 +603,7 @@
         card.element.classList.toggle("mistaken", here);
         card.planted.replaceChildren();
         if (!here) continue;
-        const typeset = this.root.querySelector(`[data-mistake="${k}"]`);
-        card.planted.append(typeset ? typeset.cloneNode(true) : mistake.text);
+        card.planted.append(this.root.querySelector(`[data-mistake="${k}"]`).cloneNode(true));
       }
       this.refresh();
     }
@@ -604,7 +616,6 @@
 
     go(step) {
       this.step = step;
-      this.root.classList.toggle("stepping", step !== null);
       this.all.setAttribute("aria-pressed", String(step === null));
       const now = step === null ? null : this.cards[step];
       this.counter.textContent = now ? `Line ${step + 1} of ${this.cards.length}, ${now.part}` : "";
@@ -619,9 +630,9 @@
         if (card && grid.name !== null) card.classList.toggle("read", reads.has(grid.name) && card !== (now && now.element));
       }
       if (!now) return;
-      this.pinned = null;
+      this.pin(null);
       this.reveal(now);
-      if (now.grid) this.show(now.grid.cells[0].face);
+      if (now.grid) this.show(now.grid.firstFace);
       else this.rest();
     }
 
@@ -659,12 +670,12 @@
         const { data } = card.grid.array;
         const far = card.numerical.update(data, NUMERICAL);
         const worst = card.difference.data.reduce((m, x, i) => Math.max(m, Math.abs(x - data[i])), 0);
-        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${exponent(worst)}`);
+        messages.push(`${far ? "✗ differs from" : "✓ agrees with"} the difference: ${worst === 0 ? "0" : power(worst, 0)}`);
         bad = bad || far > 0;
       } else if (!bad && (line.parts.length > 2 || !line.defines)) {
         const off = line.disagreement();
         bad = !(off <= (line.parts.some(Live.hasPartial) ? NUMERICAL : EXACT));
-        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${exponent(off)}`);
+        messages.push(`${bad ? "✗ differs" : "✓ agrees"}: ${off === 0 ? "0" : power(off, 0)}`);
       }
       card.badge.textContent = messages.join("; ");
       card.badge.classList.toggle("bad", bad);
@@ -673,16 +684,16 @@
     /** Where the numbers are wrong, with a button to go there. */
     summarize() {
       const wrong = this.cards.filter((card) => card.wrong > 0);
-      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card) }, card.grid.label);
+      const go = (card) => make("button", { type: "button", onclick: () => this.reveal(card, "center") }, card.grid.label);
       const names = wrong.map((card) => card.grid.label).join();
       if (this.summary.dataset.names === names) return;
       this.summary.dataset.names = names;
       this.summary.replaceChildren(wrong.length ? "Wrong now: " : "With these numbers, nothing is wrong.", ...wrong.map(go));
     }
 
-    reveal(card) {
+    reveal(card, block = "nearest") {
       const still = matchMedia("(prefers-reduced-motion: reduce)").matches;
-      card.element.scrollIntoView({ block: "nearest", behavior: still ? "auto" : "smooth" });
+      card.element.scrollIntoView({ block, behavior: still ? "auto" : "smooth" });
     }
 
     // what a number is made of
@@ -759,23 +770,26 @@
       const letters = new Writer(this.model, line, null, false).write(found.part);
       const right = grid.cells[position].wrong;
       const wrong = right === null ? "" : ` <span class="live-right">≠ ${long(right)}, which is right</span>`;
-      const parts = [`<p class="live-title">${name} = ${letters} = <span class="live-total" data-value="${found.value}">${long(found.value)}</span>${wrong}</p>`];
-      parts.push(this.list(line, found.terms, true));
-      for (const inner of found.inner) {
-        const writer = new Writer(this.model, line, inner.e, false);
-        parts.push(`<p class="live-inner">with ${writer.write(inner.node)} = <span class="live-number">${long(inner.value)}</span>${inner.node[1] === "sum" || inner.node[1] === "mean" ? "" : " among"}</p>${this.list(line, inner.terms, false)}`);
+      const total = `<span class="live-total" data-value="${found.value}">${long(found.value)}</span>`;
+      const parts = [`<p class="live-title">${name} = ${letters} = ${total}${wrong}</p>`, this.list(line, found.terms, true)];
+      for (const { node, e, value, terms } of found.inner) {
+        const among = node[1] === "sum" || node[1] === "mean" ? "" : " among";
+        const written = new Writer(this.model, line, e, false).write(node);
+        parts.push(`<p class="live-inner">with ${written} = ${long(value)}${among}</p>`, this.list(line, terms, false));
       }
       this.terms.innerHTML = `<div class="live-sum">${parts.join("")}</div><div class="live-sources">${this.sources(found.entries)}</div>`;
     }
 
     /** The terms, each with its factors; those that a bracket or δ makes 0 are counted, not listed. */
     list(line, terms, outer) {
-      const off = ({ factors }) => factors.some(({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0);
+      const isOff = ({ node, e }) => (node[0] === "bracket" || node[0] === "delta") && line.closure(node)(e) === 0;
+      const off = ({ factors }) => factors.some(isOff);
       const live = terms.filter((term) => !off(term));
       const largest = live.reduce((m, { value }) => Math.max(m, Math.abs(value)), 1e-300);
       const items = live.slice(0, MANY).map((term) => {
         const width = Math.min(100, Math.round((100 * Math.abs(term.value)) / largest));
-        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}"><span class="live-factors">${this.product(line, term, false)}</span>`
+        return `<li data-value="${term.value}" data-entries="${this.entriesOf(line, term)}">`
+          + `<span class="live-factors">${this.product(line, term, false)}</span>`
           + `<span class="live-factors">${this.product(line, term, true)}</span>`
           + `<span class="live-result${term.value < 0 ? " negative" : ""}" style="--width: ${width}%">${long(term.value)}</span></li>`;
       });
@@ -816,24 +830,24 @@
     sources(entries) {
       const used = new Map();
       for (const [name, p] of entries) used.set(name, (used.get(name) || new Set()).add(p));
-      return [...used].filter(([name]) => this.model.array(name).shape.length > 0 && this.model.array(name).data.length <= 240).map(([name, lit]) => {
+      return [...used].map(([name, lit]) => {
         const { shape, data } = this.model.array(name);
+        if (!shape.length || data.length > 240) return "";
         const columns = shape[shape.length - 1];
-        const block = columns * (shape.length > 1 ? shape[shape.length - 2] : 1);
-        const scale = data.reduce((m, x) => (Number.isFinite(x) ? Math.max(m, Math.abs(x)) : m), 0) || 1;
+        const block = columns * (shape[shape.length - 2] || 1);
+        const scale = Math.max(Live.largest(data), 1e-12);
+        const cell = (x, i) => {
+          const heat = Number.isFinite(x) ? Math.round((100 * Math.abs(x)) / scale) : 0;
+          return `<i class="${x < 0 ? "negative" : ""}${lit.has(i) ? " lit" : ""}" style="--heat: ${heat}%"></i>`;
+        };
+        const cells = Array.from(data, cell);
         const panels = [];
-        for (let start = 0; start < data.length; start += block) {
-          const cells = [...data.slice(start, start + block)].map((x, i) => (
-            `<i class="${x < 0 ? "negative" : ""}${lit.has(start + i) ? " lit" : ""}" style="--heat: ${Math.round((100 * Math.abs(Number.isFinite(x) ? x : 0)) / scale)}%"></i>`));
-          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.join("")}</span>`);
+        for (let i = 0; i < cells.length; i += block) {
+          panels.push(`<span class="live-mini" style="--columns: ${columns}">${cells.slice(i, i + block).join("")}</span>`);
         }
         return `<figure><figcaption><i>${escape(letterOf(this.model.label(name)))}</i></figcaption>${panels.join("")}</figure>`;
       }).join("");
     }
-  }
-
-  function exponent(x) {
-    return x === 0 ? "0" : minus(x.toExponential(0));
   }
 
   /** A normally distributed number with two decimals. */
