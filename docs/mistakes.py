@@ -114,7 +114,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake(
             "It is divided by the size of the batch",
             SOFTMAX,
-            "dz_k = 1/V y_k (dy_k − Σ_i dy_i y_i)",
+            "dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
             "A mean belongs to the loss, which has divided already. All gradients below are too small by the same "
             "factor.",
             "return dz / len(y)",
