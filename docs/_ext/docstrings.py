@@ -20,7 +20,7 @@ from scratchformer import Key, ops
 from scratchformer.notation import Equation, NotationError, Row, parse
 from scratchformer.notation.grammar import CALLS, OVER, canonical
 
-MODULES = ("data", "generation", "models", "nn", "ops", "optim", "testing", "training")
+MODULES = ("data", "generation", "models", "nn", "notation", "ops", "optim", "testing", "training")
 PUBLIC = {  # the names in backquotes that are links, and where they lead
     spelling: f"scratchformer.{module}.{name}"
     for module in MODULES
