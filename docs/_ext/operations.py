@@ -189,9 +189,13 @@ def mistake(name: str, wrong: Mistake) -> str:
     parts = [f".. rubric:: {prose(wrong.title)}"]
     parts += [directive("checked", "equation", wrong.equation, label="right", of=name)]
     parts += [directive("checked", "equation", wrong.wrong, label="wrong", of=name)]
-    off = [f":math:`{left}` is off by {percent(error)}" for left, error in consequences(name, wrong).items() if left]
-    words = " and ".join(off) or f"it is off by {percent(consequences(name, wrong)[''])}"
-    effect = f"{prose(wrong.effect)} On the arrays of the check, {words} of its largest number."
+    off = [
+        f"{f':math:`{left}`' if left else 'the left side'} by {percent(error)}"
+        for left, error in consequences(name, wrong).items()
+    ]
+    effect = (
+        f"{prose(wrong.effect)} On the arrays of the check, this changes {' and '.join(off)} of its largest number."
+    )
     return joined([*parts, wrong.code and block("python", wrong.code), effect])
 
 
