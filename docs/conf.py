@@ -40,4 +40,5 @@ html_favicon = "_static/favicon.svg"
 html_css_files = ["site.css"]
 html_math_renderer = "mathml"
 html_copy_source = False
+html_show_search_summary = False  # a browser refuses to load them where the site is opened as a file
 html_theme_options = {"top_of_page_buttons": []}

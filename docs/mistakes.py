@@ -114,9 +114,9 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
         Mistake(
             "It is divided by the size of the batch",
             SOFTMAX,
-            "dz_k = 1/V y_k (dy_k − Σ_i dy_i y_i)",
-            "A mean belongs to the loss, which has divided already. All gradients further back are too small by the same "
-            "factor.",
+            "dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
+            "A mean belongs to the loss, which has divided already. All gradients further back are too small by the "
+            "same factor.",
             "return dz / len(y)",
         ),
     ),
@@ -134,13 +134,14 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "Forward takes the mean, backward the sum",
             CROSS_ENTROPY,
             "dz_nv = dloss k_n (p_nv − t_nv)",
-            "Gradients are N times too large, and grow with the batch. Adam hides it; clipping and SGD do not.",
+            "Gradients are too large by the number of rows that count, so they grow with the batch. Adam hides it; "
+            "clipping and SGD do not.",
         ),
         Mistake(
             "Rows that do not count still pass a gradient",
             CROSS_ENTROPY,
             "dz_nv = dloss (p_nv − t_nv)/max(1, count)",
-            "The padding is trained on, too.",
+            "Ignored rows, such as padding, get p − t as if they had a target, and pull on the model.",
         ),
         Mistake(
             "The mean is over all rows, not those that count",

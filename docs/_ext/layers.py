@@ -10,19 +10,14 @@ from typing import Any
 
 from docstrings import MODULES, directive, heading, prose, table
 from one_step import one_step_page
-from operations import OPERATIONS, joined, write_page
+from operations import OPERATIONS, calls, joined, layers, write_page
 from pictures import layer_picture
 from sphinx.application import Sphinx
 
 import scratchformer
 from scratchformer import models, nn
 
-COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
 METHODS = ("forward", "loss", "backward", "loss_backward")
-
-
-def layers(module: Any) -> list[str]:
-    return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in COMMON]
 
 
 def page(module: Any, name: str) -> str:
@@ -34,6 +29,8 @@ def page(module: Any, name: str) -> str:
     methods = [method for method in METHODS if method in vars(layer)]
     if methods:
         parts += ["## The code", *(fenced("python", source(layer, method)) for method in methods)]
+    if called := [f"{{doc}}`/operations/{operation}`" for operation in calls(module, name)]:
+        parts.append(f"The derivations of the operations it calls: {', '.join(called)}.")
     return joined(parts)
 
 

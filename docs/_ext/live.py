@@ -245,8 +245,7 @@ class Live(SphinxDirective):
         (name,) = self.arguments
         if name not in CASES:
             return []
-        html = live_html(name, MISTAKES.get(name, ()))
-        return [nodes.raw("", html, format="html")]
+        return [nodes.raw("", live_html(name, MISTAKES.get(name, ())), format="html")]
 
 
 def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:

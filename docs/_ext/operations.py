@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,14 @@ from docstrings import block, directive, heading, pieces, prose, rendered, signa
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
 from pictures import operation_picture, step_curve
+from reports import consequences
 from sphinx.application import Sphinx
 
-from scratchformer import ops
+from scratchformer import models, nn, ops
 from scratchformer.testing.derivations import CASES
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
+COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
 OPERATIONS = (*(name for name in ops.__all__ if f"{name}_backward" in ops.__all__), *WITHOUT_BACKWARD)
 
 
@@ -36,23 +39,25 @@ def page(name: str) -> str:
     ]
     parts.append(picture(operation_picture(name)))
     if backward is None:
-        return joined([*parts, directive("live", name), heading("The code"), code(op)])
+        return joined([*parts, *live(name), heading("The code"), code(op)])
     parts += [heading("Derivation"), LEGEND, rendered(found[start:], name)]
-    if name in CASES:
-        parts += [heading("Change a number"), directive("live", name)]
+    parts += live(name)
     comparison = compare(name)
     parts += [heading("The code"), *sources(op, backward, comparison)]
     parts += [heading("What the cache keeps"), *kept(comparison)]
     curve, words = step_curve(name)
     parts += [heading("The step of a numerical check"), picture(curve), words]
     if name in MISTAKES and name in CASES:
-        parts += [heading("Mistakes that others have made"), *(mistake(name, wrong) for wrong in MISTAKES[name])]
-    parts += [heading("Check it yourself"), CHECK.format(name=name)]
+        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in MISTAKES[name])]
+    parts += [heading("Check it yourself"), CHECK.format(name=name), used(name)]
     return joined(parts)
 
 
 LEGEND = """\
 To the right of each equation is its :ref:`measured error <errors>`."""
+
+PLANT = """\
+Choose one in `Change a number`_ above to see which numbers it makes wrong."""
 
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
@@ -61,6 +66,33 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
     scratchformer check --derivations {name}    # every equation of the derivation
 
 :doc:`../checking` explains the reports, and checks an operation of your own."""
+
+
+def live(name: str) -> list[str]:
+    return [heading("Change a number"), directive("live", name)] if name in CASES else []
+
+
+def used(name: str) -> str:
+    """The layers and models whose code calls an operation."""
+    found = [
+        f":doc:`../layers/{layer}`"
+        for module in (nn, models)
+        for layer in layers(module)
+        if name in calls(module, layer)
+    ]
+    return f"It is used in {', '.join(found)}." if found else ""
+
+
+def layers(module: Any) -> list[str]:
+    """The names of a module's layers or models that have pages of their own."""
+    return [name for name in module.__all__ if inspect.isclass(getattr(module, name)) and name not in COMMON]
+
+
+def calls(module: Any, layer: str) -> list[str]:
+    """The operations in the code of a layer or model, and of the classes that it extends."""
+    own = [part for part in getattr(module, layer).__mro__ if part.__name__ not in (*COMMON, "object")]
+    text = "".join(inspect.getsource(part) for part in own if part.__module__.startswith("scratchformer"))
+    return [name for name in OPERATIONS if re.search(rf"\bops\.{name}\(", text)]
 
 
 def joined(parts: list[str]) -> str:
@@ -110,8 +142,9 @@ def cell(title: str, function: Any) -> str:
 
 def gain(reference: Measured, twin: Measured, difference: float) -> str:
     return (
-        f"Measured at the sizes below while this page was built: forward and backward take {milliseconds(twin)} "
-        f"instead of {milliseconds(reference)}, **{twin.seconds / reference.seconds:.2f}** of the time, and the "
+        f"Measured on one core at the sizes below while this page was built: forward and backward take "
+        f"{milliseconds(twin)} instead of {milliseconds(reference)}, "
+        f"**{twin.seconds / reference.seconds:.2f}** of the time, and the "
         f"cache has {size(twin.nbytes)} instead of {size(reference.nbytes)}. Results and gradients differ by at most "
         f"{difference:.0e} of their largest number, in float32."
     )
@@ -156,7 +189,18 @@ def mistake(name: str, wrong: Mistake) -> str:
     parts = [f".. rubric:: {prose(wrong.title)}"]
     parts += [directive("checked", "equation", wrong.equation, label="right", of=name)]
     parts += [directive("checked", "equation", wrong.wrong, label="wrong", of=name)]
-    return joined([*parts, wrong.code and block("python", wrong.code), prose(wrong.effect)])
+    off = [
+        f"{f':math:`{left}`' if left else 'the left side'} by {percent(error)}"
+        for left, error in consequences(name, wrong).items()
+    ]
+    effect = (
+        f"{prose(wrong.effect)} On the arrays of the check, this changes {' and '.join(off)} of its largest number."
+    )
+    return joined([*parts, wrong.code and block("python", wrong.code), effect])
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.{0 if share >= 0.1 else 1 if share >= 0.01 else 2}f}%"
 
 
 def write(app: Sphinx) -> None:

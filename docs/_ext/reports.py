@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 
-from scratchformer.notation import Item, Report, Row
-from scratchformer.notation.grammar import walk
+from mistakes import Mistake
+
+from scratchformer.notation import Item, Report, Row, parse
+from scratchformer.notation.check import Walk, read_and_run
+from scratchformer.notation.grammar import walk as nodes_of
 from scratchformer.notation.layout import normal
-from scratchformer.testing.derivations import CASES, check, variants
+from scratchformer.testing.derivations import CASES, Sizes, check, variants
+
+VISIBLE = 1e-6  # a relative error that is no rounding
 
 
 @cache
@@ -34,7 +40,7 @@ def items(name: str) -> tuple[tuple[Item, Row | None], ...]:
 def names(name: str) -> frozenset[str]:
     """The names that occur in the derivation of this name, in ASCII."""
     equations = (item.equation for item, _ in items(name) if item.equation)
-    nodes = (node for equation in equations for part in equation.parts for node in walk(part))
+    nodes = (node for equation in equations for part in equation.parts for node in nodes_of(part))
     known = (known for report in reports(name) for known in report.values)
     return frozenset(known) | {node[1] for node in nodes if node[0] == "name"}
 
@@ -43,3 +49,30 @@ def names(name: str) -> frozenset[str]:
 def compound() -> frozenset[str]:
     """The names with an underscore in any derivation; elsewhere an underscore begins the indices."""
     return frozenset(name for case in CASES for name in names(case) if "_" in name or "." in name)
+
+
+def consequences(name: str, mistake: Mistake) -> dict[str, float]:
+    """How far results and gradients are off with a mistake in the derivation, relative to their largest numbers.
+
+    If none of them is computed from the equation, the key is "" and the number how far the equation itself is off.
+    """
+    found: dict[str, float] = {}
+    for variant in variants(name):
+        case = CASES[variant](Sizes())
+        options = {"names": case.names, "docstring": case.docstring, **case.options}
+        ran, derivation = read_and_run(case.op, case.op_backward, *case.args, **options)
+        right, wrong = (parse(text, check(variant).values) for text in (mistake.equation, mistake.wrong))
+        (place,) = (number for number, item in enumerate(derivation.equations) if item.equation == right)
+        planted = derivation.replace(place, wrong)
+        walk = Walk(ran, math.inf)
+        walk.prepare(planted)
+        walk.items(ran.name, [item for item in planted.items if item.kind == "equation"])
+        returned = {*ran.outputs, *(f"d{argument}" for argument in ran.arguments)}
+        for number, (item, row) in enumerate(zip(planted.equations, walk.rows, strict=True)):
+            kind, left, *_ = item.equation.parts[0] if item.equation else ("", "")
+            known = kind == "name" and (left := walk.scope.resolve(left)) in returned
+            if (known or number == place) and (row.error or 0) > VISIBLE:
+                found[left if known else ""] = row.error or 0
+        if found:
+            break
+    return {left: error for left, error in found.items() if left} or found

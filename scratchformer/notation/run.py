@@ -251,7 +251,7 @@ def run(
             flat[name] = value
     given = numbers(flat)
     expect_elements(given)
-    called = getattr(source_of(op), "__qualname__", None) or getattr(op, "__name__", type(op).__name__)
+    called: str = getattr(source_of(op), "__qualname__", "") or getattr(op, "__name__", type(op).__name__)
     pair = (op, op_backward) if op_backward else (op,)
     gradient, parameter = parameters(op_backward) if op_backward else ("dy", "cache")
     with Watch(*pair) as watch:

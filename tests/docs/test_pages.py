@@ -1,5 +1,6 @@
 """What the pages of the site are made of: equations as MathML, docstrings, and the mistakes of others."""
 
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -9,8 +10,10 @@ pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 from docstrings import prose, typeset
 from mathml import mathml, of_equation, pieces
 from mistakes import MISTAKES
+from operations import calls, used
+from reports import consequences
 
-from scratchformer import ops
+from scratchformer import nn, ops
 from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
@@ -70,16 +73,33 @@ def test_a_mistake_replaces_an_equation_and_is_found(name):
 
 
 def found(case, mistake):
-    """Whether the check of a case fails with the mistake in its docstring."""
+    """Whether an equation is not true with the mistake in the docstring; one that cannot be evaluated is no proof."""
     report = check(case)
     right = parse(mistake.equation, report.values)
     (number,) = [i for i, item in enumerate(report.derivation.equations) if item.equation == right]
     wrong = report.derivation.replace(number, parse(mistake.wrong, report.values))
     try:
         recheck(case, wrong)
-    except (DerivationError, NotationError):
-        return True
+    except DerivationError as error:
+        return not isinstance(error.__cause__, NotationError)
     return False
+
+
+def test_a_mistake_says_how_far_it_puts_the_gradients_off():
+    norm, scaling = MISTAKES["layernorm"][0], MISTAKES["attention"][2]
+    assert set(consequences("layernorm", norm)) == {"dx"}
+    off = consequences("attention", scaling)
+    D = CASES["attention"](Sizes()).args[0].shape[-1]
+    assert off == pytest.approx({"dq": 1 - 1 / D**0.5, "dk": 1 - 1 / D**0.5})
+    assert set(consequences("mean_pool", MISTAKES["mean_pool"][0])) == {""}
+
+
+def test_operations_and_layers_link_to_each_other():
+    assert calls(nn, "SelfAttention") == ["attention"]
+    assert {"layers/SelfAttention`", "layers/RotarySelfAttention`"} <= set(
+        re.findall(r"layers/\w+`", used("attention"))
+    )
+    assert not used("relu")
 
 
 def recheck(case, derivation):

@@ -6,6 +6,7 @@ import threading
 from functools import cache, partial
 from html.parser import HTMLParser
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -80,6 +81,11 @@ def test_nothing_is_loaded_from_another_host():
         assert not re.search(r"(url\(|@import)\s*['\"]?https?:", style.read_text(encoding="utf-8")), style
 
 
+HEADINGS = (
+    "return [...document.querySelectorAll('article :is(h1, h2, h3, h4)')].map(h => [+h.tagName[1], h.textContent])"
+)
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_page_of_an_operation_has_every_equation_with_its_error(name):
     text = (SITE / "operations" / f"{name}.html").read_text(encoding="utf-8")
@@ -116,8 +122,30 @@ def test_no_page_has_errors_or_other_hosts_or_is_wider_than_a_phone(browser, add
             width = browser.execute_script("return document.documentElement.scrollWidth")
             loaded = browser.execute_script("return performance.getEntriesByType('resource').map(e => e.name)")
             wrong += [f"{name} loads {one}" for one in loaded if not one.startswith((address, "data:"))]
+            wrong += [f"{name}: {problem}" for problem in disorder(browser.execute_script(HEADINGS))]
             if width > PHONE["width"]:
                 wrong.append(f"{name} is {width} pixels wide")
     finally:
         browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
     assert not wrong, wrong[:20]
+
+
+def disorder(headings):
+    """What a reader of the headings alone would stumble over."""
+    levels = [level for level, _ in headings]
+    if levels.count(1) != 1 and headings:
+        yield f"{levels.count(1)} titles"
+    for (before, _), (level, text) in pairwise(headings):
+        if level > before + 1:
+            yield f"{text!r} is {level - before} levels below the heading before it"
+    texts = [text for level, text in headings if level == 2]
+    yield from (f"two headings {text!r}" for text in set(texts) if texts.count(text) > 1)
+
+
+def test_the_search_works_in_a_site_opened_as_a_file(browser):
+    from selenium.webdriver.support.wait import WebDriverWait
+
+    browser.get(f"{(SITE / 'search.html').as_uri()}?q=attention")
+    WebDriverWait(browser, 20).until(lambda _: browser.find_elements("css selector", "#search-results li a"))
+    assert browser.find_elements("css selector", "#search-results li a")[0].text == "attention"
+    assert not browser.get_log("browser")

@@ -301,7 +301,7 @@
         if (card) this.lists[card.part].append(card.element);
       });
       for (const [part, list] of Object.entries(this.lists)) {
-        if (list.childElementCount) this.root.append(make("h4", {}, part === "forward" ? "Forward" : "Backward"), list);
+        if (list.childElementCount) this.root.append(make("h3", {}, part === "forward" ? "Forward" : "Backward"), list);
       }
       this.root.append(this.dock());
     }
@@ -343,7 +343,7 @@
         if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
       }
-      return make("div", {}, make("h4", {}, "Inputs"), list);
+      return make("div", {}, make("h3", {}, "Inputs"), list);
     }
 
     /** The number of the first line of the backward: one with a gradient or a derivative. */
