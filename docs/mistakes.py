@@ -40,7 +40,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The weights' gradient is divided by the number of rows",
             "dw_io = Σ_n x_ni dy_no",
             "dw_io = 1/N Σ_n x_ni dy_no",
-            "dy has the 1/N of the loss in it already. Divided twice, dw is N times too small, while dx is right.",
+            "dy already contains the 1/N of the loss. Divided twice, dw is N times too small, while dx is right.",
             "dw = x.T @ dy / len(x)",
         ),
     ),
@@ -49,7 +49,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The result is compared with ≥",
             "dx_i = dy_i ∂y_i/∂x_i = dy_i positive_i",
             "dx_i = dy_i [y_i ≥ 0]",
-            "y is never negative, so every element passes its gradient on, also where forward gave 0.",
+            "y is never negative, so every element passes its gradient on, even where forward gave 0.",
             "dx = dy * (y >= 0)",
         ),
     ),
@@ -80,7 +80,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
     ),
     "tanh": (
         Mistake(
-            "The derivative takes x for y",
+            "x is used in place of y",
             "dx_i = dy_i ∂y_i/∂x_i = dy_i (1 − y_i²)",
             "dx_i = dy_i (1 − x_i²)",
             "Nearly right for small x, where y is nearly x, and far off for large ones, where it even turns negative.",
@@ -115,8 +115,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "It is divided by the size of the batch",
             SOFTMAX,
             "dz_nk = 1/N y_nk (dy_nk − Σ_i dy_ni y_ni)",
-            "A mean belongs to the loss, which has divided already. All gradients below are too small by the same "
-            "factor.",
+            "A mean belongs to the loss, which has divided already. All gradients further back are too small by the "
+            "same factor.",
             "return dz / len(y)",
         ),
     ),
@@ -125,8 +125,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "y is taken for a probability",
             "dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i",
             "dz_k = dy_k − y_k Σ_i dy_i",
-            "y is its logarithm, which is negative: every score gets a gradient of the wrong sign for the other "
-            "classes.",
+            "y is the logarithm of one, which is negative: every score gets a gradient of the wrong sign for the "
+            "other classes.",
         ),
     ),
     "cross_entropy": (
@@ -213,8 +213,7 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "100,000 for 10,000",
             "θ_c = 10000^(−2⌊c/2⌋/C)",
             "θ_c = 100000^(−2⌊c/2⌋/C)",
-            "Nothing fails, since no gradient depends on it; the positions are only other ones than published "
-            "weights were trained with.",
+            "Nothing fails, since no gradient depends on it, but published weights were trained with other positions.",
         ),
     ),
     "dropout": (
@@ -222,10 +221,10 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The scale is left out of backward",
             "dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
             "dx_i = dy_i k_i",
-            "All gradients below are too small by the factor 1 − p.",
+            "All gradients further back are too small by the factor 1 − p.",
         ),
         Mistake(
-            "One object with one mask, used in two places",
+            "One object with one mask is used in two places",
             "dx_i = dy_i ∂y_i/∂x_i = dy_i k_i/(1 − r)",
             "dx_i = dy_i/(1 − r)",
             "The second forward overwrites the mask of the first, whose backward then lets gradients through that "
@@ -238,18 +237,18 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The mean over T, padding included",
             "a_bt = [t < n_b]/max(n_b, 1)",
             "a_bt = [t < n_b]/T",
-            "What a text is batched with changes its vector, and so its class.",
+            "The other texts of its batch change the vector of a text, and so its class.",
         ),
         Mistake(
             "The padding gets a gradient",
             "dx_btc = dy_bc ∂y_bc/∂x_btc = a_bt dy_bc",
             "dx_btc = dy_bc/max(n_b, 1)",
-            "Positions that the forward did not read are changed by training.",
+            "Training changes vectors that the forward did not read.",
         ),
     ),
     "max_pool": (
         Mistake(
-            "All that are as large as the maximum get the gradient",
+            "Every element as large as the maximum gets the gradient",
             "dx_btc = dy_bc ∂y_bc/∂x_btc = live_b [t = w_bc] dy_bc",
             "dx_btc = [x_btc ≥ y_bc] dy_bc",
             "Padding that is larger than the maximum gets a gradient, and so does every member of a tie.",
@@ -261,8 +260,8 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "The second term of the softmax is left out",
             SCORES,
             "dz_hts = p_hts dp_hts",
-            "Raising one score lowers the other probabilities of its row. Without this, each row of dz has a sum "
-            "other than 0.",
+            "Raising one score lowers the other probabilities of its row. Without this term, the rows of dz do not "
+            "sum to 0.",
         ),
         Mistake(
             "The sum runs over the queries",
@@ -281,12 +280,12 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "dk is transposed, and a reshape hides it",
             KEYS,
             "dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_{h, t, (s D + d) mod S} q_{h, t, ⌊(s D + d)/S⌋}",
-            "The numbers are right and in the wrong places. Weights near 0 made all of them so small that a "
-            "tolerance of 1e-4 passed.",
+            "The numbers are right, but in the wrong places. With weights near 0 they were all so small that a test "
+            "with a tolerance of 1e-4 passed.",
             "dk = (q.T @ da).reshape(k.shape)",
         ),
         Mistake(
-            "Each key head hears only one of its query heads",
+            "Each key head gets the gradient of only one of its query heads",
             KEYS,
             "dk_gsd = Σ_t da_hts q_htd with h = ⌊g H/G⌋",
             "With shared keys, the gradients of all query heads of the group add up.",
@@ -297,18 +296,18 @@ MISTAKES: dict[str, tuple[Mistake, ...]] = {
             "Shifted the same way again",
             "dx_tj = dy_{t, j−(T−1−t)} where 0 ≤ j − (T − 1 − t) < S, 0 elsewhere",
             "dx_tj = dy_{t, j−t} where 0 ≤ j − t < S, 0 elsewhere",
-            "Gradients reach other distances than their scores came from; only the middle row is right.",
+            "Gradients reach other distances than those of their scores; only the middle row is right.",
         ),
     ),
     "relative_attention": (
         Mistake(
-            "q gets one of its two gradients",
+            "q gets only one of its two gradients",
             "dq_htd = dqu_htd + dqw_htd",
             "dq_htd = dqu_htd",
             "q is used twice, for the content and for the distance, so its gradient is a sum.",
         ),
         Mistake(
-            "The distances keep the sequences apart",
+            "The gradient of r is averaged over the sequences",
             "dr_hjd = Σ_{n,t} db_nhtj qw_nhtd",
             "dr_hjd = mean_n(Σ_t db_nhtj qw_nhtd)",
             "All sequences share r: their gradients are summed, not averaged.",

@@ -77,7 +77,7 @@ def _transformer_xl() -> str:
         "The vectors in the memory have themselves seen a memory, so with every block the view reaches M positions "
         f"further back: {reach:,} positions for {depth} blocks and M = {memory}. The memory is a constant: no gradient "
         "enters it. Positions are relative, because the same position means something else in the next segment; each "
-        "block gets a projection of distances and two biases for it, and the table of positions goes."
+        "block gets a projection of distances and two biases for it, and the table of positions is dropped."
     )
 
 
@@ -133,7 +133,7 @@ def _llama() -> str:
     stored = [sum(x.nbytes for x in model.allocate(1)[0]) for model in (GPT2(*sizes), Llama(*sizes, kv_heads=d["G"]))]
     return (
         "A model like GPT-2 with newer parts. Queries and keys are rotated by angles that grow with their positions, "
-        "so a score depends on a distance, and the table of positions goes. Norms divide by the root mean square; they "
+        "so a score depends on a distance, and needs no table of positions. Norms divide by the root mean square; they "
         "neither subtract a mean nor add a bias. The feed-forward layer has three matrices instead of two: one of them "
         "makes a gate for another. (In the trace F is the same for both models; Llama's own F is 8/3 C, which gives as "
         "many weights as the two matrices with 4 C.) There are no biases, and the output has its own matrix again. "

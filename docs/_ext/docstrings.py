@@ -262,13 +262,14 @@ class Checked(SphinxDirective):
 
 
 class Letters(SphinxDirective):
-    """The table of letters in the docstring of `scratchformer.ops`."""
+    """The table of letters in the docstring of `scratchformer.ops`, for a page in Markdown."""
 
     def run(self) -> list[nodes.Node]:
         (text,) = (text for text in paragraphs((ops.__doc__ or "").splitlines()) if text.startswith("    B batch"))
+        text = re.sub(r"[(](.*?=.*?)[)]", r"({math}`\1`)", text)
         found = re.findall(r"\b([A-Z]) (.+?)(?= {3}|$)", text, re.MULTILINE)
-        rows = [(f":math:`{letter}`", re.sub(r"\((.*=.*)\)", r":math:`\1`", meaning)) for letter, meaning in found]
-        return self.parse_text_to_nodes(table(("letter", "size"), rows))
+        rows = [f"| {{math}}`{letter}` | {meaning} |" for letter, meaning in found]
+        return self.parse_text_to_nodes("\n".join(["| letter | size |", "|---|---|", *rows]))
 
 
 def process(app: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:

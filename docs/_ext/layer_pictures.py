@@ -20,7 +20,7 @@ FRAMED = {
 }  # fmt: skip
 FLAT = {"Body", "Stack", "Bert", "Recompute"}  # their calls are drawn where they stand
 LEGEND = (
-    "↓ forward, ↑ backward. FLOP: 2 m n k for each product of matrices, nothing else. What several boxes keep is "
+    "↓ forward, ↑ backward. FLOP: 2 m n k for each matrix product, nothing else. What several boxes keep is "
     "counted in the first; parameters are not counted as kept."
 )
 HEAD = 10  # the height of an arrow that only enters or leaves

@@ -353,7 +353,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         "The same steps from last to first. Each gets the gradient of its output and returns that of its input. The "
         "gradients of its parameters are added to their `.grad`.",
         f"### 9. The loss ({link('cross_entropy')})",
-        "Softmax and logarithm cancel. The gradient of a logit is its probability, less 1 for the right word, divided "
+        "Softmax and logarithm cancel. The gradient of a logit is its probability, minus 1 for the right word, divided "
         "by the number of predictions.",
         equation("dlogits_tv = 1/T (p_tv − [v = target_t])"),
         shown(("dlogits", dlogits, POSITIONS, VOCABULARY)),
@@ -376,8 +376,8 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
             ("dx[0, 2]", sum_of(zip(dlogits[0], run.weight("output.w")[2], strict=True)), run.dx(run.output)[0, 2]),
         ),
         f"### 7. The second norm ({link('layernorm')})",
-        "The gradient that step 8 returned is dn here. It is scaled by γ first. Then two means are taken away, because "
-        "a change along them is undone by the normalisation.",
+        "The gradient that step 8 returned is dn here. It is scaled by γ first. Then two means are subtracted, "
+        "because normalisation undoes a change along them.",
         equation("dγ_c = Σ_t dn_tc x̂_tc"),
         equation("dβ_c = Σ_t dn_tc"),
         equation("g_tc = γ_c dn_tc"),
@@ -400,7 +400,7 @@ def _backward(run: _Run, link: Callable[[str], str]) -> list[str]:
         ),
         f"### 6. Feed-forward layer ({link('linear')}, {link('dense')})",
         "r = n + u, so dr goes both into the feed-forward layer and around it. Inside, it goes through the second "
-        "matrix, then on to where the ReLU was open, then through the first matrix.",
+        "matrix, then on only where the ReLU was open, then through the first matrix.",
         equation("dh_tf = [h_tf > 0] Σ_c dr_tc w_fc"),
         shown(
             ("gradient of `feedforward.down.w`", run.grad("feedforward.down.w"), HIDDEN, CHANNELS),
@@ -511,7 +511,7 @@ def _update(step: Step) -> list[str]:
             ("w", f"{n(w)} − 0.01·{n(g)}/√({n(g)}·{n(g)})", after),
         ),
         f"{moved} of the {sum(x.size for x in step.before.values())} weights move. The others have gradient 0: the "
-        "vectors of words that were not read, and what lies behind a ReLU that was closed at every position.",
+        "vectors of words that were not read, and the weights of hidden units whose ReLU was closed at every position.",
         "The weights after the step:",
         shown(
             *(

@@ -54,7 +54,7 @@ def page(name: str) -> str:
 
 
 LEGEND = """\
-At the right of each equation stands :ref:`its measured error <errors>`."""
+To the right of each equation is its :ref:`measured error <errors>`."""
 
 PLANT = """\
 Choose one in `Change a number`_ above to see which numbers it makes wrong."""

@@ -25,13 +25,13 @@ def adam_step(
         m̂_i = m_i/(1 − β1^t)                v̂_i = v_i/(1 − β2^t)
         w_i = w0_i − lr m̂_i/(√v̂_i + eps)
 
-    The two corrections are numbers, so no array m̂ or v̂ is needed. That of v is taken out of the root, and that of m is
-    left for the end, where it joins lr:
+    The two bias corrections are scalars, so no arrays m̂ and v̂ are needed. The correction of v moves out of the root,
+    and that of m is applied at the end, together with lr:
 
         √v̂_i = 1/√(1 − β2^t) √v_i
         change_i := lr/(1 − β1^t) · m_i/(1/√(1 − β2^t) √v_i + eps)        w_i = w0_i − change_i
 
-    All intermediate results have the same array, which ends as the change of w:
+    All intermediate results share one array, which in the end holds the change of w:
 
         change = np.multiply(g, 1 - beta1)
         m *= beta1

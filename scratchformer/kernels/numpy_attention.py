@@ -213,8 +213,8 @@ def attention(
         e_hts = exp(z_hts − m_ht) where allowed_hts = 1, 0 elsewhere        l_ht = Σ_s e_hts
         p_hts = e_hts/l_ht        y_htd = 1/l_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
 
-    So the output can be divided by l, instead of the probabilities. Its two sums are collected from J tiles of W keys
-    each, in any order:
+    So the output can be divided by l instead of the probabilities. Its two sums run over J tiles of W keys each, in any
+    order:
 
         l_ht = Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts
         y_htd = 1/l_ht Σ_j Σ_{s, ⌊s/W⌋ = j} e_hts v_gsd with g = ⌊h G/H⌋
@@ -226,27 +226,28 @@ def attention(
 
     The only purpose of m is to keep exp in range. By Cauchy-Schwarz no score exceeds the largest |q_t|/√D times the
     largest |k_s|; if this bound is small, m is 0. Otherwise a first pass over the tiles finds the maximum of each row,
-    and m is this maximum where it is large and 0 elsewhere. Two numbers per row give the probabilities back:
+    and m is this maximum where it is large and 0 elsewhere. From m and one more number per row, the backward recomputes
+    the probabilities:
 
         log_sum_ht = log(l_ht)
         p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
 
-    They are kept apart: in their sum, the log-sum-exp, a large m would cost log l its digits. (A query that sees no key
-    has l = 0 and y = 0. Its log_sum is the largest number there is, which makes p = 0.)
+    The two are kept apart: in their sum, the log-sum-exp, a large m would round off the digits of log l. (A query that
+    sees no key has l = 0 and y = 0. Its log_sum is the largest finite number, which makes p = 0.)
 
     Backward. The gradients are those of `attention`:
 
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
 
-    The last sum runs over a whole row, which is never in memory at once. But it is a dot product of two rows of D
-    numbers, known before the first tile:
+    The last sum runs over a whole row, which is never in memory at once. But it equals a dot product of two rows of D
+    numbers, which are known before the first tile:
 
         δ_ht := Σ_s p_hts dp_hts = Σ_s p_hts Σ_d dy_htd v_gsd
             = Σ_d dy_htd Σ_s p_hts v_gsd = Σ_d dy_htd y_htd with g = ⌊h G/H⌋
 
-    A further column subtracts it too, in the product of [dy, −δ] and [v, 1]. Then each tile is on its own, and what it
-    adds to dq, dk and dv is a product:
+    A further column subtracts δ too, in the product of [dy, −δ] and [v, 1]. Then the tiles are independent, and what
+    each adds to dq, dk and dv is a product:
 
         dp_hts − δ_ht = Σ_d dy_htd v_gsd + (−δ_ht) · 1 with g = ⌊h G/H⌋
         dz_hts = p_hts (dp_hts − δ_ht)
@@ -268,15 +269,16 @@ def attention(
         sum_dk[columns] += product_of_rows(dz, queries[rows][..., :-1])
         np.multiply(sum_dq, scale, out=own_dq)
         dk[own], dv[own] = sum_dk, sum_dv
+        return dq, dk, dv
 
-    Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. Queries then
-    have one more axis, (B, G, H/G, T, D), over which products broadcast the keys. In dk and dv the rows of a group are
-    stacked, head after head, and one product sums over all of them.
+    Shared keys. A tile holds whole groups of H/G heads, or part of one where a pattern splits the group. The queries
+    then have one more axis, (B, G, H/G, T, D), and products broadcast the keys over it. For dk and dv the rows of a
+    group are stacked, one head after another, and one product sums over all of them.
 
     Keys that are not finite. NaN or infinity in a key may affect the queries that see it, but not the other queries in
-    their tiles. If there is one, the bound on the scores is not finite. Then forbidden scores are overwritten with −∞,
-    since adding −∞ to NaN gives NaN. And for dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
-    0 · NaN is NaN. A query that sees the key has NaN in its dz anyway.
+    the same tile. If a key has one, the bound on the scores is not finite. Forbidden scores are then overwritten with
+    −∞, since adding −∞ to NaN gives NaN. For dq, NaN in k is replaced by 0: dz is 0 where the key is forbidden, but
+    0·NaN is NaN. A query that sees the key has NaN in its dz anyway.
 
     The cache keeps q, k, v, y, m and log l, where the reference keeps T S probabilities for each head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Rabe, Staats, "Self-attention does not

@@ -43,12 +43,13 @@ def cross_entropy(
 
         ℓ_n = log_z_n − (1 − ε) (z_{n,targets_n} − m_n) − ε mean_v(z_nv − m_n)
 
-    Backward. The softmax p is one exponential away, and the gradient of a row's loss is that of `cross_entropy`:
+    Backward. The softmax p takes one exponential, and the gradient of a row's loss is that of `cross_entropy`:
 
         p_nv := exp(z_nv − m_n − log_z_n) = softmax_v(z_nv)        ∂ℓ_n/∂z_nv = p_nv − t_nv
         share_n := dloss counted_n/(Σ_n' counted_n')               dz_nv = share_n ∂ℓ_n/∂z_nv = share_n (p_nv − t_nv)
 
-    For each piece, dz is computed in its place in dlogits: first p, then t is subtracted, then the share is multiplied.
+    For each piece, dz is computed in place in dlogits: it starts as p, then t is subtracted, then it is multiplied by
+    the share.
 
         share = (counted * (dloss / max(1, n))).astype(z.dtype)
         dz = np.subtract(z[part], z_max[part], out=dlogits[part])

@@ -1,6 +1,6 @@
 """Affine map with activation on NumPy: after the product, bias and activation are applied to pieces that fit the cache.
 
-A user's own pair is left to the reference.
+An activation that is a user's own pair goes to the reference.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def dense(
 ) -> tuple[np.ndarray, NumpyDenseCache]:
     """As `ops.dense`: after the product, bias and activation are applied to one piece at a time.
 
-    Forward, with all leading axes folded into n. Each activation is h Φ(h), and its Φ rises from 0 to 1:
+    Forward, with all leading axes folded into n. Each activation is h Φ(h), with a Φ that rises from 0 to 1:
 
         h_no = Σ_i x_ni w_io + b_o
         Φ_no = [h_no > 0] where activation = relu,
@@ -57,11 +57,11 @@ def dense(
 
         dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no        db_o = Σ_n dh_no
 
-    ReLU needs neither h nor a comparison: the output is positive where h is, so backward reads [h > 0] from y.
+    ReLU does not need h: y is positive exactly where h is, so the backward reads [h > 0] from y.
 
         kept_no = y_no where activation = relu, h_no elsewhere        [h_no > 0] = [y_no > 0]
 
-    dh is computed piece by piece, and handed on:
+    dh is computed piece by piece, and then passed to `linear_backward`:
 
         return linear_backward(dh.reshape(dy.shape), linear)
 

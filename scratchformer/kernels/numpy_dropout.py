@@ -32,13 +32,12 @@ def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, NumpyDropout
 
         ∂y_i/∂x_j = δ_ij factor_i        dx_i = Σ_j dy_j ∂y_j/∂x_i = factor_i dy_i
 
-    The array of factors is made again, and becomes the gradient:
+    The array of factors is computed again, and becomes the gradient:
 
         dx = np.multiply(cache.keep, cache.scale, dtype=dy.dtype)
         dx *= dy
 
-    Each direction allocates one floating-point array, the result, and no intermediate one. The cache is that of the
-    reference.
+    Each direction allocates only one floating-point array, its result. The cache is that of the reference.
     """
     if not one_real_dtype(x):
         return plain(x, p, key)

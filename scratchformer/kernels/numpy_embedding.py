@@ -27,8 +27,8 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbe
         y_nc = table_vc with v = ids_n
         dtable_vc = Σ_n [ids_n = v] dy_nc
 
-    In memory one row of the table follows the other, so element (v, c) is at place v C + c. No two elements share a
-    place, so dtable is also a sum over all elements of dy that go to one place:
+    In memory the rows of the table follow one another, so element (v, c) is at place v C + c. No two elements share a
+    place, so an element of dtable is also the sum of all elements of dy that go to its place:
 
         places_nc := ids_n C + c
         dtable_vc = Σ_{n,c'} [places_nc' = v C + c] dy_nc'
@@ -39,8 +39,8 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbe
         np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
         return dtable
 
-    `np.add.at` has a fast path for arrays of one dimension, which whole rows do not take. The cache is that of the
-    reference.
+    `np.add.at` has a fast path for one-dimensional arrays, which it does not take for whole rows. The cache is that of
+    the reference.
     """
     y, cache = plain(ids, table)
     return y, NumpyEmbeddingCache(*cache) if one_real_dtype(table) else cache

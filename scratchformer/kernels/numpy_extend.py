@@ -54,12 +54,12 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
     """As `nn.block.extend_block`, which does the rest: layers not known here, several new tokens, and patterns that
     differ between sequences.
 
-    The output of a causal block at its last place depends on earlier places only through their keys and values, which
-    are stored. So one row is enough. In a pre-norm block, first the norm:
+    The output of a causal block at the last position depends on earlier positions only through their keys and values,
+    which are stored. So it is enough to compute one row. In a pre-norm block, the norm comes first:
 
         μ = mean_c(x_c)        σ = √(mean_c((x_c − μ)²) + eps)        x̂_c = γ1_c (x_c − μ)/σ + β1_c
 
-    With K_hsd and V_hsd the stored keys and values of S = past + 1 places, the last of which are new,
+    With K_hsd and V_hsd the keys and values of S = past + 1 positions, the last of which is new,
 
         q_hd = Σ_c x̂_c Wq_chd        K_hsd = Σ_c x̂_c Wk_chd with s = past        V_hsd = Σ_c x̂_c Wv_chd with s = past
 
@@ -69,8 +69,8 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
         a_hs = Σ_d (q_hd + u_hd) K_hsd        b_he = Σ_d (q_hd + w_hd) r_ehd
         p_hs = softmax_s((a_hs + b_he)/√D) with e = past − s
 
-    r would have to be kept for every layer, or computed again for every token. With the two sums of b exchanged, Wr is
-    multiplied by one query instead of S sinusoids:
+    This r would have to be kept for every layer, or computed again for every token. With the two sums of b exchanged,
+    Wr is multiplied by one query instead of S sinusoids:
 
         b_he = Σ_c P_ec Σ_d (q_hd + w_hd) Wr_chd
 
@@ -87,8 +87,8 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
         attended = around(first, rows, lambda n: attend(n, first.branch, stored, past, seen))
         return around(second, attended, lambda n: ROW[type(second.branch)](n, second.branch)).reshape(x.shape)
 
-    The work for a token grows with S only where it reads the stored keys and values, and with relative positions P.
-    (There is no backward: generation differentiates nothing.)
+    The work for a token grows with S only where the stored keys and values are read, and with relative positions also
+    P. (There is no backward: generation differentiates nothing.)
     """
     first, second = block.branches()
     norm: Any = first.norm

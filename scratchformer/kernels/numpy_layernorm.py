@@ -38,7 +38,7 @@ def layernorm(
         dγ_c = Σ_n dy_nc x̂_nc        dβ_c = Σ_n dy_nc        g_nc := ∂L/∂x̂_nc = dy_nc γ_c
         dx_nc = rstd_n (g_nc − mean_c'(g_nc') − x̂_nc mean_c'(g_nc' x̂_nc'))
 
-    dγ and the second mean share the product u of dy and x̂. γ moves out of the array and into the vector: both means are
+    dγ and the second mean share the product u of dy and x̂. γ moves from the array to the vector: both means are
     products with γ/C, and g itself is needed only once, in the array that becomes dx:
 
         u_nc := dy_nc x̂_nc        dγ_c = Σ_n u_nc

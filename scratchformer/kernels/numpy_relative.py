@@ -109,8 +109,9 @@ def relative_attention(
         p_hts = softmax_{s, allowed_hts = 1}(z_hts) where allowed_hts = 1, 0 elsewhere
         y_htd = Σ_s p_hts v_hsd
 
-    The shift copies nothing. In memory b is one row of R numbers after another, and window t begins at its column
-    T − 1 − t, at place t R + T − 1 − t. So the windows are a view whose rows are one element shorter:
+    The shift copies nothing. In memory the rows of b, R numbers each, follow one another, and the window of row t
+    begins at column T − 1 − t, which is place t R + T − 1 − t. So the windows are a view whose rows are one element
+    shorter:
 
         R = S + T − 1        f_hi := b_htj with t = ⌊i/R⌋, j = i mod R
         z_hts = a_hts + f_hi with i = t (R − 1) + T − 1 + s
@@ -123,18 +124,18 @@ def relative_attention(
         β_hxe := Σ_d (q_htd + w_hd)/√D ρ_hed with t = t₀ + κ x
         z_hts = a_hts + β_{h, x, X−1−x+y} with t = t₀ + κ x, s = s₀ + κ y
 
-    All else is as in `numpy_attention`: any m cancels, and two numbers per row give the probabilities back.
+    The rest is as in `numpy_attention`: any m cancels, and the backward recomputes the probabilities from m and log l.
 
         m := shift
         l_ht = Σ_{s, allowed_hts = 1} exp(z_hts − m_ht)        log_sum_ht = log(l_ht)
         p_hts = exp(z_hts − m_ht − log_sum_ht) where allowed_hts = 1, 0 elsewhere
 
-    Backward. δ is known before the first tile, and a is a part of the sum z, so da is dz:
+    Backward. δ is known before the first tile, and a is one term of the sum z, so da is dz:
 
         dp_hts = Σ_d dy_htd v_hsd        δ_ht := Σ_s p_hts dp_hts = Σ_d dy_htd y_htd
         dz_hts = p_hts (dp_hts − δ_ht)        da_hts = dz_hts
 
-    b is the other part. The view gives each entry of da its place in db; the places between the windows are 0:
+    b is the other term. The view puts each entry of da in its place in db; the places between the windows are 0:
 
         db_htj = da_hts where 0 ≤ j − T + 1 + t < S, 0 elsewhere with s = j − T + 1 + t
 

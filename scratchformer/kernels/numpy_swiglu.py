@@ -29,12 +29,12 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, NumpySwigluCac
         g := gate        u := up
         s_i = 1/(1 + exp(−g_i))        f_i = g_i s_i        y_i = f_i u_i
 
-    Backward. f, which dup needs in any case, also stands in the derivative of `silu`:
+    Backward. f, which dup needs in any case, also appears in the derivative of `silu`:
 
         ∂s_i/∂g_i = s_i (1 − s_i)        ∂f_i/∂g_i = s_i + g_i s_i (1 − s_i) = s_i + f_i (1 − s_i)
         dg_i = dy_i u_i ∂f_i/∂g_i = dy_i u_i (f_i (1 − s_i) + s_i)        du_i = dy_i f_i
 
-    A piece d of dy at a time, with f in the array that becomes du:
+    One piece d of dy at a time, with f in the array that becomes du:
 
         s = cdf(g, "silu", out=np.empty_like(g))
         np.multiply(g, s, out=du)
@@ -45,8 +45,8 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, NumpySwigluCac
         dg *= d
         du *= d
 
-    A piece stays in the processor's cache from its sigmoid to its gradient, and beside the results no array is larger
-    than a piece. The cache keeps what the reference keeps.
+    A piece stays in the processor's cache from its sigmoid to its gradient, and apart from the results no array is
+    larger than a piece. The cache keeps what the reference keeps.
     """
     if not one_real_dtype(gate, up):
         return plain(gate, up)

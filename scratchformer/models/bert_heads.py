@@ -76,7 +76,7 @@ class MaskedPrediction(Layer):
     Positions are chosen first because the product with the table is the largest in the model: V logits are computed
     only for the 15% of the positions that are chosen.
 
-    Backward. Step by step from the end, each the derivative of one line above:
+    Backward. From the last step to the first, each line differentiates one of the lines above:
 
         p_bkv = softmax_v(z_bkv)        dz_bkv = dloss/N (p_bkv − [v = targets_bk])        (see `cross_entropy`)
         dc_v = Σ_n dz_nv        dtable_vc = Σ_n dz_nv h_nc        dh_bkc = Σ_v dz_bkv table_vc
@@ -91,9 +91,9 @@ class MaskedPrediction(Layer):
         du = self.dense.backward(self.norm.backward(dh, cache.norm), cache.dense)
         dx = ops.gather_backward(du, cache.gather)
 
-    A micro-batch with M of the N positions has the mean over M as its loss; times its share M/N, this is its part of
-    the sum above. All rows of a batch have the same number K of positions, so M/N is also its share of the rows, and
-    the same weight is right for the next-sentence loss, a mean over rows.
+    A micro-batch with M of the N positions has the mean over M as its loss; multiplied by its share M/N, this is its
+    part of the sum above. All rows of a batch have the same number K of positions, so M/N is also its share of the
+    rows, and the same weight is right for the next-sentence loss, a mean over rows.
 
     Source: Devlin et al., 2019, section 3.1, task 1; the layers before the output as in their published program.
     """

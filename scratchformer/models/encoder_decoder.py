@@ -55,7 +55,7 @@ class EncoderDecoder(Predictor):
     or "pre", with a norm after the last blocks.
 
     Forward. The table's rows enter the encoder as u and the decoder as w, and the table turns vectors into logits. Here
-    the encoder and the decoder begin with the positions and dropout:
+    the encoder and the decoder start with the positions and dropout:
 
         u_bsc = √C table_vc with v = source_bs        w_btc = √C table_vc with v = target_bt
         memory = encoder(u)        x = decoder(w, memory)        logits_btv = Σ_c x_btc table_vc

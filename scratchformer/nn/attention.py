@@ -69,7 +69,8 @@ class CrossAttention(MultiHead):
         wq_chd = query.w_{c,h D + d}        wk_chd = key.w_{c,h D + d}        wv_chd = value.w_{c,h D + d}
         q_bhtd = Σ_c x_btc wq_chd        k_bhsd = Σ_c memory_bsc wk_chd        v_bhsd = Σ_c memory_bsc wv_chd
 
-    Let the text in sequence b of the memory be its first m_b positions. The pattern `Padding(m)` ends the sums there:
+    Let the text of sequence b of the memory be its first m_b positions, and the rest padding. The pattern `Padding(m)`
+    ends the sums there:
 
         z_bhts = Σ_d q_bhtd k_bhsd/√D        p_bhts = [s < m_b] exp(z_bhts) / Σ_s' [s' < m_b] exp(z_bhts')
         u_bhtd = Σ_s p_bhts v_bhsd        y_btc = Σ_h Σ_d u_bhtd unify.w_{h D + d,c} + unify.b_c
@@ -103,8 +104,8 @@ class CrossAttention(MultiHead):
 
         dmemory_bsc = [s < m_b] Σ_h Σ_t Σ_d (da_bhts q_bhtd wk_chd + p_bhts du_bhtd wv_chd)
 
-    The padding of x needs no pattern: the loss ignores its y. Where dy_btc = 0 for every c, so are du_bhtd, dp_bhts and
-    da_bhts, and such a t adds nothing to any gradient. `backward` returns (dx, dmemory).
+    The padding of x needs no pattern: the loss ignores its y. Where dy_btc = 0 for every c, du_bhtd, dp_bhts and
+    da_bhts are 0 too, so such a t adds nothing to any gradient. `backward` returns (dx, dmemory).
     """
 
     def __init__(self, d_model: int, heads: int, wide: bool = False, bias: bool = False, key: Key = Key(0)) -> None:
@@ -150,7 +151,7 @@ class SelfAttention(CrossAttention):
     causal: position t sees only positions up to t, in addition to any given pattern. The other arguments are those of
     `CrossAttention`. x, y: (B, T, C).
 
-    Backward. x is the input u and the memory of `CrossAttention`:
+    Backward. x is both the input u and the memory of `CrossAttention`:
 
         u = x        memory = x        y = cross(u, memory)
 

@@ -98,7 +98,7 @@ class TransformerBlock(Block):
     attention is a `RelativeSelfAttention`. If so, `forward` takes a memory (B, M, C), the inputs of this block at the M
     positions before x, now constants. Attention then sees [memory, x] instead of x (with pre-norm, both normalised).
 
-    Backward. Each half is a `Residual`, and passes the gradient of its output back to its input:
+    Backward. Each half is a `Residual` and passes the gradient of its output back to its input:
 
         dh_tc = Σ_e dy_te ∂y_te/∂h_tc        (the feed-forward layer and the norm act on each position)
         dx_sc = Σ_t Σ_e dh_te ∂h_te/∂x_sc        (attention mixes positions)

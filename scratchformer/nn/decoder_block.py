@@ -36,7 +36,7 @@ class DecoderBlock(Layer):
     x, y: (B, T, C). memory: (B, M, C), the encoder's output for the other sequence. pattern: which queries may see
     which positions of the memory (usually its `Padding`). The other arguments are those of `TransformerBlock`.
 
-    Backward. Each branch is a `Residual`, and passes the gradient of its output back to its input:
+    Backward. Each branch is in a `Residual`, which passes the gradient of its output back to its input:
 
         dh_tc = Σ_e dy_te ∂y_te/∂h_tc        dg_tc = Σ_e dh_te ∂h_te/∂g_tc        dx_sc = Σ_t Σ_e dg_te ∂g_te/∂x_sc
 

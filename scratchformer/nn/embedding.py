@@ -57,9 +57,9 @@ class TiedOutput(Layer):
 
         dtable_vc = dw_cv + din_vc
 
-    The first term is added here, transposed back, the second by the embedding's own backward. Both are added to the
-    same `.grad`, in either order. A token's row gets a gradient from every position where a token is predicted, even if
-    this token does not occur in the input.
+    The first term, transposed back, is added here, and the second in the backward of the embedding. Both are added to
+    the same `.grad`, in either order. A token's row gets a gradient from every position where a token is predicted,
+    even if this token does not occur in the input.
 
         self.table.grad += dw.T
 
@@ -88,7 +88,7 @@ class PositionEmbedding(Layer):
     std: the standard deviation of the initial values, which are normal. x: (B, T, C) with T ≤ max_length; `start` is
     the position of x[:, 0].
 
-    Backward. The vector of a position is added in every sequence, so it collects the gradients of all of them:
+    Backward. The vector of a position is added in every sequence, so its gradient is a sum over the sequences:
 
         y_btc = x_btc + table_{start + t,c}        dx_btc = dy_btc        dtable_{start + t,c} = Σ_b dy_btc
     """

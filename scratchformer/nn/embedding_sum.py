@@ -32,12 +32,11 @@ class EmbeddingSum(Layer):
         e_btc = Σ_i u_bti w_ic + embeddings.0.b_c + table_vc with v = ids_bt
         x = scale e        y = dropout(norm(positions(x)))
 
-    Backward. dx is what dropout, norm and positions pass back, last to first, and every term of e has the same
-    gradient, de:
+    Backward. Dropout, norm and positions, in this order, pass dy back to dx. Every term of e has the same gradient, de:
 
         dx = ∂L/∂x        de = scale dx
 
-    Each embedding gets it, as if it were alone (see `linear` and `embedding`):
+    Each embedding gets de, as if it were the only one (see `linear` and `embedding`):
 
         du_bti = Σ_c de_btc w_ic        dw_ic = Σ_b Σ_t u_bti de_btc        dtable_vc = Σ_b Σ_t [ids_bt = v] de_btc
 

@@ -55,7 +55,7 @@ class RelativeSelfAttention(CrossAttention):
         dx_sc = Σ_h Σ_d dk_hsd wk_chd + Σ_h Σ_d dv_hsd wv_chd + Σ_t [s = t + S − T] Σ_h Σ_d dq_htd wq_chd
 
     So a memory gets a gradient too, from keys and values; a caller for whom it is constant drops this. The sinusoids
-    are fixed, so of r only W needs a gradient, as in `linear`:
+    are fixed, so dr leads only to a gradient of W, as in `linear`:
 
         dW_chd = Σ_j P_jc dr_hjd        dposition.w_{c,h D + d} = dW_chd
 

@@ -44,8 +44,8 @@ class Residual(Layer):
         ds = self.norm.backward(dy, cache.norm)
         dx = ds + dn[:, -T:]
 
-    In "pre" order the sum is y. dy passes down the sum unchanged, whatever the branch does, and the norm lies on the
-    branch's side only:
+    In "pre" order the sum is y. dy passes through the sum unchanged, whatever the branch does, and only the branch
+    passes its gradient through the norm:
 
         n = norm(x)        f = dropout(branch(n))        y = x + f
         dn_tc = Σ_s Σ_e dy_se ∂f_se/∂n_tc        dx_tc = dy_tc + Σ_e dn_te ∂n_te/∂x_tc

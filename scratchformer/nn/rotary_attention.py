@@ -46,7 +46,7 @@ class RotarySelfAttention(MultiHead):
         dq̂ = ∂L/∂q̂        dk̂ = ∂L/∂k̂        dv = ∂L/∂v
         dq_htd = Σ_e dq̂_hte ∂q̂_hte/∂q_htd        dk_gtd = Σ_e dk̂_gte ∂k̂_gte/∂k_gtd
 
-    x feeds all three projections, so its gradient is their sum:
+    x feeds all three projections, so its gradient is a sum of three terms:
 
         dx_tc = Σ_h Σ_d dq_htd wq_chd + Σ_g Σ_d dk_gtd wk_cgd + Σ_g Σ_d dv_gtd wv_cgd
 

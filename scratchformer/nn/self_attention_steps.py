@@ -36,7 +36,7 @@ class BasicSelfAttention(Layer):
         w := weights
         z_ts = Σ_c x_tc x_sc        w_ts = softmax_s(z_ts)        y_tc = Σ_s w_ts x_sc
 
-    Backward. The weights and, through the softmax of each row (see `softmax`), the scores get
+    Backward. The gradients of the weights and, through the softmax of each row (see `softmax`), of the scores are
 
         dw_ts = Σ_c dy_tc x_sc        dz_ts = w_ts (dw_ts − Σ_s' w_ts' dw_ts')
 

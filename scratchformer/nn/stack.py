@@ -38,7 +38,7 @@ class Stack(Layer):
     (B, H, length, D). `extend` returns what `forward` returns at new positions x (B, T, C), after `past` positions that
     are already in `stored`, and stores x too; a position never sees a later one. For a block without these methods the
     stack stores the inputs and runs forward over all of them at every new position: the same numbers, more slowly. It
-    does so too for a class that has a `forward` of its own but inherits `extend`, which would compute something else.
+    also does so for a class that defines a `forward` but inherits `extend`, which would compute something else.
     Blocks with shared inputs must have both methods; there `Stack.extend` takes a list of values, one for each block,
     such as the keys and values that a block made of an encoder's output. Raises ValueError for a block that returns
     another shape than it got.

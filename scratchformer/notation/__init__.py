@@ -1,11 +1,12 @@
 """The index notation of derivations: read, evaluated, checked and typeset."""
 
-from .check import DerivationError, Report, Row, check_derivation, check_equations
+from .check import Report, check_derivation, check_equations
 from .grammar import Equation, NotationError, parse
 from .latex import latex
 from .layout import Derivation, Item, read
 from .mistakes import Mistake, plant_mistakes
 from .page import array_as_json, as_json
+from .walk import DerivationError, Row
 
 __all__ = [
     "Derivation",

@@ -41,6 +41,7 @@ CALLS = ("exp", "log", "sqrt", "tanh", "sin", "cos", "erf", "max", "min", "abs")
 OVER = ("sum", "prod", "mean", "max", "min", "argmax", "softmax")
 WORDS = ("with", "for", "where", "elsewhere", "mod", "and")
 RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", ":=": ":=", "=": "=", "<": "<", ">": ">", "≤": "≤", "≥": "≥", "≠": "≠"}
+CONSTANTS = {"pi": (math.pi, "π"), "inf": (math.inf, "∞")}  # in ASCII
 POWERS = {"²": 2, "³": 3, "⁴": 4, "⁻¹": -1}
 
 TOKEN = re.compile(
@@ -278,6 +279,8 @@ class Parser:
 
     def base(self) -> Node:
         token = self.take()
+        if token.text in CONSTANTS and token.text not in self.names and not self.sees("_"):
+            return "num", CONSTANTS[token.text][0], CONSTANTS[token.text][1]
         if token.kind == "number":
             value = {"½": 0.5, "π": math.pi, "∞": math.inf}.get(token.text)
             return "num", float(token.text) if value is None else value, token.text
@@ -316,16 +319,16 @@ class Parser:
         known = canonical(name) in self.names
         if not known and name in OVER and self.sees("_"):
             return self.over(name)
-        called = name in CALLS or canonical(name) in self.functions
+        called = name in (*CALLS, "floor") or canonical(name) in self.functions
         if called and not self.sees("_") and (not known or self.sees("(")):  # an array may be called cos
             self.expect("(")
             arguments = [self.value()]
             while self.accept(","):
                 arguments.append(self.value())
             self.expect(")")
-            if name in CALLS and (count := len(arguments)) != (2 if name in ("max", "min") else 1):
+            if name in (*CALLS, "floor") and (count := len(arguments)) != (2 if name in ("max", "min") else 1):
                 raise NotationError(f"{name} has {count} arguments", self.text, token.column)
-            return ("abs", arguments[0]) if name == "abs" else ("call", name, tuple(arguments))
+            return (name, arguments[0]) if name in ("abs", "floor") else ("call", name, tuple(arguments))
         if not known and name == "partial":
             return self.partial()
         return self.indexed(token)
@@ -356,7 +359,7 @@ class Parser:
         return tuple(found) or self.fail("an index: lower-case letters, or anything in braces")
 
     def over(self, function: str) -> Node:
-        """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for other functions than Σ the body stands in parentheses."""
+        """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for functions other than Σ the body is in parentheses."""
         self.expect("_")
         found: list[str] = []
         conditions: list[Condition] = []
@@ -431,7 +434,10 @@ def parse(text: str, names: Iterable[str] = ()) -> Equation:
     not an index. A name that ends with "()" is a function of whole arrays. Raises NotationError, which points at a
     column and says what was expected.
     """
-    return Parser(text, names).equation()
+    try:
+        return Parser(text, names).equation()
+    except RecursionError:
+        raise NotationError("too many parentheses inside one another", text) from None
 
 
 def walk(node: Any) -> Iterator[Node]:

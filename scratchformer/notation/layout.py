@@ -1,6 +1,6 @@
 """The layout of a docstring: what is prose, a picture, code or an equation.
 
-Text at the margin is prose. In an indented block, a line that begins with `|` is a picture, `>>>` starts an example, a
+Text at the margin is prose. In an indented block, a line that begins with `| ` is a picture, `>>>` starts an example, a
 line that stands word for word in the code is code, and everything else is equations. Three or more spaces separate the
 equations of one line; after an equation, a piece in parentheses is a comment. A line that begins with a relation or an
 operator continues the equation above it, and so does the line after one that ends with a comma.
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from .grammar import CALLS, OVER, Equation, NotationError, parse
 
 DEFINED = re.compile(r"(?<!\S)(\w\S*?)(?:_(?:(?:[a-z]['’′]*)+|\{[^}]*\}))?\s*:=")  # a name, and its indices
+PICTURE = re.compile(r"\s*\|(\s|$)")  # |x| < 1 is an equation
 CONTINUED = re.compile(r"(:=|<=|>=|[=≤≥<>+−·/*]|-(?!\d))")
 
 
@@ -45,15 +46,33 @@ class Derivation(NamedTuple):
         return self._replace(items=tuple(items))
 
 
-def read(docstring: str, names: Iterable[str] = (), code: Collection[str] = (), name: str = "") -> Derivation:
+def read(
+    docstring: str,
+    names: Iterable[str] = (),
+    code: Collection[str] = (),
+    name: str = "",
+    margin: int | None = None,
+) -> Derivation:
     """The items of a docstring.
 
     names: known names, see `parse`. Names that `:=` defines are known too: they may contain underscores, and with
-    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. Raises
-    NotationError with the line and column of what cannot be read.
+    `δ_ts := …` δ is a name. code: the statements of the operation and its backward, white space normalised. margin: the
+    column of the text that is not indented, by default that of the least indented line. Raises NotationError with the
+    line and column of what cannot be read.
     """
     names = [*names, *(match[1] for match in DEFINED.finditer(docstring) if match[1] not in (*CALLS, *OVER))]
-    return Derivation(name, tuple(items(inspect.cleandoc(docstring).splitlines(), names, code)))
+    return Derivation(name, tuple(items(dedented(docstring, margin), names, code)))
+
+
+def dedented(docstring: str, margin: int | None) -> list[str]:
+    """The lines of a docstring without its margin, and without empty lines before and after."""
+    if margin is None:
+        return inspect.cleandoc(docstring).splitlines()
+    first, *rest = docstring.expandtabs().rstrip().splitlines() or [""]
+    lines = [first.lstrip(), *(line[margin:] if not line[:margin].strip() else line.lstrip() for line in rest)]
+    while lines and not lines[0].strip():
+        del lines[0]
+    return lines
 
 
 def normal(text: str) -> str:
@@ -72,8 +91,8 @@ def items(lines: list[str], names: Iterable[str], code: Collection[str]) -> Iter
             while at < len(lines) and lines[at].strip() and not lines[at].startswith("    "):
                 at += 1
             yield Item("prose", "\n".join(lines[start:at]), start + 1)
-        elif line.lstrip().startswith("|"):
-            while at < len(lines) and lines[at].lstrip().startswith("|"):
+        elif PICTURE.match(line):
+            while at < len(lines) and PICTURE.match(lines[at]):
                 at += 1
             yield Item("picture", "\n".join(lines[start:at]), start + 1)
         elif line.lstrip().startswith(">>>"):
@@ -107,14 +126,19 @@ def pieces(lines: list[str], number: int, names: Iterable[str]) -> Iterator[Item
                 found.append(Item("equation", text, number + extra, column))
     for item in found:
         if item.kind == "equation":
-            item = item._replace(equation=parse_at(item, names))
+            item = item._replace(equation=parse_at(item, names, lines, number))
         yield item
 
 
-def parse_at(item: Item, names: Iterable[str]) -> Equation:
-    """Parse the text of an item; an error names its place in the docstring."""
+def parse_at(item: Item, names: Iterable[str], lines: list[str], number: int) -> Equation:
+    """Parse the text of an item, which stands in `lines`; an error points at its place in the docstring."""
     try:
         return parse(item.text.replace("\n", " "), names)
     except NotationError as error:
-        column = error.column or 0
-        raise NotationError(error.message, error.text, column, item.line) from None
+        before = item.text[: error.column or 0].split("\n")
+        place, column = item.line - number, item.column
+        while len(before) > 1:  # a line that was joined to the one above it, with four spaces between
+            place += 1
+            del before[0]
+            column = len(lines[place]) - len(lines[place].lstrip()) - 4
+        raise NotationError(error.message, lines[place], column + len(before[0]), number + place) from None

@@ -10,10 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .check import DerivationError, Walk, is_whole, read_and_run
+from .check import read_and_run
 from .grammar import Condition, Equation, Node, NotationError, letters_in
 from .layout import Item
 from .spelling import spelled
+from .walk import DerivationError, Walk, is_whole
 
 LOOSER = {"≤": "<", "≥": ">", "<": "≤", ">": "≥"}
 
@@ -145,7 +146,7 @@ def plant_mistakes(
 ) -> Iterator[Mistake]:
     """Plant mistakes in the derivation of an operation, one at a time, and check the rest of it with each.
 
-    Arguments as for `check_derivation`, but options are a mapping. every: of so many mistakes, plant the first.
+    Arguments as for `check_derivation`, but options are a mapping. every: plant one in this many mistakes.
     among: plant only these, as (line, what, wrong). Raises DerivationError if the derivation is wrong as it stands.
     """
     ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, seed=seed, **options or {})

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,16 +21,17 @@ class Statement(NamedTuple):
     text: str  # with normalised white space
     first: int  # line numbers in the file
     last: int
-    targets: tuple[str, ...]  # the local variables that it sets
+    variables: tuple[str, ...]  # the local variables that it sets, or else those that it uses
 
 
 class Run(NamedTuple):
-    """What a forward and a backward left: arrays by name, and the local variables after each statement."""
+    """The results of a forward and a backward: arrays by name, and the local variables after each statement."""
 
     name: str
     values: dict[str, np.ndarray]
     arguments: tuple[str, ...]
     outputs: tuple[str, ...]
+    gradients: tuple[str, ...]  # those that backward returned
     code: frozenset[str]
     locals: dict[str, dict[str, np.ndarray]]  # by statement, then by variable: its value when it last ran
     functions: Mapping[str, Callable] = {}  # that equations may call
@@ -41,31 +43,66 @@ class Run(NamedTuple):
 
 
 def source_of(function: Callable) -> Callable:
-    """The function whose code runs: without decorators, and not bound to an object."""
-    return inspect.unwrap(getattr(function, "__func__", function))
+    """The function whose code runs: not a partial, a decorated or a bound one; of a callable object, its `__call__`."""
+    function = inspect.unwrap(without_partial(function))
+    function = getattr(function, "__func__", function)
+    return function if hasattr(function, "__code__") else getattr(type(function), "__call__", function)  # noqa: B004
+
+
+def without_partial(function: Callable) -> Callable:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def source_tree(function: Callable) -> tuple[str, ast.Module, int] | None:
+    """The dedented source of a function, its syntax tree and its first line in the file; None if it is not at hand."""
+    try:
+        lines, start = inspect.getsourcelines(source_of(function))
+        source = textwrap.dedent("".join(lines))
+        return source, ast.parse(source), start
+    except (OSError, TypeError, SyntaxError):  # of a lambda, the source may begin in the middle of a call
+        return None
+
+
+def docstring_of(function: Callable) -> tuple[str, int | None]:
+    """The docstring, and the column of its margin where the source shows it.
+
+    `inspect.cleandoc` takes the least indented line for the margin, and that may be an equation.
+    """
+    function = without_partial(function)
+    text = inspect.getdoc(function) or ""
+    found = source_tree(function)
+    if found and isinstance(node := found[1].body[0], ast.FunctionDef) and isinstance(node.body[0], ast.Expr):
+        value = getattr(node.body[0].value, "value", None)
+        if isinstance(value, str) and inspect.cleandoc(value) == text:
+            return value, node.body[0].col_offset
+    return text, None
 
 
 def statements(function: Callable) -> list[Statement]:
     """The simple statements of a function, in order; none if its source is not at hand, as in a terminal session."""
-    function = source_of(function)
-    try:
-        lines, start = inspect.getsourcelines(function)
-    except (OSError, TypeError):
+    if (at_hand := source_tree(function)) is None:
         return []
-    source = textwrap.dedent("".join(lines))
+    source, tree, start = at_hand
     found = []
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.Expr | ast.Return):
             text = normal(ast.get_source_segment(source, node) or "")
             last = start + (node.end_lineno or node.lineno) - 1
-            found.append(Statement(text, start + node.lineno - 1, last, tuple(targets(node))))
+            variables = tuple(targets(node)) or tuple(names_in(node))
+            found.append(Statement(text, start + node.lineno - 1, last, variables))
     return sorted(found, key=lambda statement: statement.first)
 
 
+def names_in(node: ast.stmt) -> Iterator[str]:
+    """All names that a statement uses: the variables of one that sets an attribute or that is a call."""
+    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+
+
 def targets(node: ast.stmt) -> Iterator[str]:
-    """The variables that a statement sets; of a call, its first argument and `out`; of a return, all that it uses."""
+    """The variables that a statement sets; of a call, its first argument and `out`. (Of a return: see `run`.)"""
     if isinstance(node, ast.Return):
-        yield from (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
         return
     if isinstance(node, ast.Expr):
         if isinstance(node.value, ast.Call):
@@ -84,7 +121,7 @@ class Watch:
     """Records the local variables of functions after each of their statements, while the `with` block runs."""
 
     def __init__(self, *functions: Callable) -> None:
-        self.statements: dict[CodeType, list[Statement]] = {source_of(f).__code__: statements(f) for f in functions}
+        self.statements = {getattr(source_of(f), "__code__", None): statements(f) for f in functions}
         self.locals: dict[str, dict[str, np.ndarray]] = {}
 
     def __enter__(self) -> Watch:
@@ -113,7 +150,7 @@ class Watch:
 
     def record(self, statement: Statement, variables: Mapping[str, Any]) -> None:
         values = self.locals[statement.text] = {}
-        for name in statement.targets:
+        for name in statement.variables:
             if isinstance(value := variables.get(name), np.ndarray | np.generic | int | float):
                 values[name] = np.array(value)
 
@@ -128,7 +165,7 @@ def numeric(value: Any) -> np.ndarray | None:
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """The value of a name in `names` as an array; raises TypeError if it is none."""
+    """The value of a name in `names` as an array; raises TypeError if it is not numeric."""
     array = numeric(value)
     if array is None:
         raise TypeError(f"names: {name} must be a number or an array of numbers")
@@ -141,6 +178,50 @@ def fields(cache: Any, parameter: str) -> Iterator[tuple[str, Any]]:
         yield from cache._asdict().items()
     else:
         yield parameter, cache
+
+
+def in_float64(value: Any) -> Any:
+    """A copy in float64 of an array of floating-point numbers; anything else as it is."""
+    return value.astype(np.float64) if isinstance(value, np.ndarray) and value.dtype.kind == "f" else value
+
+
+def numbers(arguments: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Copies of those arguments that equations can use."""
+    return {canonical(name): array for name, value in arguments.items() if (array := numeric(value)) is not None}
+
+
+def expect_elements(values: Mapping[str, np.ndarray]) -> None:
+    for name, array in values.items():
+        if not array.size:
+            raise ValueError(f"{name} has shape {array.shape}: equations about an empty array say nothing")
+
+
+def parameters(op_backward: Callable) -> list[str]:
+    """The names that backward gives dy and the cache."""
+    names = list(inspect.signature(op_backward).parameters)
+    if len(names) < 2:
+        raise TypeError(f"op_backward must take dy and the cache, got the parameters ({', '.join(names)})")
+    return names[:2]
+
+
+def forward_of(op: Callable, name: str, *args: Any, **options: Any) -> tuple[Any, Any]:
+    result = op(*args, **options)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise TypeError(f"{name} must return y and a cache, got {type(result).__name__}")
+    return result
+
+
+def named_gradients(arguments: Mapping[str, Any], returned: Any) -> dict[str, np.ndarray]:
+    """What backward returned, by argument: one gradient, or None, for each array of floating-point numbers."""
+    given = returned if isinstance(returned, tuple) else (returned,)
+    arrays = [name for name, value in arguments.items() if isinstance(value, np.ndarray)]
+    floating = [name for name in arrays if arguments[name].dtype.kind == "f"]
+    among = arrays if len(given) == len(arrays) else floating
+    if len(given) != len(among):
+        given = tuple(gradient for gradient in given if gradient is not None)
+    if given and len(given) != len(among):
+        raise TypeError(f"op_backward returned {len(given)} gradients, expected one for each of {', '.join(among)}")
+    return {name: np.array(g) for name, g in zip(among, given, strict=False) if isinstance(g, np.ndarray | np.generic)}
 
 
 def run(
@@ -158,34 +239,40 @@ def run(
     and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
     arguments that are called after backward. functions: that equations may call. options: keyword arguments of `op`.
     """
-    forward = source_of(op)
-    args = tuple(a.astype(np.float64) if isinstance(a, np.ndarray) and a.dtype.kind == "f" else a for a in args)
+    args = tuple(map(in_float64, args))
+    options = {name: in_float64(value) for name, value in options.items()}
     bound = inspect.signature(op).bind(*args, **options)
     bound.apply_defaults()
-    pair = (op, op_backward) if op_backward else (op,)
-    gradient, parameter, *_ = inspect.signature(op_backward).parameters if op_backward else ("dy", "cache")
-    with Watch(*pair) as watch:
-        y, cache = op(*args, **options) if op_backward else (op(*args, **options), None)
-        dy = np.random.default_rng(seed).standard_normal(np.shape(y))
-        dy = dy if np.shape(y) else float(dy)
-        gradients = op_backward(dy, cache) if op_backward else ()
-    output = gradient.removeprefix("d")
     flat: dict[str, Any] = {}
     for name, value in bound.arguments.items():
         if isinstance(value, tuple):  # *name of a layer: name, or name1, name2, ...
             flat |= {f"{name}{i}" if len(value) > 1 else name: one for i, one in enumerate(value, 1)}
         else:
             flat[name] = value
-    positional = {
-        name: value for name, value in flat.items() if isinstance(value, np.ndarray) and value.dtype.kind == "f"
-    }
-    values = {canonical(name): array for name, value in flat.items() if (array := numeric(value)) is not None}
+    given = numbers(flat)
+    expect_elements(given)
+    called: str = getattr(source_of(op), "__qualname__", "") or getattr(op, "__name__", type(op).__name__)
+    pair = (op, op_backward) if op_backward else (op,)
+    gradient, parameter = parameters(op_backward) if op_backward else ("dy", "cache")
+    with Watch(*pair) as watch:
+        y, cache = forward_of(op, called, *args, **options) if op_backward else (op(*args, **options), None)
+        y = np.array(y)
+        dy = np.random.default_rng(seed).standard_normal(y.shape)
+        returned = op_backward(dy.copy() if dy.shape else float(dy), cache) if op_backward else ()
+    output = canonical(gradient.removeprefix("d"))
+    values = numbers(flat)  # after the run: an operation without backward may be one that writes to its arguments
     arguments = tuple(values)
-    values[canonical(output)], values[canonical(gradient)] = np.array(y), np.array(dy)
-    given = gradients if isinstance(gradients, tuple) else (gradients,)
-    given = tuple(g for g in given if isinstance(g, np.ndarray | np.generic))
-    for name, value in zip(positional, given, strict=False):
-        values[canonical(f"d{name}")] = np.array(value)
+    for argument in given if op_backward else ():
+        if not np.array_equal(given[argument], values[argument], equal_nan=True):
+            raise ValueError(f"{called} or its backward writes to {argument}: it must leave its arguments as they are")
+    expect_elements({output: y})
+    values |= {output: y, canonical(gradient): dy}
+    gradients = {canonical(f"d{name}"): array for name, array in named_gradients(flat, returned).items()}
+    values |= gradients
+    for found, result in zip(watch.statements.values(), ({output: y}, gradients), strict=False):
+        for statement in found:
+            if statement.text.startswith("return") and statement.text in watch.locals:
+                watch.locals[statement.text] = dict(result)
     for name, value in fields(cache, parameter):
         if canonical(name) not in (*values, *CALLS, *OVER) and (array := numeric(value)) is not None:
             kept = array[..., 0] if array.ndim and array.shape[-1] == 1 else array  # an axis that a reduction kept
@@ -193,5 +280,4 @@ def run(
     for name, value in (names or {}).items():
         values[canonical(name)] = as_array(name, value() if callable(value) else value)
     code = frozenset(s.text for found in watch.statements.values() for s in found)
-    name = getattr(forward, "__qualname__", type(op).__name__)
-    return Run(name, values, arguments, (canonical(output),), code, watch.locals, functions or {})
+    return Run(called, values, arguments, (output,), tuple(gradients), code, watch.locals, functions or {})

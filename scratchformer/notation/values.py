@@ -7,6 +7,7 @@ each of their positions.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from scipy.special import erf
 from .grammar import Condition, Equation, Node, NotationError, walk
 
 STEP = 1e-40  # of the complex step
+LARGEST = 2**26  # numbers in one intermediate array
 DIRECTION = "∂"  # the axis of the directions in which a name is perturbed
 
 
@@ -114,8 +116,14 @@ def spread(array: Named, axes: Sequence[Any]) -> np.ndarray:
 
 def pointwise(function: Callable[..., Any], *arrays: Named) -> Named:
     data, axes = align(*arrays)
+    expect_room(math.prod(np.broadcast_shapes(*(part.shape for part in data))))
     with np.errstate(all="ignore"):
         return Named(np.asarray(function(*data)), axes)
+
+
+def expect_room(size: int) -> None:
+    if size > LARGEST:
+        raise NotationError(f"this takes {size:,} numbers at once: check the derivation on smaller arrays")
 
 
 def number(value: float) -> Named:

@@ -14,7 +14,7 @@ Letters, the same in every module:
     B batch            T query length     S key length      M memory length
     C model width      H heads            D head width (C = H D)
     G heads of keys and values (G divides H)
-    F feed-forward width                  V vocabulary      N = B T tokens
+    F feed-forward width                  V vocabulary      N tokens (N = B T)
     I input width      O output width     R distances (R = S + T − 1)
 
 The gradient of an array is named d and its name: dx is ∂L/∂x and has the shape of x.

@@ -23,8 +23,8 @@ def relu(x: Array) -> tuple[Array, Array]:
 
         y_i = x_i where x_i > 0, 0 elsewhere
 
-    Backward. An output depends only on the input at its own place, so the sum of the chain rule (see `linear`) has one
-    term. At the kink x_i = 0 we take the left derivative, 0:
+    Backward. Each output depends only on the input at the same place, so the sum in the chain rule (see `linear`) has
+    one term. At the kink x_i = 0 we take the left derivative, 0:
 
         positive_i = [x_i > 0]        ∂y_i/∂x_i = positive_i
         dx_i = dy_i ∂y_i/∂x_i = dy_i positive_i
@@ -70,8 +70,8 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
         Φ_i = ½ (1 + erf(x_i/√2)) where approximate = none, ½ (1 + tanh(u_i)) elsewhere
         y_i = x_i Φ_i
 
-    Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). That of the approximation
-    follows from tanh' = 1 − tanh² (see `tanh`) and the chain rule:
+    Backward. The derivative φ of Φ is the normal density, since erf'(z) = 2/√π exp(−z²). The derivative of the
+    approximation follows from tanh' = 1 − tanh² (see `tanh`) and the chain rule:
 
         ∂u_i/∂x_i = √(2/π) (1 + 3·0.044715 x_i²)
         φ_i := ∂Φ_i/∂x_i
@@ -82,11 +82,11 @@ def gelu(x: Array, approximate: str = "none") -> tuple[Array, GeluCache]:
         ∂y_i/∂x_i = Φ_i + x_i φ_i
         dx_i = dy_i ∂y_i/∂x_i = dy_i (Φ_i + x_i φ_i)
 
-    In NumPy, with the values of Φ and φ:
+    In NumPy, with cdf for Φ and density for φ:
 
         dx = dy * (cdf + x * density)
 
-    The cache keeps x alone: Φ is evaluated again, which halves the memory.
+    The cache keeps only x: Φ is computed again, which halves the memory.
     Source: Hendrycks, Gimpel, "Gaussian error linear units", 2016, section 2.
     """
     if approximate not in ("none", "tanh"):
@@ -128,7 +128,7 @@ def tanh(x: Array) -> tuple[Array, Array]:
 
         s_i = exp(x_i) − exp(−x_i)        c_i = exp(x_i) + exp(−x_i)        y_i = s_i/c_i
 
-    Backward. s and c are each the derivative of the other, and the quotient rule gives
+    Backward. s and c are the derivatives of each other, and the quotient rule gives
 
         ∂s_i/∂x_i = c_i        ∂c_i/∂x_i = s_i
         ∂y_i/∂x_i = (c_i c_i − s_i s_i)/c_i² = 1 − y_i²
@@ -170,7 +170,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
         s_i = 1/(1 + exp(−x_i))        y_i = x_i s_i
 
-    Backward. The derivative of the sigmoid is a function of its value. Then the product rule:
+    Backward. The derivative of the sigmoid is a function of its value; the rest is the product rule:
 
         ∂s_i/∂x_i = exp(−x_i)/(1 + exp(−x_i))² = s_i (1 − s_i)
         ∂y_i/∂x_i = s_i + x_i s_i (1 − s_i) = s_i (1 + x_i (1 − s_i))
@@ -180,7 +180,7 @@ def silu(x: Array) -> tuple[Array, Array]:
 
         dx = dy * (s * (1 + x * (1 - s)))
 
-    The cache keeps x alone: σ is evaluated again, which halves the memory.
+    The cache keeps only x: σ is computed again, which halves the memory.
     Source: Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units for neural network function approximation in
     reinforcement learning", 2018, equations 1 and 2.
     """

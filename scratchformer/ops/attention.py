@@ -63,12 +63,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
         dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
 
-    Then the softmax of each row (derived in `softmax`) and the scaling. dz_hts is 0 where p_hts is, so backward does
-    not need the pattern:
+    Then the softmax of each row (derived in `softmax`) and the scaling. The backward does not need the pattern, since
+    dz_hts is 0 where p_hts is:
 
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
 
-    Last the product of q and k, with a sum over the group again:
+    Last, the product of q and k, again with a sum over the group:
 
         dq_htd = Σ_s da_hts k_gsd with g = ⌊h G/H⌋
         dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd

@@ -55,13 +55,13 @@ def cross_entropy(
         ∂ℓ_n/∂z_nv = −Σ_v' t_nv' (δ_vv' − p_nv) = p_nv Σ_v' t_nv' − t_nv
         ∂ℓ_n/∂z_nv = p_nv − t_nv for k_n = 1
 
-    In the mean, each row that counts has the weight 1/count, every other row 0:
+    In the mean, each row that counts has weight 1/count, and every other row has weight 0:
 
         dℓ_n := dloss k_n/max(1, count)
         dz_nv = dℓ_n ∂ℓ_n/∂z_nv = dloss k_n (p_nv − t_nv)/max(1, count)
 
-    The code works in one array. It starts as p. Then t is subtracted, ε/V everywhere and 1 − ε at the target, and each
-    row is multiplied by its weight times dloss.
+    The code works in one array, which starts as p. Then t is subtracted (ε/V everywhere and 1 − ε at the target), and
+    each row is multiplied by its weight times dloss.
 
         dlogits = xp.exp(widen(z) - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]

@@ -23,7 +23,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     Raises TypeError if the ids are not integers, IndexError if one is out of range, ValueError if the table is not
     (V, C).
 
-    Forward, with all leading axes folded into n. Looking up is a product with a matrix of ones and zeros:
+    Forward, with all leading axes folded into n. A lookup is a product with a one-hot matrix:
 
         y_nc = table_vc with v = ids_n
         y_nc = Σ_v [ids_n = v] table_vc
@@ -33,8 +33,8 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
         ∂y_nc/∂table_vc = [ids_n = v]
         dtable_vc = Σ_n dy_nc ∂y_nc/∂table_vc = Σ_n [ids_n = v] dy_nc
 
-    Row v collects dy from every occurrence of token v. A token that occurs twice is added twice, so the addition must
-    be unbuffered: `dtable[ids] += dy` would keep only the last occurrence.
+    Row v collects dy from every occurrence of token v. The gradients of a token that occurs twice are both added, so
+    the addition must be unbuffered: `dtable[ids] += dy` would keep only the last occurrence.
 
         scatter_add(dtable, ids, dy)
 

@@ -22,7 +22,7 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
     x: (B, T, C). places: (B, K), integers from 0 to T − 1, which may repeat. Returns y (B, K, C) and the cache.
     Raises ValueError if shapes do not fit, TypeError if `places` are not integers, IndexError if one is out of range.
 
-    Forward. Taking is a product with a matrix of ones and zeros:
+    Forward. Gathering is a product with a one-hot matrix:
 
         y_bkc = x_btc with t = places_bk
         y_bkc = Σ_t [places_bk = t] x_btc
@@ -33,7 +33,7 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
         dx_btc = Σ_k dy_bkc ∂y_bkc/∂x_btc = Σ_k [places_bk = t] dy_bkc
 
     Each vector gets the sum of the gradients of all k that took it, or 0 if none did. Stacked, the B T vectors form a
-    table, from which y takes these rows:
+    table, and y consists of these rows of it:
 
         rows_bk = T b + places_bk
         rows = xp.arange(B)[:, None] * T + places

@@ -38,7 +38,7 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
         ∂σ/∂x_k = 1/(2σ) · 2/C Σ_c (x_c − μ)(δ_ck − 1/C) = 1/C · (x_k − μ)/σ = x̂_k/C      (Σ_c (x_c − μ) = 0)
         ∂x̂_c/∂x_k = (δ_ck − 1/C)/σ − (x_c − μ)/σ² · x̂_k/C = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
 
-    Collecting,
+    Collecting terms,
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
         Σ_k dx_k = 0

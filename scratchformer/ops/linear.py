@@ -31,8 +31,8 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 
         dx_ni = Σ_{n',o} dy_n'o ∂y_n'o/∂x_ni
 
-    and likewise for w and b. y is linear in each argument, so each partial derivative is the factor beside it, and a δ
-    leaves one term of a sum:
+    and likewise for w and b. y is linear in each argument, so each partial derivative is the other factor of the
+    product, and a δ reduces its sum to one term:
 
         ∂y_no/∂x_n'i = δ_nn' w_io      dx_ni = Σ_o dy_no w_io        (a row of dy times every row of w)
         ∂y_no/∂w_ij = x_ni δ_oj        dw_io = Σ_n x_ni dy_no        (every row uses w: sum over the rows)

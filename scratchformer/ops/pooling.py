@@ -39,7 +39,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
         a_bt = [t < n_b]/max(n_b, 1)
         y_bc = Σ_t a_bt x_btc = 1/max(n_b, 1) Σ_{t < n_b} x_btc
 
-    Backward. It is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
+    Backward. The mean is linear in x. Each step of the sequence gets its share of dy, and the padding gets none:
 
         ∂y_bc/∂x_btc = a_bt        dx_btc = dy_bc ∂y_bc/∂x_btc = a_bt dy_bc
 
@@ -81,7 +81,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     A sequence of length 0 gives 0.
     Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
 
-    Forward. The winner of each column is the step of its maximum, in a tie the first. A sequence is live if n_b > 0:
+    Forward. The winner of each column is the step of its maximum, or the first such step in a tie. A sequence is live
+    if n_b > 0:
 
         n := lengths        w := winner
         w_bc = argmax_{t < n_b}(x_btc)        live_b = [n_b > 0]

@@ -25,7 +25,7 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
         θ_c = 10000^(−2⌊c/2⌋/C)
         P_tc = sin((start + t) θ_c) where c mod 2 = 0, cos((start + t) θ_c) elsewhere
 
-    One step further, the hand of each pair has turned by θ_c, wherever it was (the addition theorems):
+    From one position to the next, the hand of each pair turns by θ_c, wherever it was (the angle-sum formulas):
 
         P_{t+1,c} = P_tc cos(θ_c) + P_{t,c+1} sin(θ_c) for t + 1 < T, c + 1 < C, c mod 2 = 0
         P_{t+1,c} = P_tc cos(θ_c) − P_{t,c−1} sin(θ_c) for t + 1 < T, c mod 2 = 1

@@ -55,8 +55,8 @@ def relative_shift(x: Array) -> tuple[Array, RelativeShiftCache]:
         ∂y_ts/∂x_tj = [j = s + T − 1 − t]
         dx_tj = Σ_s dy_ts ∂y_ts/∂x_tj = Σ_s [j = s + T − 1 − t] dy_ts
 
-    For given t and j at most one s matches, if it lies in 0 ... S − 1. So no sum has more than one term: each gradient
-    goes back to the column that its score came from, and the dropped columns get 0.
+    For given t and j, at most one s in 0 ... S − 1 matches, so no sum has more than one term: each gradient goes back
+    to the column that its score came from, and the dropped columns get 0.
 
         dx_tj = dy_{t, j−(T−1−t)} where 0 ≤ j − (T − 1 − t) < S, 0 elsewhere
 
@@ -167,7 +167,7 @@ def relative_attention(
         dv_hsd = Σ_t p_hts dy_htd        dp_hts = Σ_d dy_htd v_hsd
         dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
 
-    The sum in z passes its gradient to both terms, to the second through the backward of the shift:
+    The sum in z passes its gradient to both terms, and to the second one through the backward of the shift:
 
         da_hts = dz_hts/√D        db_htj = Σ_s [j = s + T − 1 − t] da_hts
 

@@ -36,7 +36,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
         ∂ρ/∂x_k = 1/(2ρ) · 2 x_k/C = x̂_k/C
         ∂x̂_c/∂x_k = δ_ck/ρ − x_c/ρ² ∂ρ/∂x_k = (δ_ck − x̂_c x̂_k/C)/ρ
 
-    Collecting,
+    Collecting terms,
 
         dx_k = Σ_c g_c ∂x̂_c/∂x_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ
 

@@ -112,7 +112,7 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
         y_td = x_td cos_ti + σ_d x_tj sin_ti with i = i_d, j = j_d
 
     A rotation keeps lengths, and the score of a query at t and a key at s depends only on the distance s − t: it is
-    enough to rotate one of them, by the difference of the angles. With x as both,
+    enough to rotate one of them, by the difference of the angles. If x is both queries and keys,
 
         Σ_d y_td² = Σ_d x_td²
         Σ_d y_td y_sd = Σ_d x_td (x_sd cos((s − t) θ_i) + σ_d x_sj sin((s − t) θ_i)) with i = i_d, j = j_d

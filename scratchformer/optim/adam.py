@@ -35,8 +35,8 @@ def adam_step(
 class Adam(Optimizer):
     """Adam: each parameter moves by its mean gradient divided by the root of its mean squared gradient.
 
-    Let θ_ti be parameter i after step t, counted from 1, and G_ti its gradient in this step. Weight decay λ adds
-    λ θ to it, the gradient of λ/2 θ². Two running means, of the gradient and of its square, start at 0:
+    Let θ_ti be parameter i after step t, counted from 1, and G_ti its gradient in this step. Weight decay λ adds λ θ,
+    the gradient of λ/2 θ², to G. Two running means, of the gradient and of its square, start at 0:
 
         g_ti = G_ti + λ θ_{t−1,i} for t ≥ 1        m_{0,i} = v_{0,i} = 0
         m_ti = β1 m_{t−1,i} + (1 − β1) g_ti for t ≥ 1        v_ti = β2 v_{t−1,i} + (1 − β2) g_ti² for t ≥ 1
@@ -89,8 +89,8 @@ class AdamW(Adam):
     """Adam with decoupled weight decay: parameters shrink in each step, but the decay is not in m and v.
 
     Only parameters with two or more axes decay, the matrices: pulling a bias, or the gamma of a norm, towards zero
-    changes what the layer computes but prevents no overfitting. With the letters of `Adam`, and axes_i for the number
-    of axes of the parameter that i is in,
+    changes what the layer computes but prevents no overfitting. In the notation of `Adam`, with axes_i for the number
+    of axes of the array that holds parameter i,
 
         λ_i = weight_decay where axes_i ≥ 2, 0 elsewhere
         m_ti = β1 m_{t−1,i} + (1 − β1) G_ti for t ≥ 1        v_ti = β2 v_{t−1,i} + (1 − β2) G_ti² for t ≥ 1

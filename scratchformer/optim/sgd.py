@@ -19,7 +19,7 @@ class SGD(Optimizer):
         g_ti = G_ti + λ θ_{t−1,i} for t ≥ 1        u_ti = μ u_{t−1,i} + g_ti for t ≥ 1
         θ_ti = θ_{t−1,i} − lr_t u_ti for t ≥ 1
 
-    Unrolled, the weight of a gradient shrinks by the factor μ with every further step:
+    Unrolled, the weight of a gradient shrinks by a factor μ with every further step:
 
         u_ti = Σ_{1 ≤ j ≤ t} μ^(t − j) g_ji
 

@@ -15,7 +15,8 @@ from reports import consequences
 
 from scratchformer import nn, ops
 from scratchformer.notation import DerivationError, NotationError, parse
-from scratchformer.notation.check import Walk, read_and_run
+from scratchformer.notation.check import read_and_run
+from scratchformer.notation.walk import Walk
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]

@@ -65,6 +65,14 @@ def test_links_lead_to_pages_and_places_of_the_site():
     assert checked > 5000
 
 
+def test_no_markup_is_left_in_a_page():
+    for path in pages():
+        left = re.search(
+            r":(math|doc|ref|py:obj):|[.]{2} [\w-]+::|\{(math|doc|term|ref)\}", path.read_text(encoding="utf-8")
+        )
+        assert not left, f"{path.relative_to(SITE)}: {left[0]}"
+
+
 def test_nothing_is_loaded_from_another_host():
     for path in pages():
         for resource in page(path).resources:

@@ -1,5 +1,7 @@
 """check_derivation on operations of a user's own: what passes, and what each kind of mistake says."""
 
+import functools
+import inspect
 import linecache
 import re
 
@@ -165,7 +167,13 @@ def test_a_function_without_backward():
 
 
 def test_functions_of_whole_arrays_are_called_by_name_and_differentiated():
-    text = "y = f(w x).\n\n    h_no = Σ_i x_ni w_io        y := f(h)\n    dh_no = dy_no (1 − y_no²)\n\nThe end."
+    text = """y = f(w x).
+
+        h_no = Σ_i x_ni w_io        y := f(h)
+        dh_no = dy_no (1 − y_no²)        dx_ni = Σ_o dh_no w_io        dw_io = Σ_n x_ni dh_no
+
+    The end.
+    """
 
     def op(x, w):
         y = np.tanh(x @ w)
@@ -178,7 +186,7 @@ def test_functions_of_whole_arrays_are_called_by_name_and_differentiated():
 
     args = X, np.random.default_rng(1).standard_normal((4, 2))
     report = check_derivation(op, op_backward, *args, docstring=text, functions={"f": np.tanh})
-    assert [row.kind for row in report.rows] == ["defines", "compared", "gradient"]
+    assert [row.kind for row in report.rows] == ["defines", "compared", "gradient", "gradient", "gradient"]
     with pytest.raises(DerivationError, match="dh_no"):
         check_derivation(op, op_backward, *args, docstring=text.replace("y_no²", "y_no"), functions={"f": np.tanh})
 
@@ -204,8 +212,132 @@ def test_the_variables_of_a_return_line_are_compared():
         return dx
 
     text = "y = 3 x.\n\n    y_i = 3 x_i        dx_i = 3 dy_i\n\n    return dx\n\nThe end."
-    assert [row.kind for row in check_derivation(op, op_backward, X, docstring=text).rows] == [
-        "compared",
-        "gradient",
-        "code",
-    ]
+    rows = check_derivation(op, op_backward, X, docstring=text).rows
+    assert [row.kind for row in rows] == ["compared", "gradient", "code"]
+
+
+def double(x):
+    return 2 * x, ()
+
+
+def double_backward(dy, cache):
+    unused = 7 * dy
+    if unused is dy:
+        return dy
+    return 2 * dy
+
+
+def doubled(*lines, op=double, op_backward=double_backward, args=(X,), **options):
+    """Check y = 2 x with further lines."""
+    text = "\n    ".join(("y = 2 x.\n", "y_i = 2 x_i        dx_i = 2 dy_i", *lines)) + "\n\nEnd."
+    return check_derivation(op, op_backward, *args, docstring=text, **options)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a_i = 5 x_i", "line 4: a_i = 5 x_i\n    defines a, which nothing below uses"),
+        ("y_i = 17 for y_i > 100", 'the condition after "for" holds nowhere'),
+        ("|x_i| = 1000", "is not true"),  # no picture, although it begins with |
+        ("unused = 7 * dy", r"line of code is not checked: .* variable that it sets \(unused\)"),
+        ("return dy", "this line of code did not run"),
+        ("y_i = 2 x_i + w_i", "w has 1 axes|shape mismatch|could not be broadcast"),
+        ("y_i = Σ_{j, j < 100000000} [j = i] 2 x_i", "index j is not known"),
+    ],
+)
+def test_nothing_passes_unchecked(line, message):
+    assert doubled("return 2 * dy").worst == 0
+    with pytest.raises(DerivationError, match=message):
+        doubled(line, names={"w": np.ones((7, 4))})
+
+
+def test_the_output_and_every_gradient_need_an_equation():
+    text = affine.__doc__
+    for equation, name in ("dw_io = Σ_n x_ni dy_no", "dw"), ("dx_ni = Σ_o dy_no w_io", "dx"):
+        with pytest.raises(DerivationError, match=f"affine: no equation gives {name}, so it is not checked"):
+            check_derivation(affine, affine_backward, X, np.ones((4, 5)), docstring=text.replace(equation, ""))
+    with pytest.raises(DerivationError, match="no equation is compared with anything"):
+        check_derivation(swish, swish_backward, X, docstring="y.\n\n    s_i = 1/x_i\n\nEnd.")
+
+
+def test_a_gradient_is_no_short_name():
+    text = "y.\n\n    h_i = x_i/2        y_i = 4 h_i\n    dh := dy\n    dx_i = 2 dy_i\n\nEnd."
+    with pytest.raises(DerivationError, match="line 4: dh := dy\n    differs from the numerical derivative"):
+        check_derivation(double, double_backward, X, docstring=text)
+
+
+def test_gradients_go_with_their_arguments_where_one_is_none():
+    def masked(x, mask, w):
+        return (x * mask) @ w, (x, mask, w)
+
+    def masked_backward(dy, cache, dw_scale=1):
+        x, mask, w = cache
+        return dy @ w.T * mask, None, dw_scale * (x * mask).T @ dy
+
+    text = """y = (x · mask) w.
+
+        y_no = Σ_i x_ni mask_ni w_io
+        dx_ni = mask_ni Σ_o dy_no w_io        dw_io = Σ_n x_ni mask_ni dy_no
+
+    The end.
+    """
+    args = X, (X > 0).astype(float), np.random.default_rng(1).standard_normal((4, 2))
+    assert check_derivation(masked, masked_backward, *args, docstring=text).worst < 1e-15
+    with pytest.raises(DerivationError, match=r"dw_io = .*\n    is not true"):
+        check_derivation(masked, functools.partial(masked_backward, dw_scale=2), *args, docstring=text)
+
+
+class Doubler:
+    def __call__(self, x):
+        return double(x)
+
+
+@pytest.mark.parametrize("op", [functools.partial(double), functools.wraps(double)(lambda x: double(x)), Doubler(),
+                                lambda x: (2 * x, None)])  # fmt: skip
+def test_whatever_can_be_called_has_a_derivation(op):
+    assert doubled(op=op).worst == 0
+    assert doubled(op=op, args=(), x=X.astype("f")).worst == 0
+
+
+def test_the_margin_is_that_of_the_source():
+    # fmt: off
+    def tripled(x):
+        """y = 3 x.
+
+            y_i = 3 x_i
+                = 2 x_i + x_i
+            dx_i = 3 dy_i
+        """
+        return 3 * x, ()
+    # fmt: on
+
+    def tripled_backward(dy, cache):
+        return 3 * dy
+
+    assert inspect.getdoc(tripled).count("\ny_i") == 1  # at the margin, if the least indented line were the margin
+    assert len(check_derivation(tripled, tripled_backward, X).rows) == 2
+
+
+def test_what_is_no_operation_is_said():
+    with pytest.raises(ValueError, match=r"x has shape \(0, 4\): equations about an empty array say nothing"):
+        doubled(args=(X[:0],))
+    with pytest.raises(TypeError, match="must return y and a cache, got ndarray"):
+        doubled(op=lambda x: 2 * x)
+    with pytest.raises(TypeError, match="must take dy and the cache"):
+        doubled(op_backward=lambda dy: 2 * dy)
+    with pytest.raises(TypeError, match="returned 2 gradients, expected one for each of x"):
+        doubled(op_backward=lambda dy, cache: (2 * dy, dy))
+
+    def writing(x):
+        x *= 2
+        return x, ()
+
+    with pytest.raises(ValueError, match="writing or its backward writes to x"):
+        doubled(op=writing)
+
+
+def test_arrays_that_are_too_large_are_said():
+    with pytest.raises(
+        DerivationError, match="takes 100,000,000 numbers at once: check the derivation on smaller arrays"
+    ):
+        doubled(args=(np.ones((100, 100)),))

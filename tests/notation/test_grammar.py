@@ -1,5 +1,8 @@
 """The grammar: what an equation is read as, and where a column points when it cannot be read."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from scratchformer.notation import NotationError, latex, parse, read
@@ -119,8 +122,20 @@ def test_the_layout_says_what_is_what():
     assert len(found.equations[2].equation.parts) == 3
 
 
+def test_an_error_in_a_continued_line_points_at_that_line():
+    with pytest.raises(NotationError, match=r"line 4, column 13: expected .*\n {14}\+ \) 3\n {14}  \^"):
+        read("First.\n\n    y_i = x_i    z_i = 2\n          + ) 3\n\nLast.")
+
+
+def test_constants_in_ascii():
+    assert parse("y_i = pi inf floor(x_i)") == parse("y_i = π ∞ ⌊x_i⌋")
+    assert parse("y_i = pi_i").parts[1][0] == parse("y_i = pi", ["pi"]).parts[1][0] == "name"
+    with pytest.raises(NotationError, match="too many parentheses"):
+        parse("y = " + "(" * 500 + "1" + ")" * 500)
+
+
 def test_what_cannot_be_read_is_an_error_with_its_line():
-    with pytest.raises(NotationError, match="line 3, column 7"):
+    with pytest.raises(NotationError, match="line 3, column 11"):
         read("First.\n\n        y_i = @\n    Last.")
 
 
@@ -152,3 +167,16 @@ def test_subscript_digits_and_a_comma_at_the_end_of_a_line():
     found = read("First.\n\n        y_i = x_i where x_i > 0,\n            0 elsewhere\n    Last.")
     assert len(found.equations) == 1
     assert found.equations[0].equation.parts[1][0] == "cases"
+
+
+def test_what_the_notation_page_shows_can_be_read() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "notation.md").read_text(encoding="utf-8")
+    typed = [
+        text for cell in re.findall(r"^\| (`[^|]*`) \| ", page, re.MULTILINE) for text in re.findall("`(.*?)`", cell)
+    ]
+    assert len(typed) > 20
+    for text in typed:
+        try:
+            parse(text, ["norm()"])
+        except NotationError:  # an expression
+            parse(f"y = {text}", ["norm()"])

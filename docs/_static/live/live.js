@@ -320,7 +320,7 @@
         make("button", { type: "button", onclick: () => this.draw() }, "New numbers"),
         make("button", { type: "button", onclick: () => this.reset() }, "Reset")));
       if (Object.keys(this.data.gradients).length) {
-        bar.append(make("label", {}, compare, " Compare gradients with differences"), make("span", { class: "live-width" }, this.width));
+        bar.append(make("label", {}, compare, " Compare gradients with numerical differences"), make("span", { class: "live-width" }, this.width));
       }
       return make("div", {}, make("p", { class: "live-intro" },
         "Every number here is computed in this page from the equation above it. ",
@@ -340,7 +340,7 @@
         const short = this.model.label(name);
         if (short !== name) title.append(" = ", make("i", {}, letterOf(short)));
         const of = this.data.outputs.find(([, dy]) => dy === name);
-        if (of) title.append(` = ∂L/∂${letterOf(of[0])}, chosen freely`);
+        if (of) title.append(` = ∂L/∂${letterOf(of[0])}, the upstream gradient: choose any`);
         list.append(make("figure", { class: "live-card" }, make("figcaption", {}, title), grid.element));
       }
       return make("div", {}, make("h3", {}, "Inputs"), list);
@@ -378,7 +378,7 @@
       const covers = (p) => line.name !== null || line.at.has(p);
       card.grid = this.grid(result, { label, letters, name: line.name, line: card.i, covers });
       const large = line.name === null && result.data.length > 24;
-      card.body.append(large ? make("details", {}, make("summary", {}, `its ${result.data.length} numbers`), card.grid.element) : card.grid.element);
+      card.body.append(large ? make("details", {}, make("summary", {}, `${result.data.length} numbers`), card.grid.element) : card.grid.element);
       const of = line.name !== null && line.defines ? this.data.gradients[line.name] : undefined;
       if (of === undefined) return;
       card.of = of;
@@ -723,7 +723,7 @@
     rest() {
       this.unmark();
       this.current = null;
-      this.terms.innerHTML = '<p class="live-hint">Point at a number, tap it, or reach it with the Tab and arrow keys: here you see its terms.</p>';
+      this.terms.innerHTML = '<p class="live-hint">Point at a number, tap it, or reach it with the Tab and arrow keys to see its terms here.</p>';
     }
 
     show(face) {

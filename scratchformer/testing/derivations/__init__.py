@@ -35,7 +35,7 @@ def variants(name: str) -> list[str]:
 def plant(name: str, seeds: Sequence[int] = (0, 1, 2), **options: Any) -> list[Mistake]:
     """Plant mistakes in the derivation of this name, see `plant_mistakes`.
 
-    Those that are not caught with one seed, or with one of the derivation's cases, meet the next.
+    Mistakes that one seed, or one of the derivation's cases, does not catch are tried with the next.
     """
     found: dict[tuple[int, str, str], Mistake] = {}
     for seed, variant in product(seeds, variants(name)):

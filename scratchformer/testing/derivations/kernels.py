@@ -30,7 +30,7 @@ def cross_entropy(d: Sizes) -> DerivationCase:
 
 def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
-    x, w, b = d("B T I"), d("I O") / d.scale**2, d("O")
+    x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
     return twin("dense", x, w, b, activation, names=names | {"activation": names[activation]})
 
 
@@ -78,7 +78,7 @@ def relative_attention(d: Sizes) -> DerivationCase:
 def adam(d: Sizes) -> DerivationCase:
     w, g, m, v = d("F"), d("F"), d("F"), d("F") ** 2
     before = {"w0": w.copy(), "m0": m.copy(), "v0": v.copy(), "β1": 0.9, "β2": 0.99}
-    return DerivationCase(adam_step.twins[np.ndarray], None, (w, g, m, v, 0.01, (0.9, 0.99), 1e-3, 2), before)
+    return DerivationCase(adam_step.twins[np.ndarray], None, (w, g, m, v, 0.01, (0.9, 0.99), 1e-3, 3), before)
 
 
 def extend_block(d: Sizes) -> DerivationCase:

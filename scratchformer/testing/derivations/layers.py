@@ -72,7 +72,7 @@ def output(forward: Callable, **options: Any) -> Callable:
 
 
 def basic_attention(d: Sizes) -> DerivationCase:
-    """Scores are not divided by √C: if x were large, only round-off would be left of their gradients."""
+    """Scores are not divided by √C: with large x, nothing but round-off would be left of their gradients."""
     return case(d, nn.BasicSelfAttention(), min(1, 1 / d.scale) * d("B T C"))
 
 

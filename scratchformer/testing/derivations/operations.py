@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +17,7 @@ from .case import DerivationCase, Sizes, reference
 
 def padding(d: Sizes) -> ops.Pattern:
     lengths = d.lengths("S")
-    lengths[0] = 0  # a row that may see nothing
+    lengths[0] = 0  # a sequence that is all padding
     return ops.Padding(lengths)
 
 
@@ -93,10 +95,15 @@ def relative_attention(d: Sizes, kind: str = "full") -> DerivationCase:
 
 
 def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, **options: Any) -> DerivationCase:
+    """ignored: how many of the targets; all but one if it is −1."""
     targets = d.integers("B T", d.V)
     if ignore_index is not None:
-        targets[:ignored, :ignored] = ignore_index
-    return reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
+        targets.reshape(-1)[:ignored] = ignore_index
+    case = reference("cross_entropy", d("B T V"), targets, ignore_index, **options)
+    if (targets != ignore_index).any():
+        return case
+    none_counted = re.sub(r".* for k_n = 1$", "", inspect.getdoc(case.op) or "", flags=re.MULTILINE)
+    return case._replace(docstring=none_counted)
 
 
 def sinusoidal_positions(d: Sizes) -> DerivationCase:
@@ -136,7 +143,8 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "log_softmax": lambda d: reference("log_softmax", d("B T V")),
     "cross_entropy": cross_entropy,
     "cross_entropy, ignored": partial(cross_entropy, ignore_index=-1),
-    "cross_entropy, all ignored": partial(cross_entropy, ignore_index=-100, ignored=100),
+    "cross_entropy, all ignored": partial(cross_entropy, ignore_index=-100, ignored=1000),
+    "cross_entropy, one counted": partial(cross_entropy, ignore_index=-100, ignored=-1),
     "cross_entropy, smoothing": partial(cross_entropy, label_smoothing=0.1),
     "cross_entropy, smoothing, ignored": partial(cross_entropy, ignore_index=0, label_smoothing=0.1),
     "layernorm": layernorm,

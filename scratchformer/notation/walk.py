@@ -1,0 +1,444 @@
+"""A derivation walked from top to bottom: each equation defines its left side or is compared with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .grammar import Equation, Node, NotationError, canonical
+from .grammar import walk as nodes
+from .layout import Derivation, Item, normal
+from .run import Run
+from .spelling import name as spelled_name
+from .values import (
+    DIRECTION,
+    STEP,
+    Named,
+    Scope,
+    align,
+    bind,
+    evaluate,
+    expect_room,
+    fetch,
+    learn_sizes,
+    spread,
+    truth,
+)
+
+TOLERANCE = 1e-9
+
+
+class DerivationError(AssertionError):
+    """An equation or a line of code of a derivation that is not true."""
+
+
+class Row(NamedTuple):
+    """One equation, or one variable of a line of code, and what became of it.
+
+    kind: "defines", if its left side was not known and has this value from here on; "compared"; "gradient", which is
+    also compared with the numerical derivative of the loss; "code"; "step", a line of code that a later one continues;
+    "name", a short name. error: the largest difference, relative to the largest number compared; None for "defines"
+    and "step".
+    """
+
+    line: int
+    text: str
+    kind: str
+    error: float | None
+
+
+class Rule(NamedTuple):
+    """How a name is computed: name_indices = node."""
+
+    name: str
+    indices: tuple[Node, ...]
+    node: Node
+    equation: Equation
+
+
+class Walk:
+    """A derivation on its way from top to bottom: what is known, and the rules seen so far."""
+
+    def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
+        self.run, self.tolerance = ran, tolerance
+        self.scope = Scope(dict(ran.values))
+        self.scope.functions, self.scope.differentiate = ran.functions, self.partial
+        self.rules: dict[str, Rule] = {}
+        self.rows: list[Row] = []
+        self.equations: list[Equation] = []
+        self.code_lines: list[Item] = []
+        self.last: dict[str, int] = {}  # by variable, the last line of the derivation whose code sets it
+        self.perturbed: tuple[Any, Any] = None, None  # the latest result of `perturb`, and what it was for
+        self.compared: set[str] = set()  # names on the left of an equation that was compared
+        self.unused: dict[str, Item] = {}  # by name, the equation that defines it, until another one uses it
+
+    def copy(self) -> Walk:
+        """A walk that goes on from here by itself."""
+        other = Walk(self.run, self.tolerance)
+        other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
+        other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
+        other.equations, other.code_lines, other.last = self.equations, self.code_lines, self.last
+        return other
+
+    def prepare(self, derivation: Derivation) -> None:
+        """Learn the sizes of letters from the known arrays, and which line of code sets a variable last."""
+        self.equations = [item.equation for item in derivation.equations if item.equation]
+        self.learn_known_sizes()
+        self.code_lines = [item for item in derivation.items if is_code(item)]
+        self.last = {name: item.line for item in self.code_lines for name in self.run.locals.get(normal(item.text), ())}
+
+    def items(self, name: str, items: Iterable[Item]) -> None:
+        """Check the items in order. name: of the derivation, for messages."""
+        for item in items:
+            try:
+                if item.kind == "equation":
+                    self.equation(item)
+                    if self.rows[-1].kind == "name":
+                        self.learn_known_sizes()
+                elif is_code(item):
+                    self.code(item)
+            except ValueError as error:  # a NotationError, or NumPy's of shapes that do not go together
+                place = f"{name}: line {item.line}: {normal(item.text)}"
+                raise DerivationError(f"{place}\n    {getattr(error, 'message', error)}") from error
+
+    def expect_complete(self) -> None:
+        """Raise DerivationError for what the derivation leaves unchecked.
+
+        Every gradient that backward returned, and the output, must be compared with an equation, and every name that an
+        equation defines must be used further down.
+        """
+        if all(row.error is None for row in self.rows):
+            raise DerivationError(f"{self.run.name}: no equation is compared with anything, so nothing is checked")
+        for name in (*self.run.outputs, *self.run.gradients) if self.run.gradients else ():
+            if name not in self.compared:
+                raise DerivationError(f"{self.run.name}: no equation gives {spelled_name(name)}, so it is not checked")
+        for name, item in self.unused.items():
+            raise DerivationError(
+                f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
+                f"    defines {spelled_name(name)}, which nothing below uses, so it is not checked"
+            )
+
+    def learn_known_sizes(self) -> None:
+        """Sizes of the letters of known arrays, before any equation that uses them is evaluated."""
+        for equation in self.equations:
+            try:
+                learn_sizes(equation, self.scope)
+            except NotationError:
+                pass  # the walk will come to it, with a place for the error
+
+    def equation(self, item: Item) -> None:
+        equation = item.equation
+        assert equation is not None
+        first, *others = equation.parts
+        if self.is_short_name(equation):
+            self.scope.aliases[first[1]] = self.scope.resolve(others[0][1])
+            self.rows.append(Row(item.line, item.text, "name", None))
+            return
+        bind(equation, self.scope)
+        defined = self.defines(first)
+        self.use((*equation.parts[defined:], equation.bindings, equation.conditions))
+        if defined:
+            self.set(first, evaluate(others[0], self.scope))
+        known = evaluate(first, self.scope)
+        errors = [
+            self.compare(item, known, evaluate(part, self.scope), relation, equation, self.terms(first, part))
+            for part, relation in list(zip(others, equation.relations, strict=True))[defined:]
+        ]
+        gradient = self.gradient(item, first)
+        if gradient is None:
+            self.learn(first, others[0], equation)
+        else:
+            errors.append(gradient)
+        kind = "gradient" if gradient is not None else "defines" if defined and not errors else "compared"
+        self.rows.append(Row(item.line, item.text, kind, max(errors, default=None)))
+        if kind == "defines":
+            self.unused[self.scope.resolve(first[1])] = item
+        elif first[0] == "name":
+            self.compared.add(self.scope.resolve(first[1]))
+
+    def is_short_name(self, equation: Equation) -> bool:
+        """Whether an equation gives a known array a short name, as u := content_bias does. dx is never a short name."""
+        first, second, *_ = equation.parts
+        if equation.relations != (":=",) or not is_whole(first) or not is_whole(second):
+            return False
+        return self.names(second) and not self.names(first) and self.differentiated(first) is None
+
+    def use(self, tree: Any) -> None:
+        for node in nodes(tree):
+            if node[0] == "name":
+                self.unused.pop(self.scope.resolve(node[1]), None)
+
+    def names(self, node: Node) -> bool:
+        return self.scope.resolve(node[1]) in self.scope.values
+
+    def defines(self, node: Node) -> bool:
+        """Whether this left side is a name that is not known yet."""
+        if node[0] != "name" or self.names(node) or node[1] == "L":
+            return False
+        if any(index[0] != "idx" for index in node[2]):
+            raise NotationError(f"{node[1]} is not known, so its indices must be plain letters")
+        return True
+
+    def set(self, left: Node, value: Named) -> None:
+        self.scope.values[self.scope.resolve(left[1])] = arranged(left, value, self.scope)
+
+    def learn(self, left: Node, right: Node, equation: Equation) -> None:
+        """Remember the equation as the way to compute its left side, for derivatives."""
+        if left[0] != "name" or any(node[0] == "partial" for node in nodes(right)):
+            return
+        name, letters = self.scope.resolve(left[1]), [index[1] for index in left[2] if index[0] == "idx"]
+        plain = len(letters) == len(left[2]) == len(set(letters))
+        if (
+            plain
+            and not equation.conditions
+            and name not in self.run.arguments
+            and equation.relations[0] in ("=", ":=")
+        ):
+            self.rules.setdefault(name, Rule(name, left[2], right, equation))
+
+    def terms(self, left: Node, right: Node) -> float:
+        """The size of the terms that cancel, if the right side is 0: the rounding error is relative to them."""
+        return float(np.max(evaluate(positive(left), self.scope).data)) if right[:2] == ("num", 0) else 0.0
+
+    def compare(self, item: Item, a: Named, b: Named, relation: str, equation: Equation, terms: float = 0.0) -> float:
+        for axis in b.axes:
+            if isinstance(axis, str) and axis not in a.axes:
+                raise NotationError(f"index {axis} is on the right only: sum over it, or put it on the left")
+        (x, y), axes = align(a, b)
+        x, y = np.broadcast_arrays(x.real, y.real)
+        held = np.ones(x.shape, bool)
+        if equation.conditions:
+            mask, around = align(truth(equation.conditions, self.scope), Named(x, axes))
+            if around != axes and set(around) != set(axes):
+                raise NotationError("a condition has an index that the equation does not have")
+            order = [around.index(axis) for axis in axes]
+            held = np.broadcast_to(np.broadcast_to(mask[0], mask[1].shape).transpose(order), x.shape) > 0
+            if not held.any():
+                raise NotationError('the condition after "for" holds nowhere on these arrays: nothing is compared')
+        if relation in ("=", ":="):
+            error = distance(x[held], y[held], terms)
+            wrong = ~(np.abs(x - y) <= self.tolerance * max(np.abs(y[held]).max(initial=0), terms, 1e-300)) & held
+        else:
+            tests = {"<": np.less, ">": np.greater, "≤": np.less_equal, "≥": np.greater_equal, "≠": np.not_equal}
+            wrong = ~tests[relation](x, y) & held
+            error = float(wrong.any())
+        if not error <= self.tolerance:
+            at = np.unravel_index(
+                int(np.argmax(np.where(wrong, np.nan_to_num(np.abs(x - y), nan=np.inf), -1))), x.shape
+            )
+            self.fail(item, f"is not true: relative error {error:.1e}", axes, at, float(x[at]), float(y[at]))
+        return error
+
+    def fail(self, item: Item, what: str, axes: Any, at: Any, left: float, right: float) -> None:
+        place = ", ".join(
+            f"{axis if isinstance(axis, str) else f'axis {axis}'} = {int(i)}" for axis, i in zip(axes, at, strict=True)
+        )
+        where = f" at {place}" if place else ""
+        raise DerivationError(
+            f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
+            f"    {what}\n   {where} the left side is {left:.10g}, the right side {right:.10g}"
+        )
+
+    def differentiated(self, left: Node) -> str | None:
+        """The known name x, if the left side is its gradient dx."""
+        if left[0] != "name" or not left[1].startswith("d") or len(left[1]) < 2:
+            return None
+        of = self.scope.resolve(left[1][1:])
+        known = self.scope.values.get(of)
+        return None if known is None or of in self.run.outputs or known.dtype.kind != "f" else of
+
+    def gradient(self, item: Item, left: Node) -> float | None:
+        """Compare dx with the numerical ∂L/∂x, if the left side is the gradient of a known name."""
+        if (of := self.differentiated(left)) is None:
+            return None
+        name = self.scope.resolve(left[1])
+        numerical = self.derivative_of_loss(of)
+        analytic = self.scope.values[name]
+        if analytic.size != numerical.size:
+            raise NotationError(
+                f"{left[1]} has shape {analytic.shape}, but {left[1][1:]} has {numerical.shape}: "
+                "is a sum over leading axes missing?"
+            )
+        analytic = analytic.reshape(numerical.shape)
+        error = distance(analytic, numerical)
+        if not error <= self.tolerance:
+            at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
+            values = f"{left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
+            raise DerivationError(
+                f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
+                f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"
+                f"    at {tuple(map(int, at))} {values}"
+            )
+        return error
+
+    def perturb(self, name: str) -> Scope:
+        """A scope in which each element of `name` is perturbed in turn, with all that depends on it computed again."""
+        if self.perturbed[0] != (known := (name, len(self.rules))):
+            self.perturbed = known, self.recompute(name)
+        return self.perturbed[1]
+
+    def recompute(self, name: str) -> Scope:
+        """A new scope for `perturb`."""
+        data = self.scope.values[name]
+        inner = Scope(self.scope.values, self.scope.aliases)
+        inner.sizes, inner.functions = self.scope.sizes, self.scope.functions
+        expect_room(data.size**2)
+        eye = np.eye(data.size).reshape(data.size, *data.shape)
+        inner.perturbed[name] = data + 1j * STEP * eye
+        for rule in self.rules.values():
+            if rule.name != name and depends(rule, inner):
+                bind(rule.equation, inner)
+                left = ("name", rule.name, rule.indices)
+                value = arranged(left, evaluate(rule.node, inner), inner, data.size)
+                inner.perturbed[rule.name] = value.reshape(data.size, *self.scope.values[rule.name].shape)
+        return inner
+
+    def derivative_of_loss(self, name: str) -> np.ndarray:
+        """∂L/∂x for the array x of this name, by the complex step."""
+        inner, total = self.perturb(name), 0.0
+        for output in self.run.outputs:
+            if output in inner.perturbed:
+                y, dy = inner.perturbed[output], self.scope.values[f"d{output}"]
+                total = total + (y.imag / STEP * dy).reshape(len(y), -1).sum(axis=1)
+        if isinstance(total, float):
+            raise NotationError(f"no equations above lead from {name} to the output {', '.join(self.run.outputs)}")
+        return total.reshape(self.scope.values[name].shape)
+
+    def partial(self, of: Node, by: Node) -> Named:
+        """∂of/∂by, numerically: each element of `by` is perturbed in turn."""
+        name = self.scope.resolve(by[1])
+        if name not in self.scope.values:
+            raise NotationError(f"{by[1]} is not known here: no equation above defines it")
+        letters = [index[1] for index in by[2] if index[0] == "idx"]
+        if len(letters) != len(by[2]) or len(set(letters)) != len(letters):
+            raise NotationError("the indices below ∂ must be different letters")
+        data, leading, _ = fetch(name, by[2], self.scope)
+        below = (*leading, *letters)
+        if of[1] == "L" and self.scope.resolve("L") not in self.scope.values:
+            return Named(self.derivative_of_loss(name).reshape(data.shape), below)
+        inner = self.perturb(name)
+        if self.scope.resolve(of[1]) not in inner.perturbed:
+            raise NotationError(f"no equation above computes {of[1]} from {by[1]}")
+        inner.bound = self.scope.bound
+        above = evaluate(of, inner)
+        axes = [axis for axis in above.axes if axis != DIRECTION]
+        rows = spread_first(above, axes).imag / STEP
+        return same_positions(rows.reshape(*data.shape, *rows.shape[1:]), below, axes)
+
+    def code(self, item: Item) -> None:
+        """Compare the variables that a line of code sets with the equations' values.
+
+        Of several lines that set one variable only the last is compared: the others are steps on the way.
+        """
+        text = normal(item.text)
+        if text not in self.run.locals:
+            raise NotationError("this line of code did not run")
+        found = False
+        for variable, value in self.run.locals[text].items():
+            name = self.scope.resolve(canonical(variable))
+            if name not in self.scope.values or self.last[variable] != item.line:
+                continue
+            found = True
+            self.unused.pop(name, None)
+            known = self.scope.values[name]
+            if known.size != value.size:
+                raise NotationError(
+                    f"{variable} has shape {value.shape} in the code, but {known.shape} in the equations"
+                )
+            error = distance(value.reshape(known.shape), known)
+            if not error <= self.tolerance:
+                raise DerivationError(
+                    f"{self.run.name}: line {item.line}: {text}\n    gives another {variable} than the equations: "
+                    f"relative error {error:.1e}"
+                )
+            self.rows.append(Row(item.line, text, "code", error))
+        if not found:
+            self.expect_continued(item)
+            self.rows.append(Row(item.line, text, "step", None))
+
+    def expect_continued(self, item: Item) -> None:
+        """Raise NotationError unless a later line of code uses a variable that this step sets, or returns."""
+        variables = self.run.locals[normal(item.text)]
+        later = " ".join(other.text for other in self.code_lines if other.line > item.line)
+        if not any(re.search(rf"\b{variable}\b", later) for variable in (*variables, "return")):
+            raise NotationError(
+                f"this line of code is not checked: neither an equation nor a line of code below "
+                f"has a variable that it sets ({', '.join(variables) or 'none'})"
+            )
+
+
+def is_code(item: Item) -> bool:
+    return item.kind == "code" and not item.text.lstrip().startswith(">>>")
+
+
+def is_whole(node: Node) -> bool:
+    return node[0] == "name" and not node[2]
+
+
+def positive(node: Node) -> Node:
+    """The node with the absolute value of every term of its sums."""
+    if node[0] == "over" and node[1] in ("sum", "mean"):
+        return (*node[:3], positive(node[3]), node[4])
+    if node[0] in ("+", "-"):
+        return "+", positive(node[1]), positive(node[2])
+    return positive(node[1]) if node[0] in ("group", "neg") else ("abs", node)
+
+
+def distance(a: np.ndarray, b: np.ndarray, least: float = 0.0) -> float:
+    """The largest difference, relative to the largest number or to `least`; infinity where one is not a number."""
+    difference, largest = np.abs(a - b).max(initial=0), max(np.abs(a).max(initial=0), np.abs(b).max(initial=0), least)
+    if not np.isfinite(difference):
+        return np.inf
+    return float(difference / largest) if largest else 0.0
+
+
+def arranged(left: Node, value: Named, scope: Scope, directions: int | None = None) -> np.ndarray:
+    """The value with its leading axes first and then the axes in the order of the indices on the left."""
+    letters = [index[1] for index in left[2]]
+    leading = sorted(axis for axis in value.axes if isinstance(axis, int))
+    for axis in value.axes:
+        if isinstance(axis, str) and axis not in letters and axis != DIRECTION:
+            raise NotationError(f"index {axis} is on the right only: sum over it, or put it on the left")
+    axes = [*leading, *letters]
+    data = spread_first(value, axes) if DIRECTION in value.axes else spread_first(value, axes)[0]
+    shape = [
+        size if isinstance(a, int) else scope.size(a)
+        for a, size in zip(axes, data.shape[-len(axes) :] if axes else (), strict=True)
+    ]
+    if directions is None:
+        return np.broadcast_to(data, shape).copy()
+    return np.broadcast_to(data, (directions, *shape)).copy()
+
+
+def spread_first(value: Named, axes: Any) -> np.ndarray:
+    """The data with the axis of directions first (length 1 if it has none), then `axes`."""
+    return spread(value, (DIRECTION, *axes))
+
+
+def same_positions(data: np.ndarray, below: Sequence[Any], above: Sequence[Any]) -> Named:
+    """A Jacobian with axes `below` and then `above`, at the same position of those axes that both have.
+
+    A leading axis must not mix: the derivative at one position with respect to another is zero, or this is an error.
+    """
+    labels = [*((axis, "below") for axis in below), *((axis, "above") for axis in above)]
+    for axis in below:
+        if axis not in above:
+            continue
+        i, j = labels.index((axis, "below")), labels.index((axis, "above"))
+        if isinstance(axis, int):
+            elsewhere = ~np.eye(data.shape[i], data.shape[j], dtype=bool)
+            if np.moveaxis(data, (i, j), (0, 1))[elsewhere].any():
+                raise NotationError("it depends on other positions of the leading axes: give these axes an index")
+        data = np.diagonal(data, axis1=i, axis2=j)  # the shared axis comes last
+        labels = [label for place, label in enumerate(labels) if place not in (i, j)] + [(axis, "both")]
+    return Named(data, tuple(axis for axis, _ in labels))
+
+
+def depends(rule: Rule, scope: Scope) -> bool:
+    trees = (rule.node, *(node for _, node in rule.equation.bindings))
+    return any(
+        node[0] == "name" and scope.resolve(node[1]) in scope.perturbed for tree in trees for node in nodes(tree)
+    )
