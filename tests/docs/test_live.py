@@ -223,3 +223,20 @@ def test_numbers_are_reached_and_held_by_keyboard_and_pointer(
     assert page.run(focused)[1].startswith("y01")
     assert page.run("return document.activeElement.dataset.position") == "1"
     assert not browser.get_log("browser")
+
+
+def test_a_number_reached_by_keyboard_is_not_under_the_bar(
+    browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    page = Page(browser, "attention", tmp_path_factory.mktemp("bar"))
+    page.run("page.choice.focus()")
+    reached = 0
+    for _ in range(16):
+        page.actions().send_keys(Keys.TAB).perform()
+        name, bottom, bar = page.run(
+            "const [face, bar] = [document.activeElement, document.querySelector('.live-dock')];"
+            "return [face.dataset.position, face.getBoundingClientRect().bottom, bar.getBoundingClientRect().top]"
+        )
+        reached += name is not None
+        assert name is None or bottom <= bar
+    assert reached > 10
