@@ -9,9 +9,9 @@ from textwrap import dedent
 from typing import Any
 
 from docstrings import MODULES, directive, heading, prose, table
+from layer_pictures import layer_picture
 from one_step import one_step_page
 from operations import OPERATIONS, calls, joined, layers, write_page
-from pictures import layer_picture
 from sphinx.application import Sphinx
 
 import scratchformer

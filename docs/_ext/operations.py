@@ -14,9 +14,10 @@ from typing import Any
 from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
 from measure import Comparison, Measured, compare
 from mistakes import MISTAKES, Mistake
-from pictures import operation_picture, step_curve
+from operation_pictures import operation_picture
 from reports import consequences
 from sphinx.application import Sphinx
+from step_curves import step_curve
 
 from scratchformer import models, nn, ops
 from scratchformer.testing.derivations import CASES

@@ -1,7 +1,7 @@
 """The layout of a docstring: what is prose, a picture, code or an equation.
 
 Text at the margin is prose. In an indented block, a line that begins with `| ` is a picture, `>>>` starts an example, a
-line that stands word for word in the code is code, and everything else is equations. Three or more spaces separate the
+line that is word for word in the code is code, and everything else is equations. Three or more spaces separate the
 equations of one line; after an equation, a piece in parentheses is a comment. A line that begins with a relation or an
 operator continues the equation above it, and so does the line after one that ends with a comma.
 """

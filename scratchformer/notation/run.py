@@ -56,7 +56,7 @@ def without_partial(function: Callable) -> Callable:
 
 
 def source_tree(function: Callable) -> tuple[str, ast.Module, int] | None:
-    """The dedented source of a function, its syntax tree and its first line in the file; None if it is not at hand."""
+    """The dedented source of a function, its syntax tree and its first line in the file; None if it is not available."""
     try:
         lines, start = inspect.getsourcelines(source_of(function))
         source = textwrap.dedent("".join(lines))
@@ -81,7 +81,7 @@ def docstring_of(function: Callable) -> tuple[str, int | None]:
 
 
 def statements(function: Callable) -> list[Statement]:
-    """The simple statements of a function, in order; none if its source is not at hand, as in a terminal session."""
+    """The simple statements of a function, in order; none if its source is not available, as in a terminal session."""
     if (at_hand := source_tree(function)) is None:
         return []
     source, tree, start = at_hand

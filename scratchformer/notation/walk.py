@@ -60,7 +60,7 @@ class Rule(NamedTuple):
 
 
 class Walk:
-    """A derivation on its way from top to bottom: what is known, and the rules seen so far."""
+    """A derivation read from top to bottom: what is known so far, and the rules seen."""
 
     def __init__(self, ran: Run, tolerance: float = TOLERANCE) -> None:
         self.run, self.tolerance = ran, tolerance
@@ -76,7 +76,7 @@ class Walk:
         self.unused: dict[str, Item] = {}  # by name, the equation that defines it, until another one uses it
 
     def copy(self) -> Walk:
-        """A walk that goes on from here by itself."""
+        """A walk that continues independently from here."""
         other = Walk(self.run, self.tolerance)
         other.scope.values, other.scope.aliases = dict(self.scope.values), dict(self.scope.aliases)
         other.scope.sizes, other.rules = dict(self.scope.sizes), dict(self.rules)
@@ -127,7 +127,7 @@ class Walk:
             try:
                 learn_sizes(equation, self.scope)
             except NotationError:
-                pass  # the walk will come to it, with a place for the error
+                pass  # the walk meets this equation again, with a place for the error
 
     def equation(self, item: Item) -> None:
         equation = item.equation

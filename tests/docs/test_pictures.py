@@ -6,11 +6,11 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 import step_curves
-from changes import BEFORE
+from changes import BEFORE, model_changes
+from layer_pictures import layer_picture
 from letters import SIZES, Letters, Sizes, written
-from operation_pictures import WITHOUT_BACKWARD
-from pictures import layer_picture, model_changes, operation_picture, step_curve
-from step_curves import STEPS, step_errors
+from operation_pictures import WITHOUT_BACKWARD, operation_picture
+from step_curves import STEPS, step_curve, step_errors
 from traced import CASES, traced
 from tracing import trace
 
