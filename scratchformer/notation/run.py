@@ -56,7 +56,7 @@ def without_partial(function: Callable) -> Callable:
 
 
 def source_tree(function: Callable) -> tuple[str, ast.Module, int] | None:
-    """The dedented source of a function, its syntax tree and its first line in the file; None if it is not available."""
+    """The dedented source of a function, its syntax tree and its first line in the file; None if there is none."""
     try:
         lines, start = inspect.getsourcelines(source_of(function))
         source = textwrap.dedent("".join(lines))
