@@ -230,7 +230,7 @@ def short(default: Any) -> Any:
 
 
 class Checked(SphinxDirective):
-    """An equation or a line of code, and beside it its measured error, or another label.
+    """An equation or a line of code with its measured error, or another label, at the right.
 
     of: the name of the derivation. item: the number of the equation in it, if the text is from there.
     """

@@ -191,7 +191,7 @@ class _Picture:
             self.canvas.text(x1 - 8, y + 15, self._times(count), "end")
         end = self._flow(call, x0 + 10, x1 - 10, y + 20) + 4
         self.canvas.box(x0, y, x1 - x0, end - y, 0.03)
-        self.canvas.elements.insert(first, self.canvas.elements.pop())  # behind what it frames
+        self.canvas.elements.insert(first, self.canvas.elements.pop())  # drawn first, so that it frames the rest
         return end
 
     def _times(self, count: int) -> str:

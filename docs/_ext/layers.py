@@ -52,7 +52,7 @@ def source(layer: type, method: str) -> str:
 
 
 def reference(name: str) -> str:
-    """The page of a module in the API reference. What has a page of its own is linked to."""
+    """The API page of a module. Names that have their own page are links to it."""
     module = getattr(scratchformer, name)
     own = {"ops": OPERATIONS, "nn": layers(nn), "models": layers(models)}.get(name, ())
     path, excluded = f"scratchformer.{name}", [*own, *(f"{op}_backward" for op in own if name == "ops")]

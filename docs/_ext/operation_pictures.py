@@ -117,9 +117,9 @@ class _Picture:
         return y
 
     def _size(self, x: np.ndarray) -> tuple[float, float, int]:
-        """The width and height of the drawing of an array, and how many sheets stand behind the first."""
+        """The width and height of the drawing of an array, and how many sheets it shows at the back of the first."""
         sides = self._sides(x)
-        behind = min(2, max(0, len(sides) - 2)) and 2
+        behind = 2 if len(sides) > 2 else 0
         across = sides[-1][1] if sides else 12
         down = sides[-2][1] if len(sides) > 1 else 12
         return across + BEHIND * behind, down + BEHIND * behind, behind
@@ -129,7 +129,7 @@ class _Picture:
         return [(letter, SIDE.get(letter, 30)) for letter in letters]
 
     def _array(self, name: str, x: np.ndarray, centre: float, y: float, height: float, dashed: bool) -> None:
-        """An array whose last two axes are the sides of a sheet; sheets behind it stand for the axes before."""
+        """An array as a sheet whose sides are its last two axes; further sheets at its back stand for the other axes."""
         sides = self._sides(x)
         across, down, behind = self._size(x)
         self.canvas.text(centre, y + 12, name, "middle", bold=True)
