@@ -129,7 +129,7 @@ class _Picture:
         return [(letter, SIDE.get(letter, 30)) for letter in letters]
 
     def _array(self, name: str, x: np.ndarray, centre: float, y: float, height: float, dashed: bool) -> None:
-        """An array as a sheet whose sides are its last two axes; further sheets at its back stand for the other axes."""
+        """An array as a sheet whose sides are its last two axes; sheets at its back stand for the other axes."""
         sides = self._sides(x)
         across, down, behind = self._size(x)
         self.canvas.text(centre, y + 12, name, "middle", bold=True)
