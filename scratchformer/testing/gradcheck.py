@@ -13,29 +13,19 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
+from ..backend import CPU, Array, Device, to_cpu
 from ..rng import Key
 from .contracts import (
     GradientError,
     Untouched,
-    as_tuple,
-    expect_apart,
-    expect_equal,
-    expect_type,
     is_array,
     is_floating,
-    labelled,
-    named_gradients,
-    own_copy,
 )
 from .differences import (
     FIRST_STEP,
@@ -49,6 +39,7 @@ from .differences import (
     elements,
     label,
 )
+from .runs import LayerRun, PairRun, argument_names, expect_finite, flat, layer_arrays, name_of, normal_like
 
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
@@ -111,25 +102,25 @@ def check_gradients(
     not finite, or only at kinks (such as zeros before a ReLU); if y has no elements; unless 0 <= rtol < 1; if
     `max_elements` and `directions` are both 0, or one is negative.
     """
-    names = _argument_names(op, args)
+    names = argument_names(op, args)
     _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
     _expect_tensors({n: x for n, x in given.items() if is_floating(x)}, given)
-    forward_name, backward_name = _name(op), _name(op_backward)
+    forward_name, backward_name = name_of(op), name_of(op_backward)
     with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
-        run = _Pair(op, op_backward, names, args, kwargs, device, np.float64)
-        dy = _normal_like(run.y, seed, device, np.float64)
+        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64)
+        dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.check_contract(dy)
         with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
-            single = _Pair(op, op_backward, names, args, kwargs, device, np.float32)
-            single.check_types(_normal_like(single.y, seed, device, np.float32))
+            single = PairRun(op, op_backward, names, args, kwargs, device, np.float32)
+            single.check_types(normal_like(single.y, seed, device, np.float32))
         tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
         extra = _complex_comparisons(run, dy) if complex_step else None
         return _compare_all(
             tensors,
-            outputs=lambda: _flat(op(*run.args, **run.kwargs)[0]),
+            outputs=lambda: flat(op(*run.args, **run.kwargs)[0]),
             gradients=lambda: list(run.gradients(dy).values()),
-            dy=_flat(dy),
+            dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
@@ -175,21 +166,21 @@ def check_layer(
         raise ValueError(f"together: expected a number >= 1, got {together}")
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
-        original = Untouched(_layer_arrays(layer))
-        run = _LayerRun(layer, inputs, kwargs, device, np.float64)
+        original = Untouched(layer_arrays(layer))
+        run = LayerRun(layer, inputs, kwargs, device, np.float64)
         arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
-        dy = _normal_like(run.forward()[0], seed, device, np.float64)
+        dy = normal_like(run.forward()[0], seed, device, np.float64)
         gradients = run.check_contract(dy, Key(seed))
         with np.errstate(all="ignore"):
-            single = _LayerRun(layer, inputs, kwargs, device, np.float32)
-            single.check_types(_normal_like(single.forward()[0], seed, device, np.float32))
+            single = LayerRun(layer, inputs, kwargs, device, np.float32)
+            single.check_types(normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
         report = _compare_all(
             [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
-            outputs=lambda: _flat(run.forward()[0]),
+            outputs=lambda: flat(run.forward()[0]),
             gradients=lambda: list(run.gradients(dy).values()),
-            dy=_flat(dy),
+            dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
@@ -198,174 +189,6 @@ def check_layer(
         )
         original.check("the check of a deep copy")
         return report
-
-
-class _Pair:
-    """An operation with its own copies of the arguments, on one device and of one dtype."""
-
-    def __init__(
-        self,
-        op: Callable,
-        op_backward: Callable,
-        names: list[str],
-        args: tuple,
-        kwargs: dict[str, Any],
-        device: Device,
-        dtype: Any,
-    ) -> None:
-        self.op, self.op_backward, self.backward_name = op, op_backward, _name(op_backward)
-        self.names, self.dtype = names, dtype
-        self.args = [own_copy(x, device, dtype) for x in args]
-        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
-        self.given = {n: x for n, x in zip(names, self.args, strict=True) if is_array(x)}
-        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
-        self.floating = {n: x for n, x in zip(names, self.args, strict=True) if is_floating(x)}
-        untouched = Untouched(self.given)
-        self.y, self.cache = _two(op(*self.args, **self.kwargs), "op")
-        untouched.check("forward")
-
-    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
-        """The analytic gradients for the current contents of the arguments, by name, on the CPU."""
-        _, cache = self.op(*self.args, **self.kwargs)
-        found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
-        return {name: to_cpu(g) for name, g in found.items()}
-
-    def check_contract(self, dy: Any) -> dict[str, np.ndarray]:
-        """Everything but the values. Returns the gradients, by name."""
-        outputs = labelled("y", as_tuple(self.y))
-        upstream = labelled("dy", as_tuple(dy))
-        _expect_finite(outputs)
-        expect_apart(outputs, self.given)
-        expect_equal(
-            outputs,
-            labelled("y", as_tuple(self.op(*self.args, **self.kwargs)[0])),
-            "differs between two calls with the same arguments (random numbers must come from a key)",
-        )
-        untouched = Untouched(self.given | outputs | upstream)
-        returned = self._backward(dy)
-        untouched.check("backward")
-        self._expect_type(outputs, returned)
-        gradients = {f"gradient of {name}": g for name, g in returned.items()}
-        _expect_finite(gradients)
-        expect_apart(gradients, self.given | upstream)
-        for i, (name, g) in enumerate(gradients.items()):
-            expect_apart({name: g}, dict(list(gradients.items())[:i]))
-        first = {name: to_cpu(g).copy() for name, g in returned.items()}
-        again = self._backward(dy)
-        expect_equal(again, first, "backward gives another gradient when called twice on one cache")
-        return first
-
-    def check_types(self, dy: Any) -> None:
-        """Check that y and the gradients have the dtype of the arguments."""
-        self._expect_type(labelled("y", as_tuple(self.y)), self._backward(dy))
-
-    def _backward(self, dy: Any) -> dict[str, Array]:
-        return named_gradients(self.op_backward(dy, self.cache), self.floating, self.backward_name)
-
-    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
-        if self.floating:
-            expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
-
-
-class _LayerRun:
-    """A deep copy of a layer, and copies of its inputs, on one device and of one dtype."""
-
-    def __init__(self, layer: Any, inputs: tuple, kwargs: dict[str, Any], device: Device, dtype: Any) -> None:
-        self.dtype = dtype
-        self.layer = copy.deepcopy(layer)
-        expect_apart(
-            {f"{name} of a deep copy": x for name, x in _layer_arrays(self.layer).items()}, _layer_arrays(layer)
-        )
-        self.layer.to(device=device, dtype=dtype)
-        self.layer.zero_grad()
-        self.params = self.layer.named_parameters()
-        self.trained = {name: p for name, p in self.params.items() if not getattr(p, "frozen", False)}
-        names = _argument_names(layer.forward, inputs)
-        self.names = [f"input {name}" if name in self.params else name for name in names]
-        self.inputs = [own_copy(x, device, dtype) for x in inputs]
-        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
-        self.given = {n: x for n, x in zip(self.names, self.inputs, strict=True) if is_array(x)}
-        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
-        self.floating = self._floating(self.inputs)
-
-    def _floating(self, inputs: list) -> dict[str, Array]:
-        return {n: x for n, x in zip(self.names, inputs, strict=True) if is_floating(x)}
-
-    def forward(self, inputs: list | None = None) -> tuple[Any, Any]:
-        inputs = self.inputs if inputs is None else inputs
-        return _two(self.layer.forward(*inputs, **self.kwargs), "forward")
-
-    def backward(self, dy: Any, cache: Any) -> dict[str, Array]:
-        """The gradients of the inputs, by name; those of the parameters are added into the layer."""
-        return named_gradients(self.layer.backward(dy, cache), self.floating, "backward")
-
-    def gradients(self, dy: Any, inputs: list | None = None) -> dict[str, np.ndarray]:
-        """The gradients of inputs and parameters from one forward and backward, by name, on the CPU."""
-        self.layer.zero_grad()
-        _, cache = self.forward(inputs)
-        found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
-        return found | self.parameter_gradients()
-
-    def parameter_gradients(self) -> dict[str, np.ndarray]:
-        return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
-
-    def check_contract(self, dy: Any, key: Key) -> dict[str, np.ndarray]:
-        """Everything but the values. Returns the gradients of inputs and parameters, by name."""
-        state = _layer_arrays(self.layer)
-        upstream = labelled("dy", as_tuple(dy))
-        untouched = Untouched(self.given | state)
-        y, cache = self.forward()
-        untouched.check("forward")
-        outputs = labelled("y", as_tuple(y))
-        _expect_finite(outputs)
-        expect_apart(outputs, state)
-        untouched = Untouched(self.given | outputs | upstream | {n: p.data for n, p in self.params.items()})
-        returned = self.backward(dy, cache)
-        untouched.check("backward")
-        self._expect_type(outputs, returned)
-        self._expect_same_parameters(state)
-        expect_apart({f"gradient of {name}": g for name, g in returned.items()}, state)
-        once = {name: to_cpu(g).copy() for name, g in returned.items()}
-        sums = self.parameter_gradients()
-        _expect_finite({f"gradient of {name}": g for name, g in (once | sums).items()})
-        again = self.backward(dy, cache)
-        expect_equal(again, once, "backward gives another gradient when called twice on one cache")
-        twice = {name: 2 * g for name, g in sums.items()}
-        expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
-        self._check_two_uses(dy, key)
-        return once | sums
-
-    def _expect_same_parameters(self, state: dict[str, Array]) -> None:
-        """Check that neither pass replaced an array of a parameter: an optimizer would still hold the old one."""
-        for name, x in _layer_arrays(self.layer).items():
-            if x is not state.get(name):
-                raise GradientError(f"{name} was replaced by another array: write into it, or an optimizer loses it")
-
-    def _check_two_uses(self, dy: Any, key: Key) -> None:
-        """Forward twice, then backward twice: the result must be as if each use had been alone."""
-        rng = key.fold("second inputs").generator()
-        inputs = [_shuffled(x, rng) for x in self.inputs]
-        other_dy = tuple(_shuffled(x, rng) for x in as_tuple(dy))
-        other_dy = other_dy if isinstance(dy, tuple) else other_dy[0]
-        alone, other = self.gradients(dy), self.gradients(other_dy, inputs)
-        self.layer.zero_grad()
-        (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
-        found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
-        other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache).items()}
-        complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
-        expect_equal(found, alone, complaint)
-        expect_equal(other_found, other, complaint)
-        both = {name: alone[name] + other[name] for name in self.trained}
-        expect_equal(self.parameter_gradients(), both, complaint)
-
-    def check_types(self, dy: Any) -> None:
-        """Check that y, the gradients and the parameters have the dtype that the layer was cast to."""
-        y, cache = self.forward()
-        self._expect_type(labelled("y", as_tuple(y)), self.backward(dy, cache))
-
-    def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
-        returned = {f"gradient of {n}": g for n, g in gradients.items()}
-        expect_type(outputs | returned | _layer_arrays(self.layer), self.dtype)
 
 
 def _compare_all(
@@ -470,10 +293,10 @@ def _expect_tensors(tensors: dict[str, Array], given: dict[str, Any]) -> None:
     for name, x in tensors.items():
         if not x.size:
             raise ValueError(f"{name}: expected at least one element, got shape {tuple(x.shape)}")
-    _expect_finite(tensors, ValueError)
+    expect_finite(tensors, ValueError)
 
 
-def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list, float], list[Comparison]]:
+def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float], list[Comparison]]:
     """A function that compares a tensor's gradient at some elements with the complex step.
 
     The complex step has practically no error of its own. The last argument of the function allows for the rounding of
@@ -481,13 +304,13 @@ def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list, float],
     """
     args = [x.astype(np.complex128) if is_floating(x) else x for x in run.args]
     places = dict(zip(run.names, args, strict=True))
-    weight = _flat(dy)
+    weight = flat(dy)
 
     def comparisons(tensor: Tensor, indices: list[tuple[int, ...]], round_off: float) -> list[Comparison]:
         found = []
         for index in indices:
             places[tensor.name][index] = complex(tensor.base[index], _COMPLEX_STEP)
-            y = _flat(run.op(*args, **run.kwargs)[0])
+            y = flat(run.op(*args, **run.kwargs)[0])
             places[tensor.name][index] = complex(tensor.base[index], 0)
             estimate = Estimate(float(y.imag @ weight) / _COMPLEX_STEP, round_off)
             where = f"{label(tensor.name, index)} (complex step)"
@@ -496,77 +319,6 @@ def _complex_comparisons(run: _Pair, dy: Any) -> Callable[[Tensor, list, float],
         return found
 
     return comparisons
-
-
-def _argument_names(function: Callable, args: tuple) -> list[str]:
-    """The parameter name for each of `args`: "gamma", or "tensors[1]" for `*tensors`."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
-    names = []
-    for i in range(len(args)):
-        variadic = next((p for p in parameters[: i + 1] if p.kind is p.VAR_POSITIONAL), None)
-        if variadic:
-            names.append(f"{variadic.name}[{i - parameters.index(variadic)}]")
-        else:
-            names.append(parameters[i].name if i < len(parameters) else f"argument {i}")
-    return names
-
-
-def _name(function: Callable) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _two(returned: Any, what: str) -> tuple[Any, Any]:
-    if not isinstance(returned, tuple) or len(returned) != 2:
-        raise GradientError(f"{what} must return the pair (y, cache), got {type(returned).__name__}")
-    return returned
-
-
-def _layer_arrays(layer: Any) -> dict[str, Array]:
-    """All parameters by name, and their gradients as "gradient of NAME"."""
-    params = layer.named_parameters()
-    return {n: p.data for n, p in params.items()} | {f"gradient of {n}": p.grad for n, p in params.items()}
-
-
-def _normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
-    """Standard normal numbers of the shape of `y`, or a tuple of them. Raises ValueError if y has no elements."""
-    rng = Key(seed).fold("dy").generator()
-    shapes = [to_cpu(part).shape for part in as_tuple(y)]
-    if not any(map(math.prod, shapes)):
-        raise ValueError(f"y: expected at least one element, got {', '.join(map(str, shapes)) or type(y).__name__}")
-    draws = tuple(to_device(np.asarray(rng.standard_normal(shape)), device, dtype) for shape in shapes)
-    return draws if isinstance(y, tuple) else draws[0]
-
-
-def _flat(y: Any) -> np.ndarray:
-    """All elements of an array, or of a tuple of arrays, as one NumPy vector."""
-    return np.concatenate([to_cpu(part).reshape(-1) for part in as_tuple(y)])
-
-
-def _shuffled(x: Any, rng: np.random.Generator) -> Any:
-    """An array with the elements of `x` in random order, or with new ones if all are the same floating-point number;
-    anything else is returned unchanged.
-    """
-    if not is_array(x):
-        return x
-    values = rng.permutation(to_cpu(x).reshape(-1))
-    if is_floating(x) and np.ptp(values) == 0:
-        values = (values[0] or 1) * rng.uniform(0.5, 1, values.shape)
-    twin = x.copy()
-    twin[...] = array_module(x).asarray(values.reshape(x.shape))
-    return twin
-
-
-def _expect_finite(named: dict[str, Any], error: type[Exception] = GradientError) -> None:
-    """Raise `error` naming the first element that is NaN or infinite."""
-    for name, x in named.items():
-        values = to_cpu(x)
-        bad = np.argwhere(~np.isfinite(values))
-        if len(bad):
-            index = tuple(int(i) for i in bad[0])
-            raise error(f"{label(name, index)} is {values[index]} ({len(bad)} elements are not finite)")
 
 
 @contextmanager
