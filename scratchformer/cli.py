@@ -1,4 +1,4 @@
-"""The command `scratchformer`: doctor, check, generate, translate, evaluate, plot."""
+"""The command `scratchformer`: doctor, check, generate, translate, evaluate, plot, learn."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from .learn.command import add_command as add_learn
 from .training.program import run_program, take_any_text
 
 
@@ -65,6 +66,8 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--text", help="the text whose attention is shown")
     command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
+
+    add_learn(commands)
 
     args = parser.parse_args(argv)
     run_program(lambda: args.run(args))

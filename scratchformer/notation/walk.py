@@ -233,9 +233,10 @@ class Walk:
         return error
 
     def fail(self, item: Item, what: str, axes: Any, at: Any, left: float, right: float) -> None:
-        place = ", ".join(
-            f"{axis if isinstance(axis, str) else f'axis {axis}'} = {int(i)}" for axis, i in zip(axes, at, strict=True)
-        )
+        rows = [int(i) for axis, i in zip(axes, at, strict=True) if not isinstance(axis, str)]
+        places = [f"row {', '.join(map(str, rows))}"] if rows else []  # of the leading axes
+        places += [f"{axis} = {int(i)}" for axis, i in zip(axes, at, strict=True) if isinstance(axis, str)]
+        place = ", ".join(places)
         where = f" at {place}" if place else ""
         raise DerivationError(
             f"{self.run.name}: line {item.line}: {normal(item.text)}\n"

@@ -75,7 +75,7 @@ def test_a_right_derivation():
 def test_a_wrong_second_line_names_line_equation_and_values():
     message = failure(("s_i (1 − s_i)          dx", "s_i (1 + s_i)          dx"))
     assert re.search(r"swish: line 6: ∂s_i/∂x_i = s_i \(1 \+ s_i\)\n", message)
-    assert re.search(r"at axis -1 = \d, i = \d the left side is [\d.e-]+, the right side [\d.e-]+", message)
+    assert re.search(r"at row \d, i = \d the left side is [\d.e-]+, the right side [\d.e-]+", message)
 
 
 @pytest.mark.parametrize(

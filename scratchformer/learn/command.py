@@ -1,0 +1,269 @@
+"""The command `scratchformer learn`."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import queue
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .progress import Progress, find
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from .exercise import Exercise
+
+
+def add_command(commands: argparse._SubParsersAction) -> None:
+    """Add `learn` with its own commands to the parser of `scratchformer`."""
+    learn = commands.add_parser("learn", help="exercises: derive and write gradients, with a check that explains")
+    learn.set_defaults(run=overview)
+    add_folder(learn)
+    parts = learn.add_subparsers(metavar="COMMAND")
+
+    start = parts.add_parser("start", help="write an exercise's file (default: of the next one)")
+    start.add_argument("name", nargs="?", metavar="NAME", help='an exercise, or "all"')
+    start.add_argument("dir", nargs="?", metavar="DIR", help="folder for the exercises (default: exercises)")
+    start.set_defaults(run=run_start)
+
+    for name, run, text in (
+        ("check", run_check, 'check your answer (default: of the file saved last; "all": of all that are started)'),
+        ("hint", run_hint, "one hint more; there are three"),
+        ("solution", run_solution, "the solution and the library's derivation"),
+        ("reset", run_reset, "begin an exercise anew; your file is kept under another name"),
+    ):
+        part = parts.add_parser(name, help=text)
+        part.add_argument("name", nargs="?", metavar="NAME")
+        add_folder(part)
+        part.set_defaults(run=run)
+
+    watch = parts.add_parser("watch", help="check at every save")
+    add_folder(watch)
+    watch.set_defaults(run=run_watch)
+
+
+def add_folder(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir", metavar="DIR", default=argparse.SUPPRESS, help="the folder of the exercises, if it is not found"
+    )
+
+
+def opened(args: argparse.Namespace) -> Progress:
+    return find(getattr(args, "dir", None))
+
+
+def overview(args: argparse.Namespace) -> None:
+    """All exercises, one a line, with what was done."""
+    from rich.markup import escape
+
+    from .course import CHAPTERS, NAMES, exercise
+
+    progress, out = opened(args), console()
+    number = 0
+    for chapter, names in CHAPTERS.items():
+        out.print(f"[bold]{chapter}[/]")
+        for name in names:
+            number += 1
+            each = exercise(name)
+            row = f"{number:3}  {name:<22} [dim]{each.kind:<11}[/]{escape(each.title)}"
+            out.print(f" {mark(progress, name)}{row}{note(progress, name)}", soft_wrap=True)
+    passed = sum(progress.of(name).passed for name in NAMES)
+    out.print(f"\n{passed} of {len(NAMES)} done", end="")
+    following = next_name(progress)
+    out.print(f"; next: [bold]scratchformer learn start {following}[/]" if following else ", all of them!")
+
+
+def mark(progress: Progress, name: str) -> str:
+    if progress.of(name).passed:
+        return "[green]✓[/]"
+    return "[yellow]…[/]" if progress.started(name) else "[dim]·[/]"
+
+
+def note(progress: Progress, name: str) -> str:
+    """What help was taken."""
+    record = progress.of(name)
+    help_taken = [f"{record.hints} hint{'s' * (record.hints > 1)}"] * bool(record.hints) + [
+        "solution seen"
+    ] * record.solution
+    return f"  [dim]({', '.join(help_taken)})[/]" if help_taken else ""
+
+
+def run_start(args: argparse.Namespace) -> None:
+    from .course import NAMES, exercise
+
+    progress, out = find(args.dir if hasattr(args, "dir") else None), console()
+    names = NAMES if args.name == "all" else [args.name or next_name(progress) or NAMES[0]]
+    exercises = [exercise(name) for name in names]
+    for each in exercises:
+        path = progress.path(each.name)
+        if progress.started(each.name):
+            out.print(f"{path} is there already; `scratchformer learn reset {each.name}` begins it anew", markup=False)
+            continue
+        write_new(progress, each)
+        if len(exercises) == 1:
+            out.print(f"[bold]{each.title}[/]\n")
+            out.print(each.task + "\n", markup=False, highlight=False)
+        out.print(f"{path}", markup=False, highlight=False)
+    if len(exercises) == 1:
+        out.print("Open it in your editor, then: [bold]scratchformer learn check[/] (or [bold]watch[/])")
+
+
+def write_new(progress: Progress, each: Exercise) -> None:
+    progress.save()
+    with open(progress.path(each.name), "x", encoding="utf-8") as file:  # never overwritten
+        file.write(each.start)
+
+
+def run_check(args: argparse.Namespace) -> None:
+    from .course import NAMES
+
+    progress = opened(args)
+    started = [name for name in NAMES if progress.started(name)]
+    names = started if args.name == "all" else [chosen(progress, args.name)]
+    if not all([check_one(progress, name) for name in names]):
+        sys.exit(1)
+
+
+def check_one(progress: Progress, name: str) -> bool:
+    """Check one exercise and print the verdict; remember if it is passed."""
+    from .course import exercise
+    from .grading import grade
+
+    out = console()
+    verdict = grade(exercise(name), progress.path(name))
+    if not verdict.passed:
+        out.print(f"[red]✗[/] [bold]{name}[/]")
+        out.print(indented(verdict.message), markup=False, highlight=False)
+        return False
+    out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}", highlight=False)
+    progress.of(name).passed = True
+    progress.save()
+    if following := next_name(progress):
+        out.print(f"  next: scratchformer learn start {following}", style="dim", highlight=False)
+    else:
+        out.print("  That was the last one. Well done!")
+    return True
+
+
+def indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def run_hint(args: argparse.Namespace) -> None:
+    progress = opened(args)
+    give_hint(progress, chosen(progress, args.name))
+
+
+def give_hint(progress: Progress, name: str) -> None:
+    """Print the hints given so far and one more."""
+    from .course import exercise
+
+    record, hints = progress.of(name), exercise(name).hints
+    record.hints = min(record.hints + 1, len(hints))
+    progress.save()
+    for number, hint in enumerate(hints[: record.hints], 1):
+        console().print(f"{name}, hint {number} of {len(hints)}: {hint}", markup=False, highlight=False)
+
+
+def run_solution(args: argparse.Namespace) -> None:
+    from .course import exercise
+
+    progress = opened(args)
+    name = chosen(progress, args.name)
+    each, out = exercise(name), console()
+    record = progress.of(name)
+    record.solution |= not record.passed
+    progress.save()
+    out.print("\n".join(each.answers), markup=False, highlight=False)
+    if each.library is not None:
+        out.print(f"\n[bold]The derivation of {each.library.__name__} in the library[/]\n")
+        out.print(inspect.getdoc(each.library), markup=False, highlight=False)
+
+
+def run_reset(args: argparse.Namespace) -> None:
+    from .course import exercise
+
+    progress = opened(args)
+    name = chosen(progress, args.name)
+    path = progress.path(name)
+    kept = next(kept for i in range(1, 10_000) if not (kept := path.with_suffix(f".old{i}")).exists())
+    path.rename(kept)
+    record = progress.of(name)
+    record.passed, record.hints = False, 0
+    write_new(progress, exercise(name))
+    console().print(f"{path} is as at the beginning; your file is {kept}", markup=False, highlight=False)
+
+
+def run_watch(args: argparse.Namespace) -> None:
+    """Check each exercise when its file is saved. h and Enter gives a hint, q and Enter ends."""
+    from watchfiles import watch
+
+    from .course import NAMES
+
+    progress, out = opened(args), console()
+    if not any(map(progress.started, NAMES)):
+        raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
+    name = chosen(progress, None)
+    out.print(f"Watching {progress.folder}: save a file to check it; h gives a hint, q ends (then Enter)", markup=False)
+    check_one(progress, name)
+    typed = typed_lines()
+    for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):
+        while not typed.empty():
+            line = typed.get()
+            if line == "q":
+                return
+            if line == "h":
+                give_hint(progress, name)
+        for path in sorted({Path(path) for _, path in changes}):
+            if path.suffix == ".py" and path.stem in NAMES and path.exists():
+                name = path.stem
+                check_one(progress, name)
+
+
+def typed_lines() -> queue.Queue[str]:
+    """A queue of what is typed while something else runs."""
+    lines: queue.Queue[str] = queue.Queue()
+
+    def read() -> None:
+        for line in sys.stdin:
+            lines.put(line.strip().lower())
+
+    threading.Thread(target=read, daemon=True).start()
+    return lines
+
+
+def chosen(progress: Progress, name: str | None) -> str:
+    """The exercise of this name, by default the one that was saved last. Raises ValueError if there is none."""
+    from .course import NAMES, exercise
+
+    if name is not None:
+        exercise(name)
+        if not progress.started(name):
+            raise ValueError(f"{progress.path(name)} does not exist: `scratchformer learn start {name}` writes it")
+        return name
+    started = [each for each in NAMES if progress.started(each)]
+    if not started:
+        raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
+    return max(started, key=lambda each: progress.path(each).stat().st_mtime_ns)
+
+
+def next_name(progress: Progress) -> str | None:
+    """The first exercise that is not passed, after the last one that is; then those that were left out."""
+    from .course import NAMES
+
+    passed = [progress.of(name).passed for name in NAMES]
+    last = max((i for i, done in enumerate(passed) if done), default=-1)
+    order = [*range(last + 1, len(NAMES)), *range(last + 1)]
+    return next((NAMES[i] for i in order if not passed[i]), None)
+
+
+def console() -> Console:
+    try:
+        from rich.console import Console
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError("the exercises need rich: pip install rich") from error
+    return Console(file=sys.stdout, soft_wrap=True)

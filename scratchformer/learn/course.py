@@ -1,0 +1,21 @@
+"""The exercises in order, by chapter."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from .exercise import Exercise, read_exercise
+
+CHAPTERS = {
+    "Layers": ("softmax_equations", "softmax"),
+}
+
+NAMES = tuple(name for names in CHAPTERS.values() for name in names)
+
+
+@cache
+def exercise(name: str) -> Exercise:
+    """The exercise of this name. Raises ValueError for an unknown one."""
+    if name not in NAMES:
+        raise ValueError(f"unknown exercise {name!r}; known are {', '.join(NAMES)}")
+    return read_exercise(name)

@@ -1,0 +1,105 @@
+"""One exercise, as its file in `exercises/` describes it.
+
+The upper part of that file, down to the line CUT, is the solution of what the student gets. The blanks are marked:
+
+    # TODO: what to write             a few lines of code, down to `# END`. The student sees the first line, and then
+    dz = ...                          `dz = ...` for each variable that the code sets, or `return ...`
+    # END
+    dz_k = ⟦y_k (dy_k − s)⟧          a part of an equation. The student sees `?`
+
+The lower part has what the student does not see:
+
+    HINTS      three strings, each of which says more than the one before
+    LIBRARY    the function or class of the package whose docstring has the derivation
+    MISTAKES   known mistakes, which the check must find
+    check      a function of the student's module, which raises an error that says what is wrong
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from importlib import import_module
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+CUT = "# The student's file ends here."
+
+TODO = re.compile(r"^( *)(# TODO:.*\n(?: *#.*\n)*?)((?:.*\n)*?) *# END\n", re.MULTILINE)
+BLANK = re.compile(r"⟦(.*?)⟧", re.DOTALL)
+LEFT = re.compile(r"^ *(?:\w+ = |return )\.\.\. *$|(?<=[=·( ])\?(?=$|\s|[).,])", re.MULTILINE)
+
+
+class Mistake(NamedTuple):
+    """A wrong solution: `right`, which occurs once, is replaced by `wrong`. says: words of the message for it."""
+
+    right: str
+    wrong: str
+    says: str
+
+
+class Exercise(NamedTuple):
+    """See the module's text. start: what the student gets. solution: the same with all blanks filled."""
+
+    name: str
+    title: str
+    kind: str  # "code" or "derivation"
+    start: str
+    solution: str
+    hints: tuple[str, str, str]
+    library: Any
+    mistakes: tuple[Mistake, ...]
+    check: Callable[[Any], str | None]
+
+    @property
+    def task(self) -> str:
+        """The docstring of the student's file, without its title."""
+        return (ast.get_docstring(ast.parse(self.start)) or "").partition("\n")[2].strip()
+
+    @property
+    def answers(self) -> list[str]:
+        """The lines of the solution that the student has to write."""
+        start = self.start.splitlines()
+        return [line for line in self.solution.splitlines() if line not in start]
+
+
+def read_exercise(name: str) -> Exercise:
+    """Read `exercises/NAME.py`."""
+    text = files(f"{__package__}.exercises").joinpath(f"{name}.py").read_text(encoding="utf-8")
+    upper, cut, _ = text.partition(CUT)
+    if not cut:
+        raise ValueError(f"{name}.py: expected a line {CUT!r}")
+    upper = upper.rstrip() + "\n"
+    module = import_module(f"{__package__}.exercises.{name}")
+    start = BLANK.sub("?", TODO.sub(blank, upper))
+    solution = BLANK.sub(lambda match: match[1], TODO.sub(lambda match: match[1] + match[2] + match[3], upper))
+    return Exercise(
+        name,
+        (module.__doc__ or "").partition("\n")[0],
+        "derivation" if BLANK.search(upper) else "code",
+        start,
+        solution,
+        module.HINTS,
+        module.LIBRARY,
+        module.MISTAKES,
+        module.check,
+    )
+
+
+def blank(match: re.Match) -> str:
+    """What the student sees in place of some lines of code."""
+    indent, todo, code = match[1], match[2], match[3]
+    tree = ast.parse("\n".join(line[len(indent) :] for line in code.splitlines()))
+    if any(isinstance(node, ast.Return) for node in tree.body):
+        return f"{indent}{todo}{indent}return ...\n"
+    names: dict[str, None] = {}
+    for node in tree.body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names |= dict.fromkeys(target.id for target in targets if isinstance(target, ast.Name))
+    return indent + todo + "".join(f"{indent}{name} = ...\n" for name in names)
+
+
+def blanks_left(text: str) -> list[int]:
+    """The numbers of the lines of a student's file that are still blank."""
+    return [text.count("\n", 0, match.end()) + 1 for match in LEFT.finditer(text)]

@@ -1,0 +1,1 @@
+"""One file for each exercise; `scratchformer.learn.exercise` describes its form."""

@@ -1,0 +1,50 @@
+"""Softmax, backward
+
+Each score affects all the outputs of its row, so the Jacobian of a row of V scores has V² entries:
+
+    ∂y_i/∂z_k = y_i (δ_ik − y_k)
+
+A backward never builds it. Multiply by dy, sum over i, and what is left costs one dot product per row.
+"""
+
+import numpy as np
+
+
+def softmax(z):
+    """y_i = exp(z_i)/Σ_j exp(z_j) over the last axis. z: (..., V)."""
+    y = np.exp(z - z.max(axis=-1, keepdims=True))
+    y /= y.sum(axis=-1, keepdims=True)
+    return y, y.copy()
+
+
+def softmax_backward(dy, y):
+    # TODO: dz, of the shape of y (..., V), without building the Jacobian.
+    dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
+    # END
+    return dz
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, normal
+
+HINTS = (
+    "Write dz_k = Σ_i dy_i ∂y_i/∂z_k and put the Jacobian in. The δ leaves one term of the sum.",
+    "dz_k = y_k dy_k − y_k Σ_i dy_i y_i. The sum is one number for each row.",
+    "Take the row's sum with keepdims=True, so that it is subtracted from every element of its row.",
+)
+LIBRARY = ops.softmax
+MISTAKES = (
+    Mistake("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
+    Mistake("axis=-1, keepdims=True))\n    return dz", "axis=0, keepdims=True))\n    return dz", "wrong gradient at z"),
+    Mistake("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
+    Mistake("dz = y * (", "dz = (", "wrong gradient at z"),
+)
+
+
+def check(student):
+    check_pair(student.softmax, student.softmax_backward, normal(0, 3, 4))
+    check_pair(student.softmax, student.softmax_backward, normal(1, 2, 3, 5))

@@ -1,0 +1,149 @@
+"""Checks a student's file: what `check` of an exercise calls, and the verdict."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..notation import DerivationError, NotationError, check_derivation
+from ..notation.check import read_and_run
+from ..notation.walk import Walk
+from ..rng import Key
+from ..testing import GradientError, check_gradients
+from .exercise import Exercise, blanks_left
+
+
+class Wrong(AssertionError):
+    """An answer is wrong; the message says what, with numbers."""
+
+
+class Verdict(NamedTuple):
+    passed: bool
+    message: str
+
+
+def grade(exercise: Exercise, path: Path) -> Verdict:
+    """Check the student's file, and say what is right or wrong."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        student = load(path, text)
+        if left := blanks_left(text):
+            return Verdict(False, with_blanks(exercise, student, text, left))
+        expect_kept(exercise, text)
+        return Verdict(True, exercise.check(student) or "")
+    except SyntaxError as error:
+        return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
+    except (GradientError, DerivationError, NotationError, Wrong) as error:
+        return Verdict(False, in_file(str(error), text))
+    except Exception as error:
+        return Verdict(False, where(error, path))
+
+
+def load(path: Path, text: str) -> ModuleType:
+    """Run a student's file as a module. No bytecode is kept: two saves within a second would look alike."""
+    linecache.checkcache(str(path))
+    module = ModuleType(path.stem)
+    module.__file__ = str(path)
+    exec(compile(text, str(path), "exec"), module.__dict__)
+    return module
+
+
+def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
+    """What to say of a file with blanks: for a derivation, whether the lines above the first blank are right."""
+    lines = text.splitlines()
+    blank = f"line {left[0]} is still blank: {lines[left[0] - 1].strip()}"
+    if exercise.kind == "derivation":
+        exercise.check(student)  # raises an error for a wrong line above the blank
+        return f"What is above it is right; {blank}"
+    return blank
+
+
+def expect_kept(exercise: Exercise, text: str) -> None:
+    """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for.
+
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is.
+    """
+    found = [normal_space(line) for line in text.splitlines()]
+    for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
+        if exercise.kind != "derivation" or not line.rstrip().endswith("= ?"):
+            continue
+        head = normal_space(line).removesuffix("?")
+        answers = [(number, each[len(head) :]) for number, each in enumerate(found, 1) if each.startswith(head)]
+        if not answers:
+            raise Wrong(f"this line of the exercise is gone: {head}?")
+        number, answer = answers[0]
+        if "∂" in answer and "∂" not in normal_space(solved).removeprefix(head):
+            raise Wrong(f"line {number}: write the right side without ∂")
+        left = re.match(r"\S+", head)[0]  # type: ignore[index]  # the head begins with a name
+        if left in answer.split():
+            raise Wrong(f"line {number}: {left} is on both sides")
+
+
+def normal_space(line: str) -> str:
+    return " ".join(line.split())
+
+
+def in_file(message: str, text: str) -> str:
+    """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
+    message = message.partition("\nRepeat with")[0]
+    for node in ast.walk(ast.parse(text)):
+        if re.search(r"line \d+[:,]", message) and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+            before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
+            return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
+    return message
+
+
+def where(error: Exception, path: Path) -> str:
+    """The error, with the line of the student's file that it comes from."""
+    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    place = f"line {lines[-1].lineno}: {lines[-1].line}\n    " if lines else ""
+    return f"{place}{type(error).__name__}: {error}"
+
+
+def normal(seed: int, *shape: int) -> np.ndarray:
+    """Standard normal numbers."""
+    return Key(seed).fold("exercise").generator().standard_normal(shape)
+
+
+def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
+    """`check_gradients`, for a student's pair."""
+    check_gradients(op, op_backward, *args, **options)
+
+
+def check_equations_of(
+    op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
+) -> str:
+    """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark."""
+    docstring, blank, _ = (op.__doc__ or "").partition("?")
+    if not blank:
+        report = check_derivation(op, op_backward, *args, names=names, **options)
+        return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
+    docstring = docstring[: docstring.rfind("\n") + 1]
+    ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, **options)
+    walk = Walk(ran)
+    walk.prepare(derivation)
+    walk.items(ran.name, derivation.items)
+    return ""
+
+
+def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
+    """Raise Wrong, naming the worst element, unless two arrays (or numbers) are equal to rounding."""
+    if found is None:
+        raise Wrong(f"{name}: expected an array, got None")
+    found, expected = np.asarray(found), np.asarray(expected)
+    if found.shape != expected.shape:
+        raise Wrong(f"{name}: expected shape {expected.shape}, got {found.shape}{why and '. '}{why}")
+    difference = np.abs(found - expected)
+    if np.all(difference <= rtol * max(np.abs(expected).max(initial=0), 1e-300)):
+        return
+    at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
+    index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
+    raise Wrong(f"{name}{index}: expected {expected[at]:.6g}, got {found[at]:.6g}{why and '. '}{why}")
