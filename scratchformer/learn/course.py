@@ -6,8 +6,16 @@ from functools import cache
 
 from .exercise import Exercise, read_exercise
 
-CHAPTERS = {
-    "Layers": ("softmax_equations", "softmax"),
+CHAPTERS: dict[str, tuple[str, ...]] = {
+    "The chain rule": (),
+    "Layers": (
+        "softmax_equations",
+        "softmax",
+    ),
+    "Attention": (),
+    "Training": (),
+    "Generation": (),
+    "A model": (),
 }
 
 NAMES = tuple(name for names in CHAPTERS.values() for name in names)
