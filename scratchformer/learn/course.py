@@ -13,9 +13,22 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "softmax",
     ),
     "Attention": (),
-    "Training": (),
-    "Generation": (),
-    "A model": (),
+    "Training": (
+        "tied_table",
+        "lora",
+        "recompute",
+        "adam",
+        "clipping",
+        "accumulation",
+    ),
+    "Generation": (
+        "key_value_cache",
+        "sampling",
+    ),
+    "A model": (
+        "block",
+        "model",
+    ),
 }
 
 NAMES = tuple(name for names in CHAPTERS.values() for name in names)

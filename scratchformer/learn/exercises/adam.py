@@ -1,0 +1,73 @@
+"""Adam
+
+Adam moves each parameter by the mean of its gradients divided by the root of the mean of their squares. Both means run
+over all steps, and older gradients count less:
+
+    m ← β1 m + (1 − β1) g        v ← β2 v + (1 − β2) g²
+
+They start at 0, which pulls them towards 0 in the first steps. After t steps the weights of all gradients in m add up
+to 1 − β1^t. Divide by that, and m̂ is a true weighted mean; the same goes for v̂. Then
+
+    w ← w − lr m̂ / (√v̂ + eps)
+"""
+
+import numpy as np
+
+
+def adam_step(w, g, m, v, t, lr, beta1, beta2, eps):
+    """Step t = 1, 2, ... Returns the new w, m and v; changes none of the arrays that it is given."""
+    # TODO: w, m and v after this step.
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g**2
+    m_hat = m / (1 - beta1**t)
+    v_hat = v / (1 - beta2**t)
+    w = w - lr * m_hat / (np.sqrt(v_hat) + eps)
+    # END
+    return w, m, v
+
+
+# The student's file ends here.
+
+import numpy as np
+
+from scratchformer import optim
+from scratchformer.optim.adam import adam_step as library
+
+from ..exercise import Mistake
+from ..grading import expect_close, expect_unchanged, normal
+
+HINTS = (
+    "First the new m and v, then m̂ and v̂ from them, and w last. m and v themselves stay without the correction.",
+    "m̂ = m/(1 − β1^t) and v̂ = v/(1 − β2^t): after step 1, m̂ is the gradient itself.",
+    "m_hat and v_hat are variables of their own. eps is added to the root, not inside it.",
+)
+LIBRARY = optim.Adam
+MISTAKES = (
+    Mistake(
+        "v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 1", "v has 1 − β1"
+    ),
+    Mistake("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 1", "v is not corrected"),
+    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 1", "m is not corrected"),
+    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 2", "β1 has no power t"),
+    Mistake("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
+    Mistake(
+        "    m_hat = m / (1 - beta1**t)\n",
+        "    m = m_hat = m / (1 - beta1**t)\n",
+        "m.*after step 1",
+        "the correction is stored in m, and the next step corrects it again",
+    ),
+)
+
+
+def check(student):
+    settings = 0.1, 0.9, 0.97, 1e-2
+    w, m, v = normal(0, 3, 4), np.zeros((3, 4)), np.zeros((3, 4))
+    expected = w.copy(), m.copy(), v.copy()
+    for t in range(1, 5):
+        g = normal(t, 3, 4)
+        with expect_unchanged(w=w, g=g, m=m, v=v):
+            w, m, v = student.adam_step(w, g, m, v, t, *settings)
+        lr, beta1, beta2, eps = settings
+        library(expected[0], g, expected[1], expected[2], lr, (beta1, beta2), eps, t)
+        for name, found, right in zip("mvw", (m, v, w), (expected[1], expected[2], expected[0]), strict=True):
+            expect_close(name, found, right, f"That is {name} after step {t}.")

@@ -1,0 +1,74 @@
+"""Clipping by the global norm
+
+A rare, huge gradient can undo what hundreds of steps have learned. Before the step, scale the gradients of all
+parameters by one number, so that their norm, taken together, is at most max_norm:
+
+    norm = √(Σ_i g_i²), over all elements of all arrays        g ← min(1, max_norm/norm) g
+
+All are scaled by the same number, so the direction of the step stays.
+"""
+
+import numpy as np
+
+
+def clip(gradients, max_norm):
+    """gradients: a list of arrays, which are changed in place. Returns their norm before clipping."""
+    # TODO: norm, and the gradients scaled if their norm is larger than max_norm.
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    if norm > max_norm:
+        for g in gradients:
+            g *= max_norm / norm
+    # END
+    return norm
+
+
+# The student's file ends here.
+
+import numpy as np
+
+from scratchformer import optim
+
+from ..exercise import Mistake
+from ..grading import expect_close, normal
+
+HINTS = (
+    "Add the squares of all elements of all arrays before you take the root.",
+    "If the norm is at most max_norm, nothing changes: the factor is min(1, max_norm/norm).",
+    "`g *= factor` changes the array in place; `g = g * factor` only gives the name g to a new one.",
+)
+LIBRARY = optim.clip_by_global_norm
+MISTAKES = (
+    Mistake(
+        "g *= max_norm / norm",
+        "g *= max_norm / np.sqrt((g**2).sum())",
+        r"gradients\[\d\]",
+        "each array is scaled by its own norm",
+    ),
+    Mistake(
+        "    if norm > max_norm:\n        for g",
+        "    if True:\n        for g",
+        "at most max_norm already",
+        "a small norm is scaled up",
+    ),
+    Mistake("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
+    Mistake(
+        "np.sqrt(sum((g**2).sum() for g in gradients))",
+        "sum(np.sqrt((g**2).sum()) for g in gradients)",
+        "norm",
+        "the norms of the arrays are added: add the squares, then take the root",
+    ),
+)
+
+
+def check(student):
+    for scale, why in (10.0, "They must be changed in place."), (1e-3, "Their norm is at most max_norm already."):
+        gradients = [scale * normal(0, 3, 4), scale * normal(1, 5), scale * normal(2, 2, 2, 2)]
+        expected = [g.copy() for g in gradients]
+        right = optim.clip_by_global_norm(expected, 1.0)
+        norm = student.clip(gradients, 1.0)
+        expect_close("norm", norm, right, "It is the norm of all arrays taken together, before they are scaled.")
+        for i, (g, right) in enumerate(zip(gradients, expected, strict=True)):
+            expect_close(f"gradients[{i}]", g, right, why)
+    zeros = [np.zeros(3), np.zeros((2, 2))]
+    expect_close("norm", student.clip(zeros, 1.0), 0.0)
+    expect_close("gradients[0]", zeros[0], np.zeros(3), "Gradients of zero stay zero.")

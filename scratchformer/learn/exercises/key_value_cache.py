@@ -1,0 +1,105 @@
+"""The key-value cache
+
+A model that writes text reads its own output: token t + 1 needs the keys and values of all tokens before it. They do
+not change when a token is added, so they are stored. Then a new token costs one row of attention instead of a whole
+matrix.
+
+`attend` is what the cache must agree with: it computes the causal attention of a whole sequence at once.
+"""
+
+import numpy as np
+
+
+def softmax(z):
+    p = np.exp(z - z.max(axis=-1, keepdims=True))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def attend(x, wq, wk, wv):
+    """Causal attention of x (T, C); wq, wk and wv are (C, D). Returns (T, D)."""
+    q, k, v = x @ wq, x @ wk, x @ wv
+    t, s = np.arange(len(x))[:, None], np.arange(len(x))
+    scores = np.where(s <= t, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)
+    return softmax(scores) @ v
+
+
+def extend(x, wq, wk, wv, stored):
+    """The output (T, D) at new positions x (T, C), one or several, after those that `stored` knows.
+
+    stored: a dict, {} at the beginning of a sequence. It is changed, so that the next call continues from here.
+    """
+    q, k, v = x @ wq, x @ wk, x @ wv
+    # TODO: out (T, D). Store the keys and values of all positions so far under names of your choice.
+    if stored:
+        k = np.concatenate([stored["k"], k])
+        v = np.concatenate([stored["v"], v])
+    stored["k"], stored["v"] = k, v
+    s = np.arange(len(k))
+    t = np.arange(len(k) - len(x), len(k))[:, None]
+    scores = np.where(s <= t, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)
+    out = softmax(scores) @ v
+    # END
+    return out
+
+
+# The student's file ends here.
+
+import numpy as np
+
+from scratchformer import nn
+
+from ..exercise import Mistake
+from ..grading import Wrong, expect_close, normal
+
+HINTS = (
+    "Put the stored keys and values before the new ones, and store the result. The queries are the new ones alone.",
+    "With P positions stored, the new queries are at positions P ... P + T − 1: the causal condition needs these.",
+    "t = np.arange(len(k) - len(x), len(k))[:, None], s = np.arange(len(k)), and np.where(s <= t, ..., -np.inf).",
+)
+LIBRARY = nn.SelfAttention
+MISTAKES = (
+    Mistake(
+        "t = np.arange(len(k) - len(x), len(k))[:, None]",
+        "t = np.arange(len(x))[:, None]",
+        "after 4",
+        "the new queries are taken for the first of the sequence",
+    ),
+    Mistake(
+        "np.where(s <= t, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)\n    out",
+        "q @ k.T / np.sqrt(q.shape[-1])\n    out",
+        "after 0 stored",
+        "new positions see later ones: with several at once, the causal condition is needed",
+    ),
+    Mistake(
+        '    stored["k"], stored["v"] = k, v\n',
+        '    stored.setdefault("k", k), stored.setdefault("v", v)\n',
+        "after 5",
+        "only the keys and values of the first call are stored",
+    ),
+    Mistake(
+        'np.concatenate([stored["v"], v])',
+        'np.concatenate([v, stored["v"]])',
+        "after 4 stored",
+        "the new values come before the stored ones, but the new keys after them",
+    ),
+    Mistake(
+        "np.sqrt(q.shape[-1]), -np.inf)\n    out",
+        "np.sqrt(len(k)), -np.inf)\n    out",
+        "after 0 stored",
+        "the scores are divided by the root of the number of keys, not of D",
+    ),
+)
+
+
+def check(student):
+    x, *weights = normal(0, 9, 5), normal(1, 5, 3), normal(2, 5, 3), normal(3, 5, 3)
+    expected, stored, past = student.attend(x, *weights), {}, 0
+    for new in (4, 1, 1, 3):  # a prompt, two tokens one by one, and three at once
+        out = student.extend(x[past : past + new], *weights, stored)
+        why = f"That is at {new} new position(s) after {past} stored ones. The whole sequence at once gives the former."
+        expect_close("out", out, expected[past : past + new], why)
+        past += new
+    other = student.extend(x[:2], *weights, {})
+    expect_close("out", other, expected[:2], "That is of a second sequence: keep nothing outside `stored`.")
+    if sum(np.size(part) for part in stored.values()) > 2 * x[:, :3].size:
+        raise Wrong("stored holds more than a key and a value for each position")

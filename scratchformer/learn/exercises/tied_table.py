@@ -1,0 +1,56 @@
+"""One table used twice
+
+A language model often has one table for both of its ends: token i enters as row i of the table, and leaves as the
+score of row i. So the table affects the loss in two ways, and its gradient has two terms:
+
+    x_nc = table_{id_n,c}        h = tanh(x)        logits_nv = Σ_c h_nc table_vc
+
+The same token may occur several times in ids; each time adds to the gradient of its row.
+"""
+
+import numpy as np
+
+
+def tied(ids, table):
+    """logits (N, V) of token ids (N,), with a table (V, C)."""
+    h = np.tanh(table[ids])
+    return h @ table.T, (ids, h, table)
+
+
+def tied_backward(dlogits, cache):
+    ids, h, table = cache
+    # TODO: dtable (V, C), from both uses. The derivative of tanh(x) is 1 − tanh(x)².
+    dtable = dlogits.T @ h
+    dx = dlogits @ table * (1 - h**2)
+    np.add.at(dtable, ids, dx)
+    # END
+    return dtable
+
+
+# The student's file ends here.
+
+import numpy as np
+
+from scratchformer import nn
+
+from ..exercise import Mistake
+from ..grading import check_pair, normal
+
+HINTS = (
+    "Pretend that there are two tables, one for the input, one for the output. Derive a gradient for each; then add.",
+    "The output's is dlogits.T @ h. For the input's, go back through the product with the table, then through tanh.",
+    "dx = dlogits @ table * (1 - h**2) has a row for each token; np.add.at(dtable, ids, dx) adds repeated rows too.",
+)
+LIBRARY = nn.TiedOutput
+MISTAKES = (
+    Mistake("    np.add.at(dtable, ids, dx)\n", "", "wrong gradient at table"),
+    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "wrong gradient at table"),
+    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "wrong gradient at table"),
+    Mistake(" * (1 - h**2)", "", "wrong gradient at table"),
+    Mistake("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "wrong gradient at table"),
+)
+
+
+def check(student):
+    check_pair(student.tied, student.tied_backward, np.array([1, 3, 1, 0, 1]), normal(0, 6, 4))
+    check_pair(student.tied, student.tied_backward, np.array([2, 2]), normal(1, 4, 3))
