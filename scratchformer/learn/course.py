@@ -12,7 +12,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "softmax_equations",
         "softmax",
     ),
-    "Attention": (),
+    "Attention": ("attention_equations",),
     "Training": (),
     "Generation": (),
     "A model": (),
