@@ -29,6 +29,10 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "block",
         "model",
     ),
+    "Attention": ("attention_equations",),
+    "Training": (),
+    "Generation": (),
+    "A model": (),
 }
 
 NAMES = tuple(name for names in CHAPTERS.values() for name in names)
