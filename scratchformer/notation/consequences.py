@@ -26,6 +26,11 @@ class Consequences:
         """All arrays by name, without a mistake."""
         return self.walk.scope.values
 
+    def gradient(self, argument: str) -> str | None:
+        """The name of the gradient of an argument, which may be that of a short name of it."""
+        names = [argument, *(short for short, long in self.walk.scope.aliases.items() if long == argument)]
+        return next((f"d{name}" for name in names if f"d{name}" in self.values), None)
+
     def of(self, place: int, wrong: Equation, part: int = -1) -> dict[str, np.ndarray]:
         """The names whose values change, with their new values, if equation number `place` is replaced by `wrong`.
 
@@ -79,10 +84,12 @@ class Consequences:
 def consequences(*pair_and_args: Any, **options: Any) -> Consequences:
     """The derivation of a pair, evaluated on a real run. Arguments as for `check_derivation`.
 
-    Raises as `check_derivation` does, if an equation is not true.
+    The gradients are what the equations give, whatever the backward returns. Raises as `check_derivation` does, if an
+    equation is not true.
     """
     ran, derivation = read_and_run(*pair_and_args, **options)
-    walk = Walk(ran)
+    forward = {name: value for name, value in ran.values.items() if name not in ran.gradients}
+    walk = Walk(ran._replace(values=forward, gradients=()))
     equations = derivation._replace(items=tuple(derivation.equations))
     walk.prepare(equations)
     walk.items(ran.name, equations.items)

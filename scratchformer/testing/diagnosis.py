@@ -8,6 +8,7 @@ explanation is given only if it yields every element of every gradient that was 
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,14 +16,17 @@ import numpy as np
 
 from ..backend import to_cpu
 from .contracts import GradientError, is_array
+from .differences import FIRST_STEP
+from .runs import argument_names
 
 if TYPE_CHECKING:
     from ..notation.consequences import Consequences
-    from .differences import Comparison, Tensor
+    from .differences import Comparison, Differences, Tensor
     from .runs import LayerRun, PairRun
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
 LARGEST = 5000  # elements of a tensor, beyond which no derivation is evaluated
+LARGEST_JACOBIAN = 500  # elements of a tensor, beyond which no Jacobian is computed
 
 
 class Diagnosis(NamedTuple):
@@ -39,14 +43,15 @@ class Diagnosis(NamedTuple):
 class Evidence:
     """The gradients of a check that failed, by the name of their tensor.
 
-    found: the analytic gradients. right: the numeric ones, NaN where none was computed. slack: the differences that are
-    allowed between the two. wrong: the names of those that disagree.
+    found: the analytic gradients. right: the numeric ones, NaN where none was computed. wrong: the names of those that
+    disagree. differences: of the outputs, for a Jacobian.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, differences: Differences) -> None:
+        self.differences = differences
+        self.tensors: dict[str, Tensor] = {}
         self.found: dict[str, np.ndarray] = {}
         self.right: dict[str, np.ndarray] = {}
-        self.slack: dict[str, np.ndarray] = {}
         self.wrong: list[str] = []
 
     def add(
@@ -57,12 +62,22 @@ class Evidence:
         directions: Sequence[Comparison],
     ) -> None:
         """Add a tensor with its comparisons: the first of `elements` are those at `indices`."""
-        right, slack = np.full(tensor.gradient.shape, np.nan), np.zeros(tensor.gradient.shape)
+        right = np.full(tensor.gradient.shape, np.nan)
         for index, comparison in zip(indices, elements, strict=False):
-            right[index], slack[index] = comparison.numeric, comparison.tolerance
-        self.found[tensor.name], self.right[tensor.name], self.slack[tensor.name] = tensor.gradient, right, slack
+            right[index] = comparison.numeric
+        self.tensors[tensor.name], self.found[tensor.name], self.right[tensor.name] = tensor, tensor.gradient, right
         if not all(c.agrees for c in (*elements, *directions)):
             self.wrong.append(tensor.name)
+
+    def jacobian(self, name: str) -> np.ndarray | None:
+        """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if they are too many."""
+        tensor = self.tensors[name]
+        if tensor.base.size > LARGEST_JACOBIAN or tensor.base.size * self.differences.y.size > LARGEST_JACOBIAN**2:
+            return None
+        columns = []
+        for index in np.ndindex(tensor.base.shape):
+            columns.append(self.differences.slope(tensor.along_element(index), FIRST_STEP * tensor.scale))
+        return np.stack(columns, axis=-1)
 
     def explained_by(self, gradients: dict[str, np.ndarray]) -> bool:
         """Whether these are the gradients found; those that are not given must be right."""
@@ -88,40 +103,53 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a pair looks like."""
+    args, kwargs, y = [on_cpu(x) for x in run.args], {name: on_cpu(x) for name, x in run.kwargs.items()}, on_cpu(run.y)
+    dy = on_cpu(dy)
+    found = general(evidence, dy, dict(zip(run.names, args, strict=True)) | kwargs | {"y": y})
+    if all(x.size <= LARGEST for x in (*args, y) if is_array(x)):
+        for derivation, names in derivations(run.op, run.op_backward, args, kwargs, y, dy):
+            found += planted(evidence, derivation, dict(zip(run.names, names, strict=True)))
+    return sorted(found, key=lambda diagnosis: diagnosis.name == "unknown factor")
+
+
+def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> list[Diagnosis]:
+    """The general forms that the gradients have."""
     from .forms import forms
 
-    found = [Diagnosis(what, "form", name) for what, name in forms(evidence)]
-    for derivation in derivations(run, dy):
-        found += planted(evidence, derivation, list(run.floating))
-    return found
+    return [Diagnosis(what, "form", name) for what, name in forms(evidence, dy, arrays)]
 
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a layer looks like."""
-    from .forms import forms
-
-    return [Diagnosis(what, "form", name) for what, name in forms(evidence)]
+    return general(evidence, on_cpu(dy), {name: on_cpu(x) for name, x in run.given.items()})
 
 
-def derivations(run: PairRun, dy: Any) -> Iterator[Consequences]:
-    """The derivations of what was run: its own, and that of the package's operation that gives the same y."""
-    from .. import ops
+def derivations(
+    op: Callable, op_backward: Callable, args: list, kwargs: dict[str, Any], y: Any, dy: Any
+) -> Iterator[tuple[Consequences, list[str]]]:
+    """The derivations of an operation, with the names of the arguments: its own, and that of the operation of the
+    package that gives the same y.
+    """
     from ..notation import DerivationError, NotationError
     from ..notation.consequences import consequences
+    from .derivations.operations import reference
 
-    args, kwargs = [on_cpu(x) for x in run.args], {name: on_cpu(x) for name, x in run.kwargs.items()}
-    if any(x.size > LARGEST for x in (*args, on_cpu(run.y)) if is_array(x)):
-        return
-    for name in known(args, kwargs, on_cpu(run.y)):
+    pairs = [(op, op_backward, {})] if "=" in (inspect.getdoc(op) or "") else []
+    for name in known(args, kwargs, y):
+        case = reference(name, *args, **kwargs)
+        pairs.append((case.op, case.op_backward, case.names))
+    for forward, backward, names in pairs:
         try:
-            yield consequences(
-                getattr(ops, name).reference, getattr(ops, f"{name}_backward").reference, *args, dy=on_cpu(dy), **kwargs
-            )
-        except (DerivationError, NotationError):
-            continue
+            derivation = consequences(forward, backward, *args, names=names, dy=dy, **kwargs)
+        except (DerivationError, NotationError, TypeError, ValueError):
+            continue  # it has none that is true and could be evaluated
+        yield derivation, argument_names(forward, tuple(args))
 
 
 def on_cpu(x: Any) -> Any:
+    """An array, or a tuple of arrays, on the CPU; anything else as it is."""
+    if isinstance(x, tuple):
+        return tuple(map(on_cpu, x))
     return to_cpu(x) if is_array(x) else x
 
 
@@ -129,7 +157,7 @@ def known(args: list, kwargs: dict[str, Any], y: Any) -> Iterator[str]:
     """The names of the package's operations that give the same y."""
     from .. import ops
 
-    for name in ops.__all__:
+    for name in ops.__all__ if is_array(y) or np.isscalar(y) else ():
         if f"{name}_backward" not in ops.__all__:
             continue
         try:
@@ -140,15 +168,16 @@ def known(args: list, kwargs: dict[str, Any], y: Any) -> Iterator[str]:
             yield name
 
 
-def planted(evidence: Evidence, derivation: Consequences, tensors: list[str]) -> list[Diagnosis]:
-    """The mistake nearest to the end of a derivation that gives the gradients found."""
-    names = [f"d{name}" for name in derivation.walk.run.arguments]
-    floating = [name for name in names if name in derivation.values]
-    if len(floating) != len(tensors):
-        return []
+def planted(evidence: Evidence, derivation: Consequences, names: dict[str, str]) -> list[Diagnosis]:
+    """The mistake nearest to the end of a derivation that gives the gradients found. names: of the arguments in the
+    derivation, by tensor.
+    """
+    from ..notation.grammar import canonical
+
+    gradients = {tensor: derivation.gradient(canonical(names[tensor])) for tensor in evidence.found}
     for name, words, changed in derivation.planted():
         values = derivation.values | changed
-        if evidence.explained_by({tensor: values[d] for tensor, d in zip(tensors, floating, strict=True)}):
+        if evidence.explained_by({tensor: values[d] for tensor, d in gradients.items() if d}):
             return [Diagnosis(f"This is what one gets when {words}", "derivation", name)]
     return []
 

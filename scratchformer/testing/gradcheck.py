@@ -213,7 +213,7 @@ def _compare_all(
     rng = key.fold("elements and directions").generator()
     differences = Differences(outputs, dy)
     differences.measure_noise(tensors, gradients, rng)
-    report, found, evidence = Report(), {}, diagnosis.Evidence()
+    report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     for t in tensors:
         indices = elements(t, max_elements, rng)

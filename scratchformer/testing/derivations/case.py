@@ -32,4 +32,3 @@ class Sizes(Draw):
             preferred = (*self.left, *range(7, 20))
             self.sizes[letter] = next(size for size in preferred if size not in self.sizes.values())
         return super().__getattr__(letter)
-
