@@ -231,12 +231,13 @@ def run(
     names: Mapping[str, Any] | None = None,
     functions: Mapping[str, Callable] | None = None,
     seed: int = 0,
+    dy: np.ndarray | None = None,
     **options: Any,
 ) -> Run:
     """Run a pair, or a function without backward, once in float64 and give everything in it a name.
 
-    Arguments have the names of the signature; the output is y if backward takes dy, and dy is drawn. Gradients are d
-    and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
+    Arguments have the names of the signature; the output is y if backward takes dy. dy is drawn if not given. Gradients
+    are d and the argument's name. The cache gives the names of its fields. names: further values, or functions of no
     arguments that are called after backward. functions: that equations may call. options: keyword arguments of `op`.
     """
     args = tuple(map(in_float64, args))
@@ -257,7 +258,7 @@ def run(
     with Watch(*pair) as watch:
         y, cache = forward_of(op, called, *args, **options) if op_backward else (op(*args, **options), None)
         y = np.array(y)
-        dy = np.random.default_rng(seed).standard_normal(y.shape)
+        dy = np.random.default_rng(seed).standard_normal(y.shape) if dy is None else dy
         returned = op_backward(dy.copy() if dy.shape else float(dy), cache) if op_backward else ()
     output = canonical(gradient.removeprefix("d"))
     values = numbers(flat)  # after the run: an operation without backward may be one that writes to its arguments

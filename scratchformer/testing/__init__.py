@@ -6,6 +6,7 @@ and `scratchformer.testing.strict` is a stand-in for device arrays that refuses 
 """
 
 from .contracts import GradientError
+from .diagnosis import Diagnosis, diagnose
 from .gradcheck import Report, check_gradients, check_layer
 
-__all__ = ["GradientError", "Report", "check_gradients", "check_layer"]
+__all__ = ["Diagnosis", "GradientError", "Report", "check_gradients", "check_layer", "diagnose"]

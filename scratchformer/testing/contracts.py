@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..backend import Array, Device, array_module, to_cpu, to_device
 
+if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
+
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
 
 class GradientError(AssertionError):
-    """A gradient is wrong, or an operation or layer breaks the contract."""
+    """A gradient is wrong, or an operation or layer breaks the contract.
+
+    diagnoses: what the mistake looks like, the likeliest first; see `diagnose`. Empty if it looks like none that is
+    known.
+    """
+
+    def __init__(self, message: str, diagnoses: Iterable[Diagnosis] = ()) -> None:
+        super().__init__(message)
+        self.diagnoses = tuple(diagnoses)
 
 
 def is_array(x: Any) -> bool:

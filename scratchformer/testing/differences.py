@@ -207,6 +207,12 @@ class Differences:
         before = self.outputs()
         return (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h
 
+    def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
+        """y′(0) along the line of `move`, from steps h and h/2."""
+        slope, half = self._slope_and_bend(move, h)[0], self._slope_and_bend(move, h / 2)[0]
+        move(0.0)
+        return (4 * half - slope) / 3
+
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
     """The indices of all elements of a tensor, or of `count` random ones if it has more."""

@@ -21,6 +21,7 @@ import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
 from ..rng import Key
+from . import diagnosis
 from .contracts import (
     GradientError,
     Untouched,
@@ -126,6 +127,7 @@ def check_gradients(
             max_elements=max_elements,
             directions=directions,
             extra=extra,
+            explain=lambda evidence: diagnosis.of_pair(evidence, run, dy),
         )
 
 
@@ -186,6 +188,7 @@ def check_layer(
             max_elements=max_elements,
             directions=directions,
             together=together,
+            explain=lambda evidence: diagnosis.of_layer(evidence, run, dy),
         )
         original.check("the check of a deep copy")
         return report
@@ -200,6 +203,7 @@ def _compare_all(
     rtol: float,
     max_elements: int,
     directions: int,
+    explain: Callable[[diagnosis.Evidence], list[diagnosis.Diagnosis]],
     together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
@@ -209,7 +213,7 @@ def _compare_all(
     rng = key.fold("elements and directions").generator()
     differences = Differences(outputs, dy)
     differences.measure_noise(tensors, gradients, rng)
-    report, found = Report(), {}
+    report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     for t in tensors:
         indices = elements(t, max_elements, rng)
@@ -217,9 +221,10 @@ def _compare_all(
         by_element += extra(t, indices, differences.round_off(FIRST_STEP * t.scale)) if extra else []
         by_direction = along_directions[t.name]
         found[t.name] = by_element, by_direction
+        evidence.add(t, indices, by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
-    _raise_worst(found)
+    _raise_worst(found, lambda: explain(evidence))
     _expect_decided(found)
     return report
 
@@ -245,7 +250,9 @@ def _sensitivity(tensor: Tensor) -> float:
     return tensor.scale * float(np.linalg.norm(tensor.gradient))
 
 
-def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
+def _raise_worst(
+    found: dict[str, tuple[list[Comparison], list[Comparison]]], explain: Callable[[], list[diagnosis.Diagnosis]]
+) -> None:
     """Raise GradientError for the worst element or, if all elements agree, for the worst direction."""
     for kind in (0, 1):
         wrong = {name: [c for c in both[kind] if not c.agrees] for name, both in found.items()}
@@ -262,7 +269,9 @@ def _raise_worst(found: dict[str, tuple[list[Comparison], list[Comparison]]]) ->
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
         ]
-        raise GradientError("\n".join(lines + [f"  and others of {', '.join(others)}"] * bool(others)))
+        lines += [f"  and others of {', '.join(others)}"] * bool(others)
+        diagnoses = explain()
+        raise GradientError("\n".join([*lines, *diagnosis.paragraph(diagnoses)]), diagnoses)
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:
@@ -327,4 +336,5 @@ def _explained(subject: str, call: str) -> Iterator[None]:
     try:
         yield
     except GradientError as error:
-        raise GradientError(f"{subject}: {error}\nRepeat with the same arguments: {call}") from None
+        message = f"{subject}: {error}\nRepeat with the same arguments: {call}"
+        raise GradientError(message, error.diagnoses) from None

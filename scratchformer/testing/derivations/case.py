@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ... import ops
 from ..cases import Draw
 
 
@@ -33,11 +32,3 @@ class Sizes(Draw):
             preferred = (*self.left, *range(7, 20))
             self.sizes[letter] = next(size for size in preferred if size not in self.sizes.values())
         return super().__getattr__(letter)
-
-
-def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
-    """The reference of an operation and of its backward, if it has one."""
-    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
-    if op_backward is None:
-        return DerivationCase(op, None, args, names or {}, options)
-    return DerivationCase(op.reference, op_backward.reference, args, names or {}, options)

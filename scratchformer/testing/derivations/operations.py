@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ... import ops
-from ...rng import random_uint16
-from .case import DerivationCase, Sizes, reference
+from ...rng import Key, random_uint16
+from .case import DerivationCase, Sizes
 
 
 def padding(d: Sizes) -> ops.Pattern:
@@ -29,20 +29,53 @@ PATTERNS: dict[str, Callable[[Sizes], ops.Pattern]] = {
 }
 
 
-def allowed(pattern: ops.Pattern, d: Sizes) -> np.ndarray:
+def allowed(q: np.ndarray, k: np.ndarray, pattern: ops.Pattern | None) -> dict[str, np.ndarray]:
     """The pairs that a pattern allows, (B, H, T, S)."""
-    table = pattern.table(d.H, d.T, d.S, np)
-    return np.broadcast_to(np.True_ if table is None else table, (d.B, d.H, d.T, d.S))
+    shape = (*q.shape[:3], k.shape[2])
+    table = (pattern or ops.Full()).table(*shape[1:], np)
+    return {"m": np.broadcast_to(np.True_ if table is None else table, shape)}
+
+
+def drawn(x: np.ndarray, p: float, key: Key) -> dict[str, np.ndarray]:
+    """The random integers of dropout."""
+    return {"u": random_uint16(key, x.size).reshape(x.shape).astype(float)}
+
+
+def whole(x: np.ndarray, lengths: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Lengths that say that nothing is padding, if there are none."""
+    return {"lengths": np.full(x.shape[0], x.shape[1]) if lengths is None else lengths}
+
+
+ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
+
+# What a derivation uses besides the arguments and the cache, given the arguments.
+NAMES: dict[str, Callable[..., dict[str, Any]]] = {
+    "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
+    "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
+    "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
+    "dropout": drawn,
+    "gelu": lambda x, approximate="none": {"none": 0.0, "approximate": float(approximate != "none")},
+    "max_pool": whole,
+    "mean_pool": whole,
+    "rotary": lambda x, start=0, **options: {"θ": ops.rotary_frequencies(x.shape[-1], **options)},
+}
+
+
+def reference(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
+    """The reference of an operation and of its backward, if it has one."""
+    op, op_backward = getattr(ops, name), getattr(ops, f"{name}_backward", None)
+    if names is None:
+        names = NAMES[name](*args, **options) if name in NAMES else {}
+    if op_backward is None:
+        return DerivationCase(op, None, args, names, options)
+    return DerivationCase(op.reference, op_backward.reference, args, names, options)
 
 
 def attention(d: Sizes, kind: str = "full") -> DerivationCase:
     d.sizes |= {"B": 2, "G": 2, "H": 4}
     d.left = [size for size in d.left if size in (3, 5, 6)]
     q, k, v, pattern = d("B H T D"), d("B G S D"), d("B G S D"), PATTERNS[kind](d)
-    return reference("attention", q, k, v, pattern, names={"m": allowed(pattern, d)})
-
-
-ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS)}
+    return reference("attention", q, k, v, pattern)
 
 
 def relu(d: Sizes) -> DerivationCase:
@@ -51,35 +84,25 @@ def relu(d: Sizes) -> DerivationCase:
     return reference("relu", x)
 
 
-def gelu(d: Sizes, approximate: str = "none") -> DerivationCase:
-    names = {"none": 0.0, "approximate": float(approximate != "none")}
-    return reference("gelu", d("B T C"), names=names, approximate=approximate)
-
-
-def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
-    names = ACTIVATIONS | {"activation": ACTIVATIONS[activation]}
-    return reference("dense", d("B T I"), d("I O"), d("O"), names=names, activation=activation)
-
-
 def layernorm(d: Sizes) -> DerivationCase:
     d.left.remove(2)  # with C = 2 nothing is left of the gradient: normalising removes two directions
     return reference("layernorm", d("B T C"), d("C"), d("C"))
 
 
 def dropout(d: Sizes, p: float | None = None) -> DerivationCase:
-    x, key = d("B T C"), d.key
-    u = random_uint16(key, x.size).reshape(x.shape).astype(float)
+    x = d("B T C")
     if p is None:
-        p = (float(np.sort(u.ravel())[x.size // 3]) - 0.3) / 65536  # rounded up; one element is just kept
-    return reference("dropout", x, p, key, names={"u": u})
+        u = random_uint16(d.key, x.size)
+        p = (float(np.sort(u)[x.size // 3]) - 0.3) / 65536  # rounded up; one element is just kept
+    return reference("dropout", x, p, d.key)
 
 
 def pool(name: str, d: Sizes, padding: bool = False) -> DerivationCase:
-    x, lengths = d("B T C"), d.lengths() if padding else np.full(d.B, d.T)
-    if padding:
+    x, lengths = d("B T C"), d.lengths() if padding else None
+    if lengths is not None:
         lengths[0] = 0
         x[-1, 1] = x[-1, 0]  # ties
-    return reference(name, x, lengths if padding else None, names={"lengths": lengths})
+    return reference(name, x, lengths)
 
 
 def relative_shift(d: Sizes) -> DerivationCase:
@@ -90,8 +113,7 @@ def relative_shift(d: Sizes) -> DerivationCase:
 def relative_attention(d: Sizes, kind: str = "full") -> DerivationCase:
     d.sizes["R"] = d.S + d.T - 1
     q, k, v, r, biases = d("B H T D"), d("B H S D"), d("B H S D"), d("H R D"), (d("H D"), d("H D"))
-    pattern = PATTERNS[kind](d)
-    return reference("relative_attention", q, k, v, r, *biases, pattern, names={"m": allowed(pattern, d)})
+    return reference("relative_attention", q, k, v, r, *biases, PATTERNS[kind](d))
 
 
 def cross_entropy(d: Sizes, ignore_index: int | None = None, ignored: int = 1, **options: Any) -> DerivationCase:
@@ -124,20 +146,20 @@ def rotary_frequencies(d: Sizes, kind: str = "none") -> DerivationCase:
 
 def rotary(d: Sizes) -> DerivationCase:
     d.sizes |= {"B": 2, "H": 3, "T": 5, "D": 8}
-    return reference("rotary", d("B H T D"), 3, names={"θ": ops.rotary_frequencies(d.D)})
+    return reference("rotary", d("B H T D"), 3)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "linear": lambda d: reference("linear", d("B T I"), d("I O"), d("O")),
     "relu": relu,
-    "gelu": gelu,
-    "gelu, tanh": partial(gelu, approximate="tanh"),
+    "gelu": lambda d: reference("gelu", d("B T C")),
+    "gelu, tanh": lambda d: reference("gelu", d("B T C"), approximate="tanh"),
     "silu": lambda d: reference("silu", d("B T C")),
     "tanh": lambda d: reference("tanh", d("B T C")),
-    "dense": dense,
-    "dense, gelu": partial(dense, activation="gelu"),
-    "dense, gelu_tanh": partial(dense, activation="gelu_tanh"),
-    "dense, silu": partial(dense, activation="silu"),
+    "dense": lambda d: reference("dense", d("B T I"), d("I O"), d("O")),
+    "dense, gelu": lambda d: reference("dense", d("B T I"), d("I O"), d("O"), activation="gelu"),
+    "dense, gelu_tanh": lambda d: reference("dense", d("B T I"), d("I O"), d("O"), activation="gelu_tanh"),
+    "dense, silu": lambda d: reference("dense", d("B T I"), d("I O"), d("O"), activation="silu"),
     "swiglu": lambda d: reference("swiglu", d("B T F"), d("B T F")),
     "softmax": lambda d: reference("softmax", d("B T V")),
     "log_softmax": lambda d: reference("log_softmax", d("B T V")),

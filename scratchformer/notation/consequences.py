@@ -1,0 +1,134 @@
+"""What follows from a mistake in an equation: the values of all names that the equations below it compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .check import read_and_run
+from .grammar import Equation, Node, NotationError
+from .mistakes import in_words, mistakes
+from .spelling import spelled
+from .values import Scope, bind, evaluate, truth
+from .walk import Walk, arranged
+
+
+class Consequences:
+    """A derivation that has been evaluated, of which one equation at a time is replaced by a wrong one."""
+
+    def __init__(self, walk: Walk, equations: Sequence[Equation]) -> None:
+        self.walk, self.equations = walk, equations
+
+    @property
+    def values(self) -> dict[str, np.ndarray]:
+        """All arrays by name, without a mistake."""
+        return self.walk.scope.values
+
+    def gradient(self, argument: str) -> str | None:
+        """The name of the gradient of an argument, which may be that of a short name of it."""
+        names = [argument, *(short for short, long in self.walk.scope.aliases.items() if long == argument)]
+        return next((f"d{name}" for name in names if f"d{name}" in self.values), None)
+
+    def of(self, place: int, wrong: Equation, part: int = -1) -> dict[str, np.ndarray]:
+        """The names whose values change, with their new values, if equation number `place` is replaced by `wrong`.
+
+        part: the number of the part of `wrong` that gives its left side. Of the equations below, those are evaluated
+        again that use a changed name, by the last of their parts that does. Raises NotationError or ValueError if the
+        wrong equation cannot be evaluated.
+        """
+        right = self.walk.scope
+        scope = Scope(dict(right.values), right.aliases)
+        scope.sizes, scope.functions, scope.differentiate = dict(right.sizes), right.functions, self.walk.partial
+        changed: dict[str, np.ndarray] = {}
+        partials: dict[Node, Node] = {}
+        for number, equation in enumerate(self.equations[place:]):
+            equation = equation if number else wrong
+            if number and (part := last_part(equation, changed, partials, scope)) < 1:
+                continue
+            left, node = equation.parts[0], replaced(equation.parts[part], partials)
+            if left[0] == "partial":
+                partials[left] = ("group", node)
+            elif left[0] == "name" and scope.resolve(left[1]) not in self.walk.run.arguments:
+                bind(equation, scope)
+                right.bound = scope.bound  # partial derivatives are evaluated with the right values
+                name = scope.resolve(left[1])
+                old = scope.values[name]
+                value = arranged(left, evaluate(node, scope), scope)
+                if equation.conditions:
+                    value = np.where(holds(equation, left, scope), value, old)
+                scope.values[name] = changed[name] = value.reshape(old.shape)
+        return changed
+
+    def planted(self) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
+        """Every mistake that can be planted, from the last equation to the first, and what follows from it.
+
+        Each is a name, as "a term dropped: dx_i = dy_i", a description in words, and the changed values. Mistakes that
+        cannot be evaluated are left out.
+        """
+        for place in reversed(range(len(self.equations))):
+            equation = self.equations[place]
+            for what, wrong in sorted(mistakes(equation), key=lambda found: -changed_part(equation, found[1])):
+                part = changed_part(equation, wrong)
+                try:
+                    with np.errstate(all="ignore"):
+                        changed = self.of(place, wrong, part)
+                except (NotationError, ValueError):
+                    continue
+                short = wrong._replace(parts=(wrong.parts[0], wrong.parts[part]), relations=("=",))
+                words = in_words(what, equation, wrong)
+                yield f"{what}: {spelled(short)}", f"{words}: {spelled(short)}", changed
+
+
+def consequences(*pair_and_args: Any, **options: Any) -> Consequences:
+    """The derivation of a pair, evaluated on a real run. Arguments as for `check_derivation`.
+
+    The gradients are what the equations give, whatever the backward returns. Raises as `check_derivation` does, if an
+    equation is not true.
+    """
+    ran, derivation = read_and_run(*pair_and_args, **options)
+    forward = {name: value for name, value in ran.values.items() if name not in ran.gradients}
+    walk = Walk(ran._replace(values=forward, gradients=()))
+    equations = derivation._replace(items=tuple(derivation.equations))
+    walk.prepare(equations)
+    walk.items(ran.name, equations.items)
+    return Consequences(walk, [item.equation for item in equations.items if item.equation])
+
+
+def changed_part(right: Equation, wrong: Equation) -> int:
+    """The number of the part with the mistake; the last one if the mistake is in a "with" clause."""
+    found = [i for i, (a, b) in enumerate(zip(right.parts, wrong.parts, strict=True)) if a != b]
+    return found[0] if found else len(wrong.parts) - 1
+
+
+def last_part(equation: Equation, changed: dict[str, Any], partials: dict[Node, Node], scope: Scope) -> int:
+    """The number of the last part that uses a changed name, or 0."""
+    if uses((equation.bindings, equation.conditions), changed, partials, scope):
+        return len(equation.parts) - 1
+    return next(
+        (i for i in range(len(equation.parts) - 1, 0, -1) if uses(equation.parts[i], changed, partials, scope)), 0
+    )
+
+
+def uses(tree: Any, changed: dict[str, Any], partials: dict[Node, Node], scope: Scope) -> bool:
+    if not isinstance(tree, tuple):
+        return False
+    if tree[:1] == ("partial",):
+        return tree in partials
+    return (tree[:1] == ("name",) and scope.resolve(tree[1]) in changed) or any(
+        uses(part, changed, partials, scope) for part in tree
+    )
+
+
+def replaced(tree: Any, partials: dict[Node, Node]) -> Any:
+    """The tree with other expressions in place of partial derivatives."""
+    if not isinstance(tree, tuple) or not partials:
+        return tree
+    return partials.get(tree) or tuple(replaced(part, partials) for part in tree)
+
+
+def holds(equation: Equation, left: Node, scope: Scope) -> np.ndarray:
+    """Where the condition of an equation holds, with the axes of its left side."""
+    found = truth(equation.conditions, scope)
+    return arranged(left, found, scope) > 0

@@ -1,0 +1,253 @@
+"""General forms of a wrong gradient, which need no knowledge of the operation: a constant factor, a transpose, ...
+
+Each is computed from the numeric gradient, or from the numeric Jacobian J of the outputs by one tensor: the right
+gradient is Jᵀ dy.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from .diagnosis import Evidence
+
+Form = tuple[str, str]  # a sentence, and the name of the form
+ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
+
+
+def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
+    """The forms of the wrong gradients; empty unless each of them has one.
+
+    dy: an array, or a tuple of them. arrays: what was given and, as "y", the output, by name; numbers among them, too.
+    """
+    if not evidence.wrong:
+        return []
+    if found := constant_factors(evidence, {**arrays, "dy": dy}):
+        return found
+    found, first = [], {}
+    for name in evidence.wrong:
+        one = next(forms_of(name, evidence, dy, arrays), None)
+        if one is None:
+            return []
+        first.setdefault(one, []).append(name)
+    return [(text.format(of=of(names)), form) for (text, form), names in first.items()]
+
+
+def agree(found: np.ndarray, right: np.ndarray) -> bool:
+    """Whether two gradients are equal, wherever the second is known."""
+    known = np.isfinite(right)
+    if found.shape != right.shape or not known.any():
+        return False
+    found, right = found[known], right[known]
+    return bool(np.abs(found - right).max() <= ROUND_OFF * max(np.abs(found).max(), np.abs(right).max()))
+
+
+def of(names: list[str]) -> str:
+    """ "The gradient of x is", "The gradients of x and w are"."""
+    *others, last = names
+    return f"The gradients of {', '.join(others)} and {last} are" if others else f"The gradient of {last} is"
+
+
+def constant_factors(evidence: Evidence, arrays: Mapping[str, Any]) -> list[Form]:
+    """The gradients are the right ones times a number."""
+    by_factor: dict[float, list[str]] = {}
+    for name in evidence.wrong:
+        found, right = evidence.found[name], evidence.right[name]
+        known = np.isfinite(right)
+        size = float(right[known] @ right[known])
+        factor = float(found[known] @ right[known]) / size if size else np.nan
+        if not np.isfinite(factor) or not agree(found, factor * right):
+            return []
+        if abs(factor) < ROUND_OFF:
+            factor = 0.0
+        if np.count_nonzero(known) == 1 and not meaning(factor, arrays):
+            return []  # any number is some multiple of another
+        same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
+        by_factor.setdefault(same, []).append(name)
+    return [(f"{of(names)} {times(factor, arrays)}.", named(factor, arrays)) for factor, names in by_factor.items()]
+
+
+def named(factor: float, arrays: Mapping[str, Any]) -> str:
+    if factor in (0, -1) or math.isclose(factor, -1, rel_tol=ROUND_OFF):
+        return "sign" if factor else "zero"
+    return "constant factor" if meaning(factor, arrays) else "unknown factor"
+
+
+def times(factor: float, arrays: Mapping[str, Any]) -> str:
+    if factor == 0:
+        return "zero everywhere"
+    if math.isclose(factor, -1, rel_tol=ROUND_OFF):
+        return "right except for the sign"
+    amount, reason = meaning(factor, arrays) or (f"{factor:.6g}", "")
+    times = f"{amount} of what it should be" if amount.startswith("1/") else f"{amount} times what it should be"
+    return f"{times}: {reason}" if reason else times
+
+
+def meaning(factor: float, arrays: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The factor as it would be written, and what it may be: ("1/√5", "5 is the size of axis 3 of q")."""
+    sign = "−" if factor < 0 else ""
+    for number, reasons in sizes(arrays).items():
+        written = f"{number:.6g}"
+        powers = {written: 1, f"1/{written}": -1, f"√{written}": 0.5, f"1/√{written}": -0.5}
+        for amount, power in powers.items():
+            if number > 0 and math.isclose(abs(factor), number**power, rel_tol=ROUND_OFF):
+                return sign + amount, f"{written} is {' or '.join(reasons[:3])}"
+    for amount, value in {"2": 2, "1/2": 0.5, "4": 4, "1/4": 0.25}.items():
+        if math.isclose(abs(factor), value, rel_tol=ROUND_OFF):
+            return sign + amount, ""
+    return None
+
+
+def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
+    """The numbers that a factor may come from, each with what it is, the likeliest first."""
+    found: dict[float, list[str]] = {}
+
+    def note(number: float, reason: str) -> None:
+        if number not in (0, 1) and reason not in found.setdefault(number, []):
+            found[number].append(reason)
+
+    seen = set()
+    for name, x in arrays.items():
+        if isinstance(x, float):
+            note(x, f"{name}")
+            note(1 - x, f"1 − {name}")
+        shape = np.shape(x) if hasattr(x, "shape") else ()
+        if not shape or shape in seen:
+            continue
+        seen.add(shape)
+        for axis, size in enumerate(shape):
+            note(size, f"the size of axis {axis} of {name}")
+        if len(shape) > 2:
+            note(math.prod(shape[:-1]), f"the number of rows of {name}")
+        if len(shape) > 1:
+            note(math.prod(shape), f"the number of elements of {name}")
+    return found
+
+
+def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
+    found, right = evidence.found[name], evidence.right[name]
+    whole = bool(np.isfinite(right).all())
+    if not isinstance(dy, tuple) and np.shape(dy) == found.shape:
+        if agree(found, dy):
+            yield "{of} dy itself, passed on unchanged.", "dy passed on"
+        for sign, text in ((-1, "is missing from it"), (1, "is added to it")):
+            if agree(found, right + sign * dy):
+                yield f"{{of}} right except that dy {text}.", f"dy {text}"
+    for other, value in evidence.right.items():
+        if other != name and value.shape == found.shape and agree(found, value):
+            yield f"{{of}} that of {other}.", "another gradient"
+    if whole:
+        yield from places(found, right)
+    yield from factors(name, evidence, arrays)
+    jacobian = evidence.jacobian(name) if not isinstance(dy, tuple) else None
+    if jacobian is not None:
+        yield from of_jacobian(found, jacobian, np.asarray(dy), arrays)
+
+
+def places(found: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:
+    """The right numbers in other places."""
+    for a, b in itertools.combinations(range(right.ndim), 2):
+        exchanged = right.swapaxes(a, b)
+        if agree(found, exchanged):
+            yield f"{{of}} right with axes {a} and {b} exchanged.", "transpose"
+        elif agree(found, exchanged.reshape(right.shape)):
+            yield f"{{of}} right with axes {a} and {b} exchanged, then reshaped.", "transpose"
+    for axis in range(right.ndim):
+        if agree(found, np.flip(right, axis)):
+            yield f"{{of}} reversed along axis {axis}.", "reversed"
+        for shift in (1, -1):
+            rolled = np.roll(right, shift, axis)
+            if agree(found, rolled) or agree(found, shifted(right, shift, axis)):
+                yield f"{{of}} shifted by {shift:+d} along axis {axis}.".replace("-", "−"), "shifted"
+    if found.size > 2 and agree(np.sort(found.ravel()), np.sort(right.ravel())):
+        yield "{of} made of the right numbers in the wrong places.", "wrong places"
+    for axis in range(right.ndim):
+        for function, text in ((np.sum, "sum"), (np.mean, "mean")):
+            if agree(found, np.broadcast_to(function(right, axis, keepdims=True), right.shape)):
+                yield f"{{of}} replaced by its {text} over axis {axis}.", f"{text} over an axis"
+
+
+def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
+    """`x` moved by one along an axis, with zero where nothing moves in."""
+    moved = np.roll(x, shift, axis)
+    np.moveaxis(moved, axis, 0)[0 if shift > 0 else -1] = 0
+    return moved
+
+
+def factors(name: str, evidence: Evidence, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """A factor left out, or put in: another array of the call, spread over the shape of the gradient."""
+    found, right = evidence.found[name], evidence.right[name]
+    for other, x in arrays.items():
+        if not hasattr(x, "shape") or x.dtype.kind != "f" or not x.size or np.ptp(x) == 0:
+            continue
+        try:
+            wide = np.broadcast_to(x, found.shape)
+        except ValueError:
+            continue
+        if agree(found, right * wide):
+            yield f"{{of}} multiplied by {other} once too often.", "factor put in"
+        if agree(found * wide, right):
+            yield f"{{of}} not multiplied by {other}, as it should be.", "factor left out"
+
+
+def of_jacobian(
+    found: np.ndarray, jacobian: np.ndarray, dy: np.ndarray, arrays: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
+    """Forms computed from the Jacobian, (outputs, elements of the tensor)."""
+
+    def gives(upstream: np.ndarray) -> bool:
+        return agree(found, (np.broadcast_to(upstream, dy.shape).ravel() @ jacobian).reshape(found.shape))
+
+    if gives(np.ones(dy.shape)):
+        yield "{of} that of the sum of y: dy is not used.", "dy not used"
+    if len(jacobian) == jacobian.shape[1] and found.shape == dy.shape:
+        diagonal = np.diagonal(jacobian).reshape(dy.shape) * dy
+        right = (dy.ravel() @ jacobian).reshape(dy.shape)
+        if agree(found, diagonal):
+            yield (
+                "{of} that of the diagonal of the Jacobian alone, but each element changes other outputs too.",
+                "diagonal",
+            )
+        if agree(found, right - diagonal):
+            yield "{of} right except that the diagonal of the Jacobian is left out.", "diagonal left out"
+        if agree(found, (jacobian @ dy.ravel()).reshape(dy.shape)):
+            yield "{of} J dy and not Jᵀ dy: the Jacobian is not transposed.", "Jacobian not transposed"
+    for other, ids in arrays.items():
+        if hasattr(ids, "dtype") and ids.dtype.kind in "iu" and 0 < ids.ndim <= dy.ndim and found.ndim:
+            yield from repeated(other, ids, dy, gives)
+    for axis in range(dy.ndim):
+        if dy.shape[axis] < 2:
+            continue
+        for place, text in ((0, "first"), (-1, "last")):
+            only = np.zeros(dy.shape)
+            np.moveaxis(only, axis, 0)[place] = 1
+            if gives(dy * only):
+                yield f"{{of}} that of the {text} position along axis {axis} of y alone.", f"{text} alone"
+            if gives(dy * (1 - only)):
+                yield f"{{of}} right except that the {text} position along axis {axis} of y is left out.", "left out"
+        for function, text in ((np.sum, "sum"), (np.mean, "mean")):
+            if gives(function(dy, axis, keepdims=True)):
+                yield f"{{of}} what one gets with the {text} of dy over axis {axis} for dy.", f"{text} of dy"
+
+
+def repeated(name: str, ids: np.ndarray, dy: np.ndarray, gives: Any) -> Iterator[tuple[str, str]]:
+    """Of ids that occur more than once, in the whole array or in a row, only the last or the first counts."""
+    if ids.shape != dy.shape[: ids.ndim]:
+        return
+    for flat in (ids.reshape(1, -1), ids.reshape(-1, ids.shape[-1])):
+        for order, text in ((1, "first"), (-1, "last")):
+            once = np.zeros(flat.shape)
+            for row, values in enumerate(flat[:, ::order]):
+                once[row, np.unique(values, return_index=True)[1]] = 1
+            once = once[:, ::order].reshape(ids.shape)
+            if (once == 0).any() and gives(dy * once.reshape(ids.shape + (1,) * (dy.ndim - ids.ndim))):
+                yield (
+                    f"{{of}} right only where {name} does not repeat: of equal {name} only the {text} one counts.",
+                    "counted once",
+                )
