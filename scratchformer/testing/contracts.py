@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -12,8 +13,39 @@ from ..backend import Array, Device, array_module, to_cpu, to_device
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
 
+class Call(NamedTuple):
+    """A call of a check."""
+
+    check: Callable
+    args: tuple
+    options: dict[str, Any]
+
+
 class GradientError(AssertionError):
-    """A gradient is wrong, or an operation or layer breaks the contract."""
+    """A gradient is wrong, or an operation or layer breaks the contract.
+
+    call: the call of the check that failed.
+    """
+
+    call: Call | None = None
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A check that leaves its call on the GradientError that it raises. If checks are nested, the outermost one does."""
+
+    @functools.wraps(check)
+    def checked(*args: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return check(*args, **options)
+        except GradientError as error:
+            error.call = Call(checked, args, options)
+            raise
+
+    return checked
 
 
 def is_array(x: Any) -> bool:

@@ -26,6 +26,7 @@ from .contracts import (
     Untouched,
     is_array,
     is_floating,
+    repeatable,
 )
 from .differences import (
     FIRST_STEP,
@@ -69,6 +70,7 @@ class Report(list):
         return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
+@repeatable
 def check_gradients(
     op: Callable,
     op_backward: Callable,
@@ -129,6 +131,7 @@ def check_gradients(
         )
 
 
+@repeatable
 def check_layer(
     layer: Any,
     *inputs: Any,
