@@ -12,7 +12,9 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "softmax_equations",
         "softmax",
     ),
-    "Attention": (),
+    "Attention": (
+        "attention_equations",
+    ),
     "Training": (
         "tied_table",
         "lora",
@@ -29,10 +31,6 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "block",
         "model",
     ),
-    "Attention": ("attention_equations",),
-    "Training": (),
-    "Generation": (),
-    "A model": (),
 }
 
 NAMES = tuple(name for names in CHAPTERS.values() for name in names)

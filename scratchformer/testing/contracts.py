@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -15,16 +16,44 @@ if TYPE_CHECKING:
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
 
+class Call(NamedTuple):
+    """A call of a check."""
+
+    check: Callable
+    args: tuple
+    options: dict[str, Any]
+
+
 class GradientError(AssertionError):
     """A gradient is wrong, or an operation or layer breaks the contract.
 
     diagnoses: what the mistake looks like, the likeliest first; see `diagnose`. Empty if it looks like none that is
-    known.
+    known. call: the call of the check that failed.
     """
+
+    call: Call | None = None
 
     def __init__(self, message: str, diagnoses: Iterable[Diagnosis] = ()) -> None:
         super().__init__(message)
         self.diagnoses = tuple(diagnoses)
+
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A check that leaves its call on the GradientError that it raises. If checks are nested, the outermost one does."""
+
+    @functools.wraps(check)
+    def checked(*args: _P.args, **options: _P.kwargs) -> _R:
+        try:
+            return check(*args, **options)
+        except GradientError as error:
+            error.call = Call(checked, args, options)
+            raise
+
+    return checked
 
 
 def is_array(x: Any) -> bool:

@@ -27,6 +27,7 @@ from .contracts import (
     Untouched,
     is_array,
     is_floating,
+    repeatable,
 )
 from .differences import (
     FIRST_STEP,
@@ -70,6 +71,7 @@ class Report(list):
         return "\n".join("  ".join(row).rstrip() for row in cells)
 
 
+@repeatable
 def check_gradients(
     op: Callable,
     op_backward: Callable,
@@ -131,6 +133,7 @@ def check_gradients(
         )
 
 
+@repeatable
 def check_layer(
     layer: Any,
     *inputs: Any,

@@ -1,0 +1,230 @@
+"""A failing check as a test that can be pasted: arguments as short literals, with the imports they need."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import keyword
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backend import CPU, Device
+from ..rng import Key
+from .contracts import Call, is_array
+from .runs import argument_names, name_of
+from .shrink import values
+
+_WIDTH = 100
+
+
+class Pasted(NamedTuple):
+    """The source of a test, the call in one line, and what the source lacks.
+
+    missing: for what cannot be imported, such as a local function, a sentence each.
+    folders: where Python found the modules of the imports, except for installed packages.
+    """
+
+    source: str
+    call: str
+    missing: tuple[str, ...]
+    folders: tuple[str, ...]
+
+
+def as_test(check: Callable, args: Sequence[Any], options: Mapping[str, Any] | None = None, name: str = "") -> str:
+    """The source of a test, `test_{name}`, that calls `check(*args, **options)`.
+
+    Functions and classes are imported by module and name. What cannot be imported, such as a local function or a layer,
+    is named in a comment: such a test belongs where they are defined.
+    """
+    return paste(Call(check, tuple(args), dict(options or {})), name).source
+
+
+def paste(call: Call, name: str = "", comment: str = "") -> Pasted:
+    """The same with all that is known about the source; `comment` stands after the call."""
+    check, args, options = call
+    source = _Source()
+    names = _names(check, args)
+    lines, written = [], []
+    for argument, x in zip(names, args, strict=True):
+        if is_array(x):
+            lines.append(f"{argument} = {source.literal(x, len(argument) + 7)}")
+            written.append(argument)
+        else:
+            written.append(source.literal(x, argument=argument))
+    for option, x in options.items():
+        written.append(f"{option}={source.literal(x, argument=option)}")
+    lines.append(f"{source.literal(check)}({', '.join(written)})" + f"  # {comment}" * bool(comment))
+    body = "\n    ".join(lines)
+    head = [*(f"# {sentence}" for sentence in source.missing), *source.import_lines()]
+    named = re.sub(r"\W+", "_", name or name_of(args[0] if args else check)).strip("_") or "counterexample"
+    text = "\n".join([*head, "", "", f"def test_{named}():", f"    {body}", ""])
+    inline = {argument: source.literal(x) for argument, x in zip(names, args, strict=True) if is_array(x)}
+    one_line = f"{name_of(check)}({', '.join(' '.join(inline.get(w, w).split()) for w in written)})"
+    return Pasted(text, one_line, tuple(source.missing), tuple(source.folders))
+
+
+def _names(check: Callable, args: Sequence[Any]) -> list[str]:
+    """Names for the arguments: those of the operation or of the layer's forward, after those of the check itself."""
+    own = argument_names(check, tuple(args))
+    first = next((i for i, name in enumerate(own) if name.endswith("]")), len(own))
+    target = getattr(args[0], "forward", args[0]) if args else check
+    found: list[str] = []
+    for name in own[:first] + argument_names(target, tuple(args[first:])):
+        name = re.sub(r"\W+", "_", name).strip("_")
+        reserved = keyword.iskeyword(name) or hasattr(builtins, name) or name in found
+        found.append(f"{name}_" if reserved else name)
+    return found
+
+
+class _Source:
+    """Writes values as Python source, and remembers what to import and what cannot be."""
+
+    def __init__(self) -> None:
+        self.imports: dict[str, str] = {}  # name: module
+        self.modules: dict[str, str] = {}  # module: the name it is used by
+        self.missing: list[str] = []
+        self.folders: list[str] = []
+
+    def import_lines(self) -> list[str]:
+        by_module: dict[str, list[str]] = {}
+        for name, module in self.imports.items():
+            by_module.setdefault(module, []).append(name)
+        lines = [f"import {module}" + f" as {name}" * (name != module) for module, name in self.modules.items()]
+        return sorted(lines) + [f"from {m} import {', '.join(sorted(names))}" for m, names in sorted(by_module.items())]
+
+    def literal(self, x: Any, indent: int = 4, argument: str = "") -> str:
+        """The source of `x`. What has none is called `argument`, or by its own name, and noted in `missing`."""
+        if is_array(x):
+            return self._array(x, indent)
+        if isinstance(x, float) and not np.isfinite(x):
+            return f'float("{x}")'
+        if x is None or isinstance(x, bool | int | float | complex | str | bytes) and type(x).__module__ == "builtins":
+            return repr(x)
+        if isinstance(x, np.generic):
+            self.modules["numpy"] = "np"
+            return repr(x)
+        if isinstance(x, tuple | list) and type(x) in (tuple, list):
+            parts = ", ".join(self.literal(part, argument=argument) for part in x)
+            return f"[{parts}]" if isinstance(x, list) else f"({parts}{',' * (len(x) == 1)})"
+        if isinstance(x, dict):
+            return f"{{{', '.join(f'{self.literal(k)}: {self.literal(v)}' for k, v in x.items())}}}"
+        if isinstance(x, Key) and type(x) is Key:
+            return f"{self._imported(Key)}({', '.join(map(str, x.words))})"
+        if x is CPU:
+            self.imports["CPU"] = "scratchformer"
+            return "CPU"
+        if isinstance(x, Device):
+            self.imports["get_device"] = "scratchformer"
+            return f"get_device({x.name!r})"
+        if isinstance(x, np.dtype):
+            return self._type(x)
+        return self._imported(x) or self._made(x) or self._lacks(x, argument)
+
+    def _array(self, x: Any, indent: int) -> str:
+        numbers = values(x)
+        library = type(x).__module__.partition(".")[0]
+        library = "jax.numpy" if library.startswith("jax") else library if library in ("cupy", "torch") else "numpy"
+        name = {"jax.numpy": "jnp", "cupy": "cp", "torch": "torch", "numpy": "np"}[library]
+        self.modules[library] = name
+        head = f"{name}.{'tensor' if name == 'torch' else 'array'}("
+        text = np.array2string(
+            numbers,
+            separator=", ",
+            threshold=sys.maxsize,
+            max_line_width=_WIDTH,
+            prefix=" " * (indent + len(head)),
+            formatter={"all": str},
+        )
+        if not numbers.size:
+            return f"{name}.zeros({numbers.shape}{self._dtype(x, name)})"
+        return f"{head}{text}{self._dtype(x, name)})"
+
+    def _dtype(self, x: Any, library: str) -> str:
+        if library == "np":
+            usual = x.dtype in (np.float64, np.int64, np.bool_)
+            return "" if usual else f", dtype={self._type(x.dtype)}"
+        return f", dtype={library}.{str(x.dtype).rpartition('.')[2]}"
+
+    def _type(self, dtype: np.dtype) -> str:
+        if dtype.type.__module__ == "numpy":
+            self.modules["numpy"] = "np"
+            return f"np.{dtype.type.__name__}"
+        return self._imported(dtype.type) or f'"{dtype}"'
+
+    def _imported(self, x: Any) -> str:
+        """A name under which `x` can be imported, or an empty string; `Class.method` for a method of a class."""
+        if isinstance(x, ModuleType):
+            self.modules[x.__name__] = x.__name__
+            return x.__name__
+        owner = getattr(x, "__self__", None)
+        if isinstance(owner, type) and getattr(owner, getattr(x, "__name__", ""), None) == x:
+            found = self._imported(owner)
+            return f"{found}.{x.__name__}" if found else ""
+        name, module = getattr(x, "__qualname__", ""), getattr(x, "__module__", None) or ""
+        outer = name.partition(".")[0]
+        public = [m for m in _shorter(module) if _lookup(m, name) is x]
+        if not name or not public or module == "__main__" or self.imports.get(outer, public[0]) != public[0]:
+            return ""
+        if public[0] == "builtins":
+            return name
+        self.imports[outer] = public[0]
+        self._remember_folder(public[0])
+        return name
+
+    def _made(self, x: Any) -> str:
+        """The call of its class for a dataclass or a named tuple, or an empty string."""
+        if dataclasses.is_dataclass(x) and not isinstance(x, type):
+            parts = {f.name: getattr(x, f.name) for f in dataclasses.fields(x) if f.init}
+        elif isinstance(x, tuple) and hasattr(x, "_asdict"):
+            parts = x._asdict()
+        else:
+            return ""
+        found = self._imported(type(x))
+        return found and f"{found}({', '.join(f'{n}={self.literal(v, argument=n)}' for n, v in parts.items())})"
+
+    def _lacks(self, x: Any, argument: str) -> str:
+        """A name for what cannot be imported; says in `missing` what it is."""
+        name = getattr(x, "__name__", "")
+        name = name if name.isidentifier() else argument or "value"
+        code = getattr(x, "__code__", None)
+        if code:
+            what = f"a function of {Path(code.co_filename).name}, line {code.co_firstlineno}, that cannot be imported"
+        else:
+            what = f"a {type(x).__name__} that cannot be written as a literal"
+        sentence = f"{name} is {what}: paste this test where it is defined."
+        if sentence not in self.missing:
+            self.missing.append(sentence)
+        return name
+
+    def _remember_folder(self, module: str) -> None:
+        """Note the folder from which Python imports a module, unless it is one of installed packages."""
+        file = getattr(sys.modules[module], "__file__", None)
+        if not file or "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
+            return
+        path = Path(file).resolve()
+        path = path.parent if path.name == "__init__.py" else path
+        folder = str(path.parents[module.count(".")])
+        if folder not in self.folders:
+            self.folders.append(folder)
+
+
+def _shorter(module: str) -> list[str]:
+    """The packages that contain a module of this package, the outermost first; for any other module itself alone."""
+    if not module.startswith("scratchformer."):
+        return [module]
+    parts = module.split(".")
+    return [".".join(parts[:i]) for i in range(1, len(parts) + 1)]
+
+
+def _lookup(module: str, name: str) -> Any:
+    """What `name` is in a module that has been imported, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found

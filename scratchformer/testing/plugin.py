@@ -1,0 +1,130 @@
+"""What the pytest plugin needs of this package: the `gradients` fixture, and the report of a failed check.
+
+The plugin is the module `scratchformer_pytest`, which pytest loads in every run. It imports this one when it is needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import testing
+from ..rng import Key
+from .contracts import GradientError
+from .paste import paste
+from .shrink import SECONDS, shrink_call
+
+_HERE = Path(__file__).parent
+_HEAD = '"""Small counterexamples of gradient checks that failed."""\n'
+
+
+class Gradients:
+    """The fixture `gradients`: gradient checks and random arrays that depend on `--gradient-seed`.
+
+    `gradients(op, op_backward, *args)` is `check_gradients`. `gradients.layer`, `.torch`, `.jax` and `.precision` are
+    `check_layer`, `check_torch`, `check_jax` and `check_precision`. Each takes the options of its check and returns its
+    Report.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._test, self._rng = "", Key(seed).generator()
+
+    def __call__(self, op: Any, op_backward: Any, *args: Any, **options: Any) -> Any:
+        return self._check("check_gradients", op, op_backward, *args, **options)
+
+    def layer(self, layer: Any, *inputs: Any, **options: Any) -> Any:
+        return self._check("check_layer", layer, *inputs, **options)
+
+    def torch(self, function: Any, *tensors: Any, **options: Any) -> Any:
+        return self._check("check_torch", function, *tensors, **options)
+
+    def jax(self, function: Any, *arrays: Any, **options: Any) -> Any:
+        return self._check("check_jax", function, *arrays, **options)
+
+    def precision(self, op: Any, op_backward: Any, *args: Any, **options: Any) -> Any:
+        return self._check("check_precision", op, op_backward, *args, **options)
+
+    @property
+    def rng(self) -> np.random.Generator:
+        """A generator that depends on the seed and on the name of the test: every test draws numbers of its own."""
+        test = name_of_test(os.environ["PYTEST_CURRENT_TEST"].rpartition(" (")[0])
+        if test != self._test:
+            self._test, self._rng = test, Key(self.seed).fold(test).generator()
+        return self._rng
+
+    def normal(self, shape: int | tuple[int, ...] = (), scale: float = 1.0, dtype: Any = np.float64) -> np.ndarray:
+        """An array of normal numbers with standard deviation `scale`, from `rng`."""
+        return np.asarray(scale * self.rng.standard_normal(shape), dtype)
+
+    def _check(self, name: str, *args: Any, **options: Any) -> Any:
+        check = getattr(testing, name)
+        if "seed" in inspect.signature(check).parameters:
+            options.setdefault("seed", self.seed)
+        return check(*args, **options)
+
+
+def name_of_test(nodeid: str) -> str:
+    """The file, class and name of a test without folders, which depend on where pytest was started."""
+    path, colons, name = nodeid.partition("::")
+    return path.rpartition("/")[2] + colons + name
+
+
+def until_check(traceback: Any) -> Any:
+    """pytest's traceback up to the call of a check, without what happened inside the check."""
+    inside = [Path(entry.path).parent == _HERE for entry in traceback]
+    return traceback[: inside.index(True, 1)] if True in inside[1:] else traceback
+
+
+def counterexample(error: GradientError, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
+    """A smaller call that fails as `error` does, as text: strings, which pytest-xdist can send from one process to
+    another. `error.call` must not be None.
+    """
+    call, search = shrink_call(error.call, error, seconds)
+    found = paste(call, _name(nodeid), _in_short(search.error))
+    unfinished = f"# The search stopped after {seconds:g} s: there may be a smaller one.\n" * (not search.finished)
+    return {**found._asdict(), "nodeid": nodeid, "source": unfinished + found.source}
+
+
+def _name(nodeid: str) -> str:
+    """`swish_counterexample` for `tests/test_swish.py::test_swish`."""
+    return nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_") + "_counterexample"
+
+
+def _in_short(error: GradientError) -> str:
+    """One line of a message: what is wrong, with both values for a wrong gradient."""
+    message = str(error.args[0])
+    first = message.partition("\n")[0].partition(": ")[2].rstrip(":")
+    numbers = re.findall(r"^  (analytic|numeric) +(\S+)", message, re.MULTILINE)
+    return ": ".join([first, ", ".join(f"{kind} {float(value):.4g}" for kind, value in numbers)][: 1 + bool(numbers)])
+
+
+def write_module(file: Path, found: list[dict[str, Any]], keep: bool) -> None:
+    """Write a test module with the counterexamples. If `keep`, add those that are not there yet to what is there."""
+    text = file.read_text(encoding="utf-8") if keep and file.exists() else _HEAD
+    for each in found:
+        head, _, body = each["source"].partition("\ndef test_")
+        name, _, body = body.partition("():\n")
+        if body in text:
+            continue
+        names = (name + f"_{i}" * (i > 1) for i in itertools.count(1))
+        name = next(name for name in names if f"def test_{name}(" not in text)
+        skip = f"@pytest.mark.skip(reason={' '.join(each['missing'])!r})\n" if each["missing"] else ""
+        lines = [f"# {each['nodeid']}", *["import pytest"] * bool(skip), *_paths(each["folders"], file), head.strip()]
+        text = text.rstrip() + "\n\n\n" + "\n".join(lines) + f"\n\n\n{skip}def test_{name}():\n{body}"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+
+
+def _paths(folders: Iterable[str], file: Path) -> list[str]:
+    """Lines that let Python import from `folders`, which are given relative to the module `file`."""
+    relative = [Path(os.path.relpath(folder, file.parent)).as_posix() for folder in folders]
+    lines = [f'sys.path.append(os.path.join(os.path.dirname(__file__), "{path}"))' for path in relative]
+    return ["import os", "import sys", "", *lines] if lines else []

@@ -1,0 +1,267 @@
+"""The smallest arguments with which a check still fails.
+
+    x, gamma = shrink(lambda x, gamma: check_gradients(op, op_backward, x, gamma), (x, gamma))
+
+Sizes are reduced first, then values. Hypothesis shrinks what its strategies draw, but offers no public way to start
+from a failure that is already there, and it is told nothing about the axes that arrays share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import re
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend import array_module, to_cpu
+from .contracts import Call, GradientError, is_array
+
+SECONDS = 2.0
+_MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
+_LONG = 16  # up to this length, the elements of an axis are dropped one by one
+_MANY_VALUES = 8  # up to so many distinct values, each is replaced by each other
+
+Change = Callable[[np.ndarray], np.ndarray]
+
+
+def shrink(check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> tuple:
+    """Smaller arguments for which `check(*args)` still raises GradientError for the same tensor, or the same reason.
+
+    Axes of one size are shortened together, then in every combination. Values become zeros, ones, small integers, or
+    numbers with few decimals. Arguments that are not arrays are kept, and so is the type of each array. Arguments that
+    raise any other error are rejected. The search is deterministic, but stops after `seconds`.
+
+    Raises ValueError if the check passes.
+    """
+    return tuple(Search(check, args, seconds).args)
+
+
+def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> tuple[Call, Search]:
+    """A smaller call that fails as `error` says, and its search. Options that the failure does not need are dropped."""
+    check, args, options = call
+    deadline = time.monotonic() + seconds
+
+    def with_options(names: Iterable[str]) -> Callable:
+        return lambda *xs: check(*xs[: len(args)], **dict(zip(names, xs[len(args) :], strict=True)))
+
+    for name in call.options:
+        fewer = {other: x for other, x in options.items() if other != name}
+        if time.monotonic() < deadline and _fails(with_options(fewer), (*args, *fewer.values()), _reason(error)):
+            options = fewer
+    search = Search(with_options(options), (*args, *options.values()), deadline - time.monotonic())
+    smaller = dict(zip(options, search.args[len(args) :], strict=True))
+    return Call(check, tuple(search.args[: len(args)]), smaller), search
+
+
+class Search:
+    """The search of `shrink`: `args` are the smallest arguments found, `error` is what the check raises for them.
+
+    `finished` is False if the time ran out before everything was tried.
+    """
+
+    def __init__(self, check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> None:
+        self.check, self.args = check, list(args)
+        self.deadline = time.monotonic() + seconds
+        self.tries, self.finished = 0, True
+        self.seen: set[tuple] = set()
+        error = _failure(check, self.args)
+        if error is None:
+            raise ValueError("args: expected arguments for which the check fails, got a check that passes")
+        self.error, self.reason = error, _reason(error)
+        try:
+            while self._shorten() | self._simplify():
+                pass
+        except TimeoutError:
+            self.finished = False
+
+    def _accept(self, changed: dict[int, np.ndarray]) -> bool:
+        """Whether the check still fails with these arrays, by the number of their argument. If so, they are kept."""
+        if time.monotonic() > self.deadline:
+            raise TimeoutError
+        args = [_as_kind_of(x, changed[i]) if i in changed else x for i, x in enumerate(self.args)]
+        key = tuple((x.shape, x.tobytes()) for x in map(values, filter(is_array, args)))
+        if key in self.seen:
+            return False
+        self.seen.add(key)
+        self.tries += 1
+        error = _fails(self.check, args, self.reason)
+        if error is None:
+            return False
+        self.args, self.error = args, error
+        return True
+
+    def _arrays(self) -> dict[int, np.ndarray]:
+        return {i: values(x) for i, x in enumerate(self.args) if is_array(x)}
+
+    def _shorten(self) -> bool:
+        """Shorten axes as far as possible. Returns whether any became shorter."""
+        shorter = False
+        for axes in _axes(self._arrays()):
+            while self._shorten_together(axes):
+                shorter = True
+        return shorter
+
+    def _shorten_together(self, axes: Sequence[tuple[int, int]]) -> bool:
+        arrays = self._arrays()
+        lengths = {arrays[i].shape[axis] for i, axis in axes}
+        if len(lengths) > 1:
+            return False  # one of them has become shorter since
+        for kept in _selections(lengths.pop()):
+            shorter: dict[int, np.ndarray] = {}
+            for i, axis in axes:
+                shorter[i] = np.take(shorter.get(i, arrays[i]), kept, axis)
+            if self._accept(shorter):
+                return True
+        return False
+
+    def _simplify(self) -> bool:
+        """Make values simpler. Returns whether any became simpler."""
+        simpler = False
+        for i, start in self._arrays().items():
+            for change in _changes(start):
+                x = self._arrays()[i]
+                candidate = change(x)
+                if _complexity(candidate) < _complexity(x) and self._accept({i: candidate}):
+                    simpler = True
+        return simpler
+
+
+def _failure(check: Callable, args: Sequence[Any]) -> GradientError | None:
+    """The error that a check raises for copies of `args`. Warnings and what it prints are dropped."""
+    copies = [_as_kind_of(x, values(x).copy()) if is_array(x) else x for x in args]
+    out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
+    with warnings.catch_warnings(record=True), out, err:
+        try:
+            check(*copies)
+        except GradientError as error:
+            return error
+    return None
+
+
+def _fails(check: Callable, args: Sequence[Any], reason: str) -> GradientError | None:
+    """The error that a check raises, if it is about `reason`. For a wrong gradient: if the same tensor is wrong."""
+    try:
+        error = _failure(check, args)
+    except Exception:  # shapes that do not match, ids out of range, a kink: not the failure to be shrunk
+        return None
+    if error is None:
+        return None
+    tensor = re.search(r"wrong gradient at (.+):$", reason)
+    others = re.search(r"\n  and others of (.+)", str(error.args[0]))
+    alike = _reason(error) == reason or (tensor and others and f" {tensor[1]} (" in f" {others[1]}")
+    return error if alike else None
+
+
+def values(x: Any) -> np.ndarray:
+    """An array of any library, as a NumPy array."""
+    if hasattr(x, "detach"):  # PyTorch
+        return x.detach().cpu().numpy()
+    try:
+        return to_cpu(x)
+    except TypeError:
+        return np.asarray(x)  # JAX
+
+
+def _as_kind_of(x: Any, new: np.ndarray) -> Any:
+    """An array with the values of `new`, of the library, device and type of `x`."""
+    if isinstance(x, np.ndarray):
+        return new
+    if hasattr(x, "detach"):
+        tensor = sys.modules["torch"].from_numpy(new.copy()).to(device=x.device, dtype=x.dtype)
+        return tensor.requires_grad_(x.requires_grad)
+    if type(x).__module__.startswith("jax"):
+        return sys.modules["jax"].numpy.asarray(new, dtype=x.dtype)
+    return array_module(x).asarray(new)
+
+
+def _reason(error: GradientError) -> str:
+    """What the message is about: its first line without indices, shapes and numbers."""
+    line = str(error.args[0]).partition("\n")[0]
+    line = re.sub(r" along a random direction| \(complex step\)", "", line)
+    return re.sub(r"\[.*?\]|\(.*?\)|(?<![\w.])[-+]?\d[\d.e+-]*", "", line)
+
+
+def _axes(arrays: dict[int, np.ndarray]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """The axes to shorten at once, as (argument, axis): all of one size, then each of them, then two of them, ..."""
+    by_size: dict[int, list[tuple[int, int]]] = {}
+    for i, x in arrays.items():
+        for axis, n in enumerate(x.shape):
+            by_size.setdefault(n, []).append((i, axis))
+    groups = [axes for n, axes in by_size.items() if n > 1]
+    yield from map(tuple, groups)
+    for count in range(1, _MANY_AXES):
+        for axes in groups:
+            if count < len(axes) and (count == 1 or len(axes) <= _MANY_AXES):
+                yield from itertools.combinations(axes, count)
+
+
+def _selections(n: int) -> Iterator[list[int]]:
+    """Which indices of an axis of length n to keep, the fewest first."""
+    for k in sorted({*(2**i for i in range(n.bit_length())), *(3 * 2**i for i in range(n.bit_length())), n - 1}):
+        if k < n:
+            yield list(range(k))
+            yield list(range(n - k, n))
+    if n <= _LONG:
+        for i in range(n):
+            yield [i]
+            yield [j for j in range(n) if j != i]
+
+
+def _changes(x: np.ndarray) -> Iterator[Change]:
+    """What may make the values of `x` simpler, the boldest first. Each is applied to what the ones before it left."""
+    for number in (0, 1):
+        yield lambda x, number=number: np.full_like(x, number)
+    if x.dtype.kind == "f":
+        yield np.sign
+        yield lambda x: _rounded(x / 10.0 ** np.floor(np.log10(np.abs(x).max(initial=1e-300))), 0)
+        for decimals in (0, 1, 2, 4):
+            yield lambda x, decimals=decimals: _rounded(x, decimals)
+    elif x.dtype.kind in "iu":  # numbered by their first appearance, so that equal ids stay equal
+        yield lambda x: np.unique(x, return_inverse=True)[1].reshape(x.shape).astype(x.dtype)
+    length = x.size // 2
+    while length > 1:
+        for start in range(0, x.size, length):
+            for number in (0, 1):
+                yield lambda x, part=slice(start, start + length), number=number: _replaced(x, part, number)
+        length //= 2
+    for place in range(x.size):
+        for number in (0, 1, 2, 3, -1, -2, 0.5):
+            yield lambda x, place=place, number=number: _replaced(x, place, number)
+        for decimals in (0, 1, 2, 4):
+            yield lambda x, place=place, decimals=decimals: _replaced(x, place, np.round(x.flat[place], decimals))
+    for one, other in itertools.permutations(range(min(x.size, _MANY_VALUES)), 2):
+        yield lambda x, one=one, other=other: np.where(x == x.flat[one], x.flat[other], x)
+
+
+def _rounded(x: np.ndarray, decimals: int) -> np.ndarray:
+    return np.round(x, decimals).astype(x.dtype) + x.dtype.type(0)  # no −0
+
+
+def _replaced(x: np.ndarray, part: Any, number: float) -> np.ndarray:
+    """A copy of `x` with `number` at the flat indices `part`, or `x` itself if its type does not have that number."""
+    if x.dtype.kind != "f" and number != abs(int(number)):
+        return x
+    twin = x.copy()
+    twin.reshape(-1)[part] = number
+    return twin
+
+
+def _complexity(x: np.ndarray) -> float:
+    """How long the values are to read, with a point for every distinct one."""
+    distinct, counts = np.unique(x, return_counts=True)
+    return len(distinct) + sum(count * _length(float(v)) for v, count in zip(distinct, counts, strict=True))
+
+
+def _length(number: float) -> float:
+    """0 for zero, about the number itself for a small integer, and more for each decimal; a sign is half a point."""
+    sign = 0.5 * (number < 0)
+    if number == int(number) and abs(number) < 10:
+        return abs(number) + sign
+    return 10 + len(f"{abs(number):.12g}") + sign

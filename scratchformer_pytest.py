@@ -1,0 +1,145 @@
+"""The pytest plugin of scratchformer: the fixture `gradients`, and small counterexamples of failed gradient checks.
+
+pytest loads this module in every run of everyone who has scratchformer installed. So it is outside the package, whose
+import takes a while, and imports the package only in a run that uses it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from scratchformer.testing import GradientError
+    from scratchformer.testing.plugin import Gradients
+
+_TITLE = "gradient counterexamples"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("scratchformer", "gradient checks")
+    group.addoption(
+        "--gradient-seed",
+        type=_seed,
+        metavar="N|random",
+        help="seed of the arrays and checks of the fixture `gradients` (default: 0); random: another one in each run",
+    )
+    group.addoption(
+        "--gradient-counterexamples",
+        metavar="FILE",
+        help="a test module to which small counterexamples of failed gradient checks are added; its tests run first "
+        "(default: a module in pytest's cache, with those of the last run that had any)",
+    )
+
+
+def _seed(text: str) -> int:
+    if text == "random":
+        return random.SystemRandom().randrange(2**32)
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number >= 0 or random, got {text}")
+    return int(text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_Counterexamples(config), "scratchformer-counterexamples")
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("gradient_seed")
+    return None if seed is None else f"gradient seed: {seed}"
+
+
+@pytest.fixture(scope="session")  # Hypothesis objects to fixtures of narrower scope together with @given
+def gradients(pytestconfig: pytest.Config) -> Gradients:
+    """Checks gradients: `gradients(op, op_backward, *args)`, `gradients.layer(layer, *inputs)`, `.torch`, `.jax`,
+    `.precision`. `gradients.normal(shape)` and `gradients.rng` give random numbers that depend on `--gradient-seed`.
+    """
+    from scratchformer.testing.plugin import Gradients
+
+    return Gradients(_seed_of(pytestconfig))
+
+
+class _Counterexamples:
+    """Finds small counterexamples of the gradient checks that fail, shows them, and writes them to a file."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.found: list[dict[str, Any]] = []
+        self.written: Path | None = None
+        name = config.getoption("gradient_counterexamples")
+        self.file = Path(config.invocation_params.dir, name).resolve() if name else None
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        if self.file:
+            items.sort(key=lambda item: item.path != self.file)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, None]:
+        errors = _gradient_errors(call.excinfo.value) if call.excinfo else []
+        if errors and call.excinfo and not self.config.getoption("fulltrace"):
+            from scratchformer.testing.plugin import until_check
+
+            call.excinfo.traceback = until_check(call.excinfo.traceback)
+        report = (yield).get_result()
+        if report.failed and (errors or "gradients" in getattr(item, "fixturenames", ())):
+            self._add_counterexamples(report, errors)
+
+    def _add_counterexamples(self, report: pytest.TestReport, errors: list[GradientError]) -> None:
+        """Add them to the report: as text, and as data, which pytest-xdist sends to the process that controls it."""
+        found, texts = [], []
+        for error in errors:
+            if error.call:
+                from scratchformer.testing.plugin import counterexample
+
+                try:
+                    found.append(counterexample(error, report.nodeid))
+                    texts.append(found[-1]["source"])
+                except Exception as problem:  # the failure itself must be reported, whatever happens here
+                    texts.append(f"No smaller counterexample was found: {type(problem).__name__}: {problem}")
+        texts.append(f"gradient seed: {_seed_of(self.config)}")
+        if hasattr(report.longrepr, "addsection"):
+            report.longrepr.addsection("counterexample" if errors else "gradients", "\n".join(texts), "-")
+        report.gradient_counterexamples = found  # type: ignore[attr-defined]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.found += getattr(report, "gradient_counterexamples", [])
+
+    def pytest_sessionfinish(self) -> None:
+        cache = getattr(self.config, "cache", None)
+        file = self.file or (cache and cache.mkdir("scratchformer") / "test_counterexamples.py")
+        if self.found and file and not hasattr(self.config, "workerinput"):
+            from scratchformer.testing.plugin import write_module
+
+            write_module(file, self.found, keep=self.file is not None)
+            self.written = file
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if not self.found:
+            return
+        terminalreporter.section(_TITLE)
+        for each in self.found:
+            terminalreporter.line(f"{each['nodeid']}: {each['call']}")
+        if self.written:
+            path = os.path.relpath(self.written, self.config.invocation_params.dir)
+            terminalreporter.line(f"Run them again: pytest {path}")
+
+
+def _seed_of(config: pytest.Config) -> int:
+    return config.getoption("gradient_seed") or 0
+
+
+def _gradient_errors(error: BaseException) -> list[GradientError]:
+    """The GradientErrors that an exception is or contains: Hypothesis raises several failures as a group."""
+    contracts = sys.modules.get("scratchformer.testing.contracts")
+    if contracts is None:
+        return []
+    if isinstance(error, BaseExceptionGroup):
+        return [found for each in error.exceptions for found in _gradient_errors(each)]
+    return [error] if isinstance(error, contracts.GradientError) else []
