@@ -5,7 +5,8 @@ Two more modules are imported separately: `scratchformer.testing.strategies` dra
 and `scratchformer.testing.strict` is a stand-in for device arrays that refuses to mix with NumPy arrays.
 """
 
+from .adapters import check_jax, check_torch
 from .contracts import GradientError
 from .gradcheck import Report, check_gradients, check_layer
 
-__all__ = ["GradientError", "Report", "check_gradients", "check_layer"]
+__all__ = ["GradientError", "Report", "check_gradients", "check_jax", "check_layer", "check_torch"]
