@@ -134,8 +134,8 @@ class _Pair(ABC):
                 self.forward({n: x.astype(other) if is_floating(x) else x for n, x in arrays.items()}, kwargs)
             except Exception:
                 raise error from None
-            first, *_ = str(error).splitlines()
-            raise TypeError(f"{self.name}: expected to accept {dtype}, as it does {other}, got {first}") from error
+            said = str(error).partition("\n")[0] or type(error).__name__
+            raise TypeError(f"{self.name}: expected to accept {dtype}, as it does {other}, got {said}") from error
 
     def arguments(self, arrays: dict[str, Any]) -> tuple:
         """The positional arguments of the function, with `arrays` in their places."""
