@@ -12,9 +12,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "softmax_equations",
         "softmax",
     ),
-    "Attention": (
-        "attention_equations",
-    ),
+    "Attention": ("attention_equations",),
     "Training": (
         "tied_table",
         "lora",

@@ -5,8 +5,18 @@ Two more modules are imported separately: `scratchformer.testing.strategies` dra
 and `scratchformer.testing.strict` is a stand-in for device arrays that refuses to mix with NumPy arrays.
 """
 
+from .adapters import check_jax, check_torch
 from .contracts import GradientError
 from .diagnosis import Diagnosis, diagnose
 from .gradcheck import Report, check_gradients, check_layer
 
-__all__ = ["Diagnosis", "GradientError", "Report", "check_gradients", "check_layer", "diagnose"]
+__all__ = [
+    "Diagnosis",
+    "GradientError",
+    "Report",
+    "check_gradients",
+    "check_jax",
+    "check_layer",
+    "check_torch",
+    "diagnose",
+]

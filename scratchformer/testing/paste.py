@@ -205,7 +205,11 @@ class _Source:
     def _remember_folder(self, module: str) -> None:
         """Note the folder from which Python imports a module, unless it is one of installed packages."""
         file = getattr(sys.modules[module], "__file__", None)
-        if not file or "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
+        if (
+            not file
+            or "site-packages" in file
+            or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer")
+        ):
             return
         path = Path(file).resolve()
         path = path.parent if path.name == "__init__.py" else path

@@ -195,7 +195,12 @@ class LayerRun:
 
 
 def argument_names(function: Callable, args: tuple) -> list[str]:
-    """The parameter name for each of `args`: "gamma", or "tensors[1]" for `*tensors`."""
+    """The parameter name for each of `args`: "gamma", or "tensors[1]" for `*tensors`.
+
+    A function whose arguments have names that are no identifiers lists them as `argument_names`.
+    """
+    if hasattr(function, "argument_names"):
+        return function.argument_names
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):

@@ -1,0 +1,268 @@
+"""check_torch and check_jax: what they accept, and what they say about each mistake."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from scratchformer.testing import GradientError, check_jax, check_torch
+
+
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch")
+
+
+@pytest.fixture(scope="module")
+def jax():
+    return pytest.importorskip("jax")
+
+
+@pytest.fixture
+def x():
+    return np.random.default_rng(0).normal(size=(2, 3))
+
+
+def slope(x, dy):
+    return 3 * x**2 * dy
+
+
+@pytest.fixture
+def cube_of(torch):
+    """cube_of(backward, forward) makes x³ as a torch.autograd.Function."""
+
+    def make(backward, forward=lambda x: x**3):
+        class Cube(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return forward(x)
+
+            @staticmethod
+            def backward(ctx, dy):
+                return backward(*ctx.saved_tensors, dy)
+
+        return Cube
+
+    return make
+
+
+@pytest.fixture
+def rule_of(jax):
+    """rule_of(backward, forward) makes x³ as a function of JAX with these rules."""
+
+    def make(backward, forward=lambda x: (x**3, x)):
+        @jax.custom_vjp
+        def cube(x):
+            return x**3
+
+        cube.defvjp(forward, backward)
+        return cube
+
+    return make
+
+
+def complaint(check, *args, **options):
+    with pytest.raises(GradientError) as caught:
+        check(*args, **options)
+    return str(caught.value)
+
+
+def names(report):
+    return [row.tensor for row in report]
+
+
+def test_torch_a_function_is_checked_under_its_own_names(cube_of, torch, x):
+    class Separate(torch.autograd.Function):
+        forward = staticmethod(lambda x, power: x**power)
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            ctx.save_for_backward(inputs[0])
+
+        @staticmethod
+        def backward(ctx, dy):
+            return slope(*ctx.saved_tensors, dy), None
+
+    cube = cube_of(slope)
+    for form in (cube, cube.apply, lambda x: cube.apply(x)):
+        assert names(check_torch(form, torch.tensor(x, dtype=torch.bfloat16))) == ["x"]
+    assert names(check_torch(Separate, torch.tensor(x), 3)) == ["x"]
+
+
+def test_torch_a_wrong_gradient_is_reported_as_for_a_pair(cube_of, torch, x):
+    said = complaint(check_torch, cube_of(lambda x, dy: 1.0001 * slope(x, dy)), torch.tensor(x), seed=3)
+    assert said.startswith("Cube: wrong gradient at x[")
+    assert said.endswith("check_torch(Cube, ..., seed=3)")
+
+
+CONTRACT = {
+    "in place": ("forward writes to x", slope, lambda x: x.mul_(2) ** 3),
+    "past autograd": ("forward writes to x", slope, lambda x: x.data.mul_(2) ** 3),
+    "backward in place": ("backward writes to x", lambda x, dy: x.pow_(2).mul_(3) * dy, None),
+    "dy": ("backward writes to dy", lambda x, dy: dy.mul_(3 * x**2), None),
+    "shared": ("gradient of x shares memory with x", lambda x, dy: x.view_as(x), None),
+    "noise": ("another gradient when called twice", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
+    "type": ("y is float64 where all floating-point inputs are float32", slope, lambda x: x.double() ** 3),
+    "number": ("incorrect number of gradients", lambda x, dy: (dy, dy), None),
+    "shape": ("invalid gradient", lambda x, dy: dy[0, 0] + dy.new_zeros(7), None),
+    "nan": ("is nan", lambda x, dy: dy * float("nan"), None),
+}
+
+
+@pytest.mark.parametrize("said, backward, forward", CONTRACT.values(), ids=CONTRACT)
+def test_torch_the_contract_is_that_of_check_gradients(said, backward, forward, cube_of, torch, x):
+    cube = cube_of(backward, forward) if forward else cube_of(backward)
+    assert said in complaint(check_torch, cube, torch.tensor(x))
+
+
+def test_torch_a_forward_that_remembers_its_calls(cube_of, torch, x):
+    calls = []
+    cube = cube_of(slope, lambda x: calls.append(0) or x**3 + len(calls))
+    assert "y: differs between two calls" in complaint(check_torch, cube, torch.tensor(x))
+
+
+def test_torch_views_and_dy_as_a_gradient_are_allowed(torch, x):
+    x = torch.tensor(x)
+    check_torch(lambda a, b: ((a + b).T, a, b.sum()), x, x)
+
+
+def test_torch_a_module_is_checked_with_its_parameters_and_does_not_change(torch, x):
+    nn = torch.nn
+    module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
+    module[4].bias.requires_grad_(False)
+    before = {n: v.clone() for n, v in module.state_dict().items()}
+    state = torch.get_rng_state()
+    report = check_torch(module, torch.randn(5, 3))
+    assert names(report) == ["input", "0.weight", "0.bias", "2.weight", "2.bias", "4.weight"]
+    assert all(torch.equal(before[n], v) for n, v in module.state_dict().items())
+    assert all(p.grad is None and p.dtype == torch.float32 for p in module.parameters())
+    assert not torch.equal(state, torch.get_rng_state())  # by randn
+    state = torch.get_rng_state()
+    check_torch(module, torch.zeros(5, 3))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_torch_a_wrong_parameter_is_named(cube_of, torch, x):
+    class Scaled(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, weight):
+            return weight * wrong.apply(self.weight)
+
+    wrong = cube_of(lambda x, dy: 2 * x**2 * dy)
+    assert "Scaled: wrong gradient at weight[" in complaint(check_torch, Scaled(), torch.tensor(x))
+    wrong = cube_of(slope)
+    assert names(check_torch(Scaled(), torch.tensor(x))) == ["input weight", "weight"]
+
+
+def test_torch_only_tensors_that_require_a_gradient_are_checked(torch, x):
+    x, mask = torch.tensor(x, requires_grad=True), torch.ones(3)
+    assert names(check_torch(lambda x, mask, power, *, shift: (x * mask) ** power + shift, x, mask, 3, shift=mask)) == [
+        "x"
+    ]
+    assert "forward writes to constant mask" in complaint(check_torch, lambda x, mask: x * mask.mul_(2), x, mask)
+    assert torch.equal(mask, torch.ones(3))
+
+
+def test_torch_nested_arguments_and_results_that_are_integers(torch, x):
+    def select(batch, ids):
+        best = torch.cat([batch["x"], batch["more"][0]])[ids].max(dim=1)
+        return {"best": best.values, "at": best.indices, "count": 3, "detached": batch["x"].detach()}
+
+    batch = {"x": torch.tensor(x), "more": [torch.tensor(-x)]}
+    assert names(check_torch(select, batch, torch.tensor([0, 3, 3]))) == ["batch['x']", "batch['more'][0]"]
+    with pytest.raises(ValueError, match="nothing to check: expected a floating-point array, got ids: int64"):
+        check_torch(lambda ids: ids, torch.tensor([1]))
+
+
+def test_torch_a_gradient_that_is_cut_off_is_explained(torch, x):
+    x = torch.tensor(x)
+    said = complaint(check_torch, lambda x: x.detach() ** 2, x)
+    assert "y does not depend on x through torch's autograd: look for detach()" in said
+    said = complaint(check_torch, lambda x, w: x.detach() * w, x, x)
+    assert "the gradient of x is zero everywhere: look for detach()" in said
+    assert names(check_torch(lambda x, unused: x, x, x)) == ["x", "unused"]
+
+
+def test_torch_a_function_of_one_type_only(torch, x):
+    with pytest.raises(TypeError, match="expected to accept float64, as it does float32, got expected m1 and m2"):
+        check_torch(lambda x: x @ torch.ones(3, 1), torch.tensor(x))
+    with pytest.raises(TypeError, match="expected a result of tensors, got float"):
+        check_torch(lambda x: 3.0, torch.tensor(x))
+
+
+def test_torch_layouts_that_pytorch_cannot_share(cube_of, torch, x):
+    """NumPy arrays are accepted too, as arguments and from the check."""
+    from scratchformer.testing.adapters import _TorchPair
+
+    pair = _TorchPair(cube_of(slope), (x,), None, 0)
+    fixed = x.copy()
+    fixed.flags.writeable = False
+    for layout in (fixed, x[::-1], np.asfortranarray(x)):
+        y, cache = pair.forward({"x": layout}, {})
+        np.testing.assert_allclose(y, layout**3)
+        np.testing.assert_allclose(pair.gradients((layout,), cache)["x"], 3 * layout**3)
+
+
+def test_jax_a_custom_vjp(rule_of, jax, x):
+    assert names(check_jax(rule_of(lambda x, dy: (slope(x, dy),)), jax.numpy.asarray(x, "bfloat16"))) == ["x"]
+    said = complaint(check_jax, rule_of(lambda x, dy: (1.0001 * slope(x, dy),)), x, seed=3)
+    assert said.startswith("cube: wrong gradient at x[")
+    assert said.endswith("check_jax(cube, ..., seed=3)")
+    assert not jax.config.jax_enable_x64
+
+
+RULES = {
+    "another forward": ("the forward rule returns something else", slope, lambda x: (x**3 + 1, x)),
+    "number": ("must produce a tuple of length", lambda x, dy: (dy, dy), None),
+    "shape": ("shapes do not match", lambda x, dy: dy[0], None),
+    "stopped": ("the gradient of x is zero everywhere: look for stop_gradient", lambda x, dy: 0 * dy, None),
+    "nan": ("is nan", lambda x, dy: dy * np.nan, None),
+}
+
+
+@pytest.mark.parametrize("said, backward, forward", RULES.values(), ids=RULES)
+def test_jax_mistakes_in_rules(said, backward, forward, rule_of, x):
+    def rule(x, dy):
+        dx = backward(x, dy)
+        return dx if isinstance(dx, tuple) else (dx,)
+
+    assert said in complaint(check_jax, rule_of(rule, forward) if forward else rule_of(rule), x)
+
+
+def test_jax_a_callback_may_not_write_or_remember(jax, x):
+    def through(host):
+        return lambda x: x * jax.pure_callback(host, jax.ShapeDtypeStruct((), x.dtype), jax.lax.stop_gradient(x))
+
+    calls = []
+    said = complaint(check_jax, through(lambda x: calls.append(0) or np.asarray(len(calls), x.dtype)), x)
+    assert "y: differs between two calls" in said
+    assert "y is float32 where all floating-point inputs are float64" in complaint(
+        check_jax, lambda x: x.astype("f4"), x
+    )
+
+
+def test_jax_pytrees_integers_keys_and_keyword_arguments(jax, x):
+    def step(params, ids, key, *, shift, name):
+        assert key.dtype == jax.random.key(0).dtype and ids.dtype.kind == "i" and name == "step"
+        return {"y": params["w"] * params["b"][0] * shift, "ids": ids}
+
+    params = {"w": x, "b": [jax.numpy.asarray(x, "float32")]}
+    report = check_jax(step, params, np.array([1, 1]), jax.random.key(0), shift=jax.numpy.asarray(x), name="step")
+    assert names(report) == ["params['b'][0]", "params['w']"]
+
+
+def test_jax_chooses_the_device(x):
+    pytest.importorskip("jax")
+    with pytest.raises(ValueError, match="device: expected none"):
+        check_jax(lambda x: x, x, device=None)
+
+
+@pytest.mark.parametrize("check, library", [(check_torch, "torch"), (check_jax, "jax")])
+def test_a_library_that_is_missing(check, library, monkeypatch, x):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=rf"is not installed; .*pip install 'scratchformer\[{library}\]'"):
+        check(lambda x: x, x)
