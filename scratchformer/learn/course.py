@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from functools import cache
 
 from .exercise import Exercise, read_exercise
@@ -38,5 +39,7 @@ NAMES = tuple(name for names in CHAPTERS.values() for name in names)
 def exercise(name: str) -> Exercise:
     """The exercise of this name. Raises ValueError for an unknown one."""
     if name not in NAMES:
-        raise ValueError(f"unknown exercise {name!r}; known are {', '.join(NAMES)}")
+        near = get_close_matches(name, NAMES)
+        known = f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(NAMES)}"
+        raise ValueError(f"unknown exercise {name!r}; {known}")
     return read_exercise(name)

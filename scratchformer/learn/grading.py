@@ -21,6 +21,8 @@ from ..rng import Key
 from ..testing import GradientError, check_gradients
 from .exercise import Exercise, blanks_left
 
+UNKNOWN = "The mistake looks like none that is known."  # how a GradientError ends without a diagnosis
+
 
 class Wrong(AssertionError):
     """An answer is wrong; the message says what, with numbers."""
@@ -44,8 +46,8 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
         message = in_file(str(error), text)
-        return Verdict(False, message + recognised(exercise, path, message))
-    except Exception as error:
+        return Verdict(False, recognised(exercise, path, message) or message)
+    except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
 
@@ -59,7 +61,7 @@ def load(path: Path, text: str) -> ModuleType:
 
 
 def recognised(exercise: Exercise, path: Path, message: str) -> str:
-    """The known mistake that leads to the same message, numbers included, if there is one."""
+    """The message with the name of the known mistake that leads to the same one, numbers included, if one does."""
     for mistake in exercise.mistakes:
         if mistake.what:
             wrong = exercise.solution.replace(mistake.right, mistake.wrong)
@@ -67,7 +69,7 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
                 exercise.check(load(path, wrong))
             except Exception as error:
                 if in_file(str(error), wrong) == message:
-                    return f"\nThis is what one gets when {mistake.what}."
+                    return f"{message.removesuffix(UNKNOWN).rstrip()}\nThis is what one gets when {mistake.what}."
     return ""
 
 
@@ -116,7 +118,7 @@ def in_file(message: str, text: str) -> str:
     return message
 
 
-def where(error: Exception, path: Path) -> str:
+def where(error: BaseException, path: Path) -> str:
     """The error, with the line of the student's file that it comes from."""
     lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     place = f"line {lines[-1].lineno}: {lines[-1].line}\n    " if lines else ""

@@ -53,9 +53,14 @@ HINTS = (
 )
 LIBRARY = nn.TransformerBlock
 MISTAKES = (
-    Mistake("dh = dy + self.norm2", "dh = self.norm2", "gradient"),
-    Mistake("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient"),
-    Mistake("self.attention.backward(dh, attention)", "self.attention.backward(dy, attention)", "gradient"),
+    Mistake("dh = dy + self.norm2", "dh = self.norm2", "gradient", "the second sum's direct term is left out"),
+    Mistake("dx = dh + self.norm1", "dx = dy + self.norm1", "gradient", "dy skips the second branch"),
+    Mistake(
+        "self.attention.backward(dh, attention)",
+        "self.attention.backward(dy, attention)",
+        "gradient",
+        "attention gets dy, not dh",
+    ),
     Mistake(
         "dx = dh + self.norm1.backward(self.attention.backward(dh, attention), norm1)",
         "dx = dh + self.attention.backward(dh, attention)",

@@ -41,15 +41,15 @@ HINTS = (
 )
 LIBRARY = nn.LoRA
 MISTAKES = (
-    Mistake("dy @ w.T + dh @ a.T", "dh @ a.T", "wrong gradient at x"),
-    Mistake("dy @ w.T + dh @ a.T", "dy @ w.T", "wrong gradient at x"),
+    Mistake("dy @ w.T + dh @ a.T", "dh @ a.T", "wrong gradient at x", "x w passes no gradient to x"),
+    Mistake("dy @ w.T + dh @ a.T", "dy @ w.T", "wrong gradient at x", "(x a) b passes no gradient to x"),
     Mistake("db = scale * (h.T @ dy)", "db = h.T @ dy", "wrong gradient at b"),
     Mistake("da = x.T @ dh", "da = scale * (x.T @ dh)", "wrong gradient at a"),
 )
 
 
 def check(student):
-    for seed, scale, (n, i, o, k) in (0, 0.5, (5, 4, 3, 2)), (1, 3.0, (3, 6, 7, 4)):
+    for seed, scale, (n, i, o, k) in (0, 0.7, (5, 4, 3, 2)), (1, 3.0, (3, 6, 7, 4)):
         w = normal(seed, i, o)
 
         def lora(x, a, b, w=w, scale=scale):

@@ -43,11 +43,11 @@ HINTS = (
 )
 LIBRARY = nn.TiedOutput
 MISTAKES = (
-    Mistake("    np.add.at(dtable, ids, dx)\n", "", "wrong gradient at table"),
-    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "wrong gradient at table"),
-    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "wrong gradient at table"),
-    Mistake(" * (1 - h**2)", "", "wrong gradient at table"),
-    Mistake("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "wrong gradient at table"),
+    Mistake("    np.add.at(dtable, ids, dx)\n", "", "at table", "only the output's use of the table counts"),
+    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "at table", "a repeated id is counted once"),
+    Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "at table", "the input's term overwrites the output's"),
+    Mistake(" * (1 - h**2)", "", "at table", "the slope of tanh is left out"),
+    Mistake("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "at table", "only the input's use counts"),
 )
 
 

@@ -1,0 +1,174 @@
+"""`scratchformer learn`, as a student types it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from scratchformer.cli import main
+from scratchformer.learn.course import NAMES, exercise
+
+
+@pytest.fixture
+def learn(tmp_path, monkeypatch, capsys):
+    """learn("check", "softmax") gives what the command printed; the folder is empty at first."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words):
+        try:
+            main(["learn", *words])
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                return end.code
+        return capsys.readouterr().out
+
+    return run
+
+
+def solve(name, **replaced):
+    path = Path("exercises", f"{name}.py")
+    path.write_text(exercise(name).solution, encoding="utf-8")
+    return path
+
+
+def test_the_list_shows_progress_that_survives(learn):
+    first, second = NAMES[:2]
+    rows = learn().splitlines()
+    assert sum(any(f" {name} " in row for row in rows) for name in NAMES) == len(NAMES)
+    assert rows[-1] == f"0 of {len(NAMES)} done; next: scratchformer learn start {first}"
+    learn("start")
+    learn("hint")
+    solve(first)
+    assert learn("check").startswith(f"✓ {first}")
+    rows = learn().splitlines()
+    assert re.search(rf"^ ✓ +1  {first} .*\(1 hint\)$", "\n".join(rows), re.MULTILINE)
+    assert rows[-1] == f"1 of {len(NAMES)} done; next: scratchformer learn start {second}"
+
+
+def test_one_may_start_anywhere_and_go_on_from_there(learn):
+    assert "exercises/softmax.py" in learn("start", "softmax")
+    solve("softmax")
+    assert f"next: scratchformer learn start {NAMES[NAMES.index('softmax') + 1]}" in learn("check")
+
+
+def test_all_can_be_started_elsewhere_and_checked(learn):
+    learn("start", "all", "elsewhere")
+    assert {path.stem for path in Path("elsewhere").glob("*.py")} == set(NAMES)
+    assert learn("check", "all", "--dir", "elsewhere").count("still blank") == len(NAMES)
+    assert learn("--dir", "elsewhere").count("…") == len(NAMES)
+
+
+def test_a_file_is_never_overwritten(learn):
+    learn("start", "softmax")
+    path = solve("softmax")
+    assert "is there already" in learn("start", "softmax")
+    assert path.read_text() == exercise("softmax").solution
+    learn("check")
+    for old in ("softmax.old1", "softmax.old2"):
+        assert f"exercises/{old}" in learn("reset", "softmax")
+    assert path.read_text() == exercise("softmax").start
+    assert Path("exercises/softmax.old1").read_text() == exercise("softmax").solution
+    assert learn().splitlines()[-1].startswith("0 of")
+
+
+def test_check_takes_the_file_that_was_saved_last(learn):
+    learn("start", "softmax")
+    learn("start", "adam")
+    os.utime("exercises/softmax.py", (2e9, 2e9))
+    assert "✗ softmax" in learn("check")
+    os.utime("exercises/adam.py", (3e9, 3e9))
+    assert "✗ adam" in learn("check")
+
+
+def test_a_wrong_answer_ends_with_status_1(learn):
+    learn("start", "softmax")
+    with pytest.raises(SystemExit) as end:
+        main(["learn", "check"])
+    assert end.value.code == 1
+
+
+def test_hints_say_more_and_more(learn):
+    learn("start", "softmax")
+    printed = [learn("hint", "softmax") for _ in range(4)]
+    assert [text.count("hint") for text in printed] == [1, 2, 3, 3]
+    assert "(3 hints)" in learn()
+
+
+def test_the_solution_is_remembered_as_seen(learn):
+    learn("start", "softmax")
+    text = learn("solution", "softmax")
+    assert "dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))" in text
+    assert "∂y_i/∂z_k = (δ_ik exp(z_i) Z − exp(z_i) exp(z_k)) / Z²" in text  # the library's derivation
+    assert "(solution seen)" in learn()
+    learn("reset", "softmax")
+    assert "(solution seen)" in learn()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["start", "sotfmax"], "unknown exercise 'sotfmax'; did you mean softmax"),
+        (["check"], "no exercises in exercises: start one with"),
+        (["check", "softmax"], "softmax.py does not exist"),
+        (["watch"], "no exercises in exercises: start one with"),
+    ],
+)
+def test_what_cannot_be_done(learn, words, message):
+    assert message in learn(*words)
+
+
+def test_a_damaged_file_of_progress_is_kept(learn):
+    learn("start", "softmax")
+    Path("exercises/progress.json").write_text('{"softmax": {"pass')
+    assert "cannot be read" in learn("start", "adam")
+    assert Path("exercises/progress.json").read_text() == '{"softmax": {"pass'
+
+
+def test_progress_of_a_later_version_is_kept(learn):
+    learn("start", "softmax")
+    Path("exercises/progress.json").write_text('{"unknown_here": {"passed": true, "hints": 0, "solution": false}}')
+    learn("hint", "softmax")
+    assert "unknown_here" in json.loads(Path("exercises/progress.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("    dz = (", "line 22: '(' was never closed"),
+        ("    dz = nothing", "line 22: dz = nothing\n      NameError: name 'nothing' is not defined"),
+        ("    raise SystemExit", "line 22: raise SystemExit"),
+        ("    dz = None", "softmax_backward returned 0 gradient(s) for 1 floating-point argument(s): z"),
+        ("    dz = dy[0]", "gradient of z: expected shape (3, 4), got (4,)"),
+        ("    dz = y; dz -= 1", "softmax_backward writes to|another gradient when called twice"),
+    ],
+)
+def test_any_answer_gets_a_message_with_its_line(learn, code, message):
+    learn("start", "softmax")
+    path = Path("exercises/softmax.py")
+    path.write_text(path.read_text().replace("    dz = ...", code))
+    printed = learn("check")
+    assert "✗ softmax" in printed
+    assert any(part in printed for part in message.split("|")), printed
+
+
+def test_watch_checks_at_every_save(learn, tmp_path):
+    learn("start", "softmax")
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "scratchformer", "learn", "watch"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "encoding": "utf-8"}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **pipes) as process:
+        assert "Watching" in process.stdout.readline()
+        assert "✗ softmax" in process.stdout.readline()
+        assert "still blank" in process.stdout.readline()
+        print("h", file=process.stdin, flush=True)
+        assert "hint 1 of 3" in process.stdout.readline()
+        time.sleep(0.1)
+        solve("softmax")
+        assert "✓ softmax" in process.stdout.readline()
+        print("q", file=process.stdin, flush=True)
+        assert process.wait(timeout=30) == 0
