@@ -20,6 +20,7 @@ from sphinx.application import Sphinx
 from step_curves import step_curve
 
 from scratchformer import models, nn, ops
+from scratchformer.learn.course import NAMES, exercise
 from scratchformer.testing.derivations import CASES
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
@@ -50,7 +51,7 @@ def page(name: str) -> str:
     parts += [heading("The step of a numerical check"), picture(curve), words]
     if name in MISTAKES and name in CASES:
         parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in MISTAKES[name])]
-    parts += [heading("Check it yourself"), CHECK.format(name=name), used(name)]
+    parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 
 
@@ -59,6 +60,11 @@ To the right of each equation is its :ref:`measured error <errors>`."""
 
 PLANT = """\
 Choose one in `Change a number`_ above to see which numbers it makes wrong."""
+
+EXERCISES = """\
+{number} exercise{s} of :doc:`../learn` {ask} for this gradient, with a check that says what is wrong::
+
+{commands}"""
 
 CHECK = """\
 Change a line of the derivation's code in ``scratchformer/ops``, and see what these report::
@@ -71,6 +77,18 @@ Change a line of the derivation's code in ``scratchformer/ops``, and see what th
 
 def live(name: str) -> list[str]:
     return [heading("Change a number"), directive("live", name)] if name in CASES else []
+
+
+def exercises(name: str) -> str:
+    """How to start the exercises whose solution is the derivation of this operation."""
+    found = [each for each in NAMES if exercise(each).library is getattr(ops, name)]
+    if not found:
+        return ""
+    number = ("One", "Two", "Three")[len(found) - 1]
+    commands = "\n".join(f"    scratchformer learn start {each}" for each in found)
+    return EXERCISES.format(
+        number=number, s="s"[: len(found) - 1], ask="asks" if len(found) == 1 else "ask", commands=commands
+    )
 
 
 def used(name: str) -> str:
