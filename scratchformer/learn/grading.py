@@ -6,7 +6,8 @@ import ast
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -43,7 +44,8 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
-        return Verdict(False, in_file(str(error), text))
+        message = in_file(str(error), text)
+        return Verdict(False, message + recognised(exercise, path, message))
     except Exception as error:
         return Verdict(False, where(error, path))
 
@@ -55,6 +57,19 @@ def load(path: Path, text: str) -> ModuleType:
     module.__file__ = str(path)
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
+
+
+def recognised(exercise: Exercise, path: Path, message: str) -> str:
+    """The known mistake that leads to the same message, numbers included, if there is one."""
+    for mistake in exercise.mistakes:
+        if mistake.what:
+            wrong = exercise.solution.replace(mistake.right, mistake.wrong)
+            try:
+                exercise.check(load(path, wrong))
+            except Exception as error:
+                if in_file(str(error), wrong) == message:
+                    return f"\nThis is what one gets when {mistake.what}."
+    return ""
 
 
 def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
@@ -141,10 +156,21 @@ def check_equations_of(
     return ""
 
 
+<<<<<<< ours
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
     """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
     ran = run(op, op_backward, *args)
     return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
+=======
+@contextmanager
+def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
+    """Raise Wrong if the student's code writes to one of the arrays."""
+    before = {name: x.copy() for name, x in arrays.items()}
+    yield
+    for name, x in arrays.items():
+        if not np.array_equal(x, before[name]):
+            raise Wrong(f"{name} is changed in place; make a new array")
+>>>>>>> theirs
 
 
 def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
