@@ -140,6 +140,12 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
     check_gradients(op, op_backward, *args, **options)
 
 
+def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
+    """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
+    ran = run(op, op_backward, *args)
+    return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
+
+
 def check_equations_of(
     op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
 ) -> str:
@@ -156,12 +162,6 @@ def check_equations_of(
     return ""
 
 
-<<<<<<< ours
-def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
-    """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
-    ran = run(op, op_backward, *args)
-    return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
-=======
 @contextmanager
 def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
     """Raise Wrong if the student's code writes to one of the arrays."""
@@ -170,7 +170,6 @@ def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
     for name, x in arrays.items():
         if not np.array_equal(x, before[name]):
             raise Wrong(f"{name} is changed in place; make a new array")
->>>>>>> theirs
 
 
 def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
