@@ -8,10 +8,23 @@ from functools import cache
 from .exercise import Exercise, read_exercise
 
 CHAPTERS: dict[str, tuple[str, ...]] = {
-    "The chain rule": (),
+    "The chain rule": (
+        "chain_rule",
+        "linear_equations",
+        "linear",
+        "relu",
+    ),
     "Layers": (
         "softmax_equations",
         "softmax",
+        "cross_entropy_equations",
+        "cross_entropy",
+        "layernorm_equations",
+        "layernorm",
+        "rmsnorm_equations",
+        "embedding",
+        "dropout",
+        "gelu_equations",
     ),
     "Attention": ("attention_equations",),
     "Training": (

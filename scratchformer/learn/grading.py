@@ -16,10 +16,11 @@ import numpy as np
 
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
+from ..notation.run import run
 from ..notation.walk import Walk
 from ..rng import Key
 from ..testing import GradientError, check_gradients
-from .exercise import Exercise, blanks_left
+from .exercise import LEFT, Exercise, blanks_left
 
 UNKNOWN = "The mistake looks like none that is known."  # how a GradientError ends without a diagnosis
 
@@ -119,10 +120,16 @@ def in_file(message: str, text: str) -> str:
 
 
 def where(error: BaseException, path: Path) -> str:
-    """The error, with the line of the student's file that it comes from."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f"line {lines[-1].lineno}: {lines[-1].line}\n    " if lines else ""
-    return f"{place}{type(error).__name__}: {error}"
+    """The error, with the line of the student's file that it comes from and the shapes of the arrays in that line."""
+    text = f"{type(error).__name__}: {error}"
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename == str(path)]
+    if not steps:
+        return text
+    frame, number = steps[-1]
+    line = linecache.getline(str(path), number).strip()
+    arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
+    shapes = [f"{name} {each.shape}" for name, each in arrays.items() if re.search(rf"\b{name}\b", line)]
+    return f"line {number}: {line}\n    {text}" + (f"\n    The shapes: {', '.join(shapes)}" if shapes else "")
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -135,15 +142,21 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
     check_gradients(op, op_backward, *args, **options)
 
 
+def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
+    """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
+    ran = run(op, op_backward, *args)
+    return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
+
+
 def check_equations_of(
     op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
 ) -> str:
     """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark."""
-    docstring, blank, _ = (op.__doc__ or "").partition("?")
-    if not blank:
+    docstring = op.__doc__ or ""
+    if not (blank := LEFT.search(docstring)):
         report = check_derivation(op, op_backward, *args, names=names, **options)
         return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
-    docstring = docstring[: docstring.rfind("\n") + 1]
+    docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
     ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, **options)
     walk = Walk(ran)
     walk.prepare(derivation)

@@ -267,7 +267,8 @@ class Walk:
         error = distance(analytic, numerical)
         if not error <= self.tolerance:
             at = np.unravel_index(int(np.argmax(np.abs(analytic - numerical))), numerical.shape)
-            values = f"{left[1]} is {analytic[at]:.10g}, ∂L/∂{left[1][1:]} is {numerical[at]:.10g}"
+            values = f"{spelled_name(left[1])} is {analytic[at]:.10g}, "
+            values += f"∂L/∂{spelled_name(left[1][1:])} is {numerical[at]:.10g}"
             raise DerivationError(
                 f"{self.run.name}: line {item.line}: {normal(item.text)}\n"
                 f"    differs from the numerical derivative of the loss: relative error {error:.1e}\n"

@@ -1,0 +1,81 @@
+"""The chain rule, step by step
+
+A forward computes y from x in small steps. Training wants to know how each number of x changes the loss L, one number
+at the end of the program. Backward is given dy = ∂L/∂y, and goes through the steps from last to first. The gradient of
+what a step reads is the gradient of its result times the step's own derivative:
+
+    u = 3x,   so   dx = du · 3
+
+All arrays here have the same shape, and each number is computed from the number at the same place, so calculus with
+numbers is enough. One thing is new: s is used twice, by exp and by the product. A small change of s changes the loss
+in both ways, and the two changes add up.
+"""
+
+import numpy as np
+
+
+def chain(x):
+    """y = s exp(s) with s = sin(x). Returns y and the cache: what backward will need."""
+    s = np.sin(x)
+    e = np.exp(s)
+    y = e * s
+    return y, (x, s, e)
+
+
+def chain_backward(dy, cache):
+    """dx = ∂L/∂x, from dy = ∂L/∂y."""
+    x, s, e = cache
+    # TODO: the gradients of e, of s and of x, in this order.
+    de = dy * s
+    ds = dy * e + de * e
+    dx = ds * np.cos(x)
+    # END
+    return dx
+
+
+# The student's file ends here.
+
+from ...testing import GradientError
+from ..exercise import Mistake
+from ..grading import check_pair, expect_close, normal, variables_of
+
+HINTS = (
+    "The last step is y = e s. If e grows by 1, y grows by s; if s grows by 1, y grows by e. What is de, then?",
+    "The derivative of exp(s) is exp(s), which is e. So s gets de · e through exp, and a second gradient directly from "
+    "the product. The derivative of sin is cos.",
+    "de = dy * s, then ds = dy * e + (what reaches s through e), then dx = ds * (the derivative of sin at x).",
+)
+LIBRARY = None
+MISTAKES = (
+    Mistake("ds = dy * e + de * e", "ds = de * e", "ds.*expected.*used twice"),
+    Mistake("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
+    Mistake("de = dy * s", "de = dy", "de.*expected.*the other factor"),
+    Mistake("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
+    Mistake("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
+    Mistake("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
+)
+
+
+def check(student):
+    for x in (normal(0, 5), normal(1, 2, 3)):
+        try:
+            check_pair(student.chain, student.chain_backward, x)
+        except GradientError:
+            expect_steps(student, x)
+            raise
+
+
+def expect_steps(student, x):
+    """Raise Wrong for the first step whose gradient is wrong."""
+    found = variables_of(student.chain, student.chain_backward, x)
+    dy, s = found["dy"], np.sin(x)
+    de = dy * s
+    ds = dy * np.exp(s) + de * np.exp(s)
+    dx = ds * np.cos(x)
+    for name, expected, why in (
+        ("de", de, "y = e s: a factor of a product gets dy times the other factor"),
+        ("ds", ds, "s is used twice: it gets a gradient from e = exp(s), where de arrives, and one from y = e s"),
+        ("dx", dx, "s = sin(x): multiply ds by the derivative of sin, which is cos, at x"),
+    ):
+        if name in found:
+            expect_close(name, found[name], expected, why)

@@ -1,0 +1,75 @@
+"""Dropout, forward and backward
+
+In training, each number of x is set to 0 with probability p and kept otherwise. The numbers that are kept are made
+larger, so that the mean over many draws is x: then nothing has to be changed when the model is used without dropout.
+
+You write both halves here, and choose what the cache holds. Given the draw, each y_i is x_i times a constant.
+"""
+
+import numpy as np
+
+
+def dropout(x, p, seed):
+    """y_i = x_i or 0, scaled so that the mean over all draws is x_i. x: any shape, 0 ≤ p < 1. Returns y and a cache."""
+    keep = np.random.default_rng(seed).random(x.shape) >= p  # True with probability 1 − p
+    # TODO: y, and the cache, with all that backward needs.
+    y = x * keep / (1 - p)
+    cache = keep, 1 / (1 - p)
+    # END
+    return y, cache
+
+
+def dropout_backward(dy, cache):
+    # TODO: dx. Take the cache apart first.
+    dx = dy * cache[0] * cache[1]
+    # END
+    return dx
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, expect_close, normal
+
+HINTS = (
+    "A number is kept with probability 1 − p. By what must it be multiplied, so that its mean is x? Backward "
+    "multiplies dy by the same constants.",
+    "y_i = k_i x_i/(1 − p) with k_i = 1 where it is kept, 0 elsewhere; and dx_i = dy_i k_i/(1 − p). So the cache needs "
+    "k and p.",
+    "y = x * keep / (1 - p), cache = keep, p; in backward keep, p = cache, and dx is computed from dy as y is from x.",
+)
+LIBRARY = ops.dropout
+MISTAKES = (
+    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
+    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
+    Mistake("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
+    Mistake("y = x * keep / (1 - p)", "y = x * keep / p", "y.*its mean must stay x"),
+    Mistake("y = x * keep / (1 - p)", "y = x * keep * (1 - p)", "y.*its mean must stay x"),
+    Mistake(
+        "dx = dy * cache[0] * cache[1]",
+        "dx = dy * (np.random.default_rng().random(dy.shape) >= 0.25) * cache[1]",
+        "dx.*as its own forward drew it",
+    ),
+    Mistake(
+        "cache = keep, 1 / (1 - p)",
+        "cache = dropout.__dict__.setdefault('kept', [])\n    cache[:] = keep, 1 / (1 - p)",
+        "dx.*as its own forward drew it",
+    ),
+)
+
+
+def check(student):
+    x, p = normal(0, 4, 6), 0.25
+    keep = np.random.default_rng(3).random(x.shape) >= p
+    y, first = student.dropout(x, p, 3)
+    expect_close("y", y, x * keep / 0.75, "p = 0.25: a number is kept with probability 0.75, and its mean must stay x")
+    student.dropout(x, p, 4)
+    why = (
+        "dy is 1 here, so dx is what forward multiplied x by: 0 or 1/0.75, as its own forward drew it. (Another "
+        "forward ran in between)"
+    )
+    expect_close("dx", student.dropout_backward(np.ones_like(x), first), keep / 0.75, why)
+    check_pair(student.dropout, student.dropout_backward, normal(1, 3, 4), 0.4, 5)
+    check_pair(student.dropout, student.dropout_backward, normal(2, 2, 5, 3), 0.1, 6)

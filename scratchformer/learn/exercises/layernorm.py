@@ -1,0 +1,65 @@
+"""Layer norm, backward
+
+Each row becomes x̂ = (x − μ)/σ, with mean 0 and variance 1, and then y = γ x̂ + β. With g = dy γ, the gradient of x̂,
+
+    dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
+
+Both means are along the last axis. γ and β are used by every row, and a row has any number of leading axes.
+"""
+
+import numpy as np
+
+
+def layernorm(x, gamma, beta, eps=1e-5):
+    """y = γ (x − μ)/σ + β along the last axis. x: (..., C), gamma and beta: (C,)."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    sigma = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + eps)  # (..., 1)
+    xhat = centred / sigma
+    return gamma * xhat + beta, (xhat, sigma, gamma)
+
+
+def layernorm_backward(dy, cache):
+    """(dx, dgamma, dbeta). xhat, of the shape of x: x̂. sigma: (..., 1)."""
+    xhat, sigma, gamma = cache
+    # TODO: dgamma and dbeta, of shape (C,), then g, then dx, of the shape of dy.
+    dgamma = (dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))
+    dbeta = dy.sum(axis=tuple(range(dy.ndim - 1)))
+    g = dy * gamma
+    dx = (g - g.mean(axis=-1, keepdims=True) - xhat * (g * xhat).mean(axis=-1, keepdims=True)) / sigma
+    # END
+    return dx, dgamma, dbeta
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, normal
+
+HINTS = (
+    "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In dx, each mean is one "
+    "number for each row.",
+    "dgamma_c = Σ_n dy_nc x̂_nc and dbeta_c = Σ_n dy_nc. Take the means of g and of g * xhat with axis=-1 and "
+    "keepdims=True.",
+    "The sums: .sum(axis=tuple(range(dy.ndim - 1))). dx = (g - mean of g - xhat * mean of g * xhat) / sigma.",
+)
+LIBRARY = ops.layernorm
+MISTAKES = (
+    Mistake(" - xhat * (g * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
+    Mistake(
+        "    g = dy * gamma\n    dx = (",
+        "    g = dy\n    dx = gamma * (",
+        "wrong gradient at x",
+    ),
+    Mistake("dbeta = dy.sum(", "dbeta = dy.mean(", "wrong gradient at beta"),
+    Mistake("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
+    Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x"),
+    Mistake("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
+    Mistake("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
+)
+
+
+def check(student):
+    check_pair(student.layernorm, student.layernorm_backward, normal(0, 4, 3), normal(1, 3), normal(2, 3))
+    check_pair(student.layernorm, student.layernorm_backward, normal(0, 3, 2, 5), normal(1, 5), normal(2, 5))

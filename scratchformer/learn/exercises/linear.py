@@ -1,0 +1,63 @@
+"""Linear, backward
+
+Turn the three sums of the derivation into matrix products:
+
+    dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no        db_o = Σ_n dy_no
+
+x may have one leading axis or several, such as (B, T, I) for B texts of T words. Each combination of their indices is
+one row n of the equations. A gradient has the shape of its argument: dx (..., I), dw (I, O), db (O,).
+"""
+
+import numpy as np
+
+
+def linear(x, w, b):
+    """y = x w + b over the last axis of x. x: (..., I), w: (I, O), b: (O,). y: (..., O)."""
+    return np.matmul(x, w) + b, (x, w)
+
+
+def linear_backward(dy, cache):
+    """(dx, dw, db). dy: (..., O)."""
+    x, w = cache
+    # TODO: dx, dw and db, for any number of leading axes.
+    dx = dy @ w.T
+    dw = x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    db = dy.sum(axis=tuple(range(dy.ndim - 1)))
+    # END
+    return dx, dw, db
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, normal
+
+HINTS = (
+    "A sum over an index that two arrays share is a matrix product a @ b, if the index is the last of a and the first "
+    "of b. Otherwise transpose. For dw and db, all leading axes are summed over.",
+    "dx = dy @ w.T, with any leading axes. For dw, fold the leading axes of x and dy into one with reshape(-1, ...): "
+    "then it is (N, I) transposed, times (N, O).",
+    "dw = x.reshape(-1, x.shape[-1]).T @ (dy, reshaped in the same way); db = dy.sum over all axes but the last: "
+    "axis=tuple(range(dy.ndim - 1)), or axis=0 of the reshaped dy.",
+)
+LIBRARY = ops.linear
+MISTAKES = (
+    Mistake("x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])", "x.T @ dy", "dw = x.T @ dy\n.*matmul"),
+    Mistake(
+        "x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])",
+        "x.swapaxes(-1, -2) @ dy",
+        "w.*shape",
+    ),
+    Mistake("axis=tuple(range(dy.ndim - 1))", "axis=0", "b.*shape"),
+    Mistake("db = dy.sum(", "db = dy.mean(", "wrong gradient at b"),
+    Mistake("dy.shape[-1])\n", "dy.shape[-1]) / len(x)\n", "wrong gradient at w"),
+    Mistake("dx = dy @ w.T", "dx = dy @ w", "dx = dy @ w\n.*matmul"),
+)
+
+
+def check(student):
+    check_pair(student.linear, student.linear_backward, normal(0, 4, 3), normal(1, 3, 2), normal(2, 2))
+    check_pair(student.linear, student.linear_backward, normal(0, 3, 4, 2), normal(1, 2, 5), normal(2, 5))
+    check_pair(student.linear, student.linear_backward, normal(0, 2, 4, 3, 6), normal(1, 6, 5), normal(2, 5))

@@ -1,0 +1,69 @@
+"""The derivation of linear
+
+x_ni is the number in row n and column i of x. y_no = Σ_i x_ni w_io + b_o is one equation for each row n and each
+output o. Ask of each argument which outputs it reaches, and add up over all of them: that is the chain rule.
+
+Replace each `?` by an expression with indices. Every equation is evaluated on small arrays, from top to bottom, and the
+first one that is not true is named. Each index on the left must be on the right too, or the equation holds for all its
+values; every other index on the right needs a sum.
+
+δ_oj is 1 where o = j and 0 elsewhere. You may type sum_o for Σ_o, d_oj for δ_oj. Do not use ∂ in an answer.
+"""
+
+from scratchformer import ops
+
+
+def linear(x, w, b):
+    """y = x w + b. x: (N, I), w: (I, O), b: (O,).
+
+    Forward, for each row n and output o:
+
+        y_no = Σ_i x_ni w_io + b_o
+
+    Backward. The first partial derivative is given as an example. Row n' of x affects only row n' of y, so there is a
+    δ:
+
+        ∂y_no/∂x_n'i = δ_nn' w_io
+
+    In the chain rule, the δ leaves the terms of one row. Only the sum over the outputs remains:
+
+        dx_ni = Σ_{n',o} dy_n'o ∂y_n'o/∂x_ni = ⟦Σ_o dy_no w_io⟧
+
+    Every row uses the same w. w_ij is the weight from input i to output j:
+
+        ∂y_no/∂w_ij = ⟦x_ni δ_oj⟧
+        dw_io = Σ_{n,j} dy_nj ∂y_nj/∂w_io = ⟦Σ_n x_ni dy_no⟧
+
+    And b_o is added to output o of every row:
+
+        db_o = ⟦Σ_n dy_no⟧
+    """
+    return ops.linear(x, w, b)
+
+
+# The student's file ends here.
+
+from ..exercise import Mistake
+from ..grading import check_equations_of, normal
+
+HINTS = (
+    "x_ni is in row n of y only, in all of its outputs. w_io is in output o only, in all of its rows. So dx sums over "
+    "the outputs o, and dw and db sum over the rows n.",
+    "Each term is a product, so its derivative by one factor is the other factor: x_ni affects y_no with the factor "
+    "w_io, and w_io affects y_no with the factor x_ni.",
+    "dx_ni = Σ_o dy_no (the factor of x_ni in y_no), dw_io = Σ_n dy_no (the factor of w_io in y_no), and b_o has the "
+    "factor 1. In ∂y_no/∂w_ij, a δ says that weight j reaches only output o = j.",
+)
+LIBRARY = ops.linear
+MISTAKES = (
+    Mistake("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
+    Mistake("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
+    Mistake("= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true"),
+    Mistake("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
+    Mistake("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
+    Mistake("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
+)
+
+
+def check(student):
+    return check_equations_of(student.linear, ops.linear_backward, normal(0, 4, 3), normal(1, 3, 2), normal(2, 2))
