@@ -30,6 +30,7 @@ class Verdict(NamedTuple):
     message: str
 
 
+@np.errstate(all="ignore")  # what a wrong answer overflows is found in its result
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
     text = path.read_text(encoding="utf-8")
@@ -41,7 +42,9 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
-    except (GradientError, DerivationError, NotationError, Wrong) as error:
+    except Wrong as error:
+        return Verdict(False, str(error))
+    except (GradientError, DerivationError, NotationError) as error:
         return Verdict(False, in_file(str(error), text))
     except Exception as error:
         return Verdict(False, where(error, path))
