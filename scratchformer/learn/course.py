@@ -26,7 +26,16 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "dropout",
         "gelu_equations",
     ),
-    "Attention": ("attention_equations",),
+    "Attention": (
+        "attention_equations",
+        "attention",
+        "masked_attention",
+        "heads",
+        "cross_attention",
+        "grouped_attention",
+        "rotary",
+        "relative_shift",
+    ),
     "Training": (
         "tied_table",
         "lora",

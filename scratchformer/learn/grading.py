@@ -34,6 +34,7 @@ class Verdict(NamedTuple):
     message: str
 
 
+@np.errstate(all="ignore")  # what a wrong answer overflows is found in its result
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
     text = path.read_text(encoding="utf-8")
@@ -46,7 +47,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
-        message = in_file(str(error), text)
+        message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or message)
     except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
@@ -69,7 +70,7 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
             try:
                 exercise.check(load(path, wrong))
             except Exception as error:
-                if in_file(str(error), wrong) == message:
+                if in_file(error, wrong) == message:
                     return f"{message.removesuffix(UNKNOWN).rstrip()}\nThis is what one gets when {mistake.what}."
     return ""
 
@@ -109,11 +110,12 @@ def normal_space(line: str) -> str:
     return " ".join(line.split())
 
 
-def in_file(message: str, text: str) -> str:
+def in_file(error: Exception, text: str) -> str:
     """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
-    message = message.partition("\nRepeat with")[0]
+    message = str(error).partition("\nRepeat with")[0]
+    counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
-        if re.search(r"line \d+[:,]", message) and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+        if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
             before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
             return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
     return message

@@ -1,0 +1,69 @@
+"""Attention, backward
+
+Write the equations of the last exercise in NumPy, for all B sequences and H heads at once. A sum over an index that two
+arrays share is a matrix product, and `@` multiplies the last two axes, with all axes before them side by side:
+
+    Σ_d q_td k_sd    is    q @ k.swapaxes(-1, -2)
+
+T and S differ: there may be more keys than queries. A float32 input must give a float32 gradient, so take the square
+root with `math.sqrt`; NumPy's would turn the whole array into float64.
+"""
+
+import math
+
+import numpy as np
+
+
+def attention(q, k, v):
+    """y_t = Σ_s p_ts v_s with p_ts = softmax_s(q_t · k_s/√D). q: (B, H, T, D); k, v: (B, H, S, D)."""
+    a = q @ k.swapaxes(-1, -2)  # (B, H, T, S)
+    z = a / math.sqrt(q.shape[-1])
+    p = np.exp(z - z.max(axis=-1, keepdims=True))
+    p /= p.sum(axis=-1, keepdims=True)
+    return p @ v, (q, k, v, p)
+
+
+def attention_backward(dy, cache):
+    q, k, v, p = cache  # (B, H, T, D), (B, H, S, D), (B, H, S, D), (B, H, T, S)
+    # TODO: dq, dk and dv, of the shapes of q, k and v. The order is that of the derivation, last step first.
+    dv = p.swapaxes(-1, -2) @ dy
+    dp = dy @ v.swapaxes(-1, -2)
+    dz = p * (dp - (p * dp).sum(axis=-1, keepdims=True))
+    da = dz / math.sqrt(q.shape[-1])
+    dq = da @ k
+    dk = da.swapaxes(-1, -2) @ q
+    # END
+    return dq, dk, dv
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, expect_close, normal
+
+HINTS = (
+    "Look at the two indices of a result and at the one that is summed over. In dv_sd = Σ_t p_ts dy_td, t has to be "
+    "the last axis of the first factor, and the last but one of the second.",
+    "Where the sum runs over t (dv, dk), the first factor is transposed; over d (dp), the second; over s (dq), none. "
+    "For dz use your softmax_backward, with p for y and dp for dy.",
+    "dv = p.swapaxes(-1, -2) @ dy and dp = dy @ v.swapaxes(-1, -2). Divide dz by what the forward divides a by; then "
+    "write dq and dk in the same way.",
+)
+LIBRARY = ops.attention
+MISTAKES = (
+    Mistake("(dp - (p * dp).sum(axis=-1, keepdims=True))", "dp", "wrong gradient at [qk]"),
+    Mistake("(p * dp).sum(axis=-1, keepdims", "(p * dp).sum(axis=-2, keepdims", "wrong gradient at [qk]"),
+    Mistake("da = dz / math.sqrt(q.shape[-1])", "da = dz", "wrong gradient at [qk]"),
+    Mistake("dk = da.swapaxes(-1, -2) @ q", "dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)", "wrong gradient at k"),
+    Mistake("dv = p.swapaxes(-1, -2) @ dy", "dv = p @ dy", r"line \d+: dv = p @ dy"),
+    Mistake("da = dz / math.sqrt(", "da = dz / np.sqrt(", "gradient of q is float64 where"),
+)
+
+
+def check(student):
+    for B, H, T, S, D in ((2, 3, 4, 6, 5), (1, 2, 5, 3, 4)):
+        q, k, v = normal(T, B, H, T, D), normal(S, B, H, S, D), normal(D, B, H, S, D)
+        expect_close("y", student.attention(q, k, v)[0], ops.attention(q, k, v)[0], "The forward has changed")
+        check_pair(student.attention, student.attention_backward, q, k, v, max_elements=50)

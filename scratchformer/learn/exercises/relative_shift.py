@@ -1,0 +1,82 @@
+"""The shift of relative positions
+
+When a score depends on the distance between query and key, all scores of a query come from one product with a table of
+distances, from S − 1 (a key far before the query) down to −(T − 1) (a key after it). Column j of x (T, S + T − 1)
+belongs to distance S − 1 − j. But the softmax needs a column for each key s. Key s is at distance t + S − T − s from
+query t, so row t of y is a window of S numbers in row t of x; with T = 3 and S = 4:
+
+    distance  3  2  1  0 −1 −2
+    query 0   ·  ·  x  x  x  x
+    query 1   ·  x  x  x  x  ·
+    query 2   x  x  x  x  ·  ·
+
+In the backward, each gradient goes back to the place that its number came from. No number outside the windows was used.
+"""
+
+import numpy as np
+
+
+def places(T, S):
+    """Rows (T, 1) and columns (T, S): y[..., t, s] is x[..., rows[t, 0], columns[t, s]]."""
+    rows, s = np.arange(T)[:, None], np.arange(S)
+    # TODO: columns, from rows, s, T and S. Solve S − 1 − j = t + S − T − s for j.
+    columns = s + (T - 1) - rows
+    # END
+    return rows, columns
+
+
+def relative_shift(x):
+    """(B, H, T, S + T − 1) -> (B, H, T, S)."""
+    T = x.shape[-2]
+    rows, columns = places(T, x.shape[-1] - T + 1)
+    return x[..., rows, columns], x.shape
+
+
+def relative_shift_backward(dy, shape):
+    T, S = dy.shape[-2:]
+    # TODO: dx, of this shape (B, H, T, S + T − 1) and the type of dy.
+    rows, columns = places(T, S)
+    dx = np.zeros(shape, dy.dtype)
+    dx[..., rows, columns] = dy
+    # END
+    return dx
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import Wrong, check_pair, expect_close, normal
+
+HINTS = (
+    "The first window begins at column T − 1, the next at T − 2, the last at 0. And within a window, the next key is "
+    "in the next column.",
+    "j = s + T − 1 − t, where rows holds t. In the backward, the numbers outside the windows get the gradient 0: "
+    "begin with zeros, and write dy into the windows.",
+    "columns = s + (T - 1) - rows. The forward reads x[..., rows, columns]; the backward assigns to dx[..., rows, "
+    "columns].",
+)
+LIBRARY = ops.relative_shift
+MISTAKES = (
+    Mistake("s + (T - 1) - rows", "s + rows", r"columns\[0, 0\]: expected 2, got 0"),
+    Mistake("s + (T - 1) - rows", "s + (S - 1) - rows", r"columns\[0, 0\]: expected 2, got 3"),
+    Mistake("np.zeros(shape, dy.dtype)", "np.zeros(shape)", "float64 where"),
+    Mistake("np.zeros(shape, dy.dtype)", "np.empty(shape, dy.dtype)", "outside the windows"),
+    Mistake("dx[..., rows, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x"),
+)
+
+
+def check(student):
+    for B, H, T, S in ((1, 2, 3, 4), (2, 3, 5, 4)):
+        t, s = np.indices((T, S))
+        columns = student.places(T, S)[1]
+        expect_close("columns", columns, s + T - 1 - t, f"For T = {T} and S = {S} the first window begins at {T - 1}")
+        x, dy = normal(0, B, H, T, S + T - 1), normal(1, B, H, T, S)
+        expect_close("y", student.relative_shift(x)[0], ops.relative_shift(x)[0])
+        del x
+        np.full((B, H, T, S + T - 1), np.nan)  # its memory is used again, so that what is not set shows
+        dx = student.relative_shift_backward(dy, (B, H, T, S + T - 1))
+        if np.isnan(dx).any():
+            raise Wrong("dx is not set outside the windows: np.empty holds whatever was in memory")
+        check_pair(student.relative_shift, student.relative_shift_backward, normal(0, B, H, T, S + T - 1))

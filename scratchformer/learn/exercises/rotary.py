@@ -1,0 +1,91 @@
+"""Rotary positions
+
+Attention does not know where a token stands. Rotary positions tell it by turning the queries and keys: the D numbers
+of a head are D/2 pairs, (x_i, x_{i+D/2}), each a point in a plane, and at position t pair i is turned by the angle
+t θ_i. The dot product of a query and a key then depends on the distance between them and not on where they are.
+
+To turn the point (a, b) by an angle φ is
+
+    (a, b) -> (a cos φ − b sin φ, b cos φ + a sin φ)
+
+For the backward, write da and db: a and b both occur in both results. Which rotation is that?
+"""
+
+import numpy as np
+
+
+def rotary(x):
+    """y (B, H, T, D): pair i of x, at position t, is turned by t θ_i, with θ_i = 10000^(−2i/D)."""
+    T, D = x.shape[-2:]
+    angles = np.arange(T)[:, None] / 10000.0 ** (np.arange(0, D, 2) / D)  # (T, D/2)
+    cos, sin = np.cos(angles).astype(x.dtype), np.sin(angles).astype(x.dtype)
+    a, b = x[..., : D // 2], x[..., D // 2 :]
+    # TODO: y, with the first numbers of all pairs in its first half and the second ones in its second half.
+    y = np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+    # END
+    return y, (cos, sin)
+
+
+def rotary_backward(dy, cache):
+    cos, sin = cache  # (T, D/2)
+    D = dy.shape[-1]
+    du, dw = dy[..., : D // 2], dy[..., D // 2 :]  # of the two halves of y
+    # TODO: dx (B, H, T, D), from the gradients da and db of the halves of x.
+    da = du * cos + dw * sin
+    db = dw * cos - du * sin
+    dx = np.concatenate([da, db], axis=-1)
+    # END
+    return dx
+
+
+# The student's file ends here.
+
+from scratchformer import ops
+
+from ..exercise import Mistake
+from ..grading import check_pair, expect_close, normal
+
+HINTS = (
+    "Call the two results u = a cos φ − b sin φ and w = b cos φ + a sin φ. Then da = du ∂u/∂a + dw ∂w/∂a, and the "
+    "angle is a constant.",
+    "da = du cos φ + dw sin φ. Write db in the same way: the sine in u has a minus sign. Together the two are the "
+    "rotation by −φ, back to where the forward came from.",
+    "y is np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1). dx is the same with du for a, dw for b, "
+    "and -sin for sin.",
+)
+LIBRARY = ops.rotary
+MISTAKES = (
+    Mistake(
+        "da = du * cos + dw * sin\n    db = dw * cos - du * sin",
+        "da = du * cos - dw * sin\n    db = dw * cos + du * sin",
+        "wrong gradient at x",
+    ),
+    Mistake("db = dw * cos - du * sin", "db = dw * cos + du * sin", "wrong gradient at x"),
+    Mistake("da = du * cos + dw * sin", "da = du * cos", "wrong gradient at x"),
+    Mistake("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
+    Mistake(
+        "np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)",
+        "np.stack([a * cos - b * sin, b * cos + a * sin], axis=-1).reshape(x.shape)",
+        "side by side",
+    ),
+    Mistake(
+        "np.concatenate([da, db], axis=-1)", "np.stack([da, db], axis=-1).reshape(dy.shape)", "wrong gradient at x"
+    ),
+)
+
+
+def check(student):
+    for shape in ((2, 3, 4, 6), (1, 2, 5, 8)):
+        x = normal(0, *shape)
+        y, cache = ops.rotary(x)
+        found = student.rotary(x)[0]
+        first, second = np.split(y, 2, axis=-1)
+        side_by_side = np.stack([first, second], axis=-1).reshape(shape)
+        why = {
+            "It is turned the other way round": ops.rotary_backward(x, cache),
+            "The two numbers of a pair stand side by side; the second one belongs in the second half": side_by_side,
+            "The two halves are exchanged": np.concatenate([second, first], axis=-1),
+        }
+        like = (text for text, wrong in why.items() if np.shape(found) == shape and np.allclose(found, wrong))
+        expect_close("y", found, y, next(like, ""))
+        check_pair(student.rotary, student.rotary_backward, x)
