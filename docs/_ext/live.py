@@ -20,6 +20,7 @@ from scratchformer.notation import Equation, NotationError, Report, check_deriva
 from scratchformer.notation.grammar import canonical, walk
 from scratchformer.notation.page import equation_as_json
 from scratchformer.testing.derivations import CASES, DerivationCase, Sizes
+from scratchformer.testing.mistakes import mistakes_of
 
 SIZES = dict(B=1, T=3, S=4, H=2, G=1, D=2, C=4, I=3, O=2, F=4, V=4, K=2)  # small enough to see every number
 OWN_SIZES = {
@@ -68,8 +69,8 @@ class PageSizes(Sizes):
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
 
-    mistakes: with `title`, `equation`, `wrong` and `effect`, see docs/mistakes.py; those whose equation is not in the
-    derivation are left out.
+    mistakes: with `title`, `equation`, `wrong` and `effect`, as in `scratchformer.testing.mistakes`; those whose equation
+    is not in the derivation are left out.
     """
     data = live_data(name, mistakes)
     lists = {"equation": data["items"], "mistake": data["mistakes"]}
@@ -240,12 +241,10 @@ class Live(SphinxDirective):
     required_arguments = 1
 
     def run(self) -> list[nodes.Node]:
-        from mistakes import MISTAKES
-
         (name,) = self.arguments
         if name not in CASES:
             return []
-        return [nodes.raw("", live_html(name, MISTAKES.get(name, ())), format="html")]
+        return [nodes.raw("", live_html(name, mistakes_of(name)), format="html")]
 
 
 def add_files(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: nodes.document | None) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 from docstrings import block, directive, heading, pieces, prose, rendered, signature, table, typeset
 from measure import Comparison, Measured, compare
-from mistakes import MISTAKES, Mistake
 from operation_pictures import operation_picture
 from reports import consequences
 from sphinx.application import Sphinx
@@ -22,6 +21,7 @@ from step_curves import step_curve
 from scratchformer import models, nn, ops
 from scratchformer.learn.course import NAMES, exercise
 from scratchformer.testing.derivations import CASES
+from scratchformer.testing.mistakes import Mistake, mistakes_of
 
 WITHOUT_BACKWARD = ("sinusoidal_positions", "rotary_frequencies")
 COMMON = ("Layer", "Param", "FlatParameters", "Model")  # what layers and models share: in the API reference alone
@@ -49,8 +49,8 @@ def page(name: str) -> str:
     parts += [heading("What the cache keeps"), *kept(comparison)]
     curve, words = step_curve(name)
     parts += [heading("The step of a numerical check"), picture(curve), words]
-    if name in MISTAKES and name in CASES:
-        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in MISTAKES[name])]
+    if name in CASES and (found := mistakes_of(name)):
+        parts += [heading("Mistakes that others have made"), PLANT, *(mistake(name, wrong) for wrong in found)]
     parts += [heading("Write it yourself"), exercises(name), CHECK.format(name=name), used(name)]
     return joined(parts)
 

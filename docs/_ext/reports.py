@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from functools import cache
 
-from mistakes import Mistake
-
 from scratchformer.notation import Item, Report, Row, parse
 from scratchformer.notation.check import Walk, read_and_run
 from scratchformer.notation.grammar import walk as nodes_of
 from scratchformer.notation.layout import normal
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
+from scratchformer.testing.mistakes import Mistake
 
 VISIBLE = 1e-6  # a relative error that is no rounding
 

@@ -50,7 +50,7 @@ class Consequences:
             left, node = equation.parts[0], replaced(equation.parts[part], partials)
             if left[0] == "partial":
                 partials[left] = ("group", node)
-            elif left[0] == "name" and scope.resolve(left[1]) not in self.walk.run.arguments:
+            elif left[0] == "name" and self.computes(left):
                 bind(equation, scope)
                 right.bound = scope.bound  # partial derivatives are evaluated with the right values
                 name = scope.resolve(left[1])
@@ -60,6 +60,11 @@ class Consequences:
                     value = np.where(holds(equation, left, scope), value, old)
                 scope.values[name] = changed[name] = value.reshape(old.shape)
         return changed
+
+    def computes(self, left: Node) -> bool:
+        """Whether this left side gives the values of an array, and is not just compared with some of them."""
+        name = self.walk.scope.resolve(left[1])
+        return name not in self.walk.run.arguments and all(index[0] == "idx" for index in left[2])
 
     def planted(self) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
         """Every mistake that can be planted, from the last equation to the first, and what follows from it.

@@ -209,7 +209,7 @@ def difference(right: Any, wrong: Any) -> tuple[Any, Any]:
         if len(differing) != 1 or not isinstance(right[differing[0]], tuple):
             break
         inner = right[differing[0]], wrong[differing[0]]
-        if right[0] == "over" and differing[0] != 3:
-            break
+        if right[0] == "over" and (differing[0] < 3 or (differing[0] == 4 and len(inner[0]) > len(inner[1]))):
+            break  # another index, another function, or a condition that is lost
         right, wrong = inner
     return right, wrong

@@ -10,12 +10,12 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.testing.derivations import CASES
+from scratchformer.testing.mistakes import mistakes_of
 
 pytest.importorskip("sphinx")
 pytest.importorskip("selenium")
 
 import live
-from mistakes import MISTAKES
 from selenium.webdriver import ActionChains, Keys
 
 NAMES = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{name}_backward")]
@@ -26,7 +26,7 @@ class Page:
 
     def __init__(self, browser: Any, name: str, folder: Path) -> None:
         self.browser, self.name = browser, name
-        self.mistakes = MISTAKES.get(name, ())
+        self.mistakes = mistakes_of(name)
         self.case = CASES[name](live.PageSizes(name))
         files = "".join(f'<script src="{live.STATIC / file}" defer></script>' for file in live.FILES)
         style = f'<link rel="stylesheet" href="{live.STATIC / "live/live.css"}">'

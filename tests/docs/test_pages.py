@@ -9,7 +9,6 @@ pytest.importorskip("sphinx", reason="needs pip install -e '.[docs]'")
 
 from docstrings import prose, typeset
 from mathml import mathml, of_equation, pieces
-from mistakes import MISTAKES
 from operations import calls, used
 from reports import consequences
 
@@ -18,6 +17,7 @@ from scratchformer.notation import DerivationError, NotationError, parse
 from scratchformer.notation.check import read_and_run
 from scratchformer.notation.walk import Walk
 from scratchformer.testing.derivations import CASES, Sizes, check, variants
+from scratchformer.testing.mistakes import MISTAKES, mistakes_of
 
 OPERATIONS = [name for name in CASES if name in ops.__all__]
 
@@ -65,10 +65,10 @@ def test_an_indented_block_without_a_derivation_is_text_or_code():
     )
 
 
-@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("name", sorted({mistake.operation for mistake in MISTAKES if mistake.equation}))
 def test_a_mistake_replaces_an_equation_and_is_found(name):
     """In at least one case of the derivation."""
-    for mistake in MISTAKES[name]:
+    for mistake in mistakes_of(name):
         assert any(found(case, mistake) for case in variants(name)), mistake.title
 
 
@@ -86,12 +86,12 @@ def found(case, mistake):
 
 
 def test_a_mistake_says_how_far_it_puts_the_gradients_off():
-    norm, scaling = MISTAKES["layernorm"][0], MISTAKES["attention"][2]
+    norm, scaling = mistakes_of("layernorm")[0], mistakes_of("attention")[2]
     assert set(consequences("layernorm", norm)) == {"dx"}
     off = consequences("attention", scaling)
     D = CASES["attention"](Sizes()).args[0].shape[-1]
     assert off == pytest.approx({"dq": 1 - 1 / D**0.5, "dk": 1 - 1 / D**0.5})
-    assert set(consequences("mean_pool", MISTAKES["mean_pool"][0])) == {""}
+    assert set(consequences("mean_pool", mistakes_of("mean_pool")[0])) == {""}
 
 
 def test_operations_and_layers_link_to_each_other():

@@ -1,0 +1,25 @@
+"""The mistakes that others have made in hand-written gradients and around them, as data.
+
+    from scratchformer.testing.mistakes import MISTAKES, mistakes_of
+
+    for mistake in mistakes_of("layernorm"):
+        print(f"{mistake.title}. {mistake.effect}")
+
+The tests plant each of those that replace code of the package, and must fail; the pages of the operations show those
+that replace an equation; and `diagnosis` recognises a wrong gradient by them.
+"""
+
+from __future__ import annotations
+
+from . import elsewhere, layers, operations
+from .mistake import Mistake
+
+MISTAKES = (*operations.MISTAKES, *layers.MISTAKES, *elsewhere.MISTAKES)
+
+
+def mistakes_of(operation: str) -> tuple[Mistake, ...]:
+    """The mistakes in the derivation of an operation."""
+    return tuple(mistake for mistake in MISTAKES if mistake.operation == operation and mistake.equation)
+
+
+__all__ = ["MISTAKES", "Mistake", "mistakes_of"]

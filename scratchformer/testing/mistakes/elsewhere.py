@@ -1,0 +1,170 @@
+"""Mistakes outside gradients: in optimizers, data, training, generation and the files of published weights."""
+
+from __future__ import annotations
+
+from .mistake import Mistake
+
+MISTAKES = (
+    Mistake(
+        name="zero_grad also clears Adam's moments",
+        file="optim/optimizer.py",
+        replacements=(
+            (
+                "            grad[...] = 0\n",
+                (
+                    "            grad[...] = 0\n"
+                    "        for name in self.buffers:\n"
+                    "            getattr(self, name)[...] = 0\n"
+                ),
+            ),
+        ),
+    ),
+    Mistake(
+        name="Adam: v updated with 1 - beta1",
+        file="optim/adam.py",
+        replacements=(("    v += (1 - beta2) * (g * g)", "    v += (1 - beta1) * (g * g)"),),
+    ),
+    Mistake(
+        name="Adam: no bias correction of v",
+        file="optim/adam.py",
+        replacements=(("    denominator /= math.sqrt(1 - beta2**steps)  # √v̂\n", ""),),
+    ),
+    Mistake(
+        name="Adam: no bias correction of m",
+        file="optim/adam.py",
+        replacements=(("(lr / (1 - beta1**steps)) * m", "lr * m"),),
+    ),
+    Mistake(
+        name="a tied table stepped twice",
+        file="optim/optimizer.py",
+        replacements=(("list({id(p): p for p in params}.values())", "list(params)"),),
+    ),
+    Mistake(
+        name="beam search: a finished hypothesis is extended",
+        file="generation/beam.py",
+        replacements=(("goes_on = np.flatnonzero(tokens[b] != end)[:K]", "goes_on = np.arange(min(K, most))"),),
+    ),
+    Mistake(
+        name="beam search: the cache is not reordered",
+        file="generation/beam.py",
+        replacements=(("        cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))\n", ""),),
+    ),
+    Mistake(
+        name="no padding mask: a review's class depends on its batch",
+        file="models/classifier.py",
+        replacements=(("            padding = ops.Padding(lengths)\n", "            padding = ops.Full()\n"),),
+    ),
+    Mistake(
+        name="resume without Adam's step count",
+        file="optim/optimizer.py",
+        replacements=(('        self.steps = int(state["steps"])', "        self.steps = 0"),),
+    ),
+    Mistake(
+        name="resume restarts the learning-rate schedule",
+        file="training/loop.py",
+        replacements=(
+            (
+                "            optimizer.lr = schedule(step)",
+                "            optimizer.lr = schedule(optimizer.steps * (step > 0 and not resume))",
+            ),
+        ),
+    ),
+    Mistake(
+        name="the logged validation loss is the last training loss",
+        file="training/loop.py",
+        replacements=(("        found = evaluate()\n", '        found = {**evaluate(), "loss": loss}\n'),),
+    ),
+    Mistake(
+        name="the sampler returns its prompt",
+        file="generation/generate.py",
+        replacements=(("        yield ids\n", "        yield prompt[:, -1]\n"),),
+    ),
+    Mistake(
+        name="the sampler's number depends on nothing but its key",
+        file="generation/sampling.py",
+        replacements=(
+            (
+                "    u = key.generator().random((p.shape[0], 1))",
+                "    return key.generator().integers(0, p.shape[1], p.shape[0])",
+            ),
+        ),
+    ),
+    Mistake(
+        name="gradient accumulation: micro-batches weigh alike, whatever their size",
+        file="training/replicas.py",
+        replacements=(("            share = micro.weight / total\n", "            share = 1 / len(micro_batches)\n"),),
+    ),
+    Mistake(
+        name="units of unknown class count as the last class",
+        file="models/classifier.py",
+        replacements=(
+            ("ignore_index=IGNORED if", "ignore_index=None if"),
+            ("ops.cross_entropy(z, labels,", "ops.cross_entropy(z, labels % z.shape[-1],"),
+        ),
+    ),
+    Mistake(
+        name="published weights: queries and keys exchanged",
+        file="models/gpt2.py",
+        replacements=(('COLUMNS = ("query", "key", "value")', 'COLUMNS = ("key", "query", "value")'),),
+    ),
+    Mistake(
+        name="published weights: a Llama's gate and values exchanged",
+        file="models/llama_weights.py",
+        replacements=(
+            ('"feedforward.gate": "mlp.gate_proj"', '"feedforward.gate": "mlp.up_proj"'),
+            ('"feedforward.up": "mlp.up_proj"', '"feedforward.up": "mlp.gate_proj"'),
+        ),
+    ),
+    Mistake(
+        name="one new token: query heads read the wrong head of keys",
+        file="kernels/numpy_extend.py",
+        replacements=(("q.reshape(B, G, -1, D), None", "q.reshape(B, -1, G, D).swapaxes(1, 2), None"),),
+    ),
+    Mistake(
+        name="one new token: the window is one too wide",
+        file="kernels/numpy_extend.py",
+        replacements=(("S - (layer.window or S)", "S - 1 - (layer.window or S)"),),
+    ),
+    Mistake(
+        name="bits per byte: divided by the number of tokens",
+        file="training/evaluate.py",
+        replacements=(("    predicted = tokens if sizes is None else", "    predicted = tokens if True else"),),
+    ),
+    Mistake(
+        name="a memory: a resumed run begins without it",
+        file="data/batching.py",
+        replacements=(
+            (
+                '        self.step, self.memory = int(state["step"]), memory',
+                '        self.step, self.memory = int(state["step"]), 0 * memory',
+            ),
+        ),
+    ),
+    Mistake(
+        name="a kernel: the new token overwrites the last key",
+        file="kernels/numpy_extend.py",
+        replacements=(("    keys[:, :, past] =", "    keys[:, :, past - 1] ="),),
+    ),
+    Mistake(
+        name="BERT: no padding mask",
+        file="models/bert.py",
+        replacements=(
+            ("        pattern = None if lengths is None else ops.Padding(lengths)", "        pattern = None"),
+        ),
+    ),
+    Mistake(
+        name="BERT: a token that is to be predicted shows through",
+        file="data/masked.py",
+        replacements=(("np.where(kind < MASKED + REPLACED, replacement, targets)", "targets"),),
+    ),
+    Mistake(
+        name="rotary attention: new keys are rotated as if they came first",
+        file="nn/rotary_attention.py",
+        replacements=(("self.rotate(self.key(x), past)", "self.rotate(self.key(x))"),),
+    ),
+    Mistake(
+        name="rotary attention: the window is one too wide",
+        file="nn/rotary_attention.py",
+        replacements=(("ops.Local(self.window - 1)", "ops.Local(self.window)"),),
+    ),
+)
