@@ -20,6 +20,16 @@ factor of about two in the estimate, provided the measured round-off is right: s
 kink near x the check takes smaller steps, with a kink at x itself it cannot decide, and trying many steps cannot make a
 wrong gradient pass. Absolute values are taken for each output, so that kinks cannot cancel.
 
+With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where R(h) = D(h) + A(h)/2
+is the slope from x to x + h, and L(h) = D(h) − A(h)/2 that from x − h to x. The numeric value is then the middle of the
+two. Any value between them differs from it by half their distance; three times that is accepted, because several kinks
+may meet at x.
+
+For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
+round-off included, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by
+just the truncation error of D(h/2) to pass. Every other verdict, and every comparison along a random direction, comes
+from the search.
+
 Source: Richardson's extrapolation, and ECNoise's idea of measuring round-off from evaluations at almost the same point
 (Moré, Wild, "Estimating computational noise", 2011).
 """
@@ -71,12 +81,22 @@ class Tensor:
         return lambda t: self.write(self.base + t * direction)
 
 
+class Kink(NamedTuple):
+    """A kink that makes a comparison uncertain, and the derivatives to its left and right."""
+
+    within: float  # its distance from x is less than this
+    left: float
+    right: float
+    at_x: bool = False  # much nearer than the smallest step
+
+
 class Estimate(NamedTuple):
     """A numerical derivative and a bound on its error."""
 
     value: float
     uncertainty: float
     doubt: float = 0.0  # the part of the uncertainty that is due to truncation and kinks
+    kink: Kink | None = None
 
 
 class Comparison(NamedTuple):
@@ -88,6 +108,7 @@ class Comparison(NamedTuple):
     rtol: float
     tolerance: float  # absolute: rtol of the larger one, plus the uncertainty due to round-off and kinks
     doubt: float = 0.0  # the part of the tolerance that is due to truncation and kinks
+    kink: Kink | None = None
 
     @property
     def error(self) -> float:
@@ -112,6 +133,16 @@ class Comparison(NamedTuple):
         return self.size > 0 and self.doubt >= max(self.size, 0.999 * self.tolerance)
 
     @property
+    def note(self) -> str:
+        """What a kink means for this comparison; empty if there is none."""
+        if self.kink is None:
+            return ""
+        sides = f"one-sided derivatives are {self.kink.left:.6g} and {self.kink.right:.6g}"
+        if self.kink.at_x:
+            return f"a kink at this value: {sides}; any value between is accepted"
+        return f"a kink within {self.kink.within:.1g} of this value: {sides}; compared to within {self.tolerance:.2g}"
+
+    @property
     def excess(self) -> float:
         """The error as a multiple of the tolerance; above 1 the two disagree."""
         if self.error == 0:
@@ -121,12 +152,25 @@ class Comparison(NamedTuple):
         return self.error / self.tolerance if self.tolerance else np.inf
 
 
+class Secant(NamedTuple):
+    """D(h) = (y(h) − y(−h))/2h and A(h) = (y(h) − 2 y(0) + y(−h))/h of each output."""
+
+    h: float
+    slope: np.ndarray
+    bend: np.ndarray
+
+    @property
+    def moved(self) -> np.ndarray:
+        """Which outputs have changed."""
+        return (self.slope != 0) | (self.bend != 0)
+
+
 class Differences:
     """Central differences of F = Σ y dy, where `outputs()` gives the flat y for the tensors' current contents."""
 
     def __init__(self, outputs: Callable[[], np.ndarray], dy: np.ndarray) -> None:
         self.outputs = outputs
-        self.dy = dy  # (outputs,)
+        self.dy, self.weight = dy, np.abs(dy)  # (outputs,)
         self.y = outputs()
         self.noise = 0.0  # in F
         self.grain = 0.0  # in each output
@@ -135,54 +179,64 @@ class Differences:
     def measure_noise(
         self,
         tensors: list[Tensor],
-        gradients: Callable[[], list[np.ndarray]],
+        evaluate: Callable[[], tuple[np.ndarray, list[np.ndarray]]],
         rng: np.random.Generator,
     ) -> None:
         """Measure the round-off in F and in each tensor's gradient by changing every input in its last digits.
 
-        Changing an input by a few units in the last place has the same effect as rounding inside the operation, however
-        badly conditioned that is. It does not reveal that y may be a difference of numbers as large as the inputs: the
-        loss log Σ exp(z) − z_t changes in units of the last digit of z_t, however small the loss is. So the last digit
-        of the largest input is taken as the grain of y.
+        `evaluate()` gives the flat y and the tensors' gradients. Changing an input by a few units in the last place has
+        the same effect as rounding inside the operation, however badly conditioned that is. It does not reveal that y
+        may be a difference of numbers as large as the inputs: the loss log Σ exp(z) − z_t changes in units of the last
+        digit of z_t, however small the loss is. So the last digit of the largest input is taken as the grain of y.
         """
-        weight = np.abs(self.dy)
-        self.noise = 4 * _EPS * float(weight @ np.abs(self.y))
+        self.noise = 4 * _EPS * float(self.weight @ np.abs(self.y))
         self.grain = _EPS * max((float(np.abs(t.base).max(initial=0)) for t in tensors), default=0.0)
         for tensor in tensors:
             tensor.noise = 4 * _EPS * float(np.abs(tensor.gradient).max(initial=0))
         for _ in range(_NUDGES):
             for tensor in tensors:
                 tensor.write(tensor.base * (1 + 4 * _EPS * rng.uniform(-1, 1, tensor.base.shape)))
-            self.noise += float(weight @ np.abs(self.outputs() - self.y))
-            for tensor, gradient in zip(tensors, gradients(), strict=True):
+            y, gradients = evaluate()
+            self.noise += float(self.weight @ np.abs(y - self.y))
+            for tensor, gradient in zip(tensors, gradients, strict=True):
                 change = float(np.abs(gradient - tensor.gradient).max(initial=0))
                 tensor.noise = max(tensor.noise, 4 * change)
         for tensor in tensors:
             tensor.write(tensor.base)
 
-    def estimate(self, move: Callable[[float], None], scale: float, rtol: float) -> Estimate:
+    def estimate(
+        self, move: Callable[[float], None], scale: float, rtol: float, analytic: float | None = None
+    ) -> Estimate:
         """Σ y′(0) dy along the line of `move`, from the step with the smallest estimated error; see the module's text.
 
         The search stops at the first step that is good to `rtol`. Where truncation and kinks outweigh round-off, all
         larger steps are worse; where round-off outweighs them, all smaller ones are. So each step rules out those on
-        one side. The value is NaN if y was not finite at any step.
+        one side. There is no search if the first slope is within rtol/10 of the `analytic` value. The value is NaN if y
+        was not finite at any step.
         """
-        weight = np.abs(self.dy)
-        best = Estimate(np.nan, np.inf)
+        best, secants = Estimate(np.nan, np.inf), None
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         left, place = list(STEPS), STEPS.index(self.best_step)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
             while left:
                 h = left[place] * scale
-                slope, bend = self._slope_and_bend(move, h)
-                half_slope, half_bend = self._slope_and_bend(move, h / 2)
-                widest, moved = max(widest, h), moved | (slope != 0) | (bend != 0)
-                value = (4 * half_slope - slope) / 3
-                doubt = float(weight @ (3 * (np.abs(value - half_slope) + np.abs(2 * half_bend - bend))))
-                unseen = np.max(weight, where=~moved, initial=0) / widest
-                round_off = self.round_off(h) + 4 * self.grain * (float(np.sum(weight, where=moved)) / h + unseen)
+                half = self._secant(move, h / 2)
+                if analytic is not None:
+                    near, analytic = self._near(half, analytic, rtol), None
+                    if near:
+                        best = near
+                        break
+                    if not half.moved.any() and place < len(left) - 1:
+                        place = len(left) - 1  # the largest step shows most
+                        continue
+                whole = self._secant(move, h)
+                widest, moved = max(widest, h), moved | whole.moved
+                value = (4 * half.slope - whole.slope) / 3
+                bend = np.abs(2 * half.bend - whole.bend)
+                doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
+                round_off = self._rounding(h, moved, widest)
                 if doubt + round_off < best.uncertainty:
-                    best = Estimate(float(self.dy @ value), doubt + round_off, doubt)
+                    best, secants = Estimate(float(self.dy @ value), doubt + round_off, doubt), (half, whole)
                     self.best_step = left[place]
                 if best.uncertainty <= rtol * abs(best.value):
                     break
@@ -192,6 +246,11 @@ class Differences:
                 else:  # also for NaN and infinity
                     left = left[:place]
                     place = len(left) - 1
+            if secants and best.doubt > rtol * abs(best.value):
+                if h == STEPS[0] * scale and doubt > round_off:
+                    best = self._with_near_kink(best, half, whole, round_off)
+                else:
+                    best = best._replace(kink=self._kink(*secants))
         move(0.0)
         return best
 
@@ -199,13 +258,53 @@ class Differences:
         """A bound on the round-off error of a derivative with step h."""
         return 4 * self.noise / h
 
-    def _slope_and_bend(self, move: Callable[[float], None], h: float) -> tuple[np.ndarray, np.ndarray]:
-        """For each output, D(h) = (y(h) − y(−h))/2h and A(h) = (y(h) − 2 y(0) + y(−h))/h."""
+    def _rounding(self, h: float, moved: np.ndarray, widest: float) -> float:
+        """`round_off`, and what the grain of y may hide."""
+        unseen = np.max(self.weight, where=~moved, initial=0) / widest
+        return self.round_off(h) + 4 * self.grain * (float(np.sum(self.weight, where=moved)) / h + unseen)
+
+    def _secant(self, move: Callable[[float], None], h: float) -> Secant:
         move(h)
         after = self.outputs()
         move(-h)
         before = self.outputs()
-        return (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h
+        return Secant(h, (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h)
+
+    def _near(self, secant: Secant, analytic: float, rtol: float) -> Estimate | None:
+        """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for."""
+        value = float(self.dy @ secant.slope)
+        error, allowed = abs(value - analytic), 0.1 * rtol * abs(analytic)
+        if not error <= allowed:
+            return None
+        round_off = self._rounding(secant.h, secant.moved, secant.h)
+        return Estimate(value, round_off) if error + round_off <= allowed else None
+
+    def _kink(self, half: Secant, whole: Secant) -> Kink | None:
+        """The kink within `whole.h`; None where y is only curved, so that A(h) is in proportion to h."""
+        jump, change = np.abs(whole.bend), np.abs(2 * half.bend - whole.bend)
+        if not self.weight @ change > 0.2 * float(self.weight @ jump):
+            return None
+        left, right = _sides(half, whole)
+        return Kink(whole.h, float(self.dy @ left), float(self.dy @ right))
+
+    def _with_near_kink(self, best: Estimate, half: Secant, whole: Secant, round_off: float) -> Estimate:
+        """The middle of the one-sided derivatives at the smallest step, or `best` if that is more certain."""
+        kink = self._kink(half, whole)
+        if kink is None:
+            return best
+        left, right = _sides(half, whole)
+        at_x = bool(self.weight @ np.abs(half.bend - whole.bend) < 0.01 * (self.weight @ np.abs(whole.bend)))
+        doubt = 1.5 * float(self.weight @ np.abs(right - left))
+        middle = Estimate((kink.left + kink.right) / 2, doubt + 3 * round_off, doubt)
+        nearer = min(best, middle, key=lambda estimate: estimate.uncertainty)
+        return nearer._replace(kink=kink._replace(at_x=at_x))
+
+
+def _sides(half: Secant, whole: Secant) -> tuple[np.ndarray, np.ndarray]:
+    """The derivatives of each output to the left of x and to its right."""
+    left = 2 * (half.slope - half.bend / 2) - (whole.slope - whole.bend / 2)
+    right = 2 * (half.slope + half.bend / 2) - (whole.slope + whole.bend / 2)
+    return left, right
 
     def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
         """y′(0) along the line of `move`, from steps h and h/2."""
@@ -232,8 +331,8 @@ def compare_elements(
     """Compare the gradient at `indices` with central differences."""
     found = []
     for index in indices:
-        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol)
         analytic = float(tensor.gradient[index])
+        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic)
         found.append(compare(label(tensor.name, index), analytic, estimate, tensor.noise, rtol))
     return found
 
@@ -270,4 +369,4 @@ def compare(where: str, analytic: float, estimate: Estimate, noise: float, rtol:
     """Compare two derivatives. They may differ by `rtol` of the larger one plus the uncertainties of both."""
     larger = max(abs(analytic), abs(estimate.value))
     tolerance = rtol * larger + estimate.uncertainty + noise
-    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt)
+    return Comparison(where, analytic, estimate.value, rtol, tolerance, estimate.doubt, estimate.kink)

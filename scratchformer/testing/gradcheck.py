@@ -45,6 +45,7 @@ from .runs import LayerRun, PairRun, argument_names, expect_finite, flat, layer_
 
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
+_KINKS = 5  # as many are printed with a report
 
 
 class Row(NamedTuple):
@@ -61,14 +62,21 @@ class Row(NamedTuple):
 
 
 class Report(list):
-    """One Row for each tensor checked; `print` shows a table."""
+    """One Row for each tensor checked; `print` shows a table.
+
+    `kinks` names the elements and directions at which a kink made the comparison uncertain, and says what was accepted.
+    """
+
+    kinks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = ("tensor", "shape", "elements checked", "worst relative error")
         rows = [(r.tensor, str(r.shape), str(r.elements), f"{r.worst_relative_error:.1e}") for r in self]
         widths = [max(len(row[i]) for row in (head, *rows)) for i in range(4)]
         cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in (head, *rows))
-        return "\n".join("  ".join(row).rstrip() for row in cells)
+        lines = ["  ".join(row).rstrip() for row in cells]
+        left_out = [f"and {len(self.kinks) - _KINKS} more kinks"] if len(self.kinks) > _KINKS else []
+        return "\n".join([*lines, *self.kinks[:_KINKS], *left_out])
 
 
 @repeatable
@@ -122,7 +130,7 @@ def check_gradients(
         return _compare_all(
             tensors,
             outputs=lambda: flat(op(*run.args, **run.kwargs)[0]),
-            gradients=lambda: list(run.gradients(dy).values()),
+            evaluate=lambda: run.evaluate(dy),
             dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
@@ -184,7 +192,7 @@ def check_layer(
         report = _compare_all(
             [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
             outputs=lambda: flat(run.forward()[0]),
-            gradients=lambda: list(run.gradients(dy).values()),
+            evaluate=lambda: run.evaluate(dy),
             dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
@@ -200,7 +208,7 @@ def check_layer(
 def _compare_all(
     tensors: list[Tensor],
     outputs: Callable[[], np.ndarray],
-    gradients: Callable[[], list[np.ndarray]],
+    evaluate: Callable[[], tuple[np.ndarray, list[np.ndarray]]],
     dy: np.ndarray,
     key: Key,
     rtol: float,
@@ -215,7 +223,7 @@ def _compare_all(
     """
     rng = key.fold("elements and directions").generator()
     differences = Differences(outputs, dy)
-    differences.measure_noise(tensors, gradients, rng)
+    differences.measure_noise(tensors, evaluate, rng)
     report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     for t in tensors:
@@ -229,7 +237,13 @@ def _compare_all(
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
     _raise_worst(found, lambda: explain(evidence))
     _expect_decided(found)
+    report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
     return report
+
+
+def _at_kinks(by_element: list[Comparison], by_direction: list[Comparison]) -> list[Comparison]:
+    """The comparisons that a kink makes uncertain: along directions only if there are none of elements."""
+    return [c for c in by_element if c.kink] or [c for c in by_direction if c.kink]
 
 
 def _compare_together(
@@ -272,6 +286,7 @@ def _raise_worst(
             f"tolerance {worst.tolerance:.3g} (rtol {worst.rtol:g})",
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
         ]
+        lines += [f"  {worst.note}"] * bool(worst.kink)
         lines += [f"  and others of {', '.join(others)}"] * bool(others)
         diagnoses = explain()
         raise GradientError("\n".join([*lines, *diagnosis.paragraph(diagnoses)]), diagnoses)
@@ -281,8 +296,10 @@ def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]])
     """Raise ValueError if there is a tensor for which no comparison can tell a right gradient from a wrong one."""
     for name, (by_element, by_direction) in found.items():
         if all(c.open for c in by_element + by_direction):
+            first = "".join(f"; {c.where}: {c.note}" for c in _at_kinks(by_element, by_direction)[:1])
             raise ValueError(
-                f"{name}: expected values at which y is differentiable, got a kink at every element that was compared"
+                f"{name}: expected values at which y is differentiable, "
+                f"got a kink at every element that was compared{first}"
             )
 
 

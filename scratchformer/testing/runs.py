@@ -58,6 +58,11 @@ class PairRun:
         found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
         return {name: to_cpu(g) for name, g in found.items()}
 
+    def evaluate(self, dy):
+        y, cache = self.op(*self.args, **self.kwargs)
+        found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
+        return flat(y), [to_cpu(g) for g in found.values()]
+
     def check_contract(self, dy: Any) -> dict[str, np.ndarray]:
         """Everything but the values. Returns the gradients, by name."""
         outputs = labelled("y", as_tuple(self.y))
@@ -131,6 +136,12 @@ class LayerRun:
         _, cache = self.forward(inputs)
         found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
         return found | self.parameter_gradients()
+
+    def evaluate(self, dy):
+        self.layer.zero_grad()
+        y, cache = self.forward()
+        found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
+        return flat(y), list((found | self.parameter_gradients()).values())
 
     def parameter_gradients(self) -> dict[str, np.ndarray]:
         return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from scratchformer.backend import array_module, to_cpu
+from scratchformer.backend import CPU, array_module, to_cpu
 from scratchformer.testing import GradientError, Report, check_gradients, differences
+from scratchformer.testing.runs import normal_like
 from scratchformer.testing.strategies import arrays, ids, tensors
 from scratchformer.testing.strict import STRICT
 
@@ -209,7 +210,7 @@ def test_the_step_that_is_found_is_about_as_certain_as_the_best(name, first, mon
         monkeypatch.setattr(differences, "STEPS", steps)
         x = differences.Tensor("x", np.array([1.0]), np.zeros(1))
         found = differences.Differences(lambda: LINES[name](x.array), np.array([1.3]))
-        found.measure_noise([x], lambda: [x.gradient], np.random.default_rng(0))
+        found.measure_noise([x], lambda: (found.outputs(), [x.gradient]), np.random.default_rng(0))
         found.best_step = first
         return found.estimate(x.along_element((0,)), 1.0, rtol=1e-6)
 
@@ -323,12 +324,27 @@ def test_infinite_noise_accepts_nothing():
 
 
 def test_a_kink_at_every_element():
-    """Zeros before a ReLU: its slope there is undefined, and even three times the right value would pass."""
-    for factor in (0, 1, 3):
+    """Zeros before a ReLU: its slope there is undefined, and 0 is as right as 1. But 3 is not."""
+    for factor in (0, 1):
         message = refused(np.zeros((2, 3)), op=relu, backward=lambda dy, _, factor=factor: factor * dy)
-        assert message.startswith("x: expected values at which y is differentiable, got a kink")
-    x = np.array([[0.0, 0.0, 1.0]])
-    check_gradients(relu, relu_backward, x)
+        assert message.startswith("x: expected values at which y is differentiable, got a kink at every element")
+        assert re.search(r"x\[0, 0\]: a kink at this value: one-sided derivatives are \S+ and \S+; any value", message)
+    message = fails(relu, lambda dy, _: 3 * dy, np.zeros((2, 3)))
+    assert "6 of 6 comparisons of x disagree" in message and "a kink at this value" in message
+
+
+def test_kinks_are_named_in_the_report():
+    x = np.array([[0.0, 1e-9, 1.0]])
+    report = check_gradients(relu, relu_backward, x)
+    at, near = report.kinks
+    dy = normal_like(x, 0, CPU, np.float64)[0, 0]
+    sides = f"one-sided derivatives are 0 and {dy:.6g}"
+    assert at == f"x[0, 0]: a kink at this value: {sides}; any value between is accepted"
+    assert near.startswith("x[0, 1]: a kink within 1e-07 of this value:") and "; compared to within 0." in near
+    assert str(report).splitlines()[2:] == [at, near]
+    directions = check_gradients(relu, relu_backward, x, max_elements=0).kinks
+    assert len(directions) == 2 and directions[0].startswith("x along a random direction: a kink")
+    assert check_gradients(relu, relu_backward, np.array([[1e-3, 1e-5, 1.0]])).kinks == ()
     assert "x[0, 2]" in fails(relu, lambda dy, positive: 3 * dy * positive, x)
 
 
