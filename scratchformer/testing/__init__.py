@@ -7,5 +7,6 @@ and `scratchformer.testing.strict` is a stand-in for device arrays that refuses 
 
 from .contracts import GradientError
 from .gradcheck import Report, check_gradients, check_layer
+from .precision import check_precision
 
-__all__ = ["GradientError", "Report", "check_gradients", "check_layer"]
+__all__ = ["GradientError", "Report", "check_gradients", "check_layer", "check_precision"]
