@@ -80,7 +80,7 @@ def check_precision(
     - elementwise functions that are computed in `elementwise`, by default the same as `accumulate`. With
       `elementwise=dtype` every single step may round to `dtype`;
     - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a product of
-      matrices, and for y and the gradients.
+      matrices, in the cache, as y and as a gradient.
 
     The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, not `np.zeros(shape)`,
     or with the library that `scratchformer.backend.array_module(x)` returns.
@@ -173,6 +173,7 @@ class Rounded:
         floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
         dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
+        store(y), store(cache)
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
         found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
         return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
@@ -213,11 +214,21 @@ class Rounded:
                 f"  Convert the numbers to {arithmetic.accumulate} first."
             )
         growth = float(alone[i].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
-        magnified = f", and what follows magnifies this up to {growth:.2g} times" if growth > 8 else ""
+        times = f" up to {growth:.2g} times" if growth < 1e6 else ""
+        magnified = f", and what follows magnifies this{times}" if growth > 8 else ""
         return (
             f"It looks rounded to {kind} too early{magnified}: {step.where}\n"
             f"  Compute in {wide} and round once, or allow it with elementwise={kind}."
         )
+
+
+def store(x: Any) -> None:
+    """Round all arrays in nested tuples, lists and dictionaries to their types."""
+    if isinstance(x, Bounded) and x.floating and not x.stored:
+        rounded = x.arithmetic.stored(x, x.dtype)
+        x.bound, x.stored = rounded.bound, True
+    for part in x.values() if isinstance(x, dict) else x if isinstance(x, tuple | list) else ():
+        store(part)
 
 
 class Comparison:
