@@ -167,6 +167,11 @@ def to_cpu(x: Array) -> np.ndarray:
     return x.get()
 
 
+def is_floating_type(dtype: Any) -> bool:
+    """Whether `dtype` is a real floating-point type. For bfloat16, of the package ml_dtypes, NumPy's letter is "V"."""
+    return dtype.kind == "f" or dtype.name == "bfloat16"
+
+
 def erf(x: Array) -> Array:
     """The error function 2/√π ∫₀ˣ exp(−t²) dt, elementwise, in the precision of `x`.
 

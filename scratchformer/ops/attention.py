@@ -92,7 +92,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     scale = 1 / math.sqrt(D)
     z = widen(stack_groups(q * scale, G) @ k.swapaxes(-1, -2)).reshape(B, H, T, S)
     probabilities = masked_softmax(z, pattern).astype(q.dtype, copy=False)
-    y = (stack_groups(probabilities, G) @ v).reshape(B, H, T, D)
+    y = (stack_groups(probabilities, G) @ v).reshape(B, H, T, D).astype(q.dtype, copy=False)
     return y, AttentionCache(q, k, v, probabilities)
 
 
@@ -135,4 +135,5 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     da = dz * scale
     dq = da @ k
     dk = da.swapaxes(-1, -2) @ q
-    return dq.reshape(shape), dk, dv
+    dq, dk, dv = (x.astype(dy.dtype, copy=False) for x in (dq.reshape(shape), dk, dv))
+    return dq, dk, dv

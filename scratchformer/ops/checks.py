@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, is_floating_type
 
 
 def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
@@ -46,13 +46,17 @@ def expect_floating(**arrays: Array) -> None:
     z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
-        if _kind(x) not in ("f", "c"):
+        if not _is_inexact(x):
             raise TypeError(f"{name}: expected a floating-point array, got {_found(x)}{_advice(name, x)}")
 
 
 def _kind(x: Any) -> str | None:
     """The kind of an array's dtype, in NumPy's one letter: "f", "i", ...; None if `x` is not an array."""
     return getattr(getattr(x, "dtype", None), "kind", None)
+
+
+def _is_inexact(x: Any) -> bool:
+    return _kind(x) in ("f", "c") or (_kind(x) == "V" and is_floating_type(x.dtype))
 
 
 def _found(x: Any) -> Any:

@@ -9,6 +9,7 @@ from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from ..rng import Key, random_uint16
 from .checks import expect_floating, expect_fraction, expect_like
+from .precision import widen
 
 LEVELS = 2**16  # uniform 16-bit integers decide, so p is rounded to a multiple of 1/65536
 
@@ -46,7 +47,7 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
     """
     expect_floating(x=x)
     keep, scale = decide(p, key, x.shape, array_module(x))
-    return x * keep * scale, DropoutCache(keep, scale)
+    return (widen(x) * keep * scale).astype(x.dtype, copy=False), DropoutCache(keep, scale)
 
 
 def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
@@ -61,5 +62,6 @@ def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, 
 def dropout_backward(dy: Array, cache: DropoutCache) -> Array:
     """dx: see `dropout`."""
     expect_like("dy", dy, cache.keep.shape)
+    dtype, dy = dy.dtype, widen(dy)
     dx = dy * cache.keep * cache.scale
-    return dx
+    return dx.astype(dtype, copy=False)

@@ -58,8 +58,10 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     wide = widen(x)
     centred = wide - wide.mean(axis=-1, keepdims=True)
     rstd = 1 / xp.sqrt((centred * centred).mean(axis=-1, keepdims=True) + eps)
-    xhat = (centred * rstd).astype(x.dtype, copy=False)
-    return gamma * xhat + beta, LayerNormCache(xhat, rstd, gamma)
+    xhat = centred * rstd
+    y = gamma * xhat + beta
+    y, xhat = (z.astype(x.dtype, copy=False) for z in (y, xhat))
+    return y, LayerNormCache(xhat, rstd, gamma)
 
 
 def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:

@@ -57,8 +57,10 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
         expect_shape("b", b, "O", O=w.shape[1])
     y = x.reshape(-1, w.shape[0]) @ w
     if b is not None:
+        y = widen(y)
         y += b
-    return y.reshape(*x.shape[:-1], w.shape[1]), LinearCache(x, w, b is not None)
+    y = y.reshape(*x.shape[:-1], w.shape[1]).astype(x.dtype, copy=False)
+    return y, LinearCache(x, w, b is not None)
 
 
 @backward
@@ -70,7 +72,7 @@ def linear_backward(dy: Array, cache: LinearCache) -> tuple[Array, ...]:
     dy = dy.reshape(-1, w.shape[1])  # (N, O)
     dx = dy @ w.T
     dw = x.T @ dy
-    dx = dx.reshape(shape)
+    dx, dw = (z.astype(dy.dtype, copy=False) for z in (dx.reshape(shape), dw))
     if not cache.has_bias:
         return dx, dw
     db = widen(dy).sum(axis=0).astype(dy.dtype)

@@ -202,11 +202,15 @@ def relative_attention(
     """
     check_relative_attention(q, k, v, r, content_bias, position_bias, pattern)
     scale = 1 / math.sqrt(q.shape[-1])
-    a = ((q + content_bias[:, None]) * scale) @ k.swapaxes(-1, -2)  # (B, H, T, S)
-    b = ((q + position_bias[:, None]) * scale) @ r.swapaxes(-1, -2)  # (B, H, T, R)
+    qu, qw = (
+        ((widen(q) + bias[:, None]) * scale).astype(q.dtype, copy=False) for bias in (content_bias, position_bias)
+    )
+    a = qu @ k.swapaxes(-1, -2)  # (B, H, T, S)
+    b = qw @ r.swapaxes(-1, -2)  # (B, H, T, R)
     b, shift = relative_shift(b)  # (B, H, T, S)
     probabilities = masked_softmax(widen(a) + widen(b), pattern).astype(q.dtype, copy=False)
-    return probabilities @ v, RelativeAttentionCache(q, k, v, r, content_bias, position_bias, shift, probabilities)
+    y = (probabilities @ v).astype(q.dtype, copy=False)
+    return y, RelativeAttentionCache(q, k, v, r, content_bias, position_bias, shift, probabilities)
 
 
 @backward
@@ -231,5 +235,4 @@ def relative_attention_backward(
     dr = (db.swapaxes(-1, -2) @ (q + position_bias[:, None])).sum(axis=0)
     dq = dqu + dqw
     du, dw = dqu.sum(axis=(0, 2)), dqw.sum(axis=(0, 2))
-    dq, dr, du, dw = (x.astype(dy.dtype, copy=False) for x in (dq, dr, du, dw))
-    return dq, dk, dv, dr, du, dw
+    return tuple(x.astype(dy.dtype, copy=False) for x in (dq, dk, dv, dr, du, dw))

@@ -9,6 +9,7 @@ from .adapters import check_jax, check_torch
 from .contracts import GradientError
 from .diagnosis import Diagnosis, diagnose
 from .gradcheck import Report, check_gradients, check_layer
+from .precision import check_precision
 
 __all__ = [
     "Diagnosis",
@@ -17,6 +18,7 @@ __all__ = [
     "check_gradients",
     "check_jax",
     "check_layer",
+    "check_precision",
     "check_torch",
     "diagnose",
 ]

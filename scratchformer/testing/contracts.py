@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from ..backend import Array, Device, array_module, to_cpu, to_device
+from ..backend import Array, Device, array_module, is_floating_type, to_cpu, to_device
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis
@@ -63,7 +63,7 @@ def is_array(x: Any) -> bool:
 
 def is_floating(x: Any) -> bool:
     """Whether `x` is a floating-point array, and so gets a gradient."""
-    return is_array(x) and x.dtype.kind == "f"
+    return is_array(x) and is_floating_type(x.dtype)
 
 
 def own_copy(x: Any, device: Device, dtype: Any) -> Any:

@@ -1,0 +1,721 @@
+"""Arrays that carry a bound of the rounding error that a computation in a narrower type may make.
+
+`Arithmetic` says which types a computation is to be carried out in. A `Bounded` array behaves like a NumPy array of the
+type `dtype`, but holds the exact values (in float64) and, for each, a bound of the error of a computation in that type.
+NumPy's functions run on it, and so does the package's own code through `array_module`.
+
+With u the unit round-off of the type of the arithmetic and γ_n = n u/(1 − n u), the bound grows by
+
+    u |z|             z = f(x), elementwise, where f is rounded correctly; the arguments' bounds are propagated
+    9 u |z|           exp, tanh and others, which libraries compute to four units in the last place
+    γ_n Σ |x|         a sum of n terms, in any order
+    γ_K |A| |B|       a matrix product of inner length K
+    u_d |z|           a value z that is stored in the type d: by a cast, or as the result of a product
+
+and not at all for indexing, max, where and casts to a wider type. A rounding is at least half the smallest number of
+its type, for numbers that underflow. Where a comparison could go either way, both outcomes are allowed.
+
+Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002: sections 2.2, 3.1, 3.3 (running error analysis)
+and 3.5.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from scipy import special
+
+from ..backend import is_floating_type
+
+_LIBRARY_ULPS = 4  # the accuracy that libraries keep for exp, tanh, ...: 8 u before the last rounding
+
+
+class Limits(NamedTuple):
+    """The unit round-off of a floating-point type, its smallest and its largest number.
+
+    `smallest` is subnormal for float16. Elsewhere it is normal, since processors may replace subnormal numbers by zero.
+    """
+
+    u: float
+    smallest: float
+    largest: float
+
+
+@lru_cache
+def limits(dtype: Any) -> Limits:
+    dtype = np.dtype(dtype)
+    if dtype.kind == "f":
+        info: Any = np.finfo(dtype)
+    else:
+        import ml_dtypes
+
+        info = ml_dtypes.finfo(dtype)
+    smallest = info.smallest_subnormal if dtype == np.float16 else info.smallest_normal
+    return Limits(float(info.eps) / 2, float(smallest), float(info.max))
+
+
+def widest(*dtypes: Any) -> np.dtype:
+    """The type with the smallest unit round-off."""
+    return min(map(np.dtype, dtypes), key=lambda dtype: limits(dtype).u)
+
+
+class Step(NamedTuple):
+    """A step of a computation whose result has the type that is watched."""
+
+    terms: int  # the length of the sum, or 1 for an elementwise function
+    largest: float  # the largest absolute value of the result
+    where: str  # the line of code
+
+
+@dataclass(eq=False)
+class Arithmetic:
+    """The types in which sums and products, and elementwise functions, are carried out, unless a wider one is used.
+
+    `library` is what `array_module` returns for the arrays.
+
+    To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, and
+    the steps for which `narrow` is true of their number are carried out in that type itself.
+    """
+
+    accumulate: Any = np.float32
+    elementwise: Any = np.float32
+    watched: Any = None
+    narrow: Callable[[int], bool] = lambda _: False
+    steps: list[Step] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.library = _Library(self)
+
+    def array(self, x: Any, dtype: Any = None) -> Bounded:
+        """The numbers `x`, exact, as an array of the type `dtype`, by default that of `x`."""
+        x = np.asarray(x)
+        dtype = np.dtype(dtype or x.dtype)
+        return Bounded(self, _held(x, dtype), None, dtype, stored=True)
+
+    def array_of(self, x: Any) -> Bounded:
+        return x if isinstance(x, Bounded) else self.array(x)
+
+    def cast(self, x: Bounded, dtype: np.dtype) -> Bounded:
+        """A copy of `x` in the type `dtype`, rounded if that is narrower."""
+        if not is_floating_type(dtype):
+            return Bounded(self, x.value.astype(dtype), x.bound.copy(), dtype, x.terms)
+        if not x.floating:
+            bound = x.bound + np.abs(x.value - x.value.astype(dtype).astype(np.float64))
+            return Bounded(self, x.value.astype(np.float64), bound, dtype, x.terms)
+        old, new = limits(x.dtype), limits(dtype)
+        narrower = new.u > old.u or new.smallest > old.smallest
+        return self.stored(x, dtype) if narrower else Bounded(self, x.value.copy(), x.bound.copy(), dtype, x.terms)
+
+    def stored(self, x: Bounded, dtype: np.dtype) -> Bounded:
+        """`x` rounded to `dtype`."""
+        bound = x.bound + _rounding(x.value, x.bound, limits(dtype))
+        return Bounded(self, x.value.copy(), bound, dtype, x.terms, stored=True)
+
+    def elementwise_result(self, value: Any, bound: Any, dtype: np.dtype, terms: int, ulps: int, small: bool) -> Bounded:
+        """The result of an elementwise function, with the rounding of its last step. `ulps`: the error of a library's
+        function before that. `small`: whether it can underflow.
+        """
+        if ulps:
+            bound = bound + 2 * ulps * limits(widest(dtype, np.float32)).u * np.abs(value)
+        limit = limits(dtype if self._step(1, value, dtype) else widest(dtype, self.elementwise))
+        return Bounded(self, value, bound + _rounding(value, bound, limit, small), dtype, terms)
+
+    def sum_result(self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int) -> Bounded:
+        """A sum of n terms, with `magnitude` the sum of their absolute values."""
+        u = limits(dtype if self._step(n, value, dtype) else widest(dtype, self.accumulate)).u
+        bound = bound + (gamma(n, u) * magnitude if n > 1 else 0)
+        return self.stored(Bounded(self, value, bound, dtype, max(n, terms)), dtype)
+
+    def _step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
+        """Collect a step. Returns whether it is to be carried out in the narrow type."""
+        if self.watched is None or dtype != self.watched:
+            return False
+        largest = float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
+        self.steps.append(Step(terms, largest, _line()))
+        return self.narrow(len(self.steps) - 1)
+
+
+def gamma(n: int, u: float) -> float:
+    """γ_n = n u/(1 − n u)."""
+    return n * u / (1 - n * u) if n * u < 1 else np.inf
+
+
+def _rounding(value: np.ndarray, bound: np.ndarray, limit: Limits, small: bool = True) -> np.ndarray:
+    """The largest error of one rounding of a number that is within `bound` of `value`."""
+    size = np.abs(value) + bound
+    error = limit.u * size
+    return np.where(size > 0, np.maximum(error, limit.smallest / 2), 0) if small else error
+
+
+def _held(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`x` in the type in which a Bounded array of `dtype` holds its values."""
+    return x.astype(np.float64) if is_floating_type(dtype) else x.astype(dtype)
+
+
+def _line() -> str:
+    """The line of code that called, outside of this module and of NumPy."""
+    frame: Any = sys._getframe(1)
+    while frame.f_back and (frame.f_code.co_filename == __file__ or "numpy" in frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    code = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+    return f"{frame.f_code.co_name}, line {frame.f_lineno}" + f": {code}" * bool(code)
+
+
+class Bounded(NDArrayOperatorsMixin):
+    """An array of the type `dtype`: the exact values, the bounds of their errors, and the length of the longest sum
+    that they come from. Integers and truth values have bounds only where a comparison could go either way.
+    """
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(
+        self, arithmetic: Arithmetic, value: Any, bound: Any, dtype: Any, terms: int = 1, stored: bool = False
+    ) -> None:
+        self.arithmetic, self.value, self.dtype, self.terms = arithmetic, np.asarray(value), np.dtype(dtype), terms
+        self.stored = stored  # whether the values have been rounded to `dtype`
+        if bound is None:
+            bound = np.zeros(self.value.shape)
+        elif not np.isfinite(self.value).all() or np.isnan(bound).any():
+            bound = np.where(np.isfinite(self.value), np.where(np.isnan(bound), np.inf, bound), 0)
+        self.bound = np.asarray(bound)
+
+    shape = property(lambda self: self.value.shape)
+    ndim = property(lambda self: self.value.ndim)
+    size = property(lambda self: self.value.size)
+    itemsize = property(lambda self: self.dtype.itemsize)
+    nbytes = property(lambda self: self.size * self.itemsize)
+    T = property(lambda self: np.transpose(self))
+    mT = property(lambda self: np.swapaxes(self, -1, -2))
+    floating = property(lambda self: is_floating_type(self.dtype))
+
+    def __array_namespace__(self, api_version: str | None = None) -> ModuleType:
+        return self.arithmetic.library
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        raise TypeError(
+            "an array with error bounds cannot become a NumPy array, nor be written into one: replace np.zeros(shape) "
+            "with np.zeros_like(x), or with xp.zeros(shape) where xp = scratchformer.backend.array_module(x)"
+        )
+
+    def get(self) -> np.ndarray:
+        """The exact values."""
+        return self.value
+
+    def __repr__(self) -> str:
+        return f"Bounded({self.value!r}, bound={self.bound!r}, dtype={self.dtype})"
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __bool__(self) -> bool:
+        return bool(self.value)
+
+    def item(self) -> Any:
+        if self.bound.any():
+            raise TypeError("a number taken out of an array loses its error bound: keep the array")
+        return self.value.item()
+
+    def tolist(self) -> Any:
+        return self.value.tolist()
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    __index__ = __int__
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, key: Any) -> Bounded:
+        key = _values(key)
+        return self.like(self.value[key], self.bound[key])
+
+    def __setitem__(self, key: Any, x: Any) -> None:
+        key, x = _values(key), self.arithmetic.cast(self.arithmetic.array_of(x), self.dtype)
+        self.value[key], self.bound[key] = x.value, x.bound
+        self.terms, self.stored = max(self.terms, x.terms), self.stored and x.stored
+
+    def like(self, value: Any, bound: Any) -> Bounded:
+        """Other values of the same kind."""
+        return Bounded(self.arithmetic, value, bound, self.dtype, self.terms, self.stored)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Bounded:
+        if np.dtype(dtype) == self.dtype and not copy:
+            return self
+        return self.arithmetic.cast(self, np.dtype(dtype))
+
+    def view(self, dtype: Any) -> Bounded:
+        if self.floating:
+            raise TypeError("the bits of an array with error bounds cannot be seen")
+        return self.arithmetic.array(self.value.view(dtype))
+
+    def reshape(self, *shape: Any, **keywords: Any) -> Bounded:
+        return np.reshape(self, shape[0] if len(shape) == 1 else shape, **keywords)
+
+    def transpose(self, *axes: Any) -> Bounded:
+        return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
+
+    def fill(self, x: Any) -> None:
+        self[...] = x
+
+    # What NumPy calls.
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **keywords: Any) -> Any:
+        return _ufunc(self.arithmetic, ufunc, method, inputs, keywords)
+
+    def __array_function__(self, function: Callable, _types: Any, args: tuple, keywords: dict) -> Any:
+        name = function.__name__
+        with np.errstate(all="ignore"):
+            if name in _FUNCTIONS:
+                return _FUNCTIONS[name](self.arithmetic, *args, **keywords)
+            if name in _STRUCTURE:
+                return _rearranged(self.arithmetic, function, args, keywords)
+            if name in _ANSWERS:
+                return function(*_values(args), **{key: _values(x) for key, x in keywords.items()})
+        raise TypeError(f"np.{name}: no rule for its rounding errors is known; write it with simpler functions")
+
+
+def _method(name: str) -> Callable:
+    return lambda self, *args, **keywords: getattr(np, name)(self, *args, **keywords)
+
+
+for _name in """
+    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero prod ravel repeat round sort squeeze
+    std sum swapaxes take trace var
+    """.split():
+    setattr(Bounded, _name, _method(_name))
+Bounded.flatten = lambda self: np.ravel(self).copy()  # type: ignore[attr-defined]
+
+
+def _values(x: Any) -> Any:
+    """`x` with the values of each Bounded array, also in tuples, lists and slices."""
+    if isinstance(x, Bounded):
+        return x.value
+    if isinstance(x, slice):
+        return slice(*(_values(part) for part in (x.start, x.stop, x.step)))
+    return type(x)(_values(part) for part in x) if isinstance(x, tuple | list) else x
+
+
+# Elementwise functions: how the bounds of the arguments propagate. Each rule gets the values and bounds of all arguments.
+
+
+def _of_monotone(f: Callable) -> Callable:
+    """The larger of the changes of a monotone function at both ends."""
+
+    def propagate(a: Any, ea: Any) -> Any:
+        change = np.maximum(np.abs(f(a + ea) - f(a)), np.abs(f(a) - f(a - ea)))
+        return np.where(ea > 0, np.where(np.isnan(change), np.inf, change), 0)
+
+    return propagate
+
+
+def _of_quotient(a: Any, ea: Any, b: Any, eb: Any) -> Any:
+    away = np.abs(b) - eb  # the denominator is at least this far from zero
+    error = (ea + np.abs(a / b) * eb) / away
+    return np.where((ea > 0) | (eb > 0), np.where(away > 0, error, np.inf), 0)
+
+
+def _of_power(a: Any, ea: Any, b: Any, eb: Any) -> Any:
+    """The largest change at the four corners; for a negative number with an integer exponent, at the two ends."""
+    value = np.power(a, b)
+    corners = [np.abs(np.power(a + i * ea, b + j * eb) - value) for i in (-1, 1) for j in (-1, 1)]
+    error = np.maximum.reduce(corners)
+    over_zero = (ea >= np.abs(a)) & (ea > 0)
+    error = np.where(over_zero, np.where(b < 0, np.inf, np.maximum(error, np.abs(value))), error)
+    return np.where((ea > 0) | (eb > 0), np.where(np.isnan(error), np.inf, error), 0)
+
+
+def _of_larger(sign: int) -> Callable:
+    def propagate(a: Any, ea: Any, b: Any, eb: Any) -> Any:
+        a, b = sign * a, sign * b
+        return np.where(a - ea > b + eb, ea, np.where(b - eb > a + ea, eb, np.maximum(ea, eb)))
+
+    return propagate
+
+
+def _same(a: Any, ea: Any) -> Any:
+    return ea
+
+
+def _steps(a: Any, ea: Any) -> Any:
+    return np.where(ea > 0, ea + 1, 0)
+
+
+_SUM = lambda a, ea, b, eb: ea + eb  # noqa: E731
+_PRODUCT = lambda a, ea, b, eb: np.abs(a) * eb + ea * np.abs(b) + ea * eb  # noqa: E731
+_EXACT: dict[str, Callable] = {
+    **dict.fromkeys("negative positive absolute fabs conjugate".split(), _same),
+    **dict.fromkeys("rint floor ceil trunc".split(), _steps),
+    **dict.fromkeys(("maximum", "fmax"), _of_larger(1)),
+    **dict.fromkeys(("minimum", "fmin"), _of_larger(-1)),
+    "sign": lambda a, ea: np.where(np.abs(a) < ea, 2, 0),
+    "copysign": lambda a, ea, b, eb: ea + np.where(np.abs(b) < eb, 2 * np.abs(a), 0),
+}
+_ROUNDED: dict[str, Callable] = {  # correctly, once
+    "add": _SUM,
+    "subtract": _SUM,
+    "multiply": _PRODUCT,
+    "divide": _of_quotient,
+    "sqrt": _of_monotone(lambda a: np.sqrt(np.maximum(a, 0))),
+    "square": lambda a, ea: 2 * np.abs(a) * ea + ea * ea,
+    "reciprocal": lambda a, ea: _of_quotient(1.0, 0.0, a, ea),
+}
+_LIBRARY: dict[str, Callable] = {
+    **{f.__name__: _of_monotone(f) for f in (np.exp, np.exp2, np.expm1, np.log, np.log2, np.log10, np.log1p, np.cbrt)},
+    **{f.__name__: _of_monotone(f) for f in (np.tanh, np.sinh, np.arctan, np.arcsinh, np.arctanh)},
+    "erf": lambda a, ea: np.minimum(2 / np.sqrt(np.pi) * ea, 2),
+    "erfc": lambda a, ea: np.minimum(2 / np.sqrt(np.pi) * ea, 2),
+    "expit": lambda a, ea: np.minimum(ea / 4, 1),
+    **dict.fromkeys(("sin", "cos"), lambda a, ea: np.minimum(ea, 2)),
+    "cosh": lambda a, ea: np.cosh(np.abs(a) + ea) - np.cosh(a),
+    **dict.fromkeys(("power", "float_power"), _of_power),
+    **dict.fromkeys(("logaddexp", "logaddexp2"), lambda a, ea, b, eb: np.maximum(ea, eb)),
+    "hypot": _SUM,
+}
+_COMPARISONS = "less less_equal greater greater_equal equal not_equal".split()
+_LOGICAL = "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert".split()
+_QUESTIONS = "isfinite isinf isnan signbit".split()
+
+
+@lru_cache(maxsize=4096)
+def _result_type(function: Callable, kinds: tuple) -> np.dtype:
+    """The type that NumPy gives the result; `kinds` are dtypes, or Python types of numbers."""
+    ones = [np.ones((1, 1), kind) if isinstance(kind, np.dtype) else kind(1) for kind in kinds]
+    return function(*ones).dtype
+
+
+def _ufunc(arithmetic: Arithmetic, ufunc: np.ufunc, method: str, inputs: tuple, keywords: dict) -> Any:
+    out = keywords.pop("out", (None,))[0]
+    keywords.pop("casting", None)
+    where = _values(keywords.pop("where", True))
+    if out is not None and not isinstance(out, Bounded):
+        np.asarray(next(x for x in inputs if isinstance(x, Bounded)))  # says what to use instead
+    with np.errstate(all="ignore"):
+        if method == "at":
+            return _add_at(arithmetic, ufunc, *inputs)
+        if method != "__call__":
+            name = _REDUCTIONS.get((ufunc.__name__, method))
+            if name is None:
+                raise TypeError(f"np.{ufunc.__name__}.{method}: no rule for its rounding errors is known")
+            keywords.setdefault("axis", inputs[1] if len(inputs) > 1 else 0)
+            result = _FUNCTIONS[name](arithmetic, inputs[0], **keywords)
+        else:
+            result = _called(arithmetic, ufunc, inputs, keywords.get("dtype"))
+        if out is None:
+            return result
+        if where is True:
+            out[...] = result
+        else:
+            out[where] = np.broadcast_to(result, out.shape)[where]
+    return out
+
+
+def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any = None) -> Bounded:
+    """An elementwise function, or a product of matrices."""
+    name = ufunc.__name__
+    kinds = tuple(x.dtype if hasattr(x, "dtype") else type(x) for x in inputs)
+    result_type = np.dtype(dtype) if dtype is not None else _result_type(ufunc, kinds)
+    if name in ("matmul", "vecdot"):
+        return _product(arithmetic, ufunc, *inputs, n=inputs[0].shape[-1], dtype=result_type)
+    arrays = [_operand(arithmetic, x, result_type) for x in inputs]
+    terms = max(x.terms for x in arrays)
+    value = ufunc(*(x.value for x in arrays))
+    if name in _COMPARISONS:
+        (a, ea), (b, eb) = ((x.value, x.bound) for x in arrays)
+        return Bounded(arithmetic, value, (ea + eb > 0) & (np.abs(a - b) <= ea + eb), bool, terms)
+    if name in _QUESTIONS or not any(x.floating or x.bound.any() for x in arrays):
+        return arithmetic.array(value, result_type)
+    if name in _LOGICAL:
+        return Bounded(arithmetic, value, np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays))), bool, terms)
+    pairs = [part for x in arrays for part in (_held(x.value, np.dtype(float)), x.bound)]
+    value = _held(value, result_type)
+    if name in _EXACT:
+        bound = np.broadcast_to(_EXACT[name](*pairs), value.shape)
+        return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
+    rule = _ROUNDED.get(name) or _LIBRARY.get(name)
+    if rule is None:
+        raise TypeError(f"np.{name}: no rule for its rounding errors is known; write it with simpler functions")
+    bound = np.broadcast_to(rule(*pairs), value.shape)
+    if name == "multiply" and any(x.dtype == bool for x in arrays):
+        return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
+    ulps = 0 if name in _ROUNDED else _LIBRARY_ULPS
+    return arithmetic.elementwise_result(value, bound, result_type, terms, ulps, small=name not in ("add", "subtract"))
+
+
+def _operand(arithmetic: Arithmetic, x: Any, result_type: np.dtype) -> Bounded:
+    """An argument as a Bounded array. A Python number is rounded to the type of the result."""
+    if isinstance(x, Bounded) or hasattr(x, "dtype"):
+        return arithmetic.array_of(x)
+    if is_floating_type(result_type) and isinstance(x, float):
+        loop = widest(result_type, arithmetic.elementwise)
+        error = abs(x - float(np.asarray(x).astype(loop))) if np.isfinite(x) else 0.0
+        return Bounded(arithmetic, float(x), np.asarray(error), np.float64)
+    return arithmetic.array(x)
+
+
+def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int, dtype: np.dtype) -> Bounded:
+    """A bilinear function of which every element is a sum of n products."""
+    a, b = (arithmetic.array_of(x) for x in (a, b))
+    a, b = (x if x.stored or not x.floating else arithmetic.stored(x, x.dtype) for x in (a, b))
+    value = function(a.value, b.value)
+    if not is_floating_type(dtype):
+        return arithmetic.array(value, dtype)
+    size_a, size_b = np.abs(a.value), np.abs(b.value)
+    bound = function(size_a, b.bound) + function(a.bound, size_b + b.bound)
+    magnitude = function(size_a + a.bound, size_b + b.bound)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms))
+
+
+def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x: Any) -> None:
+    """target[index] += x, unbuffered: each element of the target is a sum of as many terms as it gets, and its own."""
+    if ufunc.__name__ not in ("add", "subtract"):
+        raise TypeError(f"np.{ufunc.__name__}.at: no rule for its rounding errors is known")
+    if not isinstance(target, Bounded):
+        np.asarray(x)  # says what to use instead
+    index, x = _values(index), arithmetic.array_of(x)
+    magnitude, count = np.abs(target.value) + target.bound, (target.value != 0).astype(float)
+    np.add.at(magnitude, index, np.abs(x.value) + x.bound)
+    np.add.at(count, index, np.broadcast_to(1.0, x.shape))
+    np.add.at(target.bound, index, x.bound)
+    ufunc.at(target.value, index, x.value)
+    n = int(count.max(initial=0))
+    u = limits(target.dtype if arithmetic._step(n, target.value, target.dtype) else widest(target.dtype, arithmetic.accumulate)).u
+    target.bound += np.where(count > 1, count * u / np.maximum(1 - count * u, u), 0) * magnitude
+    target.bound += np.where(count > 1, _rounding(target.value, target.bound, limits(target.dtype), False), 0)
+    target.terms, target.stored = max(target.terms, x.terms, n), True
+
+
+# Functions of whole arrays.
+
+
+def _axes(x: Bounded, axis: Any) -> tuple[int, ...]:
+    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    return tuple(int(i) % x.ndim for i in axes)
+
+
+def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    a = arithmetic.array_of(a)
+    dtype = np.dtype(dtype) if dtype is not None else np.ones(1, a.dtype).sum().dtype
+    add = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    if not is_floating_type(dtype):
+        return Bounded(arithmetic, add(a.value).astype(dtype), add(a.bound), dtype, a.terms)
+    a = arithmetic.cast(a, dtype)
+    n = int(np.prod([a.shape[i] for i in _axes(a, axis)], dtype=int)) if a.ndim else 1
+    return arithmetic.sum_result(add(a.value), add(a.bound), add(np.abs(a.value) + a.bound), n, dtype, a.terms)
+
+
+def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+    a = arithmetic.array_of(a)
+    if not a.floating:
+        return arithmetic.array(np.cumsum(a.value, axis, dtype))
+    add = lambda x: np.cumsum(x, axis=axis)  # noqa: E731
+    n = a.size if axis is None else a.shape[axis]
+    magnitude = add(np.abs(a.value) + a.bound)
+    return arithmetic.sum_result(add(a.value), add(a.bound), magnitude, n, np.dtype(dtype or a.dtype), a.terms)
+
+
+def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    """In the type of the sums, then rounded once."""
+    a = arithmetic.array_of(a)
+    dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
+    total = _sum(arithmetic, a, axis, widest(dtype, arithmetic.accumulate), keepdims=keepdims)
+    return arithmetic.cast(total / (a.size // max(1, total.size)), dtype)
+
+
+def _var(
+    arithmetic: Arithmetic,
+    a: Any,
+    axis: Any = None,
+    dtype: Any = None,
+    out: Any = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+) -> Any:
+    a = arithmetic.array_of(a)
+    dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
+    wide = arithmetic.cast(a, widest(dtype, arithmetic.accumulate))
+    centred = wide - _mean(arithmetic, wide, axis, keepdims=True)
+    total = _sum(arithmetic, centred * centred, axis, keepdims=keepdims)
+    return arithmetic.cast(total / (a.size // max(1, total.size) - ddof), dtype)
+
+
+def _extreme(sign: int, name: str) -> Callable:
+    def extreme(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """The bound is the largest among the elements that could be the maximum."""
+        value = getattr(a.value, name)(axis=axis, keepdims=keepdims)
+        lower = (sign * a.value - a.bound).max(axis=axis, keepdims=True)
+        possible = sign * a.value + a.bound >= lower
+        bound = np.where(possible, a.bound, 0).max(axis=axis, keepdims=keepdims)
+        return a.like(value, bound)
+
+    return extreme
+
+
+def _where(arithmetic: Arithmetic, condition: Any, a: Any = None, b: Any = None) -> Any:
+    if a is None:
+        return np.where(_values(condition))
+    kinds = [x.dtype if hasattr(x, "dtype") else x for x in (a, b)]
+    dtype = np.result_type(*kinds)
+    condition, (a, b) = arithmetic.array_of(condition), (_operand(arithmetic, x, dtype) for x in (a, b))
+    value = np.where(condition.value, a.value, b.value)
+    bound = np.where(condition.value, a.bound, b.bound)
+    if condition.bound.any():
+        either = np.maximum(a.bound, b.bound) + np.abs(np.subtract(a.value, b.value, dtype=np.float64))
+        bound = np.where(condition.bound > 0, either, bound)
+    return Bounded(arithmetic, _held(value, dtype), bound, dtype, max(a.terms, b.terms), stored=a.stored and b.stored)
+
+
+def _einsum(arithmetic: Arithmetic, subscripts: str, *operands: Any, **_options: Any) -> Any:
+    if len(operands) > 2:
+        raise TypeError("np.einsum: expected at most two arrays; more are multiplied in an unknown order")
+    arrays = [arithmetic.array_of(x) for x in operands]
+    left, _, right = subscripts.replace(" ", "").partition("->")
+    if "..." in left or "->" not in subscripts:
+        raise TypeError(f"np.einsum: expected subscripts without an ellipsis and with ->, got {subscripts!r}")
+    sizes = {letter: n for word, x in zip(left.split(","), arrays, strict=True) for letter, n in zip(word, x.shape, strict=True)}
+    n = int(np.prod([size for letter, size in sizes.items() if letter not in right], dtype=int))
+    if len(arrays) == 2:
+        kinds = tuple(x.dtype for x in arrays)
+        return _product(arithmetic, lambda a, b: np.einsum(subscripts, a, b), *arrays, n=n, dtype=np.result_type(*kinds))
+    (a,), f = arrays, lambda x: np.einsum(subscripts, x)
+    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms)
+
+
+def _dot(arithmetic: Arithmetic, a: Any, b: Any, out: Any = None) -> Any:
+    a, b = arithmetic.array_of(a), arithmetic.array_of(b)
+    n = a.shape[-1] if a.ndim and b.ndim else 1
+    return _product(arithmetic, np.dot, a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+
+
+def _tensordot(arithmetic: Arithmetic, a: Any, b: Any, axes: Any = 2) -> Any:
+    a, b = arithmetic.array_of(a), arithmetic.array_of(b)
+    contracted = range(a.ndim - axes, a.ndim) if isinstance(axes, int) else np.atleast_1d(axes[0])
+    n = int(np.prod([a.shape[i] for i in contracted], dtype=int))
+    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+
+
+def _full_like(arithmetic: Arithmetic, a: Any, fill: Any, dtype: Any = None, shape: Any = None, **_options: Any) -> Any:
+    return _made(arithmetic, np.full(a.shape if shape is None else shape, fill), dtype or a.dtype)
+
+
+def _made(arithmetic: Arithmetic, x: Any, dtype: Any = None) -> Bounded:
+    """The numbers `x` as an array of the type `dtype`, and the error of their rounding."""
+    if isinstance(x, Bounded):
+        return x if dtype is None else x.astype(dtype)
+    x = np.asarray(x)
+    made = arithmetic.array(x, dtype or x.dtype)
+    if made.floating:
+        made.bound = np.nan_to_num(np.abs(made.value - made.value.astype(made.dtype).astype(np.float64)))
+    return made
+
+
+_STRUCTURE = set(
+    """
+    reshape transpose swapaxes moveaxis rollaxis expand_dims squeeze ravel broadcast_to broadcast_arrays concatenate
+    concat stack vstack hstack dstack column_stack take take_along_axis repeat tile flip fliplr flipud roll rot90 split
+    array_split vsplit hsplit diagonal diag tril triu pad copy atleast_1d atleast_2d atleast_3d delete insert append
+    nan_to_num compress extract resize matrix_transpose permute_dims trim_zeros sliding_window_view
+    """.split()
+)
+_ANSWERS = set(
+    """
+    shape ndim size argmax argmin argsort nonzero flatnonzero array_equal allclose may_share_memory shares_memory
+    result_type iscomplexobj isrealobj isscalar count_nonzero searchsorted unique bincount
+    """.split()
+)
+
+
+def _rearranged(arithmetic: Arithmetic, function: Callable, args: tuple, keywords: dict) -> Any:
+    """A function that only moves elements: it does the same to the bounds. Integers among its arguments are indices."""
+    leaves = [x for x in _leaves((args, tuple(keywords.values()))) if hasattr(x, "dtype")]
+    carriers = [x for x in leaves if is_floating_type(x.dtype)] or leaves[:1]
+    first = next(x for x in leaves if isinstance(x, Bounded))
+    dtype = np.result_type(*{x.dtype for x in carriers})
+    terms = max(getattr(x, "terms", 1) for x in leaves)
+    stored = all(getattr(x, "stored", True) for x in carriers)
+
+    def bounds(x: Any) -> Any:
+        if isinstance(x, tuple | list):
+            return type(x)(bounds(part) for part in x)
+        if any(x is carrier for carrier in carriers):
+            return x.bound if isinstance(x, Bounded) else np.zeros(x.shape)
+        return _values(x)
+
+    value = function(*_values(args), **{key: _values(x) for key, x in keywords.items()})
+    bound = function(*bounds(args), **{key: bounds(x) for key, x in keywords.items()})
+    if isinstance(value, tuple | list):
+        return type(value)(Bounded(arithmetic, v, b, dtype, terms, stored) for v, b in zip(value, bound, strict=True))
+    return Bounded(arithmetic, value, bound, first.dtype if len(carriers) < 2 else dtype, terms, stored)
+
+
+def _leaves(x: Any) -> list:
+    return [leaf for part in x for leaf in _leaves(part)] if isinstance(x, tuple | list) else [x]
+
+
+def _any(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    return Bounded(arithmetic, a.value.any(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+
+
+def _all(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    return Bounded(arithmetic, a.value.all(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+
+
+_FUNCTIONS: dict[str, Callable] = {
+    "sum": _sum,
+    "mean": _mean,
+    "var": _var,
+    "std": lambda arithmetic, a, *args, **keywords: np.sqrt(_var(arithmetic, a, *args, **keywords)),
+    "cumsum": _cumsum,
+    **dict.fromkeys(("max", "amax"), _extreme(1, "max")),
+    **dict.fromkeys(("min", "amin"), _extreme(-1, "min")),
+    "any": _any,
+    "all": _all,
+    "where": _where,
+    "einsum": _einsum,
+    "dot": _dot,
+    "tensordot": _tensordot,
+    "outer": lambda arithmetic, a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
+    "norm": lambda arithmetic, a, ord=None, axis=None, keepdims=False: np.sqrt(_sum(arithmetic, a * a, axis, keepdims=keepdims)),
+    "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high),
+    "zeros_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
+    "empty_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
+    "ones_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 1, *args, **keywords),
+    "full_like": _full_like,
+    "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]),
+}
+_REDUCTIONS = {("add", "reduce"): "sum", ("add", "accumulate"): "cumsum", ("maximum", "reduce"): "max"}
+_REDUCTIONS |= {("minimum", "reduce"): "min", ("logical_or", "reduce"): "any", ("logical_and", "reduce"): "all"}
+_MAKERS = set("zeros ones empty full eye identity arange linspace tri asarray array ascontiguousarray".split())
+
+
+class _Library(ModuleType):
+    """NumPy, with functions that make arrays with bounds."""
+
+    def __init__(self, arithmetic: Arithmetic) -> None:
+        super().__init__("numpy with error bounds")
+        self.arithmetic = arithmetic
+
+    def __getattr__(self, name: str) -> Any:
+        return self._maker(name) if name in _MAKERS else special.erf if name == "erf" else getattr(np, name)
+
+    def _maker(self, name: str) -> Callable:
+        def make(*args: Any, dtype: Any = None, **keywords: Any) -> Bounded:
+            if isinstance(args[0], Bounded):
+                x, kind = args[0], dtype or next(iter(args[1:]), args[0].dtype)
+                return x.astype(kind, copy=not name.startswith("as"))
+            f = "zeros" if name == "empty" else name
+            return _made(self.arithmetic, getattr(np, f)(*_values(args), **keywords), dtype)
+
+        return make
+

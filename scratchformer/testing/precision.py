@@ -1,0 +1,306 @@
+"""A check of an operation in float16, bfloat16 or float32, with error bounds that follow from what it computes.
+
+    def swish(x):
+        wide = x.astype(np.float32)
+        s = 1 / (1 + np.exp(-wide))
+        return (wide * s).astype(x.dtype), (x, s)
+
+The operation is run twice: in the type to check, and on arrays that carry a bound of the rounding error with every
+element (`bounds`). No tolerance is chosen: a longer sum, or a subtraction that cancels, gets a larger bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backend import CPU, Device, is_floating_type, to_cpu
+from .bounds import Arithmetic, Bounded, Step, limits, widest
+from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy
+from .differences import label
+from .runs import argument_names, expect_finite, name_of, normal_like, two
+
+_STEPS = 200  # a failure is explained by one of so many steps
+
+
+class PrecisionRow(NamedTuple):
+    """What was found for one tensor, at the element whose error comes closest to its bound.
+
+    terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the right
+    value. ratio: error / bound. underflow: how many elements became zero that are not.
+    """
+
+    tensor: str
+    shape: tuple[int, ...]
+    terms: int
+    error: float
+    bound: float
+    ratio: float
+    underflow: int
+
+
+class PrecisionReport(list):
+    """One PrecisionRow for y and for each gradient; `print` shows a table. `notes` says what underflowed."""
+
+    def __init__(self, rows: list[PrecisionRow], notes: list[str]) -> None:
+        super().__init__(rows)
+        self.notes = notes
+
+    def __str__(self) -> str:
+        head = ("tensor", "shape", "longest sum", "error (ulps)", "bound (ulps)", "error/bound")
+        rows = [
+            (r.tensor, str(r.shape), str(r.terms), f"{r.error:.2g}", f"{r.bound:.2g}", f"{r.ratio:.2f}") for r in self
+        ]
+        widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
+        cells = ([c.ljust(w) for c, w in zip(row, widths, strict=True)] for row in (head, *rows))
+        return "\n".join(["  ".join(row).rstrip() for row in cells] + self.notes)
+
+
+def check_precision(
+    op: Callable,
+    op_backward: Callable,
+    *args: Any,
+    dtype: Any = np.float16,
+    accumulate: Any = np.float32,
+    elementwise: Any = None,
+    dy: Any = None,
+    seed: int = 0,
+    device: Device = CPU,
+    **kwargs: Any,
+) -> PrecisionReport:
+    """Check that `op` and `op_backward` are as accurate in `dtype` as arithmetic in `accumulate` makes possible.
+
+    The pair and its arguments are as for `check_gradients`. Floating-point arguments are rounded to `dtype`
+    (np.float16, np.float32, "bfloat16"), and so is dy: by default standard normal numbers from `Key(seed)`. Then every
+    element of y and of each gradient must be within a bound of its exact value. The bound allows for
+
+    - sums and products that are accumulated in `accumulate`, or in the type of the numbers if that is wider;
+    - elementwise functions that are computed in `elementwise`, by default the same as `accumulate`. With
+      `elementwise=dtype` every single step may round to `dtype`;
+    - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a product of
+      matrices, in the cache, as y and as a gradient.
+
+    The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, not `np.zeros(shape)`,
+    or with the library that `scratchformer.backend.array_module(x)` returns.
+
+    Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest sum
+    and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16 needs a
+    package that is missing.
+    """
+    dtype, accumulate = as_type("dtype", dtype), as_type("accumulate", accumulate)
+    arithmetic = Arithmetic(widest(dtype, accumulate), widest(dtype, accumulate if elementwise is None else elementwise))
+    names = argument_names(op, args)
+    run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
+    found = run.actual()
+    bounded = run.bounded(arithmetic)
+    rows, notes, worst = [], [], None
+    for name, actual in found.items():
+        comparison = Comparison(name, actual, bounded[name])
+        comparison.expect_range()
+        rows.append(comparison.row())
+        if name != "y":
+            notes += comparison.underflow_note()
+        if rows[-1].ratio > 1 and (worst is None or rows[-1].ratio > worst[1].ratio):
+            worst = comparison, rows[-1]
+    if worst is not None:
+        reason = run.reason(worst[0], arithmetic)
+        raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {worst[0].complaint()}\n  {reason}")
+    return PrecisionReport(rows, notes)
+
+
+def as_type(name: str, dtype: Any) -> np.dtype:
+    """`dtype` as a NumPy type. Raises TypeError unless it is floating-point."""
+    if dtype == "bfloat16":
+        try:
+            import ml_dtypes
+        except ImportError as error:
+            raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[bfloat16]'") from error
+        dtype = ml_dtypes.bfloat16
+    dtype = np.dtype(dtype)
+    if not is_floating_type(dtype):
+        raise TypeError(f"{name}: expected a floating-point type, got {dtype}")
+    return dtype
+
+
+class Rounded:
+    """An operation with its arguments and dy, rounded to a type."""
+
+    def __init__(
+        self,
+        op: Callable,
+        op_backward: Callable,
+        names: list[str],
+        args: tuple,
+        kwargs: dict[str, Any],
+        dy: Any,
+        dtype: np.dtype,
+        device: Device,
+        seed: int,
+    ) -> None:
+        self.op, self.op_backward, self.names, self.dtype = op, op_backward, names, dtype
+        with np.errstate(over="ignore"):
+            self.args = [own_copy(x, device, dtype) for x in args]
+            self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+        given = dict(zip(names, self.args, strict=True))
+        self.floating = {name: x for name, x in given.items() if is_floating(x)}
+        if not self.floating:
+            raise ValueError("nothing to check: expected a floating-point array among the arguments")
+        expect_finite({f"{name} in {dtype}": x for name, x in self.floating.items()}, ValueError)
+        with np.errstate(all="ignore"):
+            self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
+        dy = normal_like(self.y, seed, device, np.float64) if dy is None else dy
+        parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
+        self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
+
+    def actual(self) -> dict[str, np.ndarray]:
+        """y and the gradients as computed in the type."""
+        with np.errstate(all="ignore"):
+            gradients = named_gradients(self.op_backward(self.dy, self.cache), self.floating, name_of(self.op_backward))
+        for name, g in gradients.items():
+            if g.dtype != self.dtype:
+                raise GradientError(f"gradient of {name} is {g.dtype} where {name} is {self.dtype}")
+        return {name: to_cpu(x) for name, x in self._named(self.y, gradients).items()}
+
+    def bounded(self, arithmetic: Arithmetic) -> dict[str, Bounded]:
+        """y and the gradients, exact and with bounds of the error in this arithmetic."""
+
+        def with_bounds(x: Any) -> Any:
+            return arithmetic.array(to_cpu(x)) if is_array(x) else x
+
+        args = [with_bounds(x) for x in self.args]
+        floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
+        dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
+        y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
+        store(y), store(cache)
+        gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
+        found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
+        return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
+
+    @staticmethod
+    def _named(y: Any, gradients: dict[str, Any]) -> dict[str, Any]:
+        return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
+
+    def reason(self, comparison: Comparison, arithmetic: Arithmetic) -> str:
+        """What the error usually means: the step that explains it when it alone is carried out in the type itself."""
+        name, kind, wide = comparison.name, self.dtype, arithmetic.elementwise
+
+        def with_steps(narrow: Callable[[int], bool]) -> tuple[list[Step], Comparison]:
+            relaxed = Arithmetic(arithmetic.accumulate, wide, watched=kind, narrow=narrow)
+            bounded = self.bounded(relaxed)[name]
+            return relaxed.steps, Comparison(name, comparison.actual, bounded)
+
+        steps, explained = with_steps(lambda _: True)
+        if not np.isfinite(comparison.actual[comparison.worst]):
+            largest = limits(kind).largest
+            beyond = next((step for step in steps if step.largest > largest), None)
+            where = f": {beyond.where}, reaches {beyond.largest:.3g}" if beyond else ""
+            return f"An overflow: {kind} ends at {largest:g}{where}."
+        found = {i: with_steps(lambda j, i=i: i == j)[1] for i in range(min(len(steps), _STEPS))}  # type: ignore[misc]
+        alone = {i: c for i, c in found.items() if c.ratio.max() <= 1}
+        if not alone:
+            if explained.ratio.max() <= 1:
+                return (
+                    f"Several steps are carried out in {kind}. Carry them out in {wide} and round the result once, or "
+                    f"allow it with elementwise and accumulate."
+                )
+            return f"Arithmetic in {kind} does not explain it: does the code do something else for {kind}?"
+        i = max(alone, key=lambda i: alone[i].ratio.max())  # the tightest explanation
+        step = steps[i]
+        if step.terms > 1:
+            return (
+                f"It looks accumulated in {kind}: a sum of {step.terms} terms in {step.where}\n"
+                f"  Convert the numbers to {arithmetic.accumulate} first."
+            )
+        growth = float(alone[i].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
+        times = f" up to {growth:.2g} times" if growth < 1e6 else ""
+        magnified = f", and what follows magnifies this{times}" if growth > 8 else ""
+        return (
+            f"It looks rounded to {kind} too early{magnified}: {step.where}\n"
+            f"  Compute in {wide} and round once, or allow it with elementwise={kind}."
+        )
+
+
+def store(x: Any) -> None:
+    """Round all arrays in nested tuples, lists and dictionaries to their types."""
+    if isinstance(x, Bounded) and x.floating and not x.stored:
+        rounded = x.arithmetic.stored(x, x.dtype)
+        x.bound, x.stored = rounded.bound, True
+    for part in x.values() if isinstance(x, dict) else x if isinstance(x, tuple | list) else ():
+        store(part)
+
+
+class Comparison:
+    """A tensor as computed, beside its exact values and bounds."""
+
+    def __init__(self, name: str, actual: np.ndarray, bounded: Bounded) -> None:
+        self.name, self.actual, self.bounded = name, actual, bounded
+        self.right, self.bound = bounded.value, bounded.bound
+        with np.errstate(all="ignore"):
+            error = np.abs(actual.astype(np.float64) - self.right)
+            same = (actual == self.right) | (np.isnan(actual) & np.isnan(self.right))
+            self.error = np.where(same, 0, np.where(np.isfinite(actual), error, np.inf))
+            ratio = np.where(self.error == 0, 0, np.where(np.isinf(self.error), np.inf, self.error / self.bound))
+        self.ratio = np.where(np.isnan(ratio), np.inf, ratio)
+        flat = int(self.ratio.argmax()) if self.ratio.size else 0
+        self.worst = tuple(int(i) for i in np.unravel_index(flat, self.ratio.shape)) if self.ratio.size else ()
+
+    def expect_range(self) -> None:
+        """Raise ValueError if a right value does not fit in the type."""
+        largest = limits(self.actual.dtype).largest
+        beyond = np.argwhere(np.isfinite(self.right) & (np.abs(self.right) - self.bound > largest))
+        if len(beyond):
+            index = tuple(int(i) for i in beyond[0])
+            raise ValueError(
+                f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} (at most "
+                f"{largest:g}): check with smaller arguments"
+            )
+
+    def ulp(self, right: float) -> float:
+        """The unit in the last place of a number in the type."""
+        limit = limits(self.actual.dtype)
+        exponent = np.floor(np.log2(abs(right))) if right else -np.inf
+        return max(limit.smallest, 2 * limit.u * 2.0**exponent)
+
+    def row(self) -> PrecisionRow:
+        if not self.ratio.size:
+            return PrecisionRow(self.name, self.right.shape, self.bounded.terms, 0.0, 0.0, 0.0, 0)
+        unit = self.ulp(float(self.right[self.worst]))
+        error, bound = float(self.error[self.worst]) / unit, float(self.bound[self.worst]) / unit
+        ratio = float(self.ratio[self.worst])
+        return PrecisionRow(
+            self.name, self.right.shape, self.bounded.terms, error, bound, ratio, int(self.underflow().sum())
+        )
+
+    def underflow(self) -> np.ndarray:
+        return (self.actual == 0) & (np.abs(self.right) > 1e-300)
+
+    def underflow_note(self) -> list[str]:
+        """How many elements of a gradient became zero, and what a loss scale would change."""
+        lost = self.underflow()
+        if not lost.any():
+            return []
+        limit, sizes = limits(self.actual.dtype), np.abs(self.right)
+        power = int(np.floor(np.log2(limit.largest / 2 / sizes.max())))
+        if power < 1:
+            return [f"{self.name}: {lost.sum()} of {lost.size} elements became 0; a loss scale does not help."]
+        left = int((sizes[lost] * 2.0**power < limit.smallest / 2).sum())
+        return [
+            f"{self.name}: {lost.sum()} of {lost.size} elements became 0, since they are below {limit.smallest / 2:.1g}; "
+            f"with a loss scale of 2^{power} it would be {left}."
+        ]
+
+    def complaint(self) -> str:
+        dtype, index = self.actual.dtype, self.worst
+        right, error, bound = float(self.right[index]), float(self.error[index]), float(self.bound[index])
+        unit = self.ulp(right)
+        lines = [
+            f"{label(self.name, index)} is less accurate than {dtype} allows:",
+            f"  computed {float(self.actual[index]):.9g}",
+            f"  right    {right:.9g}",
+            f"  error {error:.3g} ({error / unit:.3g} ulps), bound {bound:.3g} ({bound / unit:.3g} ulps), which follows from "
+            f"sums of at most {self.bounded.terms} terms",
+            f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} exceed their bounds",
+        ]
+        return "\n".join(lines)
