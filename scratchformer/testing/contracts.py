@@ -27,6 +27,7 @@ class GradientError(AssertionError):
     call: the call of the check that failed.
     """
 
+    __module__ = "scratchformer.testing"  # where users import it from, and what pytest shows
     call: Call | None = None
 
 
