@@ -84,28 +84,30 @@ class _Counterexamples:
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, None]:
         errors = _gradient_errors(call.excinfo.value) if call.excinfo else []
         if errors and call.excinfo and not self.config.getoption("fulltrace"):
-            from scratchformer.testing.plugin import until_check
+            from scratchformer.testing.plugin import shorten_notes, until_check
 
-            call.excinfo.traceback = until_check(call.excinfo.traceback)
+            if self.config.option.verbose <= 0:
+                for each in errors:
+                    shorten_notes(each)
+            error, shown = call.excinfo.value, until_check(call.excinfo.tb)
+            call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error, shown or call.excinfo.tb))
         report = (yield).get_result()
-        if report.failed and (errors or "gradients" in getattr(item, "fixturenames", ())):
+        if report.failed and errors:
             self._add_counterexamples(report, errors)
+        if report.failed and "gradients" in getattr(item, "fixturenames", ()):
+            _add_text(report, "gradients", f"Repeat with --gradient-seed {_seed_of(self.config)}")
 
     def _add_counterexamples(self, report: pytest.TestReport, errors: list[GradientError]) -> None:
         """Add them to the report: as text, and as data, which pytest-xdist sends to the process that controls it."""
-        found, texts = [], []
-        for error in errors:
-            if error.call:
-                from scratchformer.testing.plugin import counterexample
+        from scratchformer.testing.plugin import counterexample
 
-                try:
-                    found.append(counterexample(error, report.nodeid))
-                    texts.append(found[-1]["source"])
-                except Exception as problem:  # the failure itself must be reported, whatever happens here
-                    texts.append(f"No smaller counterexample was found: {type(problem).__name__}: {problem}")
-        texts.append(f"gradient seed: {_seed_of(self.config)}")
-        if hasattr(report.longrepr, "addsection"):
-            report.longrepr.addsection("counterexample" if errors else "gradients", "\n".join(texts), "-")
+        found = []
+        for error in (error for error in errors if error.call):
+            try:
+                found.append(counterexample(error, report.nodeid))
+                _add_text(report, "counterexample", found[-1]["source"].rstrip())
+            except Exception as problem:  # whatever happens here, the failure itself must be reported
+                _add_text(report, "counterexample", f"No smaller one was found. {type(problem).__name__}: {problem}")
         report.gradient_counterexamples = found  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -133,6 +135,12 @@ class _Counterexamples:
 
 def _seed_of(config: pytest.Config) -> int:
     return config.getoption("gradient_seed") or 0
+
+
+def _add_text(report: pytest.TestReport, title: str, text: str) -> None:
+    """Add a section below the message of a failure, if there is one (not with --tb=line)."""
+    if hasattr(report.longrepr, "addsection"):
+        report.longrepr.addsection(title, text)
 
 
 def _gradient_errors(error: BaseException) -> list[GradientError]:

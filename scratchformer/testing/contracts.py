@@ -31,6 +31,7 @@ class GradientError(AssertionError):
     known. call: the call of the check that failed.
     """
 
+    __module__ = "scratchformer.testing"  # where users import it from, and what pytest shows
     call: Call | None = None
 
     def __init__(self, message: str, diagnoses: Iterable[Diagnosis] = ()) -> None:

@@ -194,10 +194,10 @@ class _Source:
         name = name if name.isidentifier() else argument or "value"
         code = getattr(x, "__code__", None)
         if code:
-            what = f"a function of {Path(code.co_filename).name}, line {code.co_firstlineno}, that cannot be imported"
+            what = f"cannot be imported (it is defined in {Path(code.co_filename).name}, line {code.co_firstlineno})"
         else:
-            what = f"a {type(x).__name__} that cannot be written as a literal"
-        sentence = f"{name} is {what}: paste this test where it is defined."
+            what = f"has no short source (it is a {type(x).__name__})"
+        sentence = f"{name} {what}: define it here as in the test that failed."
         if sentence not in self.missing:
             self.missing.append(sentence)
         return name

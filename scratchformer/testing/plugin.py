@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .paste import paste
 from .shrink import SECONDS, shrink_call
 
 _HERE = Path(__file__).parent
+_NOTE_LINES = 6
 _HEAD = '"""Small counterexamples of gradient checks that failed."""\n'
 
 
@@ -36,6 +38,9 @@ class Gradients:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._test, self._rng = "", Key(seed).generator()
+
+    def __repr__(self) -> str:
+        return f"<gradients with seed {self.seed}>"
 
     def __call__(self, op: Any, op_backward: Any, *args: Any, **options: Any) -> Any:
         return self._check("check_gradients", op, op_backward, *args, **options)
@@ -77,10 +82,20 @@ def name_of_test(nodeid: str) -> str:
     return path.rpartition("/")[2] + colons + name
 
 
-def until_check(traceback: Any) -> Any:
-    """pytest's traceback up to the call of a check, without what happened inside the check."""
-    inside = [Path(entry.path).parent == _HERE for entry in traceback]
-    return traceback[: inside.index(True, 1)] if True in inside[1:] else traceback
+def until_check(traceback: TracebackType | None) -> TracebackType | None:
+    """The part of a traceback that leads to the call of a check, without what happened inside the check."""
+    if traceback is None or Path(traceback.tb_frame.f_code.co_filename).parent == _HERE:
+        return None
+    rest = until_check(traceback.tb_next)
+    return TracebackType(rest, traceback.tb_frame, traceback.tb_lasti, traceback.tb_lineno)
+
+
+def shorten_notes(error: GradientError) -> None:
+    """Leave out the arrays that Hypothesis adds to an exception as notes."""
+    for i, note in enumerate(getattr(error, "__notes__", [])):
+        first, _, rest = note.partition("(\n")
+        if rest.count("\n") > _NOTE_LINES and first.startswith(("Failing test case", "Falsifying example")):
+            error.__notes__[i] = f"{first}(...) with arrays too long to show: see the counterexample below, or use -v"
 
 
 def counterexample(error: GradientError, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
@@ -117,7 +132,7 @@ def write_module(file: Path, found: list[dict[str, Any]], keep: bool) -> None:
         names = (name + f"_{i}" * (i > 1) for i in itertools.count(1))
         name = next(name for name in names if f"def test_{name}(" not in text)
         skip = f"@pytest.mark.skip(reason={' '.join(each['missing'])!r})\n" if each["missing"] else ""
-        lines = [f"# {each['nodeid']}", *["import pytest"] * bool(skip), *_paths(each["folders"], file), head.strip()]
+        lines = [f"# {each['nodeid']}", *_paths(each["folders"], file), head.strip(), *["import pytest"] * bool(skip)]
         text = text.rstrip() + "\n\n\n" + "\n".join(lines) + f"\n\n\n{skip}def test_{name}():\n{body}"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(text, encoding="utf-8")
