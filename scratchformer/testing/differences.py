@@ -270,6 +270,12 @@ class Differences:
         before = self.outputs()
         return Secant(h, (after - before) / (2 * h), ((after - self.y) - (self.y - before)) / h)
 
+    def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
+        """y′(0) of each output along the line of `move`, from steps h and h/2."""
+        whole, half = self._secant(move, h), self._secant(move, h / 2)
+        move(0.0)
+        return (4 * half.slope - whole.slope) / 3
+
     def _near(self, secant: Secant, analytic: float, rtol: float) -> Estimate | None:
         """The estimate by D(h) alone, if the analytic value is so near that there is nothing to search for."""
         value = float(self.dy @ secant.slope)
@@ -305,12 +311,6 @@ def _sides(half: Secant, whole: Secant) -> tuple[np.ndarray, np.ndarray]:
     left = 2 * (half.slope - half.bend / 2) - (whole.slope - whole.bend / 2)
     right = 2 * (half.slope + half.bend / 2) - (whole.slope + whole.bend / 2)
     return left, right
-
-    def slope(self, move: Callable[[float], None], h: float) -> np.ndarray:
-        """y′(0) along the line of `move`, from steps h and h/2."""
-        slope, half = self._slope_and_bend(move, h)[0], self._slope_and_bend(move, h / 2)[0]
-        move(0.0)
-        return (4 * half - slope) / 3
 
 
 def elements(tensor: Tensor, count: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
