@@ -8,12 +8,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # tests run on every core, so BLAS, loa
     os.environ["OMP_NUM_THREADS"] = "1"
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from hypothesis import Phase, settings
 
 from scratchformer.backend import CPU, Device, DeviceError, get_device
+from scratchformer.testing.diagnosis import without_diagnosis
 from scratchformer.testing.strict import STRICT
 
 settings.register_profile("default", deadline=None, max_examples=25, print_blob=True)
@@ -21,6 +23,13 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.register_profile("thorough", settings.get_profile("default"), max_examples=500)
 settings.register_profile("unshrunk", settings.get_profile("ci"), phases=[Phase.explicit, Phase.generate])
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "default"))
+
+
+@pytest.fixture(autouse=True)
+def quick_failures(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Checks that fail do not say why, except in the tests of what they say: that takes a second each time."""
+    with nullcontext() if request.node.get_closest_marker("diagnosis") else without_diagnosis():
+        yield
 
 
 @pytest.fixture(scope="session")

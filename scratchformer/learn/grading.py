@@ -20,9 +20,8 @@ from ..notation.run import run
 from ..notation.walk import Walk
 from ..rng import Key
 from ..testing import GradientError, check_gradients
+from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
-
-UNKNOWN = "The mistake looks like none that is known."  # how a GradientError ends without a diagnosis
 
 
 class Wrong(AssertionError):
@@ -43,12 +42,13 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         if left := blanks_left(text):
             return Verdict(False, with_blanks(exercise, student, text, left))
         expect_kept(exercise, text)
-        return Verdict(True, exercise.check(student) or "")
+        with without_diagnosis():
+            return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
         message = in_file(error, text)
-        return Verdict(False, recognised(exercise, path, message) or message)
+        return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
     except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
@@ -68,10 +68,22 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
         if mistake.what:
             wrong = exercise.solution.replace(mistake.right, mistake.wrong)
             try:
-                exercise.check(load(path, wrong))
+                with without_diagnosis():
+                    exercise.check(load(path, wrong))
             except Exception as error:
                 if in_file(error, wrong) == message:
-                    return f"{message.removesuffix(UNKNOWN).rstrip()}\nThis is what one gets when {mistake.what}."
+                    return f"{message}\nThis is what one gets when {mistake.what}."
+    return ""
+
+
+def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
+    """The message with a diagnosis, if a gradient is wrong."""
+    try:
+        exercise.check(student)
+    except GradientError as error:
+        return in_file(error, text)
+    except Exception:  # not of a gradient: it has no diagnosis
+        pass
     return ""
 
 

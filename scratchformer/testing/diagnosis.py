@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
 LARGEST = 5000  # elements of a tensor, beyond which no derivation is evaluated
 LARGEST_JACOBIAN = 500  # elements of a tensor, beyond which no Jacobian is computed
+
+_wanted = ContextVar("diagnosis", default=True)
+
+
+@contextmanager
+def without_diagnosis() -> Iterator[None]:
+    """Within it, checks do not say what a mistake looks like: where only its being found counts, that takes too long."""
+    before = _wanted.set(False)
+    try:
+        yield
+    finally:
+        _wanted.reset(before)
 
 
 class Diagnosis(NamedTuple):
@@ -99,6 +113,11 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
         return ["The mistake looks like none that is known."]
     first, *others = (diagnosis.what for diagnosis in diagnoses)
     return [first, *(f"It may also be: {other}" for other in others)]
+
+
+def wanted() -> bool:
+    """Whether a failed check is to be explained: see `without_diagnosis`."""
+    return _wanted.get()
 
 
 def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:

@@ -288,6 +288,8 @@ def _raise_worst(
         ]
         lines += [f"  {worst.note}"] * bool(worst.kink)
         lines += [f"  and others of {', '.join(others)}"] * bool(others)
+        if not diagnosis.wanted():
+            raise GradientError("\n".join(lines))
         diagnoses = explain()
         raise GradientError("\n".join([*lines, *diagnosis.paragraph(diagnoses)]), diagnoses)
 

@@ -72,7 +72,7 @@ MISTAKES = (
 
 def check(student):
     block = student.Block(4, 2, Key(5))
-    check_layer(block, normal(0, 2, 3, 4))
+    check_layer(block, normal(0, 2, 3, 4), max_elements=5, directions=1)
     right = nn.TransformerBlock(4, 2, norm="pre", causal=True, key=Key(5)).to(dtype=float)
     x = normal(1, 2, 5, 4)
     expect_close("y", block.to(dtype=float)(x), right(x), "The forward was right; leave it as it was.")
