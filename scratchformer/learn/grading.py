@@ -16,6 +16,7 @@ import numpy as np
 
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
+from ..notation.grammar import canonical
 from ..notation.run import run
 from ..notation.walk import Walk
 from ..rng import Key
@@ -37,14 +38,14 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     text = path.read_text(encoding="utf-8")
     try:
         student = load(path, text)
+        expect_kept(exercise, text)
         if left := blanks_left(text):
             return Verdict(False, with_blanks(exercise, student, text, left))
-        expect_kept(exercise, text)
         return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
-        message = in_file(str(error), text)
+        message = in_file(error, text)
         return Verdict(False, message + recognised(exercise, path, message))
     except Exception as error:
         return Verdict(False, where(error, path))
@@ -67,7 +68,7 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
             try:
                 exercise.check(load(path, wrong))
             except Exception as error:
-                if in_file(str(error), wrong) == message:
+                if in_file(error, wrong) == message:
                     return f"\nThis is what one gets when {mistake.what}."
     return ""
 
@@ -96,20 +97,26 @@ def expect_kept(exercise: Exercise, text: str) -> None:
         if not answers:
             raise Wrong(f"this line of the exercise is gone: {head}?")
         number, answer = answers[0]
-        if "∂" in answer and "∂" not in normal_space(solved).removeprefix(head):
+        if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
-        left = re.match(r"\S+", head)[0]  # type: ignore[index]  # the head begins with a name
-        if left in answer.split():
-            raise Wrong(f"line {number}: {left} is on both sides")
+        if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
+            raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+
+
+def names_in(text: str) -> list[str]:
+    """The names in an equation, without their indices, spelled in ASCII."""
+    return [canonical(name) for name in re.findall(r"(?<![_\w])[^\W\d_\u0302][^\W_\u0302]*\u0302?", text)]
 
 
 def normal_space(line: str) -> str:
     return " ".join(line.split())
 
 
-def in_file(message: str, text: str) -> str:
+def in_file(error: Exception, text: str) -> str:
     """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
-    message = message.partition("\nRepeat with")[0]
+    message = str(error).partition("\nRepeat with")[0]
+    if isinstance(error, Wrong):
+        return message
     for node in ast.walk(ast.parse(text)):
         if re.search(r"line \d+[:,]", message) and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
             before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)

@@ -48,7 +48,7 @@ TOKEN = re.compile(
     r"""(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?|[½π∞])
       | (?P<power>⁻¹|[²³⁴])
       | (?P<relation><=|>=|!=|:=|[=<>≤≥≠])
-      | (?P<sign>[-−+/·*^()\[\]{},|√⌊⌋Σ∂])
+      | (?P<sign>\*\*|[-−+/·*^()\[\]{},|√⌊⌋Σ∂])
       | (?P<word>[^\W\d_²³⁴½]\u0302?(?:[^\W_²³⁴½]\u0302?)*)
       | (?P<underscore>_)
       | (?P<prime>['’′]+)""",
@@ -273,7 +273,7 @@ class Parser:
         if self.next.kind == "power":
             token = self.take()
             return "^", node, ("num", POWERS[token.text], token.text)
-        if self.accept("^"):
+        if self.accept("^", "**"):
             return "^", node, ("neg", self.base()) if self.accept("-", "−") else self.base()
         return node
 
