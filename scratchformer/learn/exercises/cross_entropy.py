@@ -1,11 +1,8 @@
 """Cross-entropy, backward
 
-In each row that counts, the gradient is p − t: the probabilities, minus 1 at the target. Forward took the mean over the
-rows that count, and the loss may be one part of a larger one, so each row has a weight too:
-
-    dlogits_nv = dloss k_n (p_nv − t_nv)/count
-
-k_n is 1 if target n counts and 0 if it is −1. dloss is one number, the gradient of the loss.
+Softmax turns a row of logits z into probabilities p, and the loss of the row is −log p at its target. Its derivative is
+p_v − t_v, where t is 1 at the target and 0 elsewhere. Three things are left to do: forward takes a mean, some rows do
+not count in it, and the loss may be one part of a larger one, which is why there is a dloss.
 """
 
 import numpy as np

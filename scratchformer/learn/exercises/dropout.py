@@ -1,9 +1,9 @@
 """Dropout, forward and backward
 
-In training, each number of x is set to 0 with probability p and kept otherwise. The numbers that are kept are made
-larger, so that the mean over many draws is x: then nothing has to be changed when the model is used without dropout.
+In training, each number of x is set to 0 with probability p, and kept otherwise. What is kept is scaled up, so that the
+mean over many draws is x: then nothing has to change when the model is used without dropout.
 
-You write both halves here, and choose what the cache holds. Given the draw, each y_i is x_i times a constant.
+You write both halves here, and choose what the cache holds. Once keep is drawn, each y_i is x_i times a constant.
 """
 
 import numpy as np

@@ -1,10 +1,9 @@
 """Embedding, backward
 
 Each word of a text has a number, its id, and each id has a row in a table of vectors. Forward looks the rows up. The
-table is the parameter: its gradient has a row for each id, with the gradients of all places where that id was read.
+table is trained, so backward returns its gradient: a row for each id, with what arrives at all places that read it.
 
-In a text most words occur more than once, so think of what happens in a row that is read twice, and in one that is
-never read.
+Most words of a text occur more than once. Think of a row that is read twice, and of one that is never read.
 """
 
 import numpy as np

@@ -2,11 +2,10 @@
 
 GELU multiplies x by a smooth step from 0 to 1. GPT-2 writes the step with tanh: y = ½ x (1 + tanh(u)), where u is a
 cubic polynomial of x. All of it is elementwise, so this is calculus with numbers: the derivative of a polynomial, the
-chain rule, the product rule.
+chain rule, and the product rule. The derivative of tanh(u) is 1 − tanh(u)².
 
-The derivative of tanh(u) is 1 − tanh(u)². x_i is one number of x. Each line may use what the lines above it define. You
-may type sqrt(2/pi) for √(2/π), 1/2 for ½, x_i^2 for x_i². Do not use ∂ in an answer, and do not multiply the constants
-out: a slope that is right to three digits is wrong.
+A line may use what the lines above it define. You may type sqrt(2/pi) for √(2/π), 1/2 for ½ and x_i^2 for x_i². Leave
+the constants as they are: a slope that is right to three digits is wrong. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops

@@ -3,10 +3,10 @@
 Each row of x is shifted to mean 0 and scaled to variance 1. So x_k changes y in three ways: directly, through the mean
 μ, and through the standard deviation σ. The gradient has a term for each, and the third is the one that people forget.
 
-The equations are about one row of length C. c and k are indices along it; δ_ck is 1 where c = k and 0 elsewhere.
-mean_c(a_c) stands for 1/C Σ_c a_c. Only dγ and dβ are about all rows, with the row number n as a first index.
+The equations are about one row of length C, and c and k are indices along it. mean_c(a_c) stands for 1/C Σ_c a_c. Only
+dγ and dβ are about all rows: there, n is the number of the row and comes first, as in dy_nc.
 
-You may type xhat_c for x̂_c, mu, sigma, gamma, beta, dgamma, sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
+You may type xhat_c for x̂_c, mu, sigma, gamma, beta, sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops

@@ -1,13 +1,13 @@
 """The derivation of linear
 
-x_ni is the number in row n and column i of x. y_no = Σ_i x_ni w_io + b_o is one equation for each row n and each
-output o. Ask of each argument which outputs it reaches, and add up over all of them: that is the chain rule.
+x_ni is the number in row n and column i of x, and y_no = Σ_i x_ni w_io + b_o is one equation for each row n and each
+output o. For each argument, ask which outputs it affects, and add up over all of them: that is the chain rule.
 
-Replace each `?` by an expression with indices. Every equation is evaluated on small arrays, from top to bottom, and the
-first one that is not true is named. Each index on the left must be on the right too, or the equation holds for all its
-values; every other index on the right needs a sum.
+Replace each `?` by an expression with indices. A check evaluates the equations on small arrays, from top to bottom, and
+names the first one that is not true. You can check as often as you like, also while there are blanks below.
 
-δ_oj is 1 where o = j and 0 elsewhere. You may type sum_o for Σ_o, d_oj for δ_oj. Do not use ∂ in an answer.
+An index that stands only on the right needs a sum. δ_oj is 1 where o = j and 0 elsewhere. You may type sum_o for Σ_o
+and d_oj for δ_oj. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops

@@ -1,10 +1,10 @@
 """ReLU, backward
 
-y = max(x, 0), element by element. Where x is positive, y = x; where it is negative, y stays 0 whatever x does. So
-each element of dy is either passed on or stopped.
+y = max(x, 0), elementwise. Where x is positive, y = x; where it is negative, y stays 0 whatever x does. So each number
+of dy is either passed on or stopped.
 
-Forward keeps only y, because the next operation keeps y anyway: x is not needed. At x = 0 the graph has a corner, and
-no derivative. Take 0 there, as all libraries do.
+The cache is y and not x: the operation after ReLU keeps y anyway, so this costs no memory. At x = 0 the graph has a
+corner and no derivative; take 0 there, as is usual.
 """
 
 import numpy as np
