@@ -24,6 +24,11 @@ from ..testing import GradientError, check_gradients
 from .exercise import LEFT, Exercise, blanks_left
 
 
+FLOAT32 = """
+The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
+divided, and for np.zeros or np.eye without a dtype."""
+
+
 class Wrong(AssertionError):
     """An answer is wrong; the message says what, with numbers."""
 
@@ -132,6 +137,8 @@ def where(error: Exception, path: Path) -> str:
         return text
     frame, number = steps[-1]
     line = linecache.getline(str(path), number).strip()
+    if not isinstance(error, ValueError | IndexError | TypeError):
+        return f"line {number}: {line}\n    {text}"
     arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
     shapes = [f"{name} {each.shape}" for name, each in arrays.items() if re.search(rf"\b{name}\b", line)]
     return f"line {number}: {line}\n    {text}" + (f"\n    The shapes: {', '.join(shapes)}" if shapes else "")
@@ -144,7 +151,12 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
     """`check_gradients`, for a student's pair."""
-    check_gradients(op, op_backward, *args, **options)
+    try:
+        check_gradients(op, op_backward, *args, **options)
+    except GradientError as error:
+        if "inputs are float32" not in str(error):
+            raise
+        raise Wrong(in_file(error, "") + FLOAT32) from error
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
@@ -191,4 +203,4 @@ def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: floa
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
-    raise Wrong(f"{name}{index}: expected {expected[at]:.6g}, got {found[at]:.6g}{why and '. '}{why}")
+    raise Wrong(f"{name}{index}: expected {expected[at] + 0:.6g}, got {found[at]:.6g}{why and '. '}{why}")

@@ -60,8 +60,8 @@ MISTAKES = (
     Mistake("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
     Mistake("= p_nv − t_nv", "= p_nv − 1", "∂ℓ_n/∂z_nv.*is not true"),
     Mistake("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
-    Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n"),
-    Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n"),
+    Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
+    Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
     Mistake("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
     Mistake("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
 )

@@ -42,6 +42,7 @@ HINTS = (
 )
 LIBRARY = ops.dropout
 MISTAKES = (
+    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
     Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
     Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
     Mistake("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
@@ -63,6 +64,7 @@ MISTAKES = (
 def check(student):
     x, p = normal(0, 4, 6), 0.25
     keep = np.random.default_rng(3).random(x.shape) >= p
+    x[keep] *= np.arange(keep.sum()) != 5  # one of those that are kept is 0
     y, first = student.dropout(x, p, 3)
     expect_close("y", y, x * keep / 0.75, "p = 0.25: a number is kept with probability 0.75, and its mean must stay x")
     student.dropout(x, p, 4)

@@ -50,10 +50,15 @@ HINTS = (
 )
 LIBRARY = ops.gelu
 MISTAKES = (
-    Mistake("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i)", "∂y_i/∂x_i.*is not true"),
+    Mistake(
+        "½ (1 + h_i) + ½ x_i b_i",
+        "½ (1 + h_i)",
+        "∂y_i/∂x_i.*is not true",
+        "the second term of the product rule is left out",
+    ),
     Mistake("√(2/π) (1 + 3·0.044715 x_i²)", "0.798 (1 + 0.134 x_i²)", "a_i := .*is not true: relative error .*e-0[34]"),
     Mistake("(1 + 3·0.044715 x_i²)", "(1 + 0.044715 x_i²)", "a_i := .*is not true"),
-    Mistake("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true"),
+    Mistake("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true", "the slope of u is left out of the chain rule"),
     Mistake("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i) + b_i", "∂y_i/∂x_i.*is not true"),
 )
 

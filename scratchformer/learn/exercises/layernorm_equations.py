@@ -59,15 +59,22 @@ HINTS = (
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
-    Mistake(" − x̂_k mean_c(g_c x̂_c))/σ", ")/σ", "dx_k.*is not true"),
+    Mistake(
+        "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
+        "(g_k − mean_c(g_c))/σ",
+        "dx_k.*is not true",
+        "the third term, through σ, is left out",
+    ),
     Mistake(
         "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
         "γ_k (dy_k − mean_c(dy_c) − x̂_k mean_c(dy_c x̂_c))/σ",
         "dx_k.*is not true",
+        "γ is outside the means: it differs from element to element, so it belongs to g",
     ),
-    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true"),
+    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is taken for a constant"),
     Mistake("= x̂_k/C\n", "= x̂_k\n", "∂σ/∂x_k.*is not true"),
-    Mistake("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c"),
+    Mistake("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c.*is not true", "the sum over the rows is left out"),
+    Mistake("Σ_n dy_nc x̂_nc", "1 dgamma_c", r"line \d+: dγ_c is on both sides"),
     Mistake("= Σ_n dy_nc\n", "= mean_n(dy_nc)\n", "dβ_c.*is not true"),
     Mistake("= dy_c γ_c", "= dy_c", "∂L/∂x̂_c.*"),
 )
