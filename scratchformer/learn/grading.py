@@ -23,7 +23,6 @@ from ..rng import Key
 from ..testing import GradientError, check_gradients
 from .exercise import LEFT, Exercise, blanks_left
 
-
 FLOAT32 = """
 The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
 divided, and for np.zeros or np.eye without a dtype."""
