@@ -113,8 +113,8 @@ class Walk:
             if node[0] == "name" and self.names(node):
                 shape = self.scope.values[self.scope.resolve(node[1])].shape
                 found.setdefault(len(shape) - len(node[2]), {})[spelled(node)] = shape
-        arrays = ", ".join(f"{name} {shape}" for name, shape in found[max(found)].items()) if found else ""
-        return f"axes without an index do not fit together: {arrays}" if arrays else ""
+        arrays = [f"{name} {shape}" for name, shape in found[max(found)].items()] if found else []
+        return f"axes without an index do not fit together: {', '.join(arrays)}" if arrays else ""
 
     def expect_complete(self) -> None:
         """Raise DerivationError for what the derivation leaves unchecked.

@@ -9,6 +9,8 @@ The gradient of a step's input is the gradient of its output times the derivativ
 All arrays here have the same shape, and every step is elementwise, so this is calculus with numbers. Only one thing is
 new: s is used twice, by exp and by the product. A small change of s changes the loss in both ways, and the two effects
 add up.
+
+Write your code in place of each `...`. More lines and other names are fine, as long as dx is right.
 """
 
 import numpy as np

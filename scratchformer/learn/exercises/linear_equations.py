@@ -63,6 +63,7 @@ MISTAKES = (
     ),
     Mistake("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
     Mistake("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
+    Mistake("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
     Mistake("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
 )
 
