@@ -23,9 +23,7 @@ from ..rng import Key
 from ..testing import GradientError, check_gradients
 from .exercise import LEFT, Exercise, blanks_left
 
-FLOAT32 = """
-The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
-divided, and for np.zeros or np.eye without a dtype."""
+UNKNOWN = "The mistake looks like none that is known."  # how a GradientError ends without a diagnosis
 
 
 class Wrong(AssertionError):
@@ -37,6 +35,7 @@ class Verdict(NamedTuple):
     message: str
 
 
+@np.errstate(all="ignore")  # what a wrong answer overflows is found in its result
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
     text = path.read_text(encoding="utf-8")
@@ -50,8 +49,8 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
     except (GradientError, DerivationError, NotationError, Wrong) as error:
         message = in_file(error, text)
-        return Verdict(False, message + recognised(exercise, path, message))
-    except Exception as error:
+        return Verdict(False, recognised(exercise, path, message) or message)
+    except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
 
@@ -65,7 +64,7 @@ def load(path: Path, text: str) -> ModuleType:
 
 
 def recognised(exercise: Exercise, path: Path, message: str) -> str:
-    """The known mistake that leads to the same message, numbers included, if there is one."""
+    """The message with the name of the known mistake that leads to the same one, numbers included, if one does."""
     for mistake in exercise.mistakes:
         if mistake.what:
             wrong = exercise.solution.replace(mistake.right, mistake.wrong)
@@ -73,7 +72,7 @@ def recognised(exercise: Exercise, path: Path, message: str) -> str:
                 exercise.check(load(path, wrong))
             except Exception as error:
                 if in_file(error, wrong) == message:
-                    return f"\nThis is what one gets when {mistake.what}."
+                    return f"{message.removesuffix(UNKNOWN).rstrip()}\nThis is what one gets when {mistake.what}."
     return ""
 
 
@@ -119,16 +118,15 @@ def normal_space(line: str) -> str:
 def in_file(error: Exception, text: str) -> str:
     """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
     message = str(error).partition("\nRepeat with")[0]
-    if isinstance(error, Wrong):
-        return message
+    counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
-        if re.search(r"line \d+[:,]", message) and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+        if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
             before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
             return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
     return message
 
 
-def where(error: Exception, path: Path) -> str:
+def where(error: BaseException, path: Path) -> str:
     """The error, with the line of the student's file that it comes from and the shapes of the arrays in that line."""
     text = f"{type(error).__name__}: {error}"
     steps = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename == str(path)]
@@ -146,6 +144,11 @@ def where(error: Exception, path: Path) -> str:
 def normal(seed: int, *shape: int) -> np.ndarray:
     """Standard normal numbers."""
     return Key(seed).fold("exercise").generator().standard_normal(shape)
+
+
+FLOAT32 = """
+The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
+divided, and for np.zeros or np.eye without a dtype."""
 
 
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
