@@ -53,10 +53,11 @@ MISTAKES = (
         "    g = dy * gamma\n    dx = (",
         "    g = dy\n    dx = gamma * (",
         "wrong gradient at x",
+        "γ is outside the means, which is right only while all γ are equal",
     ),
     Mistake("dbeta = dy.sum(", "dbeta = dy.mean(", "wrong gradient at beta"),
     Mistake("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
-    Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x"),
+    Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x", "the mean of g is over all rows"),
     Mistake("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
     Mistake("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
 )
