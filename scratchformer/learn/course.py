@@ -21,6 +21,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "layernorm_equations",
         "layernorm",
         "rmsnorm_equations",
+        "rmsnorm",
         "embedding",
         "dropout",
         "gelu_equations",
