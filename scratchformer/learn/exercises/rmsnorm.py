@@ -37,8 +37,8 @@ from ..exercise import Mistake
 from ..grading import check_pair, expect_close, normal
 
 HINTS = (
-    "ρ is one number for each row, so keep its axis: keepdims=True. Backward needs x̂, ρ and γ. It is that of layer norm "
-    "without the term of the mean.",
+    "ρ is one number for each row, so keep its axis: keepdims=True. Backward needs x̂, ρ and γ; it is that of layer "
+    "norm without the term of the mean.",
     "With g_c = dy_c γ_c, dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/ρ, and dγ_c = Σ_n dy_nc x̂_nc.",
     "rho = np.sqrt((x * x).mean(axis=-1, keepdims=True) + eps), cache = x / rho, rho, gamma. In backward, the mean has "
     "axis=-1 and keepdims=True, and the sum for dgamma runs over tuple(range(dy.ndim - 1)).",
@@ -63,8 +63,8 @@ MISTAKES = (
 def check(student):
     x, gamma = normal(0, 4, 3), normal(1, 3)
     why = "ρ is the root of the mean of the squares, and each row has its own"
-    expect_close("y", student.rmsnorm(x, gamma, 0.0)[0], ops.rmsnorm(x, gamma, 0.0)[0], why)
+    expect_close("y", student.rmsnorm(x.copy(), gamma, 0.0)[0], ops.rmsnorm(x, gamma, 0.0)[0], why)
     why = "eps is 0.5 here, and is added before the root is taken"
-    expect_close("y", student.rmsnorm(x, gamma, 0.5)[0], ops.rmsnorm(x, gamma, 0.5)[0], why)
+    expect_close("y", student.rmsnorm(x.copy(), gamma, 0.5)[0], ops.rmsnorm(x, gamma, 0.5)[0], why)
     check_pair(student.rmsnorm, student.rmsnorm_backward, x, gamma, 0.5)
     check_pair(student.rmsnorm, student.rmsnorm_backward, normal(2, 3, 2, 5), normal(3, 5), 0.1)
