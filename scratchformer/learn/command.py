@@ -63,13 +63,13 @@ def overview(args: argparse.Namespace) -> None:
     from .course import CHAPTERS, NAMES, exercise
 
     progress, out = opened(args), console()
-    number = 0
+    number, width = 0, max(map(len, NAMES))
     for chapter, names in CHAPTERS.items():
         out.print(f"[bold]{chapter}[/]")
         for name in names:
             number += 1
             each = exercise(name)
-            row = f"{number:3}  {name:<22} [dim]{each.kind:<11}[/]{escape(each.title)}"
+            row = f"{number:3}  {name:<{width}}  [dim]{each.kind:<11}[/]{escape(each.title)}"
             out.print(f" {mark(progress, name)}{row}{note(progress, name)}", soft_wrap=True)
     passed = sum(progress.of(name).passed for name in NAMES)
     out.print(f"\n{passed} of {len(NAMES)} done", end="")

@@ -22,6 +22,7 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "layernorm_equations",
         "layernorm",
         "rmsnorm_equations",
+        "rmsnorm",
         "embedding",
         "dropout",
         "gelu_equations",

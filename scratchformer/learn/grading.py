@@ -16,6 +16,7 @@ import numpy as np
 
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
+from ..notation.grammar import canonical
 from ..notation.run import run
 from ..notation.walk import Walk
 from ..rng import Key
@@ -39,9 +40,9 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     text = path.read_text(encoding="utf-8")
     try:
         student = load(path, text)
+        expect_kept(exercise, text)
         if left := blanks_left(text):
             return Verdict(False, with_blanks(exercise, student, text, left))
-        expect_kept(exercise, text)
         with without_diagnosis():
             return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
@@ -111,11 +112,15 @@ def expect_kept(exercise: Exercise, text: str) -> None:
         if not answers:
             raise Wrong(f"this line of the exercise is gone: {head}?")
         number, answer = answers[0]
-        if "∂" in answer and "∂" not in normal_space(solved).removeprefix(head):
+        if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
-        left = re.match(r"\S+", head)[0]  # type: ignore[index]  # the head begins with a name
-        if left in answer.split():
-            raise Wrong(f"line {number}: {left} is on both sides")
+        if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
+            raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+
+
+def names_in(text: str) -> list[str]:
+    """The names in an equation, without their indices, spelled in ASCII."""
+    return [canonical(name) for name in re.findall(r"(?<![_\w])[^\W\d_\u0302][^\W_\u0302]*\u0302?", text)]
 
 
 def normal_space(line: str) -> str:
@@ -141,6 +146,8 @@ def where(error: BaseException, path: Path) -> str:
         return text
     frame, number = steps[-1]
     line = linecache.getline(str(path), number).strip()
+    if not isinstance(error, ValueError | IndexError | TypeError):
+        return f"line {number}: {line}\n    {text}"
     arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
     shapes = [f"{name} {each.shape}" for name, each in arrays.items() if re.search(rf"\b{name}\b", line)]
     return f"line {number}: {line}\n    {text}" + (f"\n    The shapes: {', '.join(shapes)}" if shapes else "")
@@ -151,9 +158,19 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return Key(seed).fold("exercise").generator().standard_normal(shape)
 
 
+FLOAT32 = """
+The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
+divided, and for np.zeros or np.eye without a dtype."""
+
+
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
     """`check_gradients`, for a student's pair."""
-    check_gradients(op, op_backward, *args, **options)
+    try:
+        check_gradients(op, op_backward, *args, **options)
+    except GradientError as error:
+        if "inputs are float32" not in str(error):
+            raise
+        raise Wrong(in_file(error, "") + FLOAT32) from error
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
@@ -200,4 +217,4 @@ def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: floa
         return
     at = np.unravel_index(int(np.argmax(np.nan_to_num(difference, nan=np.inf))), expected.shape)
     index = f"[{', '.join(map(str, map(int, at)))}]" if at else ""
-    raise Wrong(f"{name}{index}: expected {expected[at]:.6g}, got {found[at]:.6g}{why and '. '}{why}")
+    raise Wrong(f"{name}{index}: expected {expected[at] + 0:.6g}, got {found[at]:.6g}{why and '. '}{why}")

@@ -48,7 +48,7 @@ TOKEN = re.compile(
     r"""(?P<number>\d+(?:\.\d+)?(?:e-?\d+)?|[½π∞])
       | (?P<power>⁻¹|[²³⁴])
       | (?P<relation><=|>=|!=|:=|[=<>≤≥≠])
-      | (?P<sign>[-−+/·*^()\[\]{},|√⌊⌋Σ∂])
+      | (?P<sign>\*\*|[-−+/·*^()\[\]{},|√⌊⌋Σ∂])
       | (?P<word>[^\W\d_²³⁴½]\u0302?(?:[^\W_²³⁴½]\u0302?)*)
       | (?P<underscore>_)
       | (?P<prime>['’′]+)""",
@@ -273,7 +273,7 @@ class Parser:
         if self.next.kind == "power":
             token = self.take()
             return "^", node, ("num", POWERS[token.text], token.text)
-        if self.accept("^"):
+        if self.accept("^", "**"):
             return "^", node, ("neg", self.base()) if self.accept("-", "−") else self.base()
         return node
 
@@ -329,6 +329,9 @@ class Parser:
             if name in (*CALLS, "floor") and (count := len(arguments)) != (2 if name in ("max", "min") else 1):
                 raise NotationError(f"{name} has {count} arguments", self.text, token.column)
             return (name, arguments[0]) if name in ("abs", "floor") else ("call", name, tuple(arguments))
+        if not known and name in OVER and self.sees("("):
+            example = f"{name}_i(x_i)"
+            raise NotationError(f"{name} needs the index that it runs over, as in {example}", self.text, token.column)
         if not known and name == "partial":
             return self.partial()
         return self.indexed(token)
@@ -360,7 +363,8 @@ class Parser:
 
     def over(self, function: str) -> Node:
         """A sum over `_s`, `_{s,t}` or `_{s ≤ t}`; for functions other than Σ the body is in parentheses."""
-        self.expect("_")
+        if not self.accept("_"):
+            self.fail('"_" and the index that it runs over')
         found: list[str] = []
         conditions: list[Condition] = []
         if self.accept("{"):

@@ -85,7 +85,7 @@ def fetch(name: str, indices: Sequence[Node], scope: Scope) -> tuple[np.ndarray,
         data = data.reshape(*data.shape[:first], int(np.prod(rows)), *data.shape[first + lead + 1 :])
         lead = 0
     if lead < 0:
-        raise NotationError(f"{name} has {data.ndim - first} axes, not {count}")
+        raise NotationError(f"too many indices: {name} has shape {data.shape[first:]}")
     return data, (*(DIRECTION,) * first, *range(-lead, 0)), count
 
 

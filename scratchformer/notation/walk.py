@@ -13,6 +13,7 @@ from .grammar import walk as nodes
 from .layout import Derivation, Item, normal
 from .run import Run
 from .spelling import name as spelled_name
+from .spelling import spelled
 from .values import (
     DIRECTION,
     STEP,
@@ -102,7 +103,18 @@ class Walk:
                     self.code(item)
             except ValueError as error:  # a NotationError, or NumPy's of shapes that do not go together
                 place = f"{name}: line {item.line}: {normal(item.text)}"
-                raise DerivationError(f"{place}\n    {getattr(error, 'message', error)}") from error
+                what = getattr(error, "message", "") or self.without_index(item) or error
+                raise DerivationError(f"{place}\n    {what}") from error
+
+    def without_index(self, item: Item) -> str:
+        """Why NumPy could not broadcast an equation: the arrays with the most axes that have no index."""
+        found: dict[int, dict[str, tuple[int, ...]]] = {}
+        for node in nodes(item.equation):
+            if node[0] == "name" and self.names(node):
+                shape = self.scope.values[self.scope.resolve(node[1])].shape
+                found.setdefault(len(shape) - len(node[2]), {})[spelled(node)] = shape
+        arrays = [f"{name} {shape}" for name, shape in found[max(found)].items()] if found else []
+        return f"axes without an index do not fit together: {', '.join(arrays)}" if arrays else ""
 
     def expect_complete(self) -> None:
         """Raise DerivationError for what the derivation leaves unchecked.

@@ -241,7 +241,8 @@ def doubled(*lines, op=double, op_backward=double_backward, args=(X,), **options
         ("|x_i| = 1000", "is not true"),  # no picture, although it begins with |
         ("unused = 7 * dy", r"line of code is not checked: .* variable that it sets \(unused\)"),
         ("return dy", "this line of code did not run"),
-        ("y_i = 2 x_i + w_i", "w has 1 axes|shape mismatch|could not be broadcast"),
+        ("y_i = 2 x_i + w_i", r"axes without an index do not fit together: .*w_i \(7, 4\)"),
+        ("y_i = 2 x_i + 0 x", r"axes without an index do not fit together: x \(3, 4\)"),
         ("y_i = Σ_{j, j < 100000000} [j = i] 2 x_i", "index j is not known"),
     ],
 )

@@ -38,6 +38,7 @@ def test_an_equation_written_out_again_is_the_same_equation(text):
         ("y_i = sum_t x_t d_ti/sqrt(D)", "y_i = Σ_t x_t δ_ti/√(D)"),
         ("y_i <= gamma_i * xhat_i - 1", "y_i ≤ γ_i · x̂_i − 1"),
         ("y_t = sum_{s, s != t} x_s", "y_t = Σ_{s, s ≠ t} x_s"),
+        ("y_i = x_i**n", "y_i = x_i^n"),
         ("partial y_i/partial x_j = 2 x_i d_ij", "∂y_i/∂x_j = 2 x_i δ_ij"),
     ],
 )
@@ -79,6 +80,8 @@ def test_a_letter_on_its_own_is_an_index_where_it_is_one():
         ("y_1 = 3", 3, "expected an index"),
         ("y_i = exp(x_i", 14, 'expected ")", got the end'),
         ("y_i = max(x_i)", 7, "max has 1 arguments"),
+        ("y_i = mean(x)", 7, "mean needs the index that it runs over, as in mean_i(x_i)"),
+        ("y = Σ x_i", 7, 'expected "_" and the index that it runs over, got "x"'),
         ("y_i + 1", 8, 'expected "="'),
         ("y_i = x_i where x_i > 0", 24, 'expected ",", got the end'),
         ("y_i = Σ_{2 < 3} x_i", 10, "a condition on an index letter"),

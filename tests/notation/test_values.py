@@ -79,7 +79,7 @@ def test_an_index_out_of_range_is_not_a_number():
     ("text", "message"),
     [
         ("a_t = q_t", "q is not known here"),
-        ("a_tds = x_tds", "x has 2 axes, not 3"),
+        ("a_tds = x_tds", r"too many indices: x has shape \(4, 3\)"),
         ("a_td = x_td y_td", "index t has size 5 in y, but 4 elsewhere"),
         ("a_u = [u = 0]", "the size of index u is not known"),
     ],

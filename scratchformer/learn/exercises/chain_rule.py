@@ -1,14 +1,16 @@
 """The chain rule, step by step
 
-A forward computes y from x in small steps. Training wants to know how each number of x changes the loss L, one number
-at the end of the program. Backward is given dy = ∂L/∂y, and goes through the steps from last to first. The gradient of
-what a step reads is the gradient of its result times the step's own derivative:
+A forward computes y from x in small steps. At the end of a program stands the loss L, a single number, and training
+asks how L changes with each number of x. Backward is given dy = ∂L/∂y and goes through the steps from last to first.
+The gradient of a step's input is the gradient of its output times the derivative of the step:
 
-    u = 3x,   so   dx = du · 3
+    u = 3x        du = ∂L/∂u        dx = 3 du
 
-All arrays here have the same shape, and each number is computed from the number at the same place, so calculus with
-numbers is enough. One thing is new: s is used twice, by exp and by the product. A small change of s changes the loss
-in both ways, and the two changes add up.
+All arrays here have the same shape, and every step is elementwise, so this is calculus with numbers. Only one thing is
+new: s is used twice, by exp and by the product. A small change of s changes the loss in both ways, and the two effects
+add up.
+
+Write your code in place of each `...`. More lines and other names are fine, as long as dx is right.
 """
 
 import numpy as np

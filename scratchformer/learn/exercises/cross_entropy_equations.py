@@ -1,13 +1,13 @@
 """The derivation of cross-entropy
 
-The loss of a row is −log p, where p is the probability that softmax gives to its target. Only the targets that count
-are in the mean: in a batch of texts of unequal lengths, the places after the end have target −1 and do not count.
+The loss of a row is −log p, where p is the probability that softmax gives to its target. The loss of a batch is the
+mean over the targets that count: where a text has ended before the longest one, the target is −1 and does not count.
 
-[condition] is 1 where the condition holds and 0 elsewhere. So t_nv is a table with a single 1 in each row that
-counts, at its target. v' is a second index over the same values as v.
+[condition] is 1 where the condition holds and 0 elsewhere. So t_nv is a table with a single 1 in each row that counts,
+at its target. v' is a second index over the same values as v.
 
-Replace each `?`. Softmax and logarithm simplify each other, so that the gradient is shorter than that of softmax alone.
-Greek letters may be typed as lambda, ell. Do not use ∂ in an answer.
+Replace each `?`. The logarithm undoes the exponentials of softmax, so the result is simpler than the gradient of
+softmax alone. You may type sum_v for Σ_v. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops
@@ -25,12 +25,12 @@ def cross_entropy(z, targets):
         ℓ_n = λ_n − Σ_v t_nv z_nv
         loss = 1/count Σ_n k_n ℓ_n
 
-    Backward. First the two derivatives within one row. The first is called p; write it in terms of z alone:
+    Backward. First the derivatives within a row. The first one is called p; write it in terms of z:
 
         p_nv := ∂λ_n/∂z_nv = ⟦exp(z_nv)/Σ_v' exp(z_nv')⟧
         ∂ℓ_n/∂z_nv = ⟦p_nv − t_nv⟧
 
-    Then the mean: what does each row get of dloss, the gradient of the mean? Rows that do not count get 0:
+    Then the mean. dloss is the gradient of the mean; find that of ℓ_n. Rows that do not count get 0:
 
         dℓ_n = ⟦dloss k_n/count⟧
 
@@ -60,8 +60,8 @@ MISTAKES = (
     Mistake("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
     Mistake("= p_nv − t_nv", "= p_nv − 1", "∂ℓ_n/∂z_nv.*is not true"),
     Mistake("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
-    Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n"),
-    Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n"),
+    Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
+    Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),
     Mistake("dloss k_n (p_nv − t_nv)/count", "dloss k_n (p_nv − t_nv)/N", "dz_nv.*is not true"),
     Mistake("dloss k_n (p_nv − t_nv)/count", "dloss (p_nv − t_nv)/count", "dz_nv.*is not true"),
 )

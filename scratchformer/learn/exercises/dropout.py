@@ -1,9 +1,9 @@
 """Dropout, forward and backward
 
-In training, each number of x is set to 0 with probability p and kept otherwise. The numbers that are kept are made
-larger, so that the mean over many draws is x: then nothing has to be changed when the model is used without dropout.
+In training, each number of x is set to 0 with probability p, and kept otherwise. What is kept is scaled up, so that the
+mean over many draws is x: then nothing has to change when the model is used without dropout.
 
-You write both halves here, and choose what the cache holds. Given the draw, each y_i is x_i times a constant.
+You write both halves here, and choose what the cache holds. Once keep is drawn, each y_i is x_i times a constant.
 """
 
 import numpy as np
@@ -42,6 +42,7 @@ HINTS = (
 )
 LIBRARY = ops.dropout
 MISTAKES = (
+    Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * (cache[0] / 1.0) * cache[1]", "must stay float32"),
     Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[0]", "dx.*expected 1.33333, got 1"),
     Mistake("dx = dy * cache[0] * cache[1]", "dx = dy * cache[1]", "dx.*expected 0, got 1.33333"),
     Mistake("y = x * keep / (1 - p)", "y = x * keep", "y.*its mean must stay x"),
@@ -63,6 +64,7 @@ MISTAKES = (
 def check(student):
     x, p = normal(0, 4, 6), 0.25
     keep = np.random.default_rng(3).random(x.shape) >= p
+    x[keep] *= np.arange(keep.sum()) != 5  # one of those that are kept is 0
     y, first = student.dropout(x, p, 3)
     expect_close("y", y, x * keep / 0.75, "p = 0.25: a number is kept with probability 0.75, and its mean must stay x")
     student.dropout(x, p, 4)

@@ -1,10 +1,9 @@
 """Embedding, backward
 
 Each word of a text has a number, its id, and each id has a row in a table of vectors. Forward looks the rows up. The
-table is the parameter: its gradient has a row for each id, with the gradients of all places where that id was read.
+table is trained, so backward returns its gradient: a row for each id, with what arrives at all places that read it.
 
-In a text most words occur more than once, so think of what happens in a row that is read twice, and in one that is
-never read.
+Most words of a text occur more than once. Think of a row that is read twice, and of one that is never read.
 """
 
 import numpy as np
@@ -44,12 +43,12 @@ LIBRARY = ops.embedding
 MISTAKES = (
     Mistake("np.add.at(dtable, ids, dy)", "dtable[ids] += dy", "dtable.*id 2 occurs 3 times"),
     Mistake("np.add.at(dtable, ids, dy)", "dtable[ids] = dy", "dtable.*id 2 occurs 3 times"),
-    Mistake("    np.add.at(dtable, ids, dy)\n", "    for i in ids: dtable[i] += dy[i]\n", "dtable|IndexError"),
-    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
     Mistake(
-        "np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable|IndexError"
+        "    np.add.at(dtable, ids, dy)\n", "    for i, d in zip(ids, dy): dtable[i] += d\n", "dtable.*several axes"
     ),
-    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "float32"),
+    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.ones(shape, dtype=dy.dtype)", "dtable"),
+    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.empty((len(ids), dy.shape[-1]), dtype=dy.dtype)", "dtable"),
+    Mistake("np.zeros(shape, dtype=dy.dtype)", "np.zeros(shape)", "must stay float32"),
 )
 
 
@@ -59,5 +58,9 @@ def check(student):
     expected = np.array([[2, 0.25], [0, 0], [21, 0.5], [8, 0], [0, 0]])
     why = "The ids are 2 0 2 3 2: id 2 occurs 3 times and collects 1 + 4 + 16 in its first column; ids 1 and 4 get 0"
     expect_close("dtable", student.embedding_backward(dy, cache), expected, why)
+    ids, dy = np.array([[1, 1], [2, 0]]), np.array([[[1.0], [2.0]], [[4.0], [8.0]]])
+    _, cache = student.embedding(ids, np.zeros((3, 1)))
+    why = "ids may have several axes; here they are [[1, 1], [2, 0]]"
+    expect_close("dtable", student.embedding_backward(dy, cache), np.array([[8.0], [3.0], [4.0]]), why)
     check_pair(student.embedding, student.embedding_backward, np.array([[1, 3, 1], [3, 3, 0]]), normal(0, 5, 4))
     check_pair(student.embedding, student.embedding_backward, np.array([2, 1, 2, 0]), normal(0, 6, 2))

@@ -2,11 +2,10 @@
 
 GELU multiplies x by a smooth step from 0 to 1. GPT-2 writes the step with tanh: y = ½ x (1 + tanh(u)), where u is a
 cubic polynomial of x. All of it is elementwise, so this is calculus with numbers: the derivative of a polynomial, the
-chain rule, the product rule.
+chain rule, and the product rule. The derivative of tanh(u) is 1 − tanh(u)².
 
-The derivative of tanh(u) is 1 − tanh(u)². x_i is one number of x. Each line may use what the lines above it define. You
-may type sqrt(2/pi) for √(2/π), 1/2 for ½, x_i^2 for x_i². Do not use ∂ in an answer, and do not multiply the constants
-out: a slope that is right to three digits is wrong.
+A line may use what the lines above it define. You may type sqrt(2/pi) for √(2/π), 1/2 for ½ and x_i^2 for x_i². Leave
+the constants as they are: a slope that is right to three digits is wrong. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops
@@ -51,10 +50,15 @@ HINTS = (
 )
 LIBRARY = ops.gelu
 MISTAKES = (
-    Mistake("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i)", "∂y_i/∂x_i.*is not true"),
+    Mistake(
+        "½ (1 + h_i) + ½ x_i b_i",
+        "½ (1 + h_i)",
+        "∂y_i/∂x_i.*is not true",
+        "the second term of the product rule is left out",
+    ),
     Mistake("√(2/π) (1 + 3·0.044715 x_i²)", "0.798 (1 + 0.134 x_i²)", "a_i := .*is not true: relative error .*e-0[34]"),
     Mistake("(1 + 3·0.044715 x_i²)", "(1 + 0.044715 x_i²)", "a_i := .*is not true"),
-    Mistake("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true"),
+    Mistake("(1 − h_i²) a_i", "1 − h_i²", "b_i := .*is not true", "the slope of u is left out of the chain rule"),
     Mistake("½ (1 + h_i) + ½ x_i b_i", "½ (1 + h_i) + b_i", "∂y_i/∂x_i.*is not true"),
 )
 

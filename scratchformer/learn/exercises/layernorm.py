@@ -1,10 +1,12 @@
 """Layer norm, backward
 
-Each row becomes x̂ = (x − μ)/σ, with mean 0 and variance 1, and then y = γ x̂ + β. With g = dy γ, the gradient of x̂,
+Each row becomes x̂ = (x − μ)/σ, with mean 0 and variance 1, and then y = γ x̂ + β. In a row of length C, x_k affects
+every x̂_c, because it is a part of μ and of σ:
 
-    dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ
+    ∂x̂_c/∂x_k = (δ_ck − 1/C − x̂_c x̂_k/C)/σ
 
-Both means are along the last axis. γ and β are used by every row, and a row has any number of leading axes.
+With g, the gradient of x̂, dx_k = Σ_c g_c ∂x̂_c/∂x_k. Write it without building this (C, C) table: simplify the sum until
+it consists of means along the row. γ and β are used by every row, whatever the number of leading axes.
 """
 
 import numpy as np
@@ -38,11 +40,11 @@ from ..exercise import Mistake
 from ..grading import check_pair, normal
 
 HINTS = (
-    "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In dx, each mean is one "
-    "number for each row.",
-    "dgamma_c = Σ_n dy_nc x̂_nc and dbeta_c = Σ_n dy_nc. Take the means of g and of g * xhat with axis=-1 and "
-    "keepdims=True.",
-    "The sums: .sum(axis=tuple(range(dy.ndim - 1))). dx = (g - mean of g - xhat * mean of g * xhat) / sigma.",
+    "γ and β are used by all rows, so dgamma and dbeta are sums over all axes but the last. In the sum over c, the δ "
+    "leaves g_k, and the other two terms contain 1/C Σ_c, a mean.",
+    "dγ_c = Σ_n dy_nc x̂_nc, dβ_c = Σ_n dy_nc, g_c = dy_c γ_c, dx_k = (g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ.",
+    "The sums over rows: .sum(axis=tuple(range(dy.ndim - 1))). The means: g.mean(axis=-1, keepdims=True), and the same "
+    "of g * xhat, which is then multiplied by xhat.",
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
@@ -51,10 +53,11 @@ MISTAKES = (
         "    g = dy * gamma\n    dx = (",
         "    g = dy\n    dx = gamma * (",
         "wrong gradient at x",
+        "γ is outside the means, which is right only while all γ are equal",
     ),
     Mistake("dbeta = dy.sum(", "dbeta = dy.mean(", "wrong gradient at beta"),
     Mistake("(dy * xhat).sum(axis=tuple(range(dy.ndim - 1)))", "(dy * xhat).sum(axis=0)", "gamma: expected shape"),
-    Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x"),
+    Mistake("g.mean(axis=-1, keepdims=True)", "g.mean()", "wrong gradient at x", "the mean of g is over all rows"),
     Mistake("(g * xhat).mean(axis=-1, keepdims=True)", "(g * xhat).sum(axis=-1, keepdims=True)", "wrong gradient at x"),
     Mistake("keepdims=True)) / sigma", "keepdims=True))", "wrong gradient at x"),
 )

@@ -3,10 +3,10 @@
 Each row of x is shifted to mean 0 and scaled to variance 1. So x_k changes y in three ways: directly, through the mean
 μ, and through the standard deviation σ. The gradient has a term for each, and the third is the one that people forget.
 
-The equations are about one row of length C. c and k are indices along it; δ_ck is 1 where c = k and 0 elsewhere.
-mean_c(a_c) stands for 1/C Σ_c a_c. Only dγ and dβ are about all rows, with the row number n as a first index.
+The equations are about one row of length C, and c and k are indices along it. mean_c(a_c) stands for 1/C Σ_c a_c. Only
+dγ and dβ are about all rows: there, n is the number of the row and comes first, as in dy_nc.
 
-You may type xhat_c for x̂_c, mu, sigma, gamma, beta, dgamma, sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
+You may type xhat_c for x̂_c, mu, sigma, gamma, beta, sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops
@@ -59,15 +59,22 @@ HINTS = (
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
-    Mistake(" − x̂_k mean_c(g_c x̂_c))/σ", ")/σ", "dx_k.*is not true"),
+    Mistake(
+        "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
+        "(g_k − mean_c(g_c))/σ",
+        "dx_k.*is not true",
+        "the third term, through σ, is left out",
+    ),
     Mistake(
         "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
         "γ_k (dy_k − mean_c(dy_c) − x̂_k mean_c(dy_c x̂_c))/σ",
         "dx_k.*is not true",
+        "γ is outside the means: it differs from element to element, so it belongs to g",
     ),
-    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true"),
+    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is taken for a constant"),
     Mistake("= x̂_k/C\n", "= x̂_k\n", "∂σ/∂x_k.*is not true"),
-    Mistake("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c"),
+    Mistake("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c.*is not true", "the sum over the rows is left out"),
+    Mistake("Σ_n dy_nc x̂_nc", "1 dgamma_c", r"line \d+: dγ_c is on both sides"),
     Mistake("= Σ_n dy_nc\n", "= mean_n(dy_nc)\n", "dβ_c.*is not true"),
     Mistake("= dy_c γ_c", "= dy_c", "∂L/∂x̂_c.*"),
 )

@@ -1,11 +1,10 @@
 """Linear, backward
 
-Turn the three sums of the derivation into matrix products:
-
-    dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no        db_o = Σ_n dy_no
+For one row n and one output o, forward is y_no = Σ_i x_ni w_io + b_o. Each gradient is a sum too, over the index that
+its argument does not have: o for x, the row n for w and b. Write the sums as matrix products.
 
 x may have one leading axis or several, such as (B, T, I) for B texts of T words. Each combination of their indices is
-one row n of the equations. A gradient has the shape of its argument: dx (..., I), dw (I, O), db (O,).
+one row n of the equation. A gradient has the shape of its argument: dx (..., I), dw (I, O), db (O,).
 """
 
 import numpy as np
@@ -35,8 +34,8 @@ from ..exercise import Mistake
 from ..grading import check_pair, normal
 
 HINTS = (
-    "A sum over an index that two arrays share is a matrix product a @ b, if the index is the last of a and the first "
-    "of b. Otherwise transpose. For dw and db, all leading axes are summed over.",
+    "dx_ni = Σ_o dy_no w_io, dw_io = Σ_n x_ni dy_no, db_o = Σ_n dy_no. A sum over an index that two arrays share is a "
+    "matrix product a @ b, if the index is the last of a and the first of b. Otherwise transpose.",
     "dx = dy @ w.T, with any leading axes. For dw, fold the leading axes of x and dy into one with reshape(-1, ...): "
     "then it is (N, I) transposed, times (N, O).",
     "dw = x.reshape(-1, x.shape[-1]).T @ (dy, reshaped in the same way); db = dy.sum over all axes but the last: "

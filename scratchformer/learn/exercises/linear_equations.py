@@ -1,13 +1,13 @@
 """The derivation of linear
 
-x_ni is the number in row n and column i of x. y_no = Σ_i x_ni w_io + b_o is one equation for each row n and each
-output o. Ask of each argument which outputs it reaches, and add up over all of them: that is the chain rule.
+x_ni is the number in row n and column i of x, and y_no = Σ_i x_ni w_io + b_o is one equation for each row n and each
+output o. For each argument, ask which outputs it affects, and add up over all of them: that is the chain rule.
 
-Replace each `?` by an expression with indices. Every equation is evaluated on small arrays, from top to bottom, and the
-first one that is not true is named. Each index on the left must be on the right too, or the equation holds for all its
-values; every other index on the right needs a sum.
+Replace each `?` by an expression with indices. A check evaluates the equations on small arrays, from top to bottom, and
+names the first one that is not true. You can check as often as you like, also while there are blanks below.
 
-δ_oj is 1 where o = j and 0 elsewhere. You may type sum_o for Σ_o, d_oj for δ_oj. Do not use ∂ in an answer.
+An index that stands only on the right needs a sum. δ_oj is 1 where o = j and 0 elsewhere. You may type sum_o for Σ_o
+and d_oj for δ_oj. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops
@@ -58,9 +58,12 @@ LIBRARY = ops.linear
 MISTAKES = (
     Mistake("= Σ_o dy_no w_io", "= Σ_n dy_no w_io", "index o is on the right only"),
     Mistake("= Σ_o dy_no w_io", "= Σ_o dy_no x_ni", "dx_ni.*is not true"),
-    Mistake("= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true"),
+    Mistake(
+        "= x_ni δ_oj", "= x_ni", "∂y_no/∂w_ij.*is not true", "the δ is left out: weight w_ij reaches only output o = j"
+    ),
     Mistake("= Σ_n x_ni dy_no", "= x_ni dy_no", "index n is on the right only"),
     Mistake("= Σ_n x_ni dy_no", "= mean_n(x_ni dy_no)", "dw_io.*is not true"),
+    Mistake("= Σ_n dy_no\n", "= partial L/partial b_o\n", r"line \d+: write the right side without ∂"),
     Mistake("= Σ_n dy_no\n", "= mean_n(dy_no)\n", "db_o.*is not true"),
 )
 

@@ -1,10 +1,10 @@
 """ReLU, backward
 
-y = max(x, 0), element by element. Where x is positive, y = x; where it is negative, y stays 0 whatever x does. So
-each element of dy is either passed on or stopped.
+y = max(x, 0), elementwise. Where x is positive, y = x; where it is negative, y stays 0 whatever x does. So each number
+of dy is either passed on or stopped.
 
-Forward keeps only y, because the next operation keeps y anyway: x is not needed. At x = 0 the graph has a corner, and
-no derivative. Take 0 there, as all libraries do.
+The cache is y and not x: the operation after ReLU keeps y anyway, so this costs no memory. At x = 0 the graph has a
+corner and no derivative; take 0 there, as is usual.
 """
 
 import numpy as np
@@ -39,10 +39,10 @@ HINTS = (
 LIBRARY = ops.relu
 MISTAKES = (
     Mistake("y > 0", "y >= 0", "dx.*y is never negative, so"),
-    Mistake("dy * (y > 0)", "y > 0", "where x is positive, y = x and dx = dy"),
-    Mistake("dy * (y > 0)", "dy * y", "where x is positive, y = x and dx = dy"),
-    Mistake("dy * (y > 0)", "np.maximum(dy, 0)", "where x is not positive"),
-    Mistake("dy * (y > 0)", "dy * (dy > 0)", "where x is not positive"),
+    Mistake("dy * (y > 0)", "y > 0", "Where x is positive, y = x and dx = dy"),
+    Mistake("dy * (y > 0)", "dy * y", "Where x is positive, y = x and dx = dy"),
+    Mistake("dy * (y > 0)", "np.maximum(dy, 0)", "Where x is not positive"),
+    Mistake("dy * (y > 0)", "dy * (dy > 0)", "Where x is not positive"),
     Mistake("dx = dy * (y > 0)", "dy[y <= 0] = 0\n    dx = dy", "backward writes to dy"),
 )
 
@@ -53,8 +53,8 @@ def check(student):
     _, cache = student.relu(x)
     dx = student.relu_backward(dy.copy(), cache)
     if isinstance(dx, np.ndarray) and dx.shape == x.shape:
-        why = "where x is not positive, y stays 0 and dx is 0. (y is never negative, so y >= 0 holds everywhere)"
+        why = "Where x is not positive, y stays 0 and dx is 0. (y is never negative, so y >= 0 holds everywhere)"
         expect_close("dx", np.where(x > 0, 0, dx), np.zeros_like(x), why)
-        expect_close("dx", dx, np.where(x > 0, dy, 0), "where x is positive, y = x and dx = dy")
+        expect_close("dx", dx, np.where(x > 0, dy, 0), "Where x is positive, y = x and dx = dy")
     check_pair(student.relu, student.relu_backward, normal(0, 3, 4))
     check_pair(student.relu, student.relu_backward, normal(1, 2, 5, 3))

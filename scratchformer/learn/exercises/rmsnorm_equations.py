@@ -1,10 +1,10 @@
 """The derivation of RMS norm
 
 Layer norm without the mean: each row is divided by its root mean square ρ. So x_k changes y in two ways, directly and
-through ρ, and the gradient has two terms. You know how it is done from layer norm; this time with fewer steps given.
+through ρ, and the gradient has two terms. It goes as for layer norm, with fewer steps given.
 
-The equations are about one row, but for dγ, where n is the number of the row. You may type xhat_c for x̂_c, rho, gamma,
-sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
+The equations are about one row of length C, and c and k are indices along it. Only dγ is about all rows: there, n is
+the number of the row. You may type xhat_c for x̂_c, rho, gamma, sqrt(...), d_ck for δ_ck. Do not use ∂ in an answer.
 """
 
 from scratchformer import ops
@@ -47,7 +47,7 @@ HINTS = (
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (
-    Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true"),
+    Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true", "ρ is taken for a constant"),
     Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "γ_k (dy_k − x̂_k mean_c(dy_c x̂_c))/ρ", "dx_k.*is not true"),
     Mistake("= x̂_k/C\n", "= x_k/C\n", "∂ρ/∂x_k.*is not true"),
     Mistake("(δ_ck − x̂_c x̂_k/C)/ρ", "(1 − x̂_c x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),
