@@ -32,11 +32,16 @@ LEFT = re.compile(r"^ *(?:\w+ = |return )\.\.\. *$|(?<=[=·( ])\?(?=$|\s|[).,])"
 
 
 class Mistake(NamedTuple):
-    """A wrong solution: `right`, which occurs once, is replaced by `wrong`. says: words of the message for it."""
+    """A wrong solution: `right`, which occurs once, is replaced by `wrong`.
+
+    says: words of the message for it. what: names the mistake, after "This is what one gets when", where a message
+    does not say so already.
+    """
 
     right: str
     wrong: str
     says: str
+    what: str = ""
 
 
 class Exercise(NamedTuple):

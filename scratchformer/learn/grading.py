@@ -6,7 +6,8 @@ import ast
 import linecache
 import re
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -15,10 +16,13 @@ import numpy as np
 
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
+from ..notation.run import run
 from ..notation.walk import Walk
 from ..rng import Key
 from ..testing import GradientError, check_gradients
-from .exercise import Exercise, blanks_left
+from .exercise import LEFT, Exercise, blanks_left
+
+UNKNOWN = "The mistake looks like none that is known."  # how a GradientError ends without a diagnosis
 
 
 class Wrong(AssertionError):
@@ -42,11 +46,10 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
         return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
-    except Wrong as error:
-        return Verdict(False, str(error))
-    except (GradientError, DerivationError, NotationError) as error:
-        return Verdict(False, in_file(str(error), text))
-    except Exception as error:
+    except (GradientError, DerivationError, NotationError, Wrong) as error:
+        message = in_file(error, text)
+        return Verdict(False, recognised(exercise, path, message) or message)
+    except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
 
@@ -57,6 +60,19 @@ def load(path: Path, text: str) -> ModuleType:
     module.__file__ = str(path)
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
+
+
+def recognised(exercise: Exercise, path: Path, message: str) -> str:
+    """The message with the name of the known mistake that leads to the same one, numbers included, if one does."""
+    for mistake in exercise.mistakes:
+        if mistake.what:
+            wrong = exercise.solution.replace(mistake.right, mistake.wrong)
+            try:
+                exercise.check(load(path, wrong))
+            except Exception as error:
+                if in_file(error, wrong) == message:
+                    return f"{message.removesuffix(UNKNOWN).rstrip()}\nThis is what one gets when {mistake.what}."
+    return ""
 
 
 def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
@@ -94,21 +110,28 @@ def normal_space(line: str) -> str:
     return " ".join(line.split())
 
 
-def in_file(message: str, text: str) -> str:
+def in_file(error: Exception, text: str) -> str:
     """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
-    message = message.partition("\nRepeat with")[0]
+    message = str(error).partition("\nRepeat with")[0]
+    counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
-        if re.search(r"line \d+[:,]", message) and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+        if counted and isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
             before, line, after = re.split(r"(?<=line )(\d+)(?=[:,])", message, maxsplit=1)
             return f"{before}{int(line) + node.body[0].lineno - 1}{after}"
     return message
 
 
-def where(error: Exception, path: Path) -> str:
-    """The error, with the line of the student's file that it comes from."""
-    lines = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    place = f"line {lines[-1].lineno}: {lines[-1].line}\n    " if lines else ""
-    return f"{place}{type(error).__name__}: {error}"
+def where(error: BaseException, path: Path) -> str:
+    """The error, with the line of the student's file that it comes from and the shapes of the arrays in that line."""
+    text = f"{type(error).__name__}: {error}"
+    steps = [step for step in traceback.walk_tb(error.__traceback__) if step[0].f_code.co_filename == str(path)]
+    if not steps:
+        return text
+    frame, number = steps[-1]
+    line = linecache.getline(str(path), number).strip()
+    arrays = {name: each for name, each in frame.f_locals.items() if isinstance(each, np.ndarray)}
+    shapes = [f"{name} {each.shape}" for name, each in arrays.items() if re.search(rf"\b{name}\b", line)]
+    return f"line {number}: {line}\n    {text}" + (f"\n    The shapes: {', '.join(shapes)}" if shapes else "")
 
 
 def normal(seed: int, *shape: int) -> np.ndarray:
@@ -116,25 +139,53 @@ def normal(seed: int, *shape: int) -> np.ndarray:
     return Key(seed).fold("exercise").generator().standard_normal(shape)
 
 
+def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:
+    """Raise Wrong if an answer is true but not what is asked for, such as its left side in other words.
+
+    restricted: the beginning of a line, an expression that matches what its answer must not contain, and why.
+    """
+    for number, line in enumerate(Path(student.__file__ or "").read_text(encoding="utf-8").splitlines(), 1):
+        line = normal_space(line)
+        for head, pattern, why in restricted:
+            if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
+                raise Wrong(f"line {number}: {line}\n    This is true, but {why}")
+
+
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
     """`check_gradients`, for a student's pair."""
     check_gradients(op, op_backward, *args, **options)
+
+
+def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:
+    """The arrays of one run of a student's pair, by name: arguments, dy, gradients and local variables."""
+    ran = run(op, op_backward, *args)
+    return {name: value for variables in ran.locals.values() for name, value in variables.items()} | ran.values
 
 
 def check_equations_of(
     op: Callable, op_backward: Callable, *args: Any, names: Mapping[str, Any] | None = None, **options: Any
 ) -> str:
     """Check the derivation in the docstring of a student's op, down to its first blank. Returns a remark."""
-    docstring, blank, _ = (op.__doc__ or "").partition("?")
-    if not blank:
+    docstring = op.__doc__ or ""
+    if not (blank := LEFT.search(docstring)):
         report = check_derivation(op, op_backward, *args, names=names, **options)
         return f"{len(report.rows)} equations are true, the worst error is {report.worst:.0e}"
-    docstring = docstring[: docstring.rfind("\n") + 1]
+    docstring = docstring[: docstring.rfind("\n", 0, blank.end()) + 1]
     ran, derivation = read_and_run(op, op_backward, *args, names=names, docstring=docstring, **options)
     walk = Walk(ran)
     walk.prepare(derivation)
     walk.items(ran.name, derivation.items)
     return ""
+
+
+@contextmanager
+def expect_unchanged(**arrays: np.ndarray) -> Iterator[None]:
+    """Raise Wrong if the student's code writes to one of the arrays."""
+    before = {name: x.copy() for name, x in arrays.items()}
+    yield
+    for name, x in arrays.items():
+        if not np.array_equal(x, before[name]):
+            raise Wrong(f"{name} is changed in place; make a new array")
 
 
 def expect_close(name: str, found: Any, expected: Any, why: str = "", rtol: float = 1e-9) -> None:
