@@ -65,7 +65,6 @@ MISTAKES = (
         "da = du * cos + dw * sin",
         "da = du * cos",
         "wrong gradient at x",
-        "da leaves out that a is in both halves of y",
     ),
     Mistake("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
     Mistake(
