@@ -3,9 +3,9 @@
 The decoder of a translator looks at the source sentence: its queries come from its own x (B, T, C), the keys and values
 from the encoder's output, the memory (B, M, C). So there are two inputs, and each needs its gradient.
 
-The forward has three products. Think of which input each of them reads: what is looked at is the memory, and y has a
-row for each position of x. In the backward, `attention_backward` gives dq, dk and dv, and `linear_backward` takes each
-of them through its product. An input that is used twice gets the sum of two gradients.
+The forward begins with three products. Which input does each of them read? In the backward, `attention_backward` gives
+dq, dk and dv, and `linear_backward` takes each of them back through its product. An input that is used twice gets the
+sum of two gradients. (One head is enough here; more are reshapes around `attention`.)
 """
 
 import math

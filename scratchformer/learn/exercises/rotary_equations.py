@@ -28,17 +28,17 @@ def rotary(x):
 
         dx_tj = ⟦Σ_i R_tij dy_ti⟧
 
-    What R_t is multiplied by its transpose (the squares of sine and cosine add up to 1), and what that says about y:
+    The transpose of R_t times R_t (remember that cos² + sin² = 1), and x in terms of R and y:
 
         Σ_i R_tij R_tik = ⟦δ_jk⟧
         x_tj = ⟦Σ_i R_tij y_ti⟧
 
-    The backward does the same to dy as the last equation does to y: it turns by the same angle, back. For two positions
-    t ≤ s, turning back at t and forward at s is one rotation. By which of the matrices:
+    So the backward does to dy what takes y to x: it turns by the same angle, back. Now two positions, t ≤ s. Turning by
+    the angle of s and back by that of t is a single turn, by one of these matrices:
 
         Σ_i R_tij R_sik = ⟦R_{s−t,j,k}⟧ for s ≥ t
 
-    So the product of a query at t and a key at s depends on their distance alone:
+    So the dot product of a query at t and a key at s depends on where they are only through s − t:
 
         Σ_i y_ti y_si = Σ_j Σ_k x_tj R_{s−t,j,k} x_sk for s ≥ t
     """

@@ -1,13 +1,14 @@
 """The derivation of attention by tiles
 
 With 10,000 queries and keys, the scores and probabilities of one head are 100 million numbers each. Attention by tiles
-never holds them all: it takes W keys at a time. Forward keeps one number for each query, the log-sum-exp of its scores,
-and backward computes each tile's probabilities again. Fill in each `?`.
+never holds them all: it takes W keys at a time. Forward keeps one number for each query, lse, the log-sum-exp of its
+scores, and backward computes the probabilities of each tile again. Fill in each `?`.
 
-Three ideas make this work. A probability follows from its own score and the log-sum-exp. The results of tiles can be
-put together afterwards. And the sum in the softmax's backward, which needs a whole row, is a dot product in disguise.
+Three ideas make this work. A probability follows from its own score and lse. The results of tiles can be put together
+afterwards. And the sum in the softmax's backward, over a whole row, can be had without the row.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -41,7 +42,7 @@ def tiled_attention(q, k, v, W):
         lse_t = log(Σ_s exp(z_ts)) = ⟦log(Σ_j exp(e_tj))⟧
         y_td = Σ_s exp(z_ts − lse_t) v_sd = ⟦Σ_j exp(e_tj − lse_t) u_tjd⟧
 
-    Backward. For the sum in the softmax's backward put dp in, exchange the two sums, and recognise y:
+    Backward. In the sum over the row, put in dp, exchange the two sums, and look for y:
 
         dv_sd = Σ_t p_ts dy_td
         dp_ts = Σ_d dy_td v_sd
@@ -53,7 +54,7 @@ def tiled_attention(q, k, v, W):
         dq_td = Σ_s dz_ts k_sd/√D
         dk_sd = Σ_t dz_ts q_td/√D
     """
-    z = q @ k.T / np.sqrt(q.shape[-1])  # all at once, since this is only to compare with
+    z = q @ k.T / math.sqrt(q.shape[-1])  # all at once, since this is only to compare with
     lse = np.log(np.exp(z).sum(axis=-1))
     y = np.exp(z - lse[:, None]) @ v
     return y, Cache(q, k, v, y, lse)
