@@ -34,8 +34,11 @@ CHAPTERS: dict[str, tuple[str, ...]] = {
         "heads",
         "cross_attention",
         "grouped_attention",
+        "rotary_equations",
         "rotary",
         "relative_shift",
+        "tiles_equations",
+        "tiles",
     ),
     "Training": (
         "tied_table",

@@ -1,12 +1,13 @@
 """Attention, backward
 
 Write the equations of the last exercise in NumPy, for all B sequences and H heads at once. A sum over an index that two
-arrays share is a matrix product, and `@` multiplies the last two axes, with all axes before them side by side:
+arrays share is a matrix product. `@` multiplies the last two axes, for each sequence and head by itself, and
+swapaxes(-1, -2) transposes them:
 
     Σ_d q_td k_sd    is    q @ k.swapaxes(-1, -2)
 
-T and S differ: there may be more keys than queries. A float32 input must give a float32 gradient, so take the square
-root with `math.sqrt`; NumPy's would turn the whole array into float64.
+float32 must stay float32, so take the square root with math.sqrt: np.sqrt(5) is a number of type float64, and an array
+divided by it becomes float64 too.
 """
 
 import math
@@ -63,7 +64,7 @@ MISTAKES = (
 
 
 def check(student):
-    for B, H, T, S, D in ((2, 3, 4, 6, 5), (1, 2, 5, 3, 4)):
+    for B, H, T, S, D in ((1, 2, 3, 4, 5), (2, 3, 4, 6, 5)):
         q, k, v = normal(T, B, H, T, D), normal(S, B, H, S, D), normal(D, B, H, S, D)
         expect_close("y", student.attention(q, k, v)[0], ops.attention(q, k, v)[0], "The forward has changed")
         check_pair(student.attention, student.attention_backward, q, k, v, max_elements=50)

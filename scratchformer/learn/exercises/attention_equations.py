@@ -1,12 +1,13 @@
 """The derivation of attention
 
-Fill in each `?`: the gradient of each step of attention, from the last step to the first. There is one head here, with
-queries q (T, D), keys k (S, D) and values v (S, D).
+Each query t is compared with all keys s by a dot product. The softmax of a query's scores gives weights p, which add up
+to 1, and its output is the mean of the values with these weights. Here is one head: q (T, D), k and v (S, D).
 
-Three of the steps are products of two matrices, and each of these has two gradients. An index that only one of the
-factors has tells you what to sum over. The softmax you know already; here it runs over the keys s of each query t.
+Fill in each `?`, the gradients of all steps from the last to the first. Two of the steps are products of two matrices:
+as in `linear`, such a product has two gradients. The softmax you know already; it runs over the keys s of each query t.
 """
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -44,7 +45,7 @@ def attention(q, k, v):
         dq_td = ⟦Σ_s da_ts k_sd⟧
         dk_sd = ⟦Σ_t da_ts q_td⟧
     """
-    z = q @ k.T / np.sqrt(q.shape[-1])  # (T, S)
+    z = q @ k.T / math.sqrt(q.shape[-1])  # (T, S)
     p = np.exp(z - z.max(axis=-1, keepdims=True))
     p /= p.sum(axis=-1, keepdims=True)
     return p @ v, Cache(q, k, v, p)

@@ -3,9 +3,9 @@
 The decoder of a translator looks at the source sentence: its queries come from its own x (B, T, C), the keys and values
 from the encoder's output, the memory (B, M, C). So there are two inputs, and each needs its gradient.
 
-The forward has three products. Think of which input each of them reads: what is looked at is the memory, and y has a
-row for each position of x. In the backward, `attention_backward` gives dq, dk and dv, and `linear_backward` takes each
-of them through its product. An input that is used twice gets the sum of two gradients.
+The forward begins with three products. Which input does each of them read? In the backward, `attention_backward` gives
+dq, dk and dv, and `linear_backward` takes each of them back through its product. An input that is used twice gets the
+sum of two gradients. (One head is enough here; more are reshapes around `attention`.)
 """
 
 import math
@@ -71,10 +71,25 @@ HINTS = (
 )
 LIBRARY = nn.CrossAttention
 MISTAKES = (
-    Mistake("from_keys + from_values", "from_keys", "wrong gradient at memory"),
+    Mistake(
+        "from_keys + from_values",
+        "from_keys",
+        "wrong gradient at memory",
+        "the memory gets no gradient from the values",
+    ),
     Mistake("from_keys + from_values", "(from_keys + from_values) / 2", "wrong gradient at memory"),
-    Mistake("linear_backward(dv, memory, wv)", "linear_backward(dv, memory, wk)", "wrong gradient at memory"),
-    Mistake("dx, from_keys + from_values,", "dx + from_keys, from_values,", "wrong gradient at (x|memory)"),
+    Mistake(
+        "linear_backward(dv, memory, wv)",
+        "linear_backward(dv, memory, wk)",
+        "wrong gradient at memory",
+        "dv is taken back through wk and not through wv",
+    ),
+    Mistake(
+        "dx, from_keys + from_values,",
+        "dx + from_keys, from_values,",
+        "wrong gradient at (x|memory)",
+        "the gradient from the keys is given to x",
+    ),
     Mistake("v = memory @ wv", "v = x @ wv", "Queries are made from x, keys and values from the memory"),
     Mistake(
         "q = x @ wq\n    k = memory @ wk\n    v = memory @ wv",
@@ -85,7 +100,7 @@ MISTAKES = (
 
 
 def check(student):
-    for B, T, M, C, D in ((2, 3, 3, 5, 4), (3, 2, 4, 5, 6)):
+    for B, T, M, C, D in ((1, 3, 3, 5, 6), (2, 3, 4, 6, 5)):
         arrays = normal(0, B, T, C), normal(1, B, M, C), *(normal(seed, C, D) / C**0.5 for seed in (2, 3, 4))
         x, memory, wq, wk, wv = arrays
         expected, _ = ops.attention(*(y[:, None] for y in (x @ wq, memory @ wk, memory @ wv)))

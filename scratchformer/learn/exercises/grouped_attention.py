@@ -65,18 +65,28 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
-    Mistake("np.repeat(k, H // G, axis=1)", "np.tile(k, (1, H // G, 1, 1))", "head 1, y.*query head 1 uses key head 0"),
-    Mistake("keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys[:, :: len(dkeys[0]) // G]", "wrong gradient at k"),
-    Mistake("keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys.reshape(B, -1, G, S, D).sum(axis=1)", "gradient at k"),
-    Mistake("values.reshape(B, G, -1, S, D).sum(", "values.reshape(B, G, -1, S, D).mean(", "wrong gradient at v"),
+    Mistake("np.repeat(k, H // G, axis=1)", "np.tile(k, (1, H // G, 1, 1))", "query head 1 uses key head 0"),
+    Mistake("np.repeat(v, H // G, axis=1)", "np.repeat(v, H // G, axis=0)", r"line \d+: return p @ v"),
+    Mistake("keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys[:, :: len(dkeys[0]) // G]", r"dk\[.*key head 0 gets"),
+    Mistake(
+        "keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys.reshape(B, -1, G, S, D).sum(axis=1)", r"dk\[.*gets the sum"
+    ),
+    Mistake("values.reshape(B, G, -1, S, D).sum(", "values.reshape(B, G, -1, S, D).mean(", r"dv\[.*gets the sum"),
 )
 
 
 def check(student):
-    for B, H, G, T, S, D in ((2, 6, 2, 3, 4, 5), (1, 6, 3, 4, 2, 5)):
+    for B, H, G, T, S, D in ((1, 6, 2, 3, 4, 5), (2, 6, 3, 4, 2, 5)):
         q, k, v = normal(0, B, H, T, D), normal(1, B, G, S, D), normal(2, B, G, S, D)
-        y, expected = student.grouped_attention(q, k, v)[0], ops.attention(q, k, v)[0]
+        y, cache = student.grouped_attention(q, k, v)
+        right, right_cache = ops.attention(q, k, v)
         for h in range(H):
             why = f"With H = {H} and G = {G}, query head {h} uses key head {h * G // H}"
-            expect_close(f"head {h}, y", y[:, h], expected[:, h], why)
+            expect_close(f"head {h}, y", y[:, h], right[:, h], why)
+        dy = normal(3, B, H, T, D)
+        why = f"With H = {H} and G = {G}, key head 0 gets the sum over the query heads 0 ... {H // G - 1}, and so on"
+        _, dk, dv = student.grouped_attention_backward(dy, cache)
+        _, right_dk, right_dv = ops.attention_backward(dy, right_cache)
+        expect_close("dk", dk, right_dk, why)
+        expect_close("dv", dv, right_dv, why)
         check_pair(student.grouped_attention, student.grouped_attention_backward, q, k, v, max_elements=40)

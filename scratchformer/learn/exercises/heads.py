@@ -6,8 +6,10 @@ To run all heads at once, attention wants them as an axis of their own, before t
     (B, T, C) -> (B, H, T, D)        y_bhtd = x_{b, t, h D + d}
 
 Afterwards they are joined again. Nothing is computed, numbers only move, so each backward moves the gradients back to
-where their numbers came from. `reshape` never changes the order of the numbers in memory and `transpose` changes the
-order of the axes. Reshaping straight to (B, H, T, D) has the right shape, but mixes heads and positions.
+where their numbers came from. `reshape` keeps all numbers in their order, and only `transpose` changes it. Reshaping
+straight to (B, H, T, D) gives the right shape, but mixes heads and positions.
+
+(Results are copied, since the result of an operation must share no memory with its argument.)
 """
 
 import numpy as np

@@ -17,27 +17,27 @@ import numpy as np
 
 
 def places(T, S):
-    """Rows (T, 1) and columns (T, S): y[..., t, s] is x[..., rows[t, 0], columns[t, s]]."""
-    rows, s = np.arange(T)[:, None], np.arange(S)
-    # TODO: columns, from rows, s, T and S. Solve S − 1 − j = t + S − T − s for j.
-    columns = s + (T - 1) - rows
+    """Where y[..., t, s] is in x: the rows t (T, 1) and the columns (T, S)."""
+    t, s = np.arange(T)[:, None], np.arange(S)  # (T, 1), (S,)
+    # TODO: columns: solve S − 1 − j = t + S − T − s for j.
+    columns = s + (T - 1) - t
     # END
-    return rows, columns
+    return t, columns
 
 
 def relative_shift(x):
     """(B, H, T, S + T − 1) -> (B, H, T, S)."""
     T = x.shape[-2]
-    rows, columns = places(T, x.shape[-1] - T + 1)
-    return x[..., rows, columns], x.shape
+    t, columns = places(T, x.shape[-1] - T + 1)
+    return x[..., t, columns], x.shape
 
 
 def relative_shift_backward(dy, shape):
     T, S = dy.shape[-2:]
     # TODO: dx, of this shape (B, H, T, S + T − 1) and the type of dy.
-    rows, columns = places(T, S)
+    t, columns = places(T, S)
     dx = np.zeros(shape, dy.dtype)
-    dx[..., rows, columns] = dy
+    dx[..., t, columns] = dy
     # END
     return dx
 
@@ -52,18 +52,17 @@ from ..grading import Wrong, check_pair, expect_close, normal
 HINTS = (
     "The first window begins at column T − 1, the next at T − 2, the last at 0. And within a window, the next key is "
     "in the next column.",
-    "j = s + T − 1 − t, where rows holds t. In the backward, the numbers outside the windows get the gradient 0: "
-    "begin with zeros, and write dy into the windows.",
-    "columns = s + (T - 1) - rows. The forward reads x[..., rows, columns]; the backward assigns to dx[..., rows, "
-    "columns].",
+    "j = s + T − 1 − t. In the backward, the numbers outside the windows get the gradient 0: begin with zeros, and "
+    "write dy into the windows.",
+    "columns = s + (T - 1) - t. The forward reads x[..., t, columns]; the backward assigns to dx[..., t, columns].",
 )
 LIBRARY = ops.relative_shift
 MISTAKES = (
-    Mistake("s + (T - 1) - rows", "s + rows", r"columns\[0, 0\]: expected 2, got 0"),
-    Mistake("s + (T - 1) - rows", "s + (S - 1) - rows", r"columns\[0, 0\]: expected 2, got 3"),
+    Mistake("s + (T - 1) - t\n", "s + t\n", r"columns\[0, 0\]: expected 2, got 0"),
+    Mistake("s + (T - 1) - t\n", "s + (S - 1) - t\n", r"columns\[0, 0\]: expected 2, got 3"),
     Mistake("np.zeros(shape, dy.dtype)", "np.zeros(shape)", "float64 where"),
     Mistake("np.zeros(shape, dy.dtype)", "np.empty(shape, dy.dtype)", "outside the windows"),
-    Mistake("dx[..., rows, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x"),
+    Mistake("dx[..., t, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x"),
 )
 
 

@@ -1,14 +1,12 @@
 """Rotary positions
 
-Attention does not know where a token stands. Rotary positions tell it by turning the queries and keys: the D numbers
-of a head are D/2 pairs, (x_i, x_{i+D/2}), each a point in a plane, and at position t pair i is turned by the angle
-t θ_i. The dot product of a query and a key then depends on the distance between them and not on where they are.
-
-To turn the point (a, b) by an angle φ is
+The D numbers of a query or key are D/2 pairs (x_i, x_{i+D/2}), each a point (a, b) in a plane. At position t, pair i is
+turned by the angle φ = t θ_i, each pair at its own speed:
 
     (a, b) -> (a cos φ − b sin φ, b cos φ + a sin φ)
 
-For the backward, write da and db: a and b both occur in both results. Which rotation is that?
+Write it for all pairs at once: the first numbers of all pairs are one half of x, the second ones the other half. In the
+backward, a and b each occur in both results, so da and db are sums of two terms. Which rotation do they make?
 """
 
 import numpy as np
@@ -61,7 +59,11 @@ MISTAKES = (
         "wrong gradient at x",
     ),
     Mistake("db = dw * cos - du * sin", "db = dw * cos + du * sin", "wrong gradient at x"),
-    Mistake("da = du * cos + dw * sin", "da = du * cos", "wrong gradient at x"),
+    Mistake(
+        "da = du * cos + dw * sin",
+        "da = du * cos",
+        "wrong gradient at x",
+    ),
     Mistake("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
     Mistake(
         "np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)",
@@ -75,7 +77,7 @@ MISTAKES = (
 
 
 def check(student):
-    for shape in ((2, 3, 4, 6), (1, 2, 5, 8)):
+    for shape in ((1, 2, 3, 4), (2, 3, 5, 8)):
         x = normal(0, *shape)
         y, cache = ops.rotary(x)
         found = student.rotary(x)[0]
