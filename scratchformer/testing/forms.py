@@ -21,15 +21,11 @@ ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
 
 
 def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
-    """The forms of the wrong gradients; empty unless each of them has one.
+    """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
     dy: an array, or a tuple of them. arrays: what was given and, as "y", the output, by name; numbers among them, too.
     """
-    if not evidence.wrong:
-        return []
-    if found := constant_factors(evidence, {**arrays, "dy": dy}):
-        return found
-    found, first = [], {}
+    first: dict[tuple[str, str], list[str]] = {}
     for name in evidence.wrong:
         one = next(forms_of(name, evidence, dy, arrays), None)
         if one is None:
