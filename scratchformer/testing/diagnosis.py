@@ -11,36 +11,26 @@ import copy
 import functools
 import inspect
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ..backend import to_cpu
-from .contracts import GradientError, as_tuple, is_array, is_floating
-from .differences import FIRST_STEP
-from .runs import argument_names
+from .contracts import Diagnosis, GradientError, as_tuple, is_array, is_floating
+from .differences import FIRST_STEP, Differences, Tensor, compare_directions
+from .runs import argument_names, flat
 
 if TYPE_CHECKING:
     from ..notation.consequences import Consequences
-    from .differences import Comparison, Differences, Tensor
+    from .differences import Comparison
     from .mistakes import Mistake
     from .runs import LayerRun, PairRun
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
-LARGEST = 5000  # elements of a tensor, beyond which no derivation is evaluated
-LARGEST_JACOBIAN = 500  # elements of a tensor, beyond which no Jacobian is computed
-
-
-class Diagnosis(NamedTuple):
-    """What a mistake looks like.
-
-    what: a sentence. source: "form", "catalogue" or "derivation". name: of the form or mistake, for tests.
-    """
-
-    what: str
-    source: str
-    name: str
+LARGEST = 1000  # elements of a tensor, beyond which no derivation is evaluated
+SECONDS = 1.0  # that a Jacobian, or the search in a derivation, may take
 
 
 class Evidence:
@@ -73,9 +63,13 @@ class Evidence:
             self.wrong.append(tensor.name)
 
     def jacobian(self, name: str) -> np.ndarray | None:
-        """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if they are too many."""
+        """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if that takes too long."""
         tensor = self.tensors[name]
-        if tensor.base.size > LARGEST_JACOBIAN or tensor.base.size * self.differences.y.size > LARGEST_JACOBIAN**2:
+        if tensor.base.size * self.differences.y.size > LARGEST**2:
+            return None
+        start = time.perf_counter()
+        self.differences.outputs()
+        if 4 * tensor.base.size * (time.perf_counter() - start) > SECONDS:
             return None
         columns = []
         for index in np.ndindex(tensor.base.shape):
@@ -104,6 +98,15 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
     return [first, *(f"Another explanation: {other}" for other in others)]
 
 
+def explained(explain: Callable[[Evidence], list[Diagnosis]], evidence: Evidence) -> list[Diagnosis]:
+    """The diagnoses of `explain`; none if the search itself fails, so that it never hides the wrong gradient."""
+    try:
+        with np.errstate(all="ignore"):
+            return explain(evidence)
+    except Exception:
+        return []
+
+
 def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a pair looks like."""
     args, kwargs, y = [on_cpu(x) for x in run.args], {name: on_cpu(x) for name, x in run.kwargs.items()}, on_cpu(run.y)
@@ -123,7 +126,32 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
             yield from planted(evidence, derivation)
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
-    return likeliest(evidence, dy, arrays, catalogue, equations)
+    found = likeliest(evidence, dy, arrays, catalogue, equations)
+    return found or list(uniform(evidence, run, dy))
+
+
+def uniform(evidence: Evidence, run: PairRun, dy: Any) -> Iterator[Diagnosis]:
+    """The gradients are right while one of the vectors among the arguments is uniform."""
+    for name, x in run.floating.items():
+        if x.ndim == 1 and x.size > 1 and name not in evidence.wrong:
+            for value, text in ((float(x.mean()), "all elements of {} are equal"), (1.0, "{} is 1")):
+                if right_with(run, dy, x, value):
+                    what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
+                    yield Diagnosis(what, "form", f"right for uniform {name}")
+                    return
+
+
+def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
+    """Whether the gradients are right along random directions when all elements of `x` have this value."""
+    before = x.copy()
+    x[...] = value
+    try:
+        gradients = run.gradients(dy)
+        tensors = [Tensor(name, array, gradients[name]) for name, array in run.floating.items()]
+        differences = Differences(lambda: flat(run.op(*run.args, **run.kwargs)[0]), flat(dy))
+        return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
+    finally:
+        x[...] = before
 
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
@@ -215,9 +243,14 @@ class Derived(NamedTuple):
 
 def planted(evidence: Evidence, derived: Derived) -> list[Diagnosis]:
     """The mistake nearest to the end of a derivation that gives the gradients found."""
-    for name, words, changed in derived.derivation.planted():
+    pairs = zip(evidence.found, derived.gradients, strict=True)
+    wrong = {name for tensor, name in pairs if name and tensor in evidence.wrong}
+    start = time.perf_counter()
+    for name, words, changed in derived.derivation.planted(wrong):
         if derived.explains(evidence, changed):
             return [Diagnosis(f"This is what one gets when {words}", "derivation", name)]
+        if time.perf_counter() - start > SECONDS:
+            break
     return []
 
 
