@@ -69,8 +69,7 @@ class PageSizes(Sizes):
 def live_html(name: str, mistakes: Iterable[Any] = ()) -> str:
     """The live section of a derivation, as HTML that needs the files of docs/_static/live and nothing else.
 
-    mistakes: with `title`, `equation`, `wrong` and `effect`, as in `scratchformer.testing.mistakes`; those whose equation
-    is not in the derivation are left out.
+    mistakes: as in `scratchformer.testing.mistakes`; those whose equation is not in the derivation are left out.
     """
     data = live_data(name, mistakes)
     lists = {"equation": data["items"], "mistake": data["mistakes"]}

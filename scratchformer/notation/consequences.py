@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -66,24 +66,69 @@ class Consequences:
         name = self.walk.scope.resolve(left[1])
         return name not in self.walk.run.arguments and all(index[0] == "idx" for index in left[2])
 
-    def planted(self) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
-        """Every mistake that can be planted, from the last equation to the first, and what follows from it.
+    def reach(self, place: int) -> set[str]:
+        """The names that depend on the left side of an equation, by the equations below it."""
+        changed: dict[str, Any] = {}
+        partials: dict[Node, Node] = {}
+        for number, equation in enumerate(self.equations[place:]):
+            left = equation.parts[0]
+            if number == 0 or last_part(equation, changed, partials, self.walk.scope):
+                if left[0] == "partial":
+                    partials[left] = left
+                elif left[0] == "name" and self.computes(left):
+                    changed[self.walk.scope.resolve(left[1])] = None
+        return set(changed)
+
+    def planted(self, names: Collection[str]) -> Iterator[tuple[str, str, dict[str, np.ndarray]]]:
+        """Every mistake that can change the values of these names, from the last equation to the first, and what
+        follows from it.
 
         Each is a name, as "a term dropped: dx_i = dy_i", a description in words, and the changed values. Mistakes that
-        cannot be evaluated are left out.
+        cannot be evaluated are left out. Of each equation, the mistakes of `mistakes` come before those of `further`.
         """
         for place in reversed(range(len(self.equations))):
             equation = self.equations[place]
-            for what, wrong in sorted(mistakes(equation), key=lambda found: -changed_part(equation, found[1])):
+            if not self.reach(place).issuperset(names):
+                continue
+            nearest = sorted(mistakes(equation), key=lambda found: -changed_part(equation, found[1]))
+            for what, wrong in (*nearest, *self.further(equation)):
                 part = changed_part(equation, wrong)
                 try:
                     with np.errstate(all="ignore"):
                         changed = self.of(place, wrong, part)
                 except (NotationError, ValueError):
                     continue
-                short = wrong._replace(parts=(wrong.parts[0], wrong.parts[part]), relations=("=",))
+                short = neat(wrong._replace(parts=(wrong.parts[0], wrong.parts[part]), relations=("=",)))
                 words = in_words(what, equation, wrong)
                 yield f"{what}: {spelled(short)}", f"{words}: {spelled(short)}", changed
+
+    def further(self, equation: Equation) -> Iterator[tuple[str, Equation]]:
+        """Mistakes in the last part that `mistakes` does not plant, as larger changes: two terms dropped, another array
+        of the same shape, a sum along another axis.
+        """
+        last = equation.parts[-1]
+        free = [index[1] for index in (equation.parts[0][2] if equation.parts[0][0] == "name" else ())]
+        for what, wrong in changes(last, lambda node: self.larger(node, free)):
+            yield what, equation._replace(parts=(*equation.parts[:-1], wrong))
+
+    def larger(self, node: Node, free: list[str]) -> Iterator[tuple[str, Node]]:
+        if node[0] in ("+", "-"):
+            terms = list(signed(node))
+            if len(terms) > 2:
+                for kept in terms:
+                    yield "terms dropped", kept
+        elif node[0] == "name" and node[2]:
+            values, name = self.values, self.walk.scope.resolve(node[1])
+            for other, value in values.items():
+                if name in values and other != name and value.shape == values[name].shape and value.dtype.kind == "f":
+                    yield "another array", ("name", other, node[2])
+        elif node[0] == "over" and len(node[2]) == 1 and not node[4]:
+            (letter,) = node[2]
+            own = letter.rstrip("'")
+            for other in free:
+                if own in free and other != own:
+                    swapped = renamed(node[3], {letter: own, other: f"{other}'"})
+                    yield "a sum along another axis", ("over", node[1], (f"{other}'",), swapped, ())
 
 
 def consequences(*pair_and_args: Any, **options: Any) -> Consequences:
@@ -99,6 +144,45 @@ def consequences(*pair_and_args: Any, **options: Any) -> Consequences:
     walk.prepare(equations)
     walk.items(ran.name, equations.items)
     return Consequences(walk, [item.equation for item in equations.items if item.equation])
+
+
+def changes(node: Node, at_top: Callable[[Node], Iterator[tuple[str, Node]]]) -> Iterator[tuple[str, Node]]:
+    """The tree with one of its nodes changed in the ways of `at_top`."""
+    yield from at_top(node)
+    if node[0] in ("name", "num", "idx", "delta", "bracket", "partial", "cases"):
+        return
+    for place, part in enumerate(node[1:], 1):
+        if isinstance(part, tuple) and part and isinstance(part[0], str) and (place == 3 or node[0] != "over"):
+            for what, wrong in changes(part, at_top):
+                yield what, (*node[:place], wrong, *node[place + 1 :])
+
+
+def signed(node: Node) -> Iterator[Node]:
+    """The terms of a sum, each with its sign."""
+    if node[0] not in ("+", "-"):
+        yield node
+        return
+    yield from signed(node[1])
+    yield node[2] if node[0] == "+" else ("neg", node[2])
+
+
+def renamed(tree: Any, letters: dict[str, str]) -> Any:
+    """The tree with other index letters."""
+    if not isinstance(tree, tuple):
+        return tree
+    if tree[:1] == ("idx",):
+        return "idx", letters.get(tree[1], tree[1])
+    return tuple(renamed(part, letters) for part in tree)
+
+
+def neat(tree: Any) -> Any:
+    """The tree without parentheses around a name or a number."""
+    if not isinstance(tree, tuple):
+        return tree
+    if tree[:1] == ("group",) and tree[1][0] in ("name", "num"):
+        return tree[1]
+    parts = [neat(part) for part in tree]
+    return type(tree)(*parts) if isinstance(tree, Equation) else tuple(parts)
 
 
 def changed_part(right: Equation, wrong: Equation) -> int:

@@ -190,6 +190,8 @@ def in_words(what: str, right: Equation, wrong: Equation) -> str:
         )
     if what in ("a power lost", "a function lost"):
         return f"{spelled(after)} is written for {spelled(before)}"
+    if what == "terms dropped":
+        return f"all terms but {spelled(after)} are left out"
     if what == "a sum over another index":
         return f"the {parts[0]} is over {after[2][0]} and not over {parts[1][0]}"
     if what == "a sum lost":

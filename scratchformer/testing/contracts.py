@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
 from ..backend import Array, Device, array_module, is_floating_type, to_cpu, to_device
-
-if TYPE_CHECKING:
-    from .diagnosis import Diagnosis
 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
@@ -22,6 +19,17 @@ class Call(NamedTuple):
     check: Callable
     args: tuple
     options: dict[str, Any]
+
+
+class Diagnosis(NamedTuple):
+    """What a mistake looks like.
+
+    what: a sentence. source: "form", "catalogue" or "derivation". name: of the form or the mistake, for tests.
+    """
+
+    what: str
+    source: str
+    name: str
 
 
 class GradientError(AssertionError):
@@ -93,13 +101,15 @@ def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
                 raise GradientError(f"{name} shares memory with {other}: writing to one would change the other")
 
 
-def expect_equal(named: Mapping[str, Any], expected: Mapping[str, Any], complaint: str) -> None:
+def expect_equal(
+    named: Mapping[str, Any], expected: Mapping[str, Any], complaint: str, diagnoses: Iterable[Diagnosis] = ()
+) -> None:
     """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits."""
     for name, x in named.items():
         x, y = to_cpu(x), to_cpu(expected[name])
         size = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
         if x.shape != y.shape or not np.all(np.abs(x - y) <= _SAME * size):
-            raise GradientError(f"{name}: {complaint}")
+            raise GradientError(f"{name}: {complaint}", diagnoses)
 
 
 def expect_type(named: Mapping[str, Any], dtype: Any) -> None:

@@ -7,9 +7,12 @@ explanation is given only if it yields every element of every gradient that was 
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,18 +20,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..backend import to_cpu
-from .contracts import GradientError, is_array
-from .differences import FIRST_STEP
-from .runs import argument_names
+from .contracts import Diagnosis, GradientError, as_tuple, is_array, is_floating
+from .differences import FIRST_STEP, Differences, Tensor, compare_directions
+from .runs import argument_names, flat
 
 if TYPE_CHECKING:
     from ..notation.consequences import Consequences
-    from .differences import Comparison, Differences, Tensor
+    from .differences import Comparison
+    from .mistakes import Mistake
     from .runs import LayerRun, PairRun
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
-LARGEST = 5000  # elements of a tensor, beyond which no derivation is evaluated
-LARGEST_JACOBIAN = 500  # elements of a tensor, beyond which no Jacobian is computed
+LARGEST = 1000  # elements of a tensor, beyond which no derivation is evaluated
+SECONDS = 1.0  # that a Jacobian, or the search in a derivation, may take
 
 _wanted = ContextVar("diagnosis", default=True)
 
@@ -41,17 +45,6 @@ def without_diagnosis() -> Iterator[None]:
         yield
     finally:
         _wanted.reset(before)
-
-
-class Diagnosis(NamedTuple):
-    """What a mistake looks like.
-
-    what: a sentence. source: "form", "catalogue" or "derivation". name: of the form or mistake, for tests.
-    """
-
-    what: str
-    source: str
-    name: str
 
 
 class Evidence:
@@ -84,9 +77,13 @@ class Evidence:
             self.wrong.append(tensor.name)
 
     def jacobian(self, name: str) -> np.ndarray | None:
-        """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if they are too many."""
+        """The derivatives of all outputs (rows) by all elements of a tensor (columns); None if that takes too long."""
         tensor = self.tensors[name]
-        if tensor.base.size > LARGEST_JACOBIAN or tensor.base.size * self.differences.y.size > LARGEST_JACOBIAN**2:
+        if tensor.base.size * self.differences.y.size > LARGEST**2:
+            return None
+        start = time.perf_counter()
+        self.differences.outputs()
+        if 4 * tensor.base.size * (time.perf_counter() - start) > SECONDS:
             return None
         columns = []
         for index in np.ndindex(tensor.base.shape):
@@ -112,7 +109,16 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
     if not diagnoses:
         return ["The mistake looks like none that is known."]
     first, *others = (diagnosis.what for diagnosis in diagnoses)
-    return [first, *(f"It may also be: {other}" for other in others)]
+    return [first, *(f"Another explanation: {other}" for other in others)]
+
+
+def explained(explain: Callable[[Evidence], list[Diagnosis]], evidence: Evidence) -> list[Diagnosis]:
+    """The diagnoses of `explain`; none if the search itself fails, so that it never hides the wrong gradient."""
+    try:
+        with np.errstate(all="ignore"):
+            return explain(evidence)
+    except Exception:
+        return []
 
 
 def wanted() -> bool:
@@ -124,45 +130,95 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a pair looks like."""
     args, kwargs, y = [on_cpu(x) for x in run.args], {name: on_cpu(x) for name, x in run.kwargs.items()}, on_cpu(run.y)
     dy = on_cpu(dy)
-    found = general(evidence, dy, dict(zip(run.names, args, strict=True)) | kwargs | {"y": y})
-    if all(x.size <= LARGEST for x in (*args, y) if is_array(x)):
-        for derivation, names in derivations(run.op, run.op_backward, args, kwargs, y, dy):
-            found += planted(evidence, derivation, dict(zip(run.names, names, strict=True)))
-    return sorted(found, key=lambda diagnosis: diagnosis.name == "unknown factor")
+    operations = known(args, kwargs, y)
+    small = all(x.size <= LARGEST for x in (*args, y) if is_array(x))
+    derived = list(derivations(run.op, run.op_backward, operations, args, kwargs, dy)) if small else []
+
+    def catalogue() -> Iterator[Diagnosis]:
+        for operation, derivation in derived:
+            yield from known_mistakes(evidence, operation, derivation)
+        for operation in operations:
+            yield from known_code(evidence, operation, args, kwargs, y, dy)
+
+    def equations() -> Iterator[Diagnosis]:
+        for _, derivation in derived:
+            yield from planted(evidence, derivation)
+
+    arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
+    found = likeliest(evidence, dy, arrays, catalogue, equations)
+    return found or list(uniform(evidence, run, dy))
 
 
-def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> list[Diagnosis]:
-    """The general forms that the gradients have."""
-    from .forms import forms
+def uniform(evidence: Evidence, run: PairRun, dy: Any) -> Iterator[Diagnosis]:
+    """The gradients are right while one of the vectors among the arguments is uniform."""
+    for name, x in run.floating.items():
+        if x.ndim == 1 and x.size > 1 and name not in evidence.wrong:
+            for value, text in ((float(x.mean()), "all elements of {} are equal"), (1.0, "{} is 1")):
+                if right_with(run, dy, x, value):
+                    what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
+                    yield Diagnosis(what, "form", f"right for uniform {name}")
+                    return
 
-    return [Diagnosis(what, "form", name) for what, name in forms(evidence, dy, arrays)]
+
+def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
+    """Whether the gradients are right along random directions when all elements of `x` have this value."""
+    before = x.copy()
+    x[...] = value
+    try:
+        gradients = run.gradients(dy)
+        tensors = [Tensor(name, array, gradients[name]) for name, array in run.floating.items()]
+        differences = Differences(lambda: flat(run.op(*run.args, **run.kwargs)[0]), flat(dy))
+        return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
+    finally:
+        x[...] = before
 
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a layer looks like."""
-    return general(evidence, on_cpu(dy), {name: on_cpu(x) for name, x in run.given.items()})
+    arrays = {name: on_cpu(x) for name, x in run.given.items()}
+    return likeliest(evidence, on_cpu(dy), arrays, lambda: known_layers(evidence, run, dy), lambda: ())
+
+
+def likeliest(
+    evidence: Evidence,
+    dy: Any,
+    arrays: dict[str, Any],
+    catalogue: Callable[[], Iterable[Diagnosis]],
+    equations: Callable[[], Iterable[Diagnosis]],
+) -> list[Diagnosis]:
+    """The explanations, the likeliest first: a factor that has a meaning, then a known mistake; without these, another
+    form, then a mistake in an equation; without all of these, a factor that has no meaning.
+    """
+    from .forms import constant_factors, forms
+
+    factors = [Diagnosis(what, "form", name) for what, name in constant_factors(evidence, {**arrays, "dy": dy})]
+    unknown = any(factor.name == "unknown factor" for factor in factors)
+    if found := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
+        return found
+    found = [] if factors else [Diagnosis(what, "form", name) for what, name in forms(evidence, dy, arrays)]
+    return [*found, *equations()] or factors
 
 
 def derivations(
-    op: Callable, op_backward: Callable, args: list, kwargs: dict[str, Any], y: Any, dy: Any
-) -> Iterator[tuple[Consequences, list[str]]]:
-    """The derivations of an operation, with the names of the arguments: its own, and that of the operation of the
-    package that gives the same y.
-    """
+    op: Callable, op_backward: Callable, operations: Sequence[str], args: list, kwargs: dict[str, Any], dy: Any
+) -> Iterator[tuple[str, Derived]]:
+    """Derivations evaluated, by name: that of the pair itself, named "", and those of operations of the package."""
     from ..notation import DerivationError, NotationError
     from ..notation.consequences import consequences
+    from ..notation.grammar import canonical
     from .derivations.operations import reference
 
-    pairs = [(op, op_backward, {})] if "=" in (inspect.getdoc(op) or "") else []
-    for name in known(args, kwargs, y):
+    pairs = [("", op, op_backward, {})] if "=" in (inspect.getdoc(op) or "") else []
+    for name in operations:
         case = reference(name, *args, **kwargs)
-        pairs.append((case.op, case.op_backward, case.names))
-    for forward, backward, names in pairs:
+        pairs.append((name, case.op, case.op_backward, case.names))
+    for name, forward, backward, names in pairs:
         try:
             derivation = consequences(forward, backward, *args, names=names, dy=dy, **kwargs)
         except (DerivationError, NotationError, TypeError, ValueError):
-            continue  # it has none that is true and could be evaluated
-        yield derivation, argument_names(forward, tuple(args))
+            continue  # it has none that is true and can be evaluated
+        floating = [n for n, x in zip(argument_names(forward, tuple(args)), args, strict=True) if is_floating(x)]
+        yield name, Derived(derivation, [derivation.gradient(canonical(n)) for n in floating])
 
 
 def on_cpu(x: Any) -> Any:
@@ -172,10 +228,11 @@ def on_cpu(x: Any) -> Any:
     return to_cpu(x) if is_array(x) else x
 
 
-def known(args: list, kwargs: dict[str, Any], y: Any) -> Iterator[str]:
+def known(args: list, kwargs: dict[str, Any], y: Any) -> list[str]:
     """The names of the package's operations that give the same y."""
     from .. import ops
 
+    found = []
     for name in ops.__all__ if is_array(y) or np.isscalar(y) else ():
         if f"{name}_backward" not in ops.__all__:
             continue
@@ -184,21 +241,121 @@ def known(args: list, kwargs: dict[str, Any], y: Any) -> Iterator[str]:
         except Exception:  # these are not arguments of this operation
             continue
         if np.shape(other) == np.shape(y) and same(np.asarray(other), np.asarray(y)):
-            yield name
+            found.append(name)
+    return found
 
 
-def planted(evidence: Evidence, derivation: Consequences, names: dict[str, str]) -> list[Diagnosis]:
-    """The mistake nearest to the end of a derivation that gives the gradients found. names: of the arguments in the
-    derivation, by tensor.
+class Derived(NamedTuple):
+    """A derivation evaluated on the arrays of a check. gradients: the names that it gives them, in the order of the
+    floating-point arguments; None for one that it does not derive.
     """
-    from ..notation.grammar import canonical
 
-    gradients = {tensor: derivation.gradient(canonical(names[tensor])) for tensor in evidence.found}
-    for name, words, changed in derivation.planted():
-        values = derivation.values | changed
-        if evidence.explained_by({tensor: values[d] for tensor, d in gradients.items() if d}):
+    derivation: Consequences
+    gradients: list[str | None]
+
+    def explains(self, evidence: Evidence, changed: dict[str, np.ndarray]) -> bool:
+        """Whether the gradients found are those of the derivation with these values changed."""
+        values = self.derivation.values | changed
+        pairs = zip(evidence.found, self.gradients, strict=True)
+        return evidence.explained_by({tensor: values[name] for tensor, name in pairs if name})
+
+
+def planted(evidence: Evidence, derived: Derived) -> list[Diagnosis]:
+    """The mistake nearest to the end of a derivation that gives the gradients found."""
+    pairs = zip(evidence.found, derived.gradients, strict=True)
+    wrong = {name for tensor, name in pairs if name and tensor in evidence.wrong}
+    start = time.perf_counter()
+    for name, words, changed in derived.derivation.planted(wrong):
+        if derived.explains(evidence, changed):
             return [Diagnosis(f"This is what one gets when {words}", "derivation", name)]
+        if time.perf_counter() - start > SECONDS:
+            break
     return []
+
+
+def known_mistakes(evidence: Evidence, operation: str, derived: Derived) -> Iterator[Diagnosis]:
+    """The mistakes of the catalogue in the derivation of an operation that give the gradients found."""
+    from ..notation import NotationError, parse
+    from .mistakes import mistakes_of
+
+    for mistake in mistakes_of(operation):
+        right, wrong = (parse(text, derived.derivation.values) for text in (mistake.equation, mistake.wrong))
+        if right not in derived.derivation.equations:
+            continue
+        try:
+            changed = derived.derivation.of(derived.derivation.equations.index(right), wrong)
+        except (NotationError, ValueError):
+            continue
+        if derived.explains(evidence, changed):
+            yield catalogued(mistake)
+
+
+def known_code(
+    evidence: Evidence, operation: str, args: list, kwargs: dict[str, Any], y: Any, dy: Any
+) -> Iterator[Diagnosis]:
+    """The mistakes of the catalogue in the code of an operation that give the gradients found."""
+    from .mistakes import MISTAKES
+
+    for mistake in MISTAKES:
+        if mistake.operation != operation or mistake.equation:
+            continue
+        try:
+            op, op_backward = mistake.pair()
+            other, cache = op(*args, **kwargs)
+            gradients = as_tuple(op_backward(dy, cache))
+        except Exception:  # the mistake may be in another part of the file, or raise
+            continue
+        if same(np.asarray(other), np.asarray(y)) and len(gradients) == len(evidence.found):
+            if evidence.explained_by(dict(zip(evidence.found, gradients, strict=True))):
+                yield catalogued(mistake)
+
+
+def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnosis]:
+    """The mistakes of the catalogue in layers that give the gradients found.
+
+    Each is tried on a copy, in which layers get the class with the mistake that has the name of theirs.
+    """
+    from .mistakes import MISTAKES
+
+    y, _ = run.forward()
+    for mistake in MISTAKES:
+        if not mistake.file.startswith(("nn/", "models/")):
+            continue
+        names = {name for name in re.findall(r"^class (\w+)", mistake.source(), re.MULTILINE)}
+        other = copy.copy(run)
+        other.layer = copy.deepcopy(run.layer)
+        changed = [layer for layer in layers_in(other.layer, {}) if type(layer).__name__ in names]
+        if not changed:
+            continue
+        try:
+            for layer in changed:
+                layer.__class__ = mistake.names()[type(layer).__name__]
+            other.params = other.layer.named_parameters()
+            other.trained = {name: other.params[name] for name in run.trained}
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in zip(as_tuple(other.forward()[0]), as_tuple(y), strict=True)):
+                if evidence.explained_by(other.gradients(dy)):
+                    yield catalogued(mistake)
+        except Exception:  # a layer of the same name may have other parts
+            continue
+
+
+def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """A layer and all layers among its attributes."""
+    if id(x) in seen:
+        return
+    seen[id(x)] = x
+    if hasattr(x, "forward") and hasattr(x, "backward"):
+        yield x
+        x = list(vars(x).values())
+    if isinstance(x, list | tuple | dict):
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from layers_in(part, seen)
+
+
+def catalogued(mistake: Mistake) -> Diagnosis:
+    title = mistake.title[0].lower() + mistake.title[1:] if mistake.title[1:2].islower() else mistake.title
+    equation = f": {mistake.wrong}" if mistake.wrong else ""
+    return Diagnosis(f"A known mistake: {title}{equation}. {mistake.effect}", "catalogue", mistake.name)
 
 
 def diagnose(

@@ -21,15 +21,11 @@ ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
 
 
 def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
-    """The forms of the wrong gradients; empty unless each of them has one.
+    """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
     dy: an array, or a tuple of them. arrays: what was given and, as "y", the output, by name; numbers among them, too.
     """
-    if not evidence.wrong:
-        return []
-    if found := constant_factors(evidence, {**arrays, "dy": dy}):
-        return found
-    found, first = [], {}
+    first: dict[tuple[str, str], list[str]] = {}
     for name in evidence.wrong:
         one = next(forms_of(name, evidence, dy, arrays), None)
         if one is None:
@@ -69,7 +65,10 @@ def constant_factors(evidence: Evidence, arrays: Mapping[str, Any]) -> list[Form
             return []  # any number is some multiple of another
         same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
         by_factor.setdefault(same, []).append(name)
-    return [(f"{of(names)} {times(factor, arrays)}.", named(factor, arrays)) for factor, names in by_factor.items()]
+    return [
+        (f"{of(names)} {times(factor, arrays, 'it' if len(names) == 1 else 'they')}.", named(factor, arrays))
+        for factor, names in by_factor.items()
+    ]
 
 
 def named(factor: float, arrays: Mapping[str, Any]) -> str:
@@ -78,13 +77,13 @@ def named(factor: float, arrays: Mapping[str, Any]) -> str:
     return "constant factor" if meaning(factor, arrays) else "unknown factor"
 
 
-def times(factor: float, arrays: Mapping[str, Any]) -> str:
+def times(factor: float, arrays: Mapping[str, Any], they: str) -> str:
     if factor == 0:
         return "zero everywhere"
     if math.isclose(factor, -1, rel_tol=ROUND_OFF):
         return "right except for the sign"
     amount, reason = meaning(factor, arrays) or (f"{factor:.6g}", "")
-    times = f"{amount} of what it should be" if amount.startswith("1/") else f"{amount} times what it should be"
+    times = f"{amount} of what {they} should be" if amount.startswith("1/") else f"{amount} times what {they} should be"
     return f"{times}: {reason}" if reason else times
 
 
@@ -145,9 +144,17 @@ def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) 
     if whole:
         yield from places(found, right)
     yield from factors(name, evidence, arrays)
+    if whole and (digits := right_digits(found, right)) > 2:
+        yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
     jacobian = evidence.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
         yield from of_jacobian(found, jacobian, np.asarray(dy), arrays)
+
+
+def right_digits(found: np.ndarray, right: np.ndarray) -> int:
+    """The number of digits to which all elements are right."""
+    error = np.abs(found - right).max() / np.abs(right).max()
+    return math.floor(-math.log10(error)) if error else 0
 
 
 def places(found: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:

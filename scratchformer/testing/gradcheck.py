@@ -235,7 +235,7 @@ def _compare_all(
         evidence.add(t, indices, by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
-    _raise_worst(found, lambda: explain(evidence))
+    _raise_worst(found, lambda: diagnosis.explained(explain, evidence))
     _expect_decided(found)
     report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
     return report

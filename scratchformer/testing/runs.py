@@ -13,6 +13,7 @@ import numpy as np
 from ..backend import Array, Device, array_module, to_cpu, to_device
 from ..rng import Key
 from .contracts import (
+    Diagnosis,
     GradientError,
     Untouched,
     as_tuple,
@@ -26,6 +27,14 @@ from .contracts import (
     own_copy,
 )
 from .differences import label
+
+STALE = (
+    Diagnosis(
+        "The backward uses what the latest forward left in the layer, and not its own cache.",
+        "form",
+        "stale after a second forward",
+    ),
+)
 
 
 class PairRun:
@@ -190,10 +199,10 @@ class LayerRun:
         found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
         other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache).items()}
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
-        expect_equal(found, alone, complaint)
-        expect_equal(other_found, other, complaint)
+        expect_equal(found, alone, complaint, STALE)
+        expect_equal(other_found, other, complaint, STALE)
         both = {name: alone[name] + other[name] for name in self.trained}
-        expect_equal(self.parameter_gradients(), both, complaint)
+        expect_equal(self.parameter_gradients(), both, complaint, STALE)
 
     def check_types(self, dy: Any) -> None:
         """Check that y, the gradients and the parameters have the dtype that the layer was cast to."""

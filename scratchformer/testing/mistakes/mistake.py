@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from ... import ops
 
 PACKAGE = Path(__file__).parent.parent.parent
 
@@ -33,3 +38,31 @@ class Mistake(NamedTuple):
         for right, wrong in self.replacements:
             text = text.replace(right, wrong)
         return text
+
+    @functools.cache  # noqa: B019  # there is one of each, and it stays
+    def names(self) -> dict[str, Any]:
+        """What the file defines, executed with the mistake; the package goes on without it."""
+        module = f"{PACKAGE.name}.{self.file.removesuffix('.py').replace('/', '.')}"
+        found = {"__name__": module, "__package__": module.rpartition(".")[0], "__file__": str(PACKAGE / self.file)}
+        with no_twins():
+            exec(compile(self.source(), self.file, "exec"), found)
+        return found
+
+    def pair(self) -> tuple[Any, Any]:
+        """The operation and its backward with the mistake."""
+        return self.names()[self.operation], self.names()[f"{self.operation}_backward"]
+
+
+@contextmanager
+def no_twins() -> Iterator[None]:
+    """Operations without twins, so that twins can be registered; afterwards all is as before."""
+    tables = [value.twins for value in vars(ops).values() if hasattr(value, "twins")]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, kept in zip(tables, before, strict=True):
+            table.clear()
+            table.update(kept)
