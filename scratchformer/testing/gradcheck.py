@@ -56,6 +56,7 @@ from .runs import (
     normal_like,
 )
 
+_EPS = float(np.finfo(np.float64).eps)
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # as many are printed with a report
@@ -251,10 +252,12 @@ def _compare_all(
     with _and_nonlinearity(run, dy, outcome.named_gradients(), noise):
         _raise_worst(found)
     _expect_decided(found)
-    check_linearity(run, dy, outcome.named_gradients(), noise, layouts)
+    floor = float(np.abs(differences.dy).max()) * _EPS * (1 + max(t.scale for t in tensors)) ** 2
+    wide = {name: max(x, floor) for name, x in noise.items()}
+    check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
     if layouts:
-        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), differences.noise + differences.grain)
-        check_layouts(run, dy, outcome.named(), noise | of_y)
+        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(differences.noise, floor))
+        check_layouts(run, dy, outcome.named(), wide | of_y)
         check_empty(run)
     report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
     return report

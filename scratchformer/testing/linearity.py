@@ -15,23 +15,30 @@ from .runs import Run, like
 Gradients = Mapping[str, np.ndarray]  # "gradient of x": the array
 Noise = Mapping[str, float]  # and its round-off
 
-_FACTOR = -1000.0  # large, so that clipping shows, and negative, so that an absolute value does
+# Large, so that clipping shows; negative, so that an absolute value does; a power of two, so that it rounds nothing.
+_FACTOR = -1024.0
 
 
-def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, layouts: bool) -> None:
-    """Raise GradientError unless backward(−1000 dy + 1) = −1000 backward(dy) + backward(1), where `gradients` are
-    backward(dy). With `layouts`, each dy of ones is a single number in memory, as a sum sends its gradient back.
+def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, wide: Noise, layouts: bool) -> None:
+    """Raise GradientError unless backward(−1024 dy + 1) = −1024 backward(dy) + backward(1), where `gradients` are
+    backward(dy). With `layouts`, each dy of ones is a single number in memory, as a sum sends its gradient back. `wide`
+    bounds the round-off where terms cancel in backward(dy), and so hide it, but not for another dy.
     """
     of_ones = _of_one_number(run, dy) if layouts else _backward(run, dy, _ones)
     mixed = _backward(run, dy, lambda part: _FACTOR * part + 1)
     expected = {name: _FACTOR * g + of_ones[name] for name, g in gradients.items()}
-    wrong = difference(mixed, expected, noise, factor=1 - _FACTOR)
-    if not wrong:
+    if not difference(mixed, expected, noise, factor=-_FACTOR):
         return
-    if layouts and (layout := difference(of_ones, _backward(run, dy, _ones), noise)):
+    if layouts and (layout := difference(of_ones, _backward(run, dy, _ones), wide)):
         raise GradientError(f"with dy broadcast from one number, {layout}")
-    cause = nonlinearity(run, dy, gradients, noise)
-    raise GradientError(f"backward is not linear in dy: for −1000 dy + 1, {wrong}" + f"\n  {cause}" * bool(cause))
+    scaled = _backward(run, dy, lambda part: _FACTOR * part)
+    wrong = difference(scaled, {name: _FACTOR * g for name, g in gradients.items()}, noise, factor=-_FACTOR)
+    for_dy = "−1024 dy"
+    if not wrong:  # then −1024 dy + 1 may differ by round-off
+        for_dy, wrong = "−1024 dy + 1", difference(mixed, expected, wide, factor=-_FACTOR)
+    if wrong:
+        cause = nonlinearity(run, dy, gradients, noise)
+        raise GradientError(f"backward is not linear in dy: for {for_dy}, {wrong}" + f"\n  {cause}" * bool(cause))
 
 
 def nonlinearity(run: Run, dy: Any, gradients: Gradients, noise: Noise) -> str:
