@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from ..backend import Array, Device, array_module, is_floating_type, to_cpu, to_device
+from ..backend import Array, Device, array_module, device_of, is_floating_type, to_cpu, to_device
 
 _SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
 
@@ -76,10 +76,27 @@ def is_floating(x: Any) -> bool:
 
 
 def own_copy(x: Any, device: Device, dtype: Any) -> Any:
-    """A copy of an array on `device`, cast to `dtype` if it is floating-point; anything else is returned unchanged."""
-    if not is_array(x):
-        return x
-    return to_device(x, device, dtype if is_floating(x) else None).copy()
+    """A copy of an array on `device`, cast to `dtype` if it is floating-point, and of the arrays in tuples, lists and
+    dicts; anything else is returned unchanged.
+    """
+    if is_array(x):
+        return to_device(x, device, dtype if is_floating(x) else None).copy()
+    if type(x) is dict:
+        return {key: own_copy(part, device, dtype) for key, part in x.items()}
+    if type(x) in (tuple, list):
+        return type(x)(own_copy(part, device, dtype) for part in x)
+    return x
+
+
+def arrays_in(name: str, x: Any) -> dict[str, Array]:
+    """The arrays in `x`, by name: `mask`, or `mask[0]` and `mask['key']` for those in tuples, lists and dicts."""
+    if is_array(x):
+        return {name: x}
+    parts = x.items() if type(x) is dict else enumerate(x) if type(x) in (tuple, list) else ()
+    found: dict[str, Array] = {}
+    for key, part in parts:
+        found |= arrays_in(f"{name}[{key!r}]", part)
+    return found
 
 
 def as_tuple(x: Any) -> tuple:
@@ -102,14 +119,41 @@ def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
 
 
 def expect_equal(
-    named: Mapping[str, Any], expected: Mapping[str, Any], complaint: str, diagnoses: Iterable[Diagnosis] = ()
+    named: Mapping[str, Any],
+    expected: Mapping[str, Any],
+    complaint: str,
+    same_bits: bool = False,
+    diagnoses: Iterable[Diagnosis] = (),
 ) -> None:
-    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits."""
+    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits, or, with
+    `same_bits`, at all.
+    """
     for name, x in named.items():
         x, y = to_cpu(x), to_cpu(expected[name])
         size = max(np.abs(x).max(initial=0), np.abs(y).max(initial=0))
         if x.shape != y.shape or not np.all(np.abs(x - y) <= _SAME * size):
             raise GradientError(f"{name}: {complaint}", diagnoses)
+        if same_bits and not np.array_equal(x, y):
+            raise GradientError(
+                f"{name}: the last digits differ between two runs on the same numbers, by {np.abs(x - y).max():.1g} "
+                "(same_bits=False allows it, for code that adds in any order)"
+            )
+
+
+def expect_arrays(named: Mapping[str, Any], device: Device) -> None:
+    """Raise GradientError unless all are arrays on `device`, or NumPy numbers."""
+    for name, x in named.items():
+        if not hasattr(x, "dtype"):
+            raise GradientError(f"{name}: expected an array, got {type(x).__name__}")
+        if is_array(x) and device_of(x) != device:
+            raise GradientError(f"{name} is on {device_of(x)}, the arguments are on {device}")
+
+
+def expect_owned(named: Mapping[str, Any]) -> None:
+    """Raise GradientError if two elements of an array share memory, as they do after `broadcast_to`."""
+    for name, x in named.items():
+        if any(stride == 0 and n > 1 for stride, n in zip(getattr(x, "strides", ()), x.shape, strict=False)):
+            raise GradientError(f"{name} is a broadcast view: expected an array of its own, to which a caller may add")
 
 
 def expect_type(named: Mapping[str, Any], dtype: Any) -> None:

@@ -25,8 +25,10 @@ from . import diagnosis
 from .contracts import (
     GradientError,
     Untouched,
+    as_tuple,
     is_array,
     is_floating,
+    labelled,
     repeatable,
 )
 from .differences import (
@@ -41,8 +43,22 @@ from .differences import (
     elements,
     label,
 )
-from .runs import LayerRun, PairRun, argument_names, expect_finite, flat, layer_arrays, name_of, normal_like
+from .layouts import check_empty, check_layouts
+from .linearity import Gradients, Noise, check_linearity, nonlinearity
+from .runs import (
+    LayerRun,
+    Outcome,
+    PairRun,
+    Run,
+    argument_names,
+    expect_finite,
+    flat,
+    layer_arrays,
+    name_of,
+    normal_like,
+)
 
+_EPS = float(np.finfo(np.float64).eps)
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # as many are printed with a report
@@ -89,6 +105,8 @@ def check_gradients(
     max_elements: int = 200,
     directions: int = 2,
     complex_step: bool = False,
+    layouts: bool = True,
+    same_bits: bool = True,
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
@@ -119,7 +137,7 @@ def check_gradients(
     _expect_tensors({n: x for n, x in given.items() if is_floating(x)}, given)
     forward_name, backward_name = name_of(op), name_of(op_backward)
     with _explained(forward_name, f"check_gradients({forward_name}, {backward_name}, ..., seed={seed})"):
-        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64)
+        run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, same_bits)
         dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.check_contract(dy)
         with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
@@ -128,14 +146,14 @@ def check_gradients(
         tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
         extra = _complex_comparisons(run, dy) if complex_step else None
         return _compare_all(
+            run,
+            dy,
             tensors,
-            outputs=lambda: flat(op(*run.args, **run.kwargs)[0]),
-            evaluate=lambda: run.evaluate(dy),
-            dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
+            layouts=layouts,
             extra=extra,
             explain=lambda evidence: diagnosis.of_pair(evidence, run, dy),
         )
@@ -150,6 +168,8 @@ def check_layer(
     max_elements: int = 200,
     directions: int = 2,
     together: int = 1,
+    layouts: bool = True,
+    same_bits: bool = True,
     device: Device = CPU,
     **kwargs: Any,
 ) -> Report:
@@ -180,7 +200,7 @@ def check_layer(
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
         original = Untouched(layer_arrays(layer))
-        run = LayerRun(layer, inputs, kwargs, device, np.float64)
+        run = LayerRun(layer, inputs, kwargs, device, np.float64, same_bits)
         arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
         dy = normal_like(run.forward()[0], seed, device, np.float64)
@@ -190,15 +210,15 @@ def check_layer(
             single.check_types(normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
         report = _compare_all(
+            run,
+            dy,
             [Tensor(name, x, gradients[name]) for name, x in arrays.items()],
-            outputs=lambda: flat(run.forward()[0]),
-            evaluate=lambda: run.evaluate(dy),
-            dy=flat(dy),
             key=Key(seed),
             rtol=rtol,
             max_elements=max_elements,
             directions=directions,
             together=together,
+            layouts=layouts,
             explain=lambda evidence: diagnosis.of_layer(evidence, run, dy),
         )
         original.check("the check of a deep copy")
@@ -206,24 +226,24 @@ def check_layer(
 
 
 def _compare_all(
+    run: Run,
+    dy: Any,
     tensors: list[Tensor],
-    outputs: Callable[[], np.ndarray],
-    evaluate: Callable[[], tuple[np.ndarray, list[np.ndarray]]],
-    dy: np.ndarray,
     key: Key,
     rtol: float,
     max_elements: int,
     directions: int,
+    layouts: bool,
     explain: Callable[[diagnosis.Evidence], list[diagnosis.Diagnosis]],
     together: int = 1,
     extra: Callable[[Tensor, list, float], list[Comparison]] | None = None,
 ) -> Report:
-    """Compare each tensor's gradient with numerical derivatives. Returns a Report, or raises GradientError with the
-    worst element.
+    """Compare each tensor's gradient with numerical derivatives, and then with itself: is it linear in dy, and the same
+    in other layouts? Returns a Report, or raises GradientError with the worst element.
     """
     rng = key.fold("elements and directions").generator()
-    differences = Differences(outputs, dy)
-    differences.measure_noise(tensors, evaluate, rng)
+    differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
+    differences.measure_noise(tensors, lambda: run.evaluate(dy), rng)
     report, found, evidence = Report(), {}, diagnosis.Evidence(differences)
     along_directions = _compare_together(tensors, differences, directions, together, rng, rtol)
     for t in tensors:
@@ -235,8 +255,18 @@ def _compare_all(
         evidence.add(t, indices, by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
-    _raise_worst(found, lambda: diagnosis.explained(explain, evidence))
+    outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
+    noise = {f"gradient of {t.name}": t.noise for t in tensors}
+    with _and_nonlinearity(run, dy, outcome.named_gradients(), noise):
+        _raise_worst(found, lambda: diagnosis.explained(explain, evidence))
     _expect_decided(found)
+    floor = float(np.abs(differences.dy).max()) * _EPS * (1 + max(t.scale for t in tensors)) ** 2
+    wide = {name: max(x, floor) for name, x in noise.items()}
+    check_linearity(run, dy, outcome.named_gradients(), noise, wide, layouts)
+    if layouts:
+        of_y = dict.fromkeys(labelled("y", as_tuple(run.y)), max(differences.noise, floor))
+        check_layouts(run, dy, outcome.named(), wide | of_y)
+        check_empty(run)
     report.kinks = tuple(f"{c.where}: {c.note}" for both in found.values() for c in _at_kinks(*both))
     return report
 
@@ -350,6 +380,17 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
         return found
 
     return comparisons
+
+
+@contextmanager
+def _and_nonlinearity(run: Run, dy: Any, gradients: Gradients, noise: Noise) -> Iterator[None]:
+    """Add to the message of a GradientError in what plain way backward is not linear in dy, if it is not."""
+    try:
+        yield
+    except GradientError as error:
+        if cause := nonlinearity(run, dy, gradients, noise):
+            error.args = (f"{error}\n  {cause}",)
+        raise
 
 
 @contextmanager

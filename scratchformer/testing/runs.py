@@ -5,20 +5,23 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, Device, array_module, to_cpu, to_device
+from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
 from ..rng import Key
 from .contracts import (
     Diagnosis,
     GradientError,
     Untouched,
+    arrays_in,
     as_tuple,
     expect_apart,
+    expect_arrays,
     expect_equal,
+    expect_owned,
     expect_type,
     is_array,
     is_floating,
@@ -35,10 +38,68 @@ STALE = (
         "stale after a second forward",
     ),
 )
+_NONE: Mapping[str, Array] = {}
+_TWICE = "backward gives another gradient when called twice on one cache"
+_RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
 
-class PairRun:
-    """An operation with its own copies of the arguments, on one device and of one dtype."""
+class Outcome(NamedTuple):
+    """What a forward and a backward return: y, and the gradients of arguments and parameters by name."""
+
+    y: Any
+    gradients: dict[str, Array]
+
+    def named_gradients(self) -> dict[str, np.ndarray]:
+        """The gradients on the CPU, as "gradient of x"."""
+        return {f"gradient of {name}": to_cpu(g) for name, g in self.gradients.items()}
+
+    def named(self) -> dict[str, np.ndarray]:
+        """Everything on the CPU: "y", or "y[0]", ..., and "gradient of x"."""
+        return {n: to_cpu(x) for n, x in labelled("y", as_tuple(self.y)).items()} | self.named_gradients()
+
+
+class Run:
+    """Copies of the arguments of a forward, by name, on one device and of one dtype. In `changed`, the argument of
+    forward, backward and outcome, are arrays to use instead of some of them.
+    """
+
+    def __init__(
+        self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, same_bits: bool
+    ) -> None:
+        self.names, self.device, self.dtype = names, device, dtype
+        self.same_bits = same_bits and device == CPU  # a GPU adds in any order
+        self.args = [own_copy(x, device, dtype) for x in args]
+        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
+        named = dict(zip(names, self.args, strict=True)) | self.kwargs
+        self.arrays = {name: x for name, x in named.items() if is_array(x)}
+        self.given = {name: x for key, value in named.items() for name, x in arrays_in(key, value).items()}
+        self.floating = {n: x for n, x in zip(names, self.args, strict=True) if is_floating(x)}
+        self.y: Any = None  # the first one
+
+    def arguments(self, changed: Mapping[str, Array]) -> tuple[list, dict[str, Any]]:
+        if not changed:
+            return self.args, self.kwargs
+        args = [changed.get(name, x) for name, x in zip(self.names, self.args, strict=True)]
+        return args, {key: changed.get(key, x) for key, x in self.kwargs.items()}
+
+    def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
+        raise NotImplementedError
+
+    def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
+        """One forward and one backward; dy may be a function of y."""
+        raise NotImplementedError
+
+    def evaluate(self, dy: Any) -> tuple[np.ndarray, list[np.ndarray]]:
+        """The outcome as NumPy arrays: the flat y, and the gradients."""
+        y, gradients = self.outcome(dy)
+        return flat(y), [to_cpu(g) for g in gradients.values()]
+
+    def _gradients(self, returned: Any, backward: str, changed: Mapping[str, Array]) -> dict[str, Array]:
+        return named_gradients(returned, {n: changed.get(n, x) for n, x in self.floating.items()}, backward)
+
+
+class PairRun(Run):
+    """An operation with its own copies of the arguments."""
 
     def __init__(
         self,
@@ -49,28 +110,24 @@ class PairRun:
         kwargs: dict[str, Any],
         device: Device,
         dtype: Any,
+        same_bits: bool = True,
     ) -> None:
+        super().__init__(names, args, kwargs, device, dtype, same_bits)
         self.op, self.op_backward, self.backward_name = op, op_backward, name_of(op_backward)
-        self.names, self.dtype = names, dtype
-        self.args = [own_copy(x, device, dtype) for x in args]
-        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
-        self.given = {n: x for n, x in zip(names, self.args, strict=True) if is_array(x)}
-        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
-        self.floating = {n: x for n, x in zip(names, self.args, strict=True) if is_floating(x)}
         untouched = Untouched(self.given)
-        self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
+        self.y, self.cache = self.forward()
         untouched.check("forward")
 
-    def gradients(self, dy: Any) -> dict[str, np.ndarray]:
-        """The analytic gradients for the current contents of the arguments, by name, on the CPU."""
-        _, cache = self.op(*self.args, **self.kwargs)
-        found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
-        return {name: to_cpu(g) for name, g in found.items()}
+    def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
+        args, kwargs = self.arguments(changed)
+        return two(self.op(*args, **kwargs), "op")
 
-    def evaluate(self, dy):
-        y, cache = self.op(*self.args, **self.kwargs)
-        found = named_gradients(self.op_backward(dy, cache), self.floating, self.backward_name)
-        return flat(y), [to_cpu(g) for g in found.values()]
+    def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
+        return self._gradients(self.op_backward(dy, cache), self.backward_name, changed)
+
+    def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
+        y, cache = self.forward(changed)
+        return Outcome(y, self.backward(dy(y) if callable(dy) else dy, cache, changed))
 
     def check_contract(self, dy: Any) -> dict[str, np.ndarray]:
         """Everything but the values. Returns the gradients, by name."""
@@ -78,42 +135,51 @@ class PairRun:
         upstream = labelled("dy", as_tuple(dy))
         expect_finite(outputs)
         expect_apart(outputs, self.given)
-        expect_equal(
-            outputs,
-            labelled("y", as_tuple(self.op(*self.args, **self.kwargs)[0])),
-            "differs between two calls with the same arguments (random numbers must come from a key)",
-        )
+        _expect_apart_from_each_other(outputs)
+        second_y, second_cache = self.forward()
+        second = labelled("y", as_tuple(second_y))
+        complaint = "differs between two calls with the same arguments (random numbers must come from a key)"
+        expect_equal(outputs, second, complaint, self.same_bits)
+        expect_apart(second, {f"{name} of an earlier call": x for name, x in outputs.items()})
         untouched = Untouched(self.given | outputs | upstream)
-        returned = self._backward(dy)
+        returned = self.backward(dy, self.cache)
         untouched.check("backward")
         self._expect_type(outputs, returned)
         gradients = {f"gradient of {name}": g for name, g in returned.items()}
         expect_finite(gradients)
         expect_apart(gradients, self.given | upstream)
-        for i, (name, g) in enumerate(gradients.items()):
-            expect_apart({name: g}, dict(list(gradients.items())[:i]))
+        expect_owned(gradients)
+        _expect_apart_from_each_other(gradients)
         first = {name: to_cpu(g).copy() for name, g in returned.items()}
-        again = self._backward(dy)
-        expect_equal(again, first, "backward gives another gradient when called twice on one cache")
+        _fill_with_nan(returned)
+        again = self.backward(dy, self.cache)
+        _expect_no_nan(again)
+        expect_equal(again, first, _TWICE, self.same_bits)
+        expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
+        expect_equal(self.backward(dy, second_cache), first, _RERUN, self.same_bits)
         return first
 
     def check_types(self, dy: Any) -> None:
         """Check that y and the gradients have the dtype of the arguments."""
-        self._expect_type(labelled("y", as_tuple(self.y)), self._backward(dy))
-
-    def _backward(self, dy: Any) -> dict[str, Array]:
-        return named_gradients(self.op_backward(dy, self.cache), self.floating, self.backward_name)
+        self._expect_type(labelled("y", as_tuple(self.y)), self.backward(dy, self.cache))
 
     def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
         if self.floating:
             expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
 
 
-class LayerRun:
-    """A deep copy of a layer, and copies of its inputs, on one device and of one dtype."""
+class LayerRun(Run):
+    """A deep copy of a layer, and copies of its inputs."""
 
-    def __init__(self, layer: Any, inputs: tuple, kwargs: dict[str, Any], device: Device, dtype: Any) -> None:
-        self.dtype = dtype
+    def __init__(
+        self,
+        layer: Any,
+        inputs: tuple,
+        kwargs: dict[str, Any],
+        device: Device,
+        dtype: Any,
+        same_bits: bool = True,
+    ) -> None:
         self.layer = copy.deepcopy(layer)
         expect_apart({f"{name} of a deep copy": x for name, x in layer_arrays(self.layer).items()}, layer_arrays(layer))
         self.layer.to(device=device, dtype=dtype)
@@ -121,36 +187,23 @@ class LayerRun:
         self.params = self.layer.named_parameters()
         self.trained = {name: p for name, p in self.params.items() if not getattr(p, "frozen", False)}
         names = argument_names(layer.forward, inputs)
-        self.names = [f"input {name}" if name in self.params else name for name in names]
-        self.inputs = [own_copy(x, device, dtype) for x in inputs]
-        self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
-        self.given = {n: x for n, x in zip(self.names, self.inputs, strict=True) if is_array(x)}
-        self.given |= {key: x for key, x in self.kwargs.items() if is_array(x)}
-        self.floating = self._floating(self.inputs)
+        names = [f"input {name}" if name in self.params else name for name in names]
+        super().__init__(names, inputs, kwargs, device, dtype, same_bits)
 
-    def _floating(self, inputs: list) -> dict[str, Array]:
-        return {n: x for n, x in zip(self.names, inputs, strict=True) if is_floating(x)}
+    def forward(self, changed: Mapping[str, Array] = _NONE) -> tuple[Any, Any]:
+        inputs, kwargs = self.arguments(changed)
+        return two(self.layer.forward(*inputs, **kwargs), "forward")
 
-    def forward(self, inputs: list | None = None) -> tuple[Any, Any]:
-        inputs = self.inputs if inputs is None else inputs
-        return two(self.layer.forward(*inputs, **self.kwargs), "forward")
-
-    def backward(self, dy: Any, cache: Any) -> dict[str, Array]:
+    def backward(self, dy: Any, cache: Any, changed: Mapping[str, Array] = _NONE) -> dict[str, Array]:
         """The gradients of the inputs, by name; those of the parameters are added into the layer."""
-        return named_gradients(self.layer.backward(dy, cache), self.floating, "backward")
+        return self._gradients(self.layer.backward(dy, cache), "backward", changed)
 
-    def gradients(self, dy: Any, inputs: list | None = None) -> dict[str, np.ndarray]:
-        """The gradients of inputs and parameters from one forward and backward, by name, on the CPU."""
+    def outcome(self, dy: Any, changed: Mapping[str, Array] = _NONE) -> Outcome:
         self.layer.zero_grad()
-        _, cache = self.forward(inputs)
-        found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
-        return found | self.parameter_gradients()
-
-    def evaluate(self, dy):
-        self.layer.zero_grad()
-        y, cache = self.forward()
-        found = {name: to_cpu(g).copy() for name, g in self.backward(dy, cache).items()}
-        return flat(y), list((found | self.parameter_gradients()).values())
+        y, cache = self.forward(changed)
+        returned = self.backward(dy(y) if callable(dy) else dy, cache, changed)
+        found = {name: to_cpu(g).copy() for name, g in returned.items()}
+        return Outcome(y, found | self.parameter_gradients())
 
     def parameter_gradients(self) -> dict[str, np.ndarray]:
         return {name: to_cpu(p.grad).copy() for name, p in self.trained.items()}
@@ -162,6 +215,7 @@ class LayerRun:
         untouched = Untouched(self.given | state)
         y, cache = self.forward()
         untouched.check("forward")
+        self.y = y
         outputs = labelled("y", as_tuple(y))
         expect_finite(outputs)
         expect_apart(outputs, state)
@@ -175,10 +229,10 @@ class LayerRun:
         sums = self.parameter_gradients()
         expect_finite({f"gradient of {name}": g for name, g in (once | sums).items()})
         again = self.backward(dy, cache)
-        expect_equal(again, once, "backward gives another gradient when called twice on one cache")
+        expect_equal(again, once, _TWICE, self.same_bits)
         twice = {name: 2 * g for name, g in sums.items()}
         expect_equal(self.parameter_gradients(), twice, "backward does not add to the gradient")
-        self._check_two_uses(dy, key)
+        self._check_two_uses(dy, key, once | sums)
         return once | sums
 
     def _expect_same_parameters(self, state: dict[str, Array]) -> None:
@@ -187,22 +241,22 @@ class LayerRun:
             if x is not state.get(name):
                 raise GradientError(f"{name} was replaced by another array: write into it, or an optimizer loses it")
 
-    def _check_two_uses(self, dy: Any, key: Key) -> None:
+    def _check_two_uses(self, dy: Any, key: Key, first: dict[str, np.ndarray]) -> None:
         """Forward twice, then backward twice: the result must be as if each use had been alone."""
         rng = key.fold("second inputs").generator()
-        inputs = [shuffled(x, rng) for x in self.inputs]
-        other_dy = tuple(shuffled(x, rng) for x in as_tuple(dy))
-        other_dy = other_dy if isinstance(dy, tuple) else other_dy[0]
-        alone, other = self.gradients(dy), self.gradients(other_dy, inputs)
+        inputs = {name: shuffled(x, rng) for name, x in zip(self.names, self.args, strict=True)}
+        other_dy = like(dy, [shuffled(x, rng) for x in as_tuple(dy)])
+        alone, other = self.outcome(dy).gradients, self.outcome(other_dy, inputs).gradients
         self.layer.zero_grad()
         (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
         found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
-        other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache).items()}
+        other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
         complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
-        expect_equal(found, alone, complaint, STALE)
-        expect_equal(other_found, other, complaint, STALE)
+        expect_equal(found, alone, complaint, diagnoses=STALE)
+        expect_equal(other_found, other, complaint, diagnoses=STALE)
         both = {name: alone[name] + other[name] for name in self.trained}
-        expect_equal(self.parameter_gradients(), both, complaint, STALE)
+        expect_equal(self.parameter_gradients(), both, complaint, diagnoses=STALE)
+        expect_equal(alone, first, _RERUN, self.same_bits)
 
     def check_types(self, dy: Any) -> None:
         """Check that y, the gradients and the parameters have the dtype that the layer was cast to."""
@@ -212,6 +266,24 @@ class LayerRun:
     def _expect_type(self, outputs: dict[str, Any], gradients: dict[str, Any]) -> None:
         returned = {f"gradient of {n}": g for n, g in gradients.items()}
         expect_type(outputs | returned | layer_arrays(self.layer), self.dtype)
+
+
+def _expect_apart_from_each_other(named: dict[str, Any]) -> None:
+    for i, (name, x) in enumerate(named.items()):
+        expect_apart({name: x}, dict(list(named.items())[:i]))
+
+
+def _fill_with_nan(named: dict[str, Any]) -> None:
+    for x in named.values():
+        if is_array(x) and getattr(x.flags, "writeable", True):
+            x.fill(np.nan)
+
+
+def _expect_no_nan(named: dict[str, Any]) -> None:
+    """Raise GradientError for what a second backward returns after the first one's gradients were written to."""
+    for name, x in named.items():
+        if np.isnan(to_cpu(x)).any():
+            raise GradientError(f"gradient of {name} shares memory with the cache: writing to it spoils the cache")
 
 
 def argument_names(function: Callable, args: tuple) -> list[str]:
@@ -252,13 +324,20 @@ def layer_arrays(layer: Any) -> dict[str, Array]:
 
 
 def normal_like(y: Any, seed: int, device: Device, dtype: Any) -> Any:
-    """Standard normal numbers of the shape of `y`, or a tuple of them. Raises ValueError if y has no elements."""
+    """Standard normal numbers of the shape of `y`, an array or a tuple or list of arrays on `device`. Raises ValueError
+    if y has no elements.
+    """
+    expect_arrays(labelled("y", as_tuple(y)), device)
     rng = Key(seed).fold("dy").generator()
     shapes = [to_cpu(part).shape for part in as_tuple(y)]
     if not any(map(math.prod, shapes)):
         raise ValueError(f"y: expected at least one element, got {', '.join(map(str, shapes)) or type(y).__name__}")
-    draws = tuple(to_device(np.asarray(rng.standard_normal(shape)), device, dtype) for shape in shapes)
-    return draws if isinstance(y, tuple) else draws[0]
+    return like(y, [to_device(np.asarray(rng.standard_normal(shape)), device, dtype) for shape in shapes])
+
+
+def like(y: Any, parts: list) -> Any:
+    """`parts` as a tuple or a list if `y` is one, otherwise the only part."""
+    return tuple(parts) if isinstance(y, tuple) else parts if isinstance(y, list) else parts[0]
 
 
 def flat(y: Any) -> np.ndarray:
