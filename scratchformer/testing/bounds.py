@@ -10,13 +10,13 @@ With u the unit round-off of the type of the arithmetic and γ_n = n u/(1 − n 
     9 u |z|           exp, tanh and others, which libraries compute to four units in the last place
     γ_n Σ |x|         a sum of n terms, in any order
     γ_K |A| |B|       a matrix product of inner length K
-    u_d |z|           a value z that is stored in the type d: by a cast, or as the result of a product
+    u_d |z|           a value z that is stored in the type d: by a cast, or as an operand or result of a matrix product
 
 and not at all for indexing, max, where and casts to a wider type. A rounding is at least half the smallest number of
 its type, for numbers that underflow. Where a comparison could go either way, both outcomes are allowed.
 
-Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002: sections 2.2, 3.1, 3.3 (running error analysis)
-and 3.5.
+Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 2.2, 3.1, 3.3 (running error analysis)
+and 3.5; for long sums Higham, Mary, "A new approach to probabilistic rounding error analysis", 2019, theorem 2.4.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from scipy import special
 
 from ..backend import is_floating_type
 
+_LAMBDA = 8.0
 _LIBRARY_ULPS = 4  # the accuracy that libraries keep for exp, tanh, ...: 8 u before the last rounding
 
 
@@ -67,29 +68,31 @@ def widest(*dtypes: Any) -> np.dtype:
     return min(map(np.dtype, dtypes), key=lambda dtype: limits(dtype).u)
 
 
-class Step(NamedTuple):
-    """A step of a computation whose result has the type that is watched."""
+class Steps(NamedTuple):
+    """The steps on one line of code whose results have the type that is watched."""
 
-    terms: int  # the length of the sum, or 1 for an elementwise function
-    largest: float  # the largest absolute value of the result
-    where: str  # the line of code
+    times: int
+    terms: int  # the length of the longest sum; 1 for elementwise functions
+    largest: float  # the largest absolute value of a result
 
 
 @dataclass(eq=False)
 class Arithmetic:
     """The types in which sums and products, and elementwise functions, are carried out, unless a wider one is used.
 
+    `likely`: bound the error of a long sum by what it exceeds with a probability below 1e-9, not by what is possible.
     `library` is what `array_module` returns for the arrays.
 
-    To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, and
-    the steps for which `narrow` is true of their number are carried out in that type itself.
+    To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, by
+    the line of code, and the lines for which `narrow` is true are carried out in that type itself.
     """
 
     accumulate: Any = np.float32
     elementwise: Any = np.float32
+    likely: bool = False
     watched: Any = None
-    narrow: Callable[[int], bool] = lambda _: False
-    steps: list[Step] = field(default_factory=list)
+    narrow: Callable[[str], bool] = lambda _: False
+    steps: dict[str, Steps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.library = _Library(self)
@@ -119,33 +122,43 @@ class Arithmetic:
         bound = x.bound + _rounding(x.value, x.bound, limits(dtype))
         return Bounded(self, x.value.copy(), bound, dtype, x.terms, stored=True)
 
-    def elementwise_result(self, value: Any, bound: Any, dtype: np.dtype, terms: int, ulps: int, small: bool) -> Bounded:
+    def elementwise_result(
+        self, value: Any, bound: Any, dtype: np.dtype, terms: int, ulps: int, small: bool
+    ) -> Bounded:
         """The result of an elementwise function, with the rounding of its last step. `ulps`: the error of a library's
         function before that. `small`: whether it can underflow.
         """
         if ulps:
             bound = bound + 2 * ulps * limits(widest(dtype, np.float32)).u * np.abs(value)
-        limit = limits(dtype if self._step(1, value, dtype) else widest(dtype, self.elementwise))
+        limit = limits(dtype if self.step(1, value, dtype) else widest(dtype, self.elementwise))
         return Bounded(self, value, bound + _rounding(value, bound, limit, small), dtype, terms)
 
     def sum_result(self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int) -> Bounded:
         """A sum of n terms, with `magnitude` the sum of their absolute values."""
-        u = limits(dtype if self._step(n, value, dtype) else widest(dtype, self.accumulate)).u
-        bound = bound + (gamma(n, u) * magnitude if n > 1 else 0)
-        return self.stored(Bounded(self, value, bound, dtype, max(n, terms)), dtype)
+        limit = limits(dtype if self.step(n, value, dtype) else widest(dtype, self.accumulate))
+        bound = bound + (gamma(n, limit.u, self.likely) * magnitude if n > 1 else 0)
+        return Bounded(self, value, bound + _rounding(value, bound, limit, False), dtype, max(n, terms))
 
-    def _step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
+    def step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
         """Collect a step. Returns whether it is to be carried out in the narrow type."""
         if self.watched is None or dtype != self.watched:
             return False
         largest = float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
-        self.steps.append(Step(terms, largest, _line()))
-        return self.narrow(len(self.steps) - 1)
+        line = _line()
+        before = self.steps.get(line, Steps(0, 1, 0.0))
+        self.steps[line] = Steps(before.times + 1, max(before.terms, terms), max(before.largest, largest))
+        return self.narrow(line)
 
 
-def gamma(n: int, u: float) -> float:
-    """γ_n = n u/(1 − n u)."""
-    return n * u / (1 - n * u) if n * u < 1 else np.inf
+def gamma(n: Any, u: float, likely: bool = False) -> Any:
+    """γ_n = n u/(1 − n u); if `likely`, and smaller, exp(λ √n u + n u²/(1 − u)) − 1 with λ = 8.
+
+    If rounding errors are independent with mean 0, a sum of n terms exceeds the latter with a probability of at most
+    2 n exp(−λ²(1 − u)²/2), which is 1e-10 for n = 4096.
+    """
+    n = np.asarray(n, dtype=np.float64)
+    possible = np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), np.inf)
+    return np.minimum(possible, np.expm1(_LAMBDA * np.sqrt(n) * u + n * u * u / (1 - u))) if likely else possible
 
 
 def _rounding(value: np.ndarray, bound: np.ndarray, limit: Limits, small: bool = True) -> np.ndarray:
@@ -437,7 +450,9 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     if name in _QUESTIONS or not any(x.floating or x.bound.any() for x in arrays):
         return arithmetic.array(value, result_type)
     if name in _LOGICAL:
-        return Bounded(arithmetic, value, np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays))), bool, terms)
+        return Bounded(
+            arithmetic, value, np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays))), bool, terms
+        )
     pairs = [part for x in arrays for part in (_held(x.value, np.dtype(float)), x.bound)]
     value = _held(value, result_type)
     if name in _EXACT:
@@ -474,7 +489,8 @@ def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int,
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     bound = function(size_a, b.bound) + function(a.bound, size_b + b.bound)
     magnitude = function(size_a + a.bound, size_b + b.bound)
-    return arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms))
+    result = arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms))
+    return arithmetic.stored(result, dtype)
 
 
 def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x: Any) -> None:
@@ -490,10 +506,11 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
     np.add.at(target.bound, index, x.bound)
     ufunc.at(target.value, index, x.value)
     n = int(count.max(initial=0))
-    u = limits(target.dtype if arithmetic._step(n, target.value, target.dtype) else widest(target.dtype, arithmetic.accumulate)).u
-    target.bound += np.where(count > 1, count * u / np.maximum(1 - count * u, u), 0) * magnitude
-    target.bound += np.where(count > 1, _rounding(target.value, target.bound, limits(target.dtype), False), 0)
-    target.terms, target.stored = max(target.terms, x.terms, n), True
+    u = limits(
+        target.dtype if arithmetic.step(n, target.value, target.dtype) else widest(target.dtype, arithmetic.accumulate)
+    ).u
+    target.bound += np.where(count > 1, gamma(count, u, arithmetic.likely) * magnitude, 0)
+    target.terms, target.stored = max(target.terms, x.terms, n), n < 2 and target.stored and x.stored
 
 
 # Functions of whole arrays.
@@ -504,7 +521,9 @@ def _axes(x: Bounded, axis: Any) -> tuple[int, ...]:
     return tuple(int(i) % x.ndim for i in axes)
 
 
-def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+def _sum(
+    arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype) if dtype is not None else np.ones(1, a.dtype).sum().dtype
     add = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
@@ -525,12 +544,15 @@ def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None,
     return arithmetic.sum_result(add(a.value), add(a.bound), magnitude, n, np.dtype(dtype or a.dtype), a.terms)
 
 
-def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    """In the type of the sums, then rounded once."""
+def _mean(
+    arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
+) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
-    total = _sum(arithmetic, a, axis, widest(dtype, arithmetic.accumulate), keepdims=keepdims)
-    return arithmetic.cast(total / (a.size // max(1, total.size)), dtype)
+    mean = lambda x: np.mean(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    value, bound, magnitude = mean(a.value), mean(a.bound), mean(np.abs(a.value) + a.bound)
+    n = a.size // max(1, value.size)
+    return arithmetic.sum_result(value, bound, magnitude, n + 1, dtype, a.terms)
 
 
 def _var(
@@ -542,12 +564,10 @@ def _var(
     ddof: int = 0,
     keepdims: bool = False,
 ) -> Any:
-    a = arithmetic.array_of(a)
-    dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
-    wide = arithmetic.cast(a, widest(dtype, arithmetic.accumulate))
-    centred = wide - _mean(arithmetic, wide, axis, keepdims=True)
-    total = _sum(arithmetic, centred * centred, axis, keepdims=keepdims)
-    return arithmetic.cast(total / (a.size // max(1, total.size) - ddof), dtype)
+    centred = a - _mean(arithmetic, a, axis, dtype, keepdims=True)
+    mean = _mean(arithmetic, centred * centred, axis, keepdims=keepdims)
+    n = a.size // max(1, mean.size)
+    return mean * (n / (n - ddof)) if ddof else mean
 
 
 def _extreme(sign: int, name: str) -> Callable:
@@ -583,11 +603,17 @@ def _einsum(arithmetic: Arithmetic, subscripts: str, *operands: Any, **_options:
     left, _, right = subscripts.replace(" ", "").partition("->")
     if "..." in left or "->" not in subscripts:
         raise TypeError(f"np.einsum: expected subscripts without an ellipsis and with ->, got {subscripts!r}")
-    sizes = {letter: n for word, x in zip(left.split(","), arrays, strict=True) for letter, n in zip(word, x.shape, strict=True)}
+    sizes = {
+        letter: n
+        for word, x in zip(left.split(","), arrays, strict=True)
+        for letter, n in zip(word, x.shape, strict=True)
+    }
     n = int(np.prod([size for letter, size in sizes.items() if letter not in right], dtype=int))
     if len(arrays) == 2:
         kinds = tuple(x.dtype for x in arrays)
-        return _product(arithmetic, lambda a, b: np.einsum(subscripts, a, b), *arrays, n=n, dtype=np.result_type(*kinds))
+        return _product(
+            arithmetic, lambda a, b: np.einsum(subscripts, a, b), *arrays, n=n, dtype=np.result_type(*kinds)
+        )
     (a,), f = arrays, lambda x: np.einsum(subscripts, x)
     return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms)
 
@@ -602,7 +628,9 @@ def _tensordot(arithmetic: Arithmetic, a: Any, b: Any, axes: Any = 2) -> Any:
     a, b = arithmetic.array_of(a), arithmetic.array_of(b)
     contracted = range(a.ndim - axes, a.ndim) if isinstance(axes, int) else np.atleast_1d(axes[0])
     n = int(np.prod([a.shape[i] for i in contracted], dtype=int))
-    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+    return _product(
+        arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n=n, dtype=np.result_type(a.dtype, b.dtype)
+    )
 
 
 def _full_like(arithmetic: Arithmetic, a: Any, fill: Any, dtype: Any = None, shape: Any = None, **_options: Any) -> Any:
@@ -664,11 +692,15 @@ def _leaves(x: Any) -> list:
 
 
 def _any(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(arithmetic, a.value.any(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+    return Bounded(
+        arithmetic, a.value.any(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool
+    )
 
 
 def _all(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(arithmetic, a.value.all(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+    return Bounded(
+        arithmetic, a.value.all(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool
+    )
 
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -686,13 +718,19 @@ _FUNCTIONS: dict[str, Callable] = {
     "dot": _dot,
     "tensordot": _tensordot,
     "outer": lambda arithmetic, a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
-    "norm": lambda arithmetic, a, ord=None, axis=None, keepdims=False: np.sqrt(_sum(arithmetic, a * a, axis, keepdims=keepdims)),
-    "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high),
+    "norm": lambda arithmetic, a, ord=None, axis=None, keepdims=False: np.sqrt(
+        _sum(arithmetic, a * a, axis, keepdims=keepdims)
+    ),
+    "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(
+        np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high
+    ),
     "zeros_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
     "empty_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
     "ones_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 1, *args, **keywords),
     "full_like": _full_like,
-    "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]),
+    "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(
+        ... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]
+    ),
 }
 _REDUCTIONS = {("add", "reduce"): "sum", ("add", "accumulate"): "cumsum", ("maximum", "reduce"): "max"}
 _REDUCTIONS |= {("minimum", "reduce"): "min", ("logical_or", "reduce"): "any", ("logical_and", "reduce"): "all"}
@@ -718,4 +756,3 @@ class _Library(ModuleType):
             return _made(self.arithmetic, getattr(np, f)(*_values(args), **keywords), dtype)
 
         return make
-

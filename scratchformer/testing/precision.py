@@ -12,17 +12,18 @@ element (`bounds`). No tolerance is chosen: a longer sum, or a subtraction that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
-from .bounds import Arithmetic, Bounded, Step, limits, widest
+from .bounds import Arithmetic, Bounded, Steps, limits, widest
 from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy
 from .differences import label
 from .runs import argument_names, expect_finite, name_of, normal_like, two
 
-_STEPS = 200  # a failure is explained by one of so many steps
+_LOOP = 16  # a line that is run more often than this is a loop
 
 
 class PrecisionRow(NamedTuple):
@@ -90,7 +91,11 @@ def check_precision(
     package that is missing.
     """
     dtype, accumulate = as_type("dtype", dtype), as_type("accumulate", accumulate)
-    arithmetic = Arithmetic(widest(dtype, accumulate), widest(dtype, accumulate if elementwise is None else elementwise))
+    if dtype == np.float64:
+        raise ValueError("dtype: expected a type narrower than float64, in which the right values are computed")
+    accumulate = widest(dtype, accumulate)
+    elementwise = widest(dtype, accumulate if elementwise is None else as_type("elementwise", elementwise))
+    arithmetic = Arithmetic(accumulate, elementwise, likely=accumulate != dtype)
     names = argument_names(op, args)
     run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
     found = run.actual()
@@ -183,41 +188,45 @@ class Rounded:
         return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
 
     def reason(self, comparison: Comparison, arithmetic: Arithmetic) -> str:
-        """What the error usually means: the step that explains it when it alone is carried out in the type itself."""
+        """What the error usually means: the line that explains it when it alone is carried out in the type itself."""
         name, kind, wide = comparison.name, self.dtype, arithmetic.elementwise
 
-        def with_steps(narrow: Callable[[int], bool]) -> tuple[list[Step], Comparison]:
-            relaxed = Arithmetic(arithmetic.accumulate, wide, watched=kind, narrow=narrow)
+        def with_lines(narrow: Callable[[str], bool]) -> tuple[dict[str, Steps], Comparison]:
+            relaxed = replace(arithmetic, watched=kind, narrow=narrow, steps={})
             bounded = self.bounded(relaxed)[name]
             return relaxed.steps, Comparison(name, comparison.actual, bounded)
 
-        steps, explained = with_steps(lambda _: True)
+        steps, explained = with_lines(lambda _: True)
         if not np.isfinite(comparison.actual[comparison.worst]):
             largest = limits(kind).largest
-            beyond = next((step for step in steps if step.largest > largest), None)
-            where = f": {beyond.where}, reaches {beyond.largest:.3g}" if beyond else ""
+            beyond = next((line for line, step in steps.items() if step.largest > largest), None)
+            where = f": {beyond}\n  reaches {steps[beyond].largest:.3g}" if beyond else ""
             return f"An overflow: {kind} ends at {largest:g}{where}."
-        found = {i: with_steps(lambda j, i=i: i == j)[1] for i in range(min(len(steps), _STEPS))}  # type: ignore[misc]
-        alone = {i: c for i, c in found.items() if c.ratio.max() <= 1}
+        alone = {}
+        for line in steps:
+            _, found = with_lines(lambda other, line=line: other == line)  # type: ignore[misc]
+            if found.ratio.max() <= 1:
+                alone[line] = found
         if not alone:
             if explained.ratio.max() <= 1:
                 return (
                     f"Several steps are carried out in {kind}. Carry them out in {wide} and round the result once, or "
-                    f"allow it with elementwise and accumulate."
+                    f"allow it with elementwise={kind}."
                 )
             return f"Arithmetic in {kind} does not explain it: does the code do something else for {kind}?"
-        i = max(alone, key=lambda i: alone[i].ratio.max())  # the tightest explanation
-        step = steps[i]
-        if step.terms > 1:
+        line = max(alone, key=lambda line: alone[line].ratio.max())  # the tightest explanation
+        times, terms, _ = steps[line]
+        if terms > 1 or times > _LOOP:
+            what = f"a sum of {terms} terms" if terms > 1 else f"{times} steps"
             return (
-                f"It looks accumulated in {kind}: a sum of {step.terms} terms in {step.where}\n"
+                f"It looks accumulated in {kind}: {what} in {line}\n"
                 f"  Convert the numbers to {arithmetic.accumulate} first."
             )
-        growth = float(alone[i].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
-        times = f" up to {growth:.2g} times" if growth < 1e6 else ""
-        magnified = f", and what follows magnifies this{times}" if growth > 8 else ""
+        growth = float(alone[line].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
+        times_ = f" up to {growth:.2g} times" if growth < 1e6 else ""
+        magnified = f", and what follows magnifies this{times_}" if growth > 8 else ""
         return (
-            f"It looks rounded to {kind} too early{magnified}: {step.where}\n"
+            f"It looks rounded to {kind} too early{magnified}: {line}\n"
             f"  Compute in {wide} and round once, or allow it with elementwise={kind}."
         )
 
@@ -299,8 +308,8 @@ class Comparison:
             f"{label(self.name, index)} is less accurate than {dtype} allows:",
             f"  computed {float(self.actual[index]):.9g}",
             f"  right    {right:.9g}",
-            f"  error {error:.3g} ({error / unit:.3g} ulps), bound {bound:.3g} ({bound / unit:.3g} ulps), which follows from "
-            f"sums of at most {self.bounded.terms} terms",
+            f"  error {error:.3g} ({error / unit:.3g} ulps), bound {bound:.3g} ({bound / unit:.3g} ulps), "
+            + (f"with sums of up to {self.bounded.terms} terms" if self.bounded.terms > 1 else "without sums"),
             f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} exceed their bounds",
         ]
         return "\n".join(lines)
