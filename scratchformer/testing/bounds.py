@@ -52,6 +52,7 @@ class Limits(NamedTuple):
 
 @lru_cache
 def limits(dtype: Any) -> Limits:
+    """The limits of a floating-point type, bfloat16 included."""
     dtype = np.dtype(dtype)
     if dtype.kind == "f":
         info: Any = np.finfo(dtype)
@@ -104,6 +105,7 @@ class Arithmetic:
         return Bounded(self, _held(x, dtype), None, dtype, stored=True)
 
     def array_of(self, x: Any) -> Bounded:
+        """`x` itself if it has bounds, otherwise the numbers, exact."""
         return x if isinstance(x, Bounded) else self.array(x)
 
     def cast(self, x: Bounded, dtype: np.dtype) -> Bounded:
@@ -133,11 +135,15 @@ class Arithmetic:
         limit = limits(dtype if self.step(1, value, dtype) else widest(dtype, self.elementwise))
         return Bounded(self, value, bound + _rounding(value, bound, limit, small), dtype, terms)
 
-    def sum_result(self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int) -> Bounded:
-        """A sum of n terms, with `magnitude` the sum of their absolute values."""
-        limit = limits(dtype if self.step(n, value, dtype) else widest(dtype, self.accumulate))
-        bound = bound + (gamma(n, limit.u, self.likely) * magnitude if n > 1 else 0)
-        return Bounded(self, value, bound + _rounding(value, bound, limit, False), dtype, max(n, terms))
+    def sum_result(
+        self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int, roundings: Any
+    ) -> Bounded:
+        """A sum of n terms, with `magnitude` the sum of their absolute values. `roundings`: at most so many of each
+        term, n − 1 for a sum of numbers and n for one of products.
+        """
+        u = limits(dtype if self.step(n, value, dtype) else widest(dtype, self.accumulate)).u
+        bound = bound + gamma(roundings, u, self.likely) * magnitude
+        return Bounded(self, value, bound, dtype, max(n, terms))
 
     def step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
         """Collect a step. Returns whether it is to be carried out in the narrow type."""
@@ -198,7 +204,7 @@ class Bounded(NDArrayOperatorsMixin):
             bound = np.zeros(self.value.shape)
         elif not np.isfinite(self.value).all() or np.isnan(bound).any():
             bound = np.where(np.isfinite(self.value), np.where(np.isnan(bound), np.inf, bound), 0)
-        self.bound = np.asarray(bound)
+        self.bound = np.asarray(bound, dtype=np.float64)
 
     shape = property(lambda self: self.value.shape)
     ndim = property(lambda self: self.value.ndim)
@@ -273,10 +279,10 @@ class Bounded(NDArrayOperatorsMixin):
             raise TypeError("the bits of an array with error bounds cannot be seen")
         return self.arithmetic.array(self.value.view(dtype))
 
-    def reshape(self, *shape: Any, **keywords: Any) -> Bounded:
+    def reshape(self, *shape: Any, **keywords: Any) -> Any:
         return np.reshape(self, shape[0] if len(shape) == 1 else shape, **keywords)
 
-    def transpose(self, *axes: Any) -> Bounded:
+    def transpose(self, *axes: Any) -> Any:
         return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
 
     def fill(self, x: Any) -> None:
@@ -304,8 +310,8 @@ def _method(name: str) -> Callable:
 
 
 for _name in """
-    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero prod ravel repeat round sort squeeze
-    std sum swapaxes take trace var
+    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero ravel repeat squeeze std sum
+    swapaxes take var
     """.split():
     setattr(Bounded, _name, _method(_name))
 Bounded.flatten = lambda self: np.ravel(self).copy()  # type: ignore[attr-defined]
@@ -320,7 +326,7 @@ def _values(x: Any) -> Any:
     return type(x)(_values(part) for part in x) if isinstance(x, tuple | list) else x
 
 
-# Elementwise functions: how the bounds of the arguments propagate. Each rule gets the values and bounds of all arguments.
+# Elementwise functions: how the bounds of the arguments propagate. A rule gets the values and bounds of all arguments.
 
 
 def _of_monotone(f: Callable) -> Callable:
@@ -440,7 +446,8 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     kinds = tuple(x.dtype if hasattr(x, "dtype") else type(x) for x in inputs)
     result_type = np.dtype(dtype) if dtype is not None else _result_type(ufunc, kinds)
     if name in ("matmul", "vecdot"):
-        return _product(arithmetic, ufunc, *inputs, n=inputs[0].shape[-1], dtype=result_type)
+        a, b = inputs
+        return _product(arithmetic, ufunc, a, b, a.shape[-1], result_type)
     arrays = [_operand(arithmetic, x, result_type) for x in inputs]
     terms = max(x.terms for x in arrays)
     value = ufunc(*(x.value for x in arrays))
@@ -450,9 +457,8 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     if name in _QUESTIONS or not any(x.floating or x.bound.any() for x in arrays):
         return arithmetic.array(value, result_type)
     if name in _LOGICAL:
-        return Bounded(
-            arithmetic, value, np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays))), bool, terms
-        )
+        bound = np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays)))
+        return Bounded(arithmetic, value, bound, bool, terms)
     pairs = [part for x in arrays for part in (_held(x.value, np.dtype(float)), x.bound)]
     value = _held(value, result_type)
     if name in _EXACT:
@@ -470,13 +476,10 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
 
 def _operand(arithmetic: Arithmetic, x: Any, result_type: np.dtype) -> Bounded:
     """An argument as a Bounded array. A Python number is rounded to the type of the result."""
-    if isinstance(x, Bounded) or hasattr(x, "dtype"):
+    if hasattr(x, "dtype") or not is_floating_type(result_type):
         return arithmetic.array_of(x)
-    if is_floating_type(result_type) and isinstance(x, float):
-        loop = widest(result_type, arithmetic.elementwise)
-        error = abs(x - float(np.asarray(x).astype(loop))) if np.isfinite(x) else 0.0
-        return Bounded(arithmetic, float(x), np.asarray(error), np.float64)
-    return arithmetic.array(x)
+    loop = widest(result_type, arithmetic.elementwise)
+    return Bounded(arithmetic, float(x), np.abs(x - np.asarray(x).astype(loop).astype(np.float64)), np.float64)
 
 
 def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int, dtype: np.dtype) -> Bounded:
@@ -489,7 +492,7 @@ def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int,
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     bound = function(size_a, b.bound) + function(a.bound, size_b + b.bound)
     magnitude = function(size_a + a.bound, size_b + b.bound)
-    result = arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms))
+    result = arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms), n)
     return arithmetic.stored(result, dtype)
 
 
@@ -506,53 +509,43 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
     np.add.at(target.bound, index, x.bound)
     ufunc.at(target.value, index, x.value)
     n = int(count.max(initial=0))
-    u = limits(
-        target.dtype if arithmetic.step(n, target.value, target.dtype) else widest(target.dtype, arithmetic.accumulate)
-    ).u
-    target.bound += np.where(count > 1, gamma(count, u, arithmetic.likely) * magnitude, 0)
+    sums = arithmetic.sum_result(target.value, target.bound, magnitude, n, target.dtype, 1, np.maximum(count - 1, 0))
+    target.bound[...] = sums.bound
     target.terms, target.stored = max(target.terms, x.terms, n), n < 2 and target.stored and x.stored
 
 
 # Functions of whole arrays.
 
 
-def _axes(x: Bounded, axis: Any) -> tuple[int, ...]:
-    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return tuple(int(i) % x.ndim for i in axes)
-
-
-def _sum(
-    arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-) -> Any:
+def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype) if dtype is not None else np.ones(1, a.dtype).sum().dtype
     add = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
     if not is_floating_type(dtype):
         return Bounded(arithmetic, add(a.value).astype(dtype), add(a.bound), dtype, a.terms)
     a = arithmetic.cast(a, dtype)
-    n = int(np.prod([a.shape[i] for i in _axes(a, axis)], dtype=int)) if a.ndim else 1
-    return arithmetic.sum_result(add(a.value), add(a.bound), add(np.abs(a.value) + a.bound), n, dtype, a.terms)
+    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
+    n = a.size // max(1, value.size)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, max(0, n - 1))
 
 
-def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None) -> Any:
     a = arithmetic.array_of(a)
     if not a.floating:
         return arithmetic.array(np.cumsum(a.value, axis, dtype))
     add = lambda x: np.cumsum(x, axis=axis)  # noqa: E731
     n = a.size if axis is None else a.shape[axis]
-    magnitude = add(np.abs(a.value) + a.bound)
-    return arithmetic.sum_result(add(a.value), add(a.bound), magnitude, n, np.dtype(dtype or a.dtype), a.terms)
+    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
+    return arithmetic.sum_result(value, bound, magnitude, n, np.dtype(dtype or a.dtype), a.terms, n)
 
 
-def _mean(
-    arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False
-) -> Any:
+def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
     mean = lambda x: np.mean(x, axis=axis, keepdims=keepdims)  # noqa: E731
     value, bound, magnitude = mean(a.value), mean(a.bound), mean(np.abs(a.value) + a.bound)
     n = a.size // max(1, value.size)
-    return arithmetic.sum_result(value, bound, magnitude, n + 1, dtype, a.terms)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, n)
 
 
 def _var(
@@ -560,7 +553,6 @@ def _var(
     a: Any,
     axis: Any = None,
     dtype: Any = None,
-    out: Any = None,
     ddof: int = 0,
     keepdims: bool = False,
 ) -> Any:
@@ -571,7 +563,7 @@ def _var(
 
 
 def _extreme(sign: int, name: str) -> Callable:
-    def extreme(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def extreme(arithmetic: Arithmetic, a: Any, axis: Any = None, keepdims: bool = False) -> Any:
         """The bound is the largest among the elements that could be the maximum."""
         value = getattr(a.value, name)(axis=axis, keepdims=keepdims)
         lower = (sign * a.value - a.bound).max(axis=axis, keepdims=True)
@@ -585,8 +577,7 @@ def _extreme(sign: int, name: str) -> Callable:
 def _where(arithmetic: Arithmetic, condition: Any, a: Any = None, b: Any = None) -> Any:
     if a is None:
         return np.where(_values(condition))
-    kinds = [x.dtype if hasattr(x, "dtype") else x for x in (a, b)]
-    dtype = np.result_type(*kinds)
+    dtype = np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in (a, b)))
     condition, (a, b) = arithmetic.array_of(condition), (_operand(arithmetic, x, dtype) for x in (a, b))
     value = np.where(condition.value, a.value, b.value)
     bound = np.where(condition.value, a.bound, b.bound)
@@ -609,28 +600,26 @@ def _einsum(arithmetic: Arithmetic, subscripts: str, *operands: Any, **_options:
         for letter, n in zip(word, x.shape, strict=True)
     }
     n = int(np.prod([size for letter, size in sizes.items() if letter not in right], dtype=int))
+    f = lambda *x: np.einsum(subscripts, *x)  # noqa: E731
     if len(arrays) == 2:
-        kinds = tuple(x.dtype for x in arrays)
-        return _product(
-            arithmetic, lambda a, b: np.einsum(subscripts, a, b), *arrays, n=n, dtype=np.result_type(*kinds)
-        )
-    (a,), f = arrays, lambda x: np.einsum(subscripts, x)
-    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms)
+        a, b = arrays
+        return _product(arithmetic, f, a, b, n, np.result_type(a.dtype, b.dtype))
+    (a,) = arrays
+    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms, n)
 
 
-def _dot(arithmetic: Arithmetic, a: Any, b: Any, out: Any = None) -> Any:
+def _dot(arithmetic: Arithmetic, a: Any, b: Any) -> Any:
     a, b = arithmetic.array_of(a), arithmetic.array_of(b)
     n = a.shape[-1] if a.ndim and b.ndim else 1
-    return _product(arithmetic, np.dot, a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+    return _product(arithmetic, np.dot, a, b, n, np.result_type(a.dtype, b.dtype))
 
 
 def _tensordot(arithmetic: Arithmetic, a: Any, b: Any, axes: Any = 2) -> Any:
     a, b = arithmetic.array_of(a), arithmetic.array_of(b)
     contracted = range(a.ndim - axes, a.ndim) if isinstance(axes, int) else np.atleast_1d(axes[0])
     n = int(np.prod([a.shape[i] for i in contracted], dtype=int))
-    return _product(
-        arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n=n, dtype=np.result_type(a.dtype, b.dtype)
-    )
+    dtype = np.result_type(a.dtype, b.dtype)
+    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n, dtype)
 
 
 def _full_like(arithmetic: Arithmetic, a: Any, fill: Any, dtype: Any = None, shape: Any = None, **_options: Any) -> Any:
@@ -665,7 +654,7 @@ _ANSWERS = set(
 
 
 def _rearranged(arithmetic: Arithmetic, function: Callable, args: tuple, keywords: dict) -> Any:
-    """A function that only moves elements: it does the same to the bounds. Integers among its arguments are indices."""
+    """A function that only moves elements: it moves the bounds too. Integers among its arguments are indices."""
     leaves = [x for x in _leaves((args, tuple(keywords.values()))) if hasattr(x, "dtype")]
     carriers = [x for x in leaves if is_floating_type(x.dtype)] or leaves[:1]
     first = next(x for x in leaves if isinstance(x, Bounded))
@@ -691,16 +680,11 @@ def _leaves(x: Any) -> list:
     return [leaf for part in x for leaf in _leaves(part)] if isinstance(x, tuple | list) else [x]
 
 
-def _any(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(
-        arithmetic, a.value.any(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool
-    )
+def _truth(name: str) -> Callable:
+    def truth(arithmetic: Arithmetic, a: Any, **axes: Any) -> Any:
+        return Bounded(arithmetic, getattr(a.value, name)(**axes), a.bound.any(**axes), bool)
 
-
-def _all(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(
-        arithmetic, a.value.all(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool
-    )
+    return truth
 
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -711,16 +695,13 @@ _FUNCTIONS: dict[str, Callable] = {
     "cumsum": _cumsum,
     **dict.fromkeys(("max", "amax"), _extreme(1, "max")),
     **dict.fromkeys(("min", "amin"), _extreme(-1, "min")),
-    "any": _any,
-    "all": _all,
+    "any": _truth("any"),
+    "all": _truth("all"),
     "where": _where,
     "einsum": _einsum,
     "dot": _dot,
     "tensordot": _tensordot,
     "outer": lambda arithmetic, a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
-    "norm": lambda arithmetic, a, ord=None, axis=None, keepdims=False: np.sqrt(
-        _sum(arithmetic, a * a, axis, keepdims=keepdims)
-    ),
     "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(
         np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high
     ),

@@ -29,8 +29,8 @@ _LOOP = 16  # a line that is run more often than this is a loop
 class PrecisionRow(NamedTuple):
     """What was found for one tensor, at the element whose error comes closest to its bound.
 
-    terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the right
-    value. ratio: error / bound. underflow: how many elements became zero that are not.
+    terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the
+    right value. ratio: error / bound. underflow: how many elements became zero that are not.
     """
 
     tensor: str
@@ -83,12 +83,12 @@ def check_precision(
     - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a product of
       matrices, in the cache, as y and as a gradient.
 
-    The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, not `np.zeros(shape)`,
-    or with the library that `scratchformer.backend.array_module(x)` returns.
+    The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, or with the library
+    that `scratchformer.backend.array_module(x)` returns, not with `np.zeros(shape)`.
 
-    Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest sum
-    and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16 needs a
-    package that is missing.
+    Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest
+    sum and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16 needs
+    a package that is missing.
     """
     dtype, accumulate = as_type("dtype", dtype), as_type("accumulate", accumulate)
     if dtype == np.float64:
@@ -100,19 +100,15 @@ def check_precision(
     run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
     found = run.actual()
     bounded = run.bounded(arithmetic)
-    rows, notes, worst = [], [], None
-    for name, actual in found.items():
-        comparison = Comparison(name, actual, bounded[name])
+    comparisons = [Comparison(name, x, bounded[name]) for name, x in found.items()]
+    for comparison in comparisons:
         comparison.expect_range()
-        rows.append(comparison.row())
-        if name != "y":
-            notes += comparison.underflow_note()
-        if rows[-1].ratio > 1 and (worst is None or rows[-1].ratio > worst[1].ratio):
-            worst = comparison, rows[-1]
-    if worst is not None:
-        reason = run.reason(worst[0], arithmetic)
-        raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {worst[0].complaint()}\n  {reason}")
-    return PrecisionReport(rows, notes)
+    rows = [comparison.row() for comparison in comparisons]
+    for comparison, row in zip(comparisons, rows, strict=True):
+        if row.ratio > 1:  # y before the gradients that depend on it
+            reason = run.reason(comparison, arithmetic)
+            raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {comparison.complaint()}\n  {reason}")
+    return PrecisionReport(rows, [note for c in comparisons for note in c.underflow_note()])
 
 
 def as_type(name: str, dtype: Any) -> np.dtype:
@@ -155,7 +151,7 @@ class Rounded:
         expect_finite({f"{name} in {dtype}": x for name, x in self.floating.items()}, ValueError)
         with np.errstate(all="ignore"):
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
-        dy = normal_like(self.y, seed, device, np.float64) if dy is None else dy
+        dy = normal_like(self.y, seed, CPU, np.float64) if dy is None else dy
         parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
         self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
 
@@ -178,7 +174,7 @@ class Rounded:
         floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
         dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
-        store(y), store(cache)
+        store((y, cache))
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
         found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
         return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
@@ -219,12 +215,11 @@ class Rounded:
         if terms > 1 or times > _LOOP:
             what = f"a sum of {terms} terms" if terms > 1 else f"{times} steps"
             return (
-                f"It looks accumulated in {kind}: {what} in {line}\n"
+                f"It looks accumulated in {kind}, or rounded to it too early: {what} in {line}\n"
                 f"  Convert the numbers to {arithmetic.accumulate} first."
             )
         growth = float(alone[line].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
-        times_ = f" up to {growth:.2g} times" if growth < 1e6 else ""
-        magnified = f", and what follows magnifies this{times_}" if growth > 8 else ""
+        magnified = f", and what follows magnifies this {growth:.2g} times" if growth > 8 else ""
         return (
             f"It looks rounded to {kind} too early{magnified}: {line}\n"
             f"  Compute in {wide} and round once, or allow it with elementwise={kind}."
@@ -262,8 +257,8 @@ class Comparison:
         if len(beyond):
             index = tuple(int(i) for i in beyond[0])
             raise ValueError(
-                f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} (at most "
-                f"{largest:g}): check with smaller arguments"
+                f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} "
+                f"(at most {largest:g}): check with smaller arguments"
             )
 
     def ulp(self, right: float) -> float:
@@ -288,7 +283,7 @@ class Comparison:
     def underflow_note(self) -> list[str]:
         """How many elements of a gradient became zero, and what a loss scale would change."""
         lost = self.underflow()
-        if not lost.any():
+        if not lost.any() or not self.name.startswith("gradient"):
             return []
         limit, sizes = limits(self.actual.dtype), np.abs(self.right)
         power = int(np.floor(np.log2(limit.largest / 2 / sizes.max())))
@@ -296,20 +291,21 @@ class Comparison:
             return [f"{self.name}: {lost.sum()} of {lost.size} elements became 0; a loss scale does not help."]
         left = int((sizes[lost] * 2.0**power < limit.smallest / 2).sum())
         return [
-            f"{self.name}: {lost.sum()} of {lost.size} elements became 0, since they are below {limit.smallest / 2:.1g}; "
-            f"with a loss scale of 2^{power} it would be {left}."
+            f"{self.name}: {lost.sum()} of {lost.size} elements became 0: {self.actual.dtype} has no number between 0 "
+            f"and {limit.smallest:.1g}. With a loss scale of 2^{power} it would be {left}."
         ]
 
     def complaint(self) -> str:
-        dtype, index = self.actual.dtype, self.worst
+        index = self.worst
         right, error, bound = float(self.right[index]), float(self.error[index]), float(self.bound[index])
-        unit = self.ulp(right)
+        unit, terms = self.ulp(right), self.bounded.terms
+        size = f"error {error:.3g} ({error / unit:.3g} ulps), " if np.isfinite(error) else ""
         lines = [
-            f"{label(self.name, index)} is less accurate than {dtype} allows:",
-            f"  computed {float(self.actual[index]):.9g}",
+            f"{label(self.name, index)} is outside its error bound:",
+            f"  computed {float(self.actual[index]):.9g} ({self.actual.dtype})",
             f"  right    {right:.9g}",
-            f"  error {error:.3g} ({error / unit:.3g} ulps), bound {bound:.3g} ({bound / unit:.3g} ulps), "
-            + (f"with sums of up to {self.bounded.terms} terms" if self.bounded.terms > 1 else "without sums"),
-            f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} exceed their bounds",
+            f"  {size}bound {bound:.3g} ({bound / unit:.3g} ulps), "
+            + (f"with sums of up to {terms} terms" if terms > 1 else "without sums"),
+            f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} are outside",
         ]
         return "\n".join(lines)
