@@ -531,9 +531,9 @@ def check_cases(
     A name is the name of a case ("attention, causal"), or the part before its comma for all cases that begin with it
     ("attention"). Each case is checked twice, with the references (inside `reference_only`) and with the twins; `only`
     restricts this to "reference" or "twin". The twins' column shows "-" if none ran: the operation has no twin for the
-    arrays of this device, or no operation in the layer has one. With a `dtype`, the precision of all operations in it is
-    checked instead, and the table shows the worst error as a fraction of its bound. Raises ValueError for an unknown name or `only`, before
-    anything is checked, and if there was nothing to check.
+    arrays of this device, or no operation in the layer has one. With a `dtype`, the precision of operations in that
+    type is checked instead, and the table shows the worst error as a fraction of its bound. Raises ValueError for an
+    unknown name or `only`, before anything is checked, and if there was nothing to check.
     """
     cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
     if dtype is not None:

@@ -87,8 +87,8 @@ def check_precision(
     that `scratchformer.backend.array_module(x)` returns, not with `np.zeros(shape)`.
 
     Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest
-    sum and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16 needs
-    a package that is missing.
+    sum and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16
+    needs a package that is missing.
     """
     dtype, accumulate = as_type("dtype", dtype), as_type("accumulate", accumulate)
     if dtype == np.float64:
