@@ -38,17 +38,16 @@ def check_case(name, scale, seed=0, **options):
 # Right code
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_every_operation_is_within_its_bounds(name, dtype):
-    if dtype == "bfloat16":
-        bfloat16()
+def test_every_operation_is_within_its_bounds(name):
+    bfloat16()
     for seed, scale in enumerate([0.1, 1.0, 10.0]):
         with reference_only():
-            rows = check_case(name, scale, seed, dtype=dtype)
-        assert all(row.bound > 0 or row.error == 0 for row in rows)
-        if dtype == "float32" and name not in LESS_ACCURATE_TWINS:  # twins take no half precision
-            check_case(name, scale, seed, dtype=dtype)
+            for dtype in ("float16", "bfloat16", "float32"):
+                rows = check_case(name, scale, seed, dtype=dtype)
+                assert all(row.bound > 0 or row.error == 0 for row in rows)
+        if name not in LESS_ACCURATE_TWINS:  # twins take no half precision
+            check_case(name, scale, seed, dtype="float32")
 
 
 def long_sums(seed):
@@ -68,7 +67,7 @@ def long_sums(seed):
 def test_long_sums_are_not_refused(dtype):
     if dtype == "bfloat16":
         bfloat16()
-    for seed in range(6):
+    for seed in range(3):
         for op, op_backward, *args in long_sums(seed):
             check_precision(op, op_backward, *args, dtype=dtype, seed=seed)
 
@@ -336,7 +335,7 @@ def test_the_bound_holds_for_every_step_in_the_type_itself(name, dtype):
     if dtype.kind == "V" and name in ("products", "bounded", "selection"):
         pytest.skip("NumPy lacks some of these functions in bfloat16")
     arithmetic = Arithmetic(dtype, dtype)
-    for seed in range(10):
+    for seed in range(4):
         x, y = (normal(6, 6, seed=2 * seed + i).astype(dtype) for i in range(2))
         with np.errstate(all="ignore"):
             actual = EXPRESSIONS[name](x, y)
