@@ -12,7 +12,7 @@ element (`bounds`). No tolerance is chosen: a longer sum, or a subtraction that 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,10 +227,12 @@ class Rounded:
 
 
 def store(x: Any) -> None:
-    """Round all arrays in nested tuples, lists and dictionaries to their types."""
+    """Round all arrays in nested tuples, lists, dictionaries and dataclasses to their types."""
     if isinstance(x, Bounded) and x.floating and not x.stored:
         rounded = x.arithmetic.stored(x, x.dtype)
         x.bound, x.stored = rounded.bound, True
+    if is_dataclass(x) and not isinstance(x, type):
+        x = getattr(x, "__dict__", {})
     for part in x.values() if isinstance(x, dict) else x if isinstance(x, tuple | list) else ():
         store(part)
 
