@@ -35,6 +35,10 @@ from scipy import special
 
 from ..backend import is_floating_type
 
+_NO_BOUNDS = (
+    "an array with error bounds cannot become a NumPy array, nor be written into one: replace np.zeros(shape) with "
+    "np.zeros_like(x), or with xp.zeros(shape) where xp = scratchformer.backend.array_module(x)"
+)
 _LAMBDA = 8.0
 _LIBRARY_ULPS = 4  # the accuracy that libraries keep for exp, tanh, ...: 8 u before the last rounding
 
@@ -81,7 +85,7 @@ class Steps(NamedTuple):
 class Arithmetic:
     """The types in which sums and products, and elementwise functions, are carried out, unless a wider one is used.
 
-    `likely`: bound the error of a long sum by what it exceeds with a probability below 1e-9, not by what is possible.
+    `likely`: bound the error of a long sum by what it practically never exceeds (see `gamma`), not by what is possible.
     `library` is what `array_module` returns for the arrays.
 
     To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, by
@@ -219,10 +223,7 @@ class Bounded(NDArrayOperatorsMixin):
         return self.arithmetic.library
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        raise TypeError(
-            "an array with error bounds cannot become a NumPy array, nor be written into one: replace np.zeros(shape) "
-            "with np.zeros_like(x), or with xp.zeros(shape) where xp = scratchformer.backend.array_module(x)"
-        )
+        raise TypeError(_NO_BOUNDS)
 
     def get(self) -> np.ndarray:
         """The exact values."""
@@ -238,6 +239,7 @@ class Bounded(NDArrayOperatorsMixin):
         return bool(self.value)
 
     def item(self) -> Any:
+        """The only element, as a Python number. Raises TypeError if it has an error bound, which would be lost."""
         if self.bound.any():
             raise TypeError("a number taken out of an array loses its error bound: keep the array")
         return self.value.item()
@@ -266,7 +268,7 @@ class Bounded(NDArrayOperatorsMixin):
         self.terms, self.stored = max(self.terms, x.terms), self.stored and x.stored
 
     def like(self, value: Any, bound: Any) -> Bounded:
-        """Other values of the same kind."""
+        """An array of the same type and history with other values."""
         return Bounded(self.arithmetic, value, bound, self.dtype, self.terms, self.stored)
 
     def astype(self, dtype: Any, copy: bool = True) -> Bounded:
@@ -284,6 +286,9 @@ class Bounded(NDArrayOperatorsMixin):
 
     def transpose(self, *axes: Any) -> Any:
         return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
+
+    def flatten(self) -> Any:
+        return np.ravel(self).copy()
 
     def fill(self, x: Any) -> None:
         self[...] = x
@@ -314,7 +319,6 @@ for _name in """
     swapaxes take var
     """.split():
     setattr(Bounded, _name, _method(_name))
-Bounded.flatten = lambda self: np.ravel(self).copy()  # type: ignore[attr-defined]
 
 
 def _values(x: Any) -> Any:
@@ -330,7 +334,7 @@ def _values(x: Any) -> Any:
 
 
 def _of_monotone(f: Callable) -> Callable:
-    """The larger of the changes of a monotone function at both ends."""
+    """The rule of a monotone function: the larger of its changes towards both ends."""
 
     def propagate(a: Any, ea: Any) -> Any:
         change = np.maximum(np.abs(f(a + ea) - f(a)), np.abs(f(a) - f(a - ea)))
@@ -346,7 +350,7 @@ def _of_quotient(a: Any, ea: Any, b: Any, eb: Any) -> Any:
 
 
 def _of_power(a: Any, ea: Any, b: Any, eb: Any) -> Any:
-    """The largest change at the four corners; for a negative number with an integer exponent, at the two ends."""
+    """The largest change at the four corners, between which a power is monotone unless its base passes zero."""
     value = np.power(a, b)
     corners = [np.abs(np.power(a + i * ea, b + j * eb) - value) for i in (-1, 1) for j in (-1, 1)]
     error = np.maximum.reduce(corners)
@@ -419,7 +423,7 @@ def _ufunc(arithmetic: Arithmetic, ufunc: np.ufunc, method: str, inputs: tuple, 
     keywords.pop("casting", None)
     where = _values(keywords.pop("where", True))
     if out is not None and not isinstance(out, Bounded):
-        np.asarray(next(x for x in inputs if isinstance(x, Bounded)))  # says what to use instead
+        raise TypeError(_NO_BOUNDS)
     with np.errstate(all="ignore"):
         if method == "at":
             return _add_at(arithmetic, ufunc, *inputs)
@@ -501,7 +505,7 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
     if ufunc.__name__ not in ("add", "subtract"):
         raise TypeError(f"np.{ufunc.__name__}.at: no rule for its rounding errors is known")
     if not isinstance(target, Bounded):
-        np.asarray(x)  # says what to use instead
+        raise TypeError(_NO_BOUNDS)
     index, x = _values(index), arithmetic.array_of(x)
     magnitude, count = np.abs(target.value) + target.bound, (target.value != 0).astype(float)
     np.add.at(magnitude, index, np.abs(x.value) + x.bound)
