@@ -26,6 +26,9 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--only", choices=("reference", "twin"), help="references or fast twins (default: both)")
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
+    command.add_argument(
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in it instead"
+    )
     command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
     command.add_argument(
         "--derivations", action="store_true", help="evaluate every equation of the derivations instead"
@@ -97,7 +100,7 @@ def check(args: argparse.Namespace) -> None:
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")
         return
-    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only):
+    if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
         sys.exit(f"wrong: {', '.join(wrong)}")
 
 

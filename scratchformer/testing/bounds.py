@@ -10,13 +10,13 @@ With u the unit round-off of the type of the arithmetic and γ_n = n u/(1 − n 
     9 u |z|           exp, tanh and others, which libraries compute to four units in the last place
     γ_n Σ |x|         a sum of n terms, in any order
     γ_K |A| |B|       a matrix product of inner length K
-    u_d |z|           a value z that is stored in the type d: by a cast, or as the result of a product
+    u_d |z|           a value z that is stored in the type d: by a cast, or as an operand or result of a matrix product
 
 and not at all for indexing, max, where and casts to a wider type. A rounding is at least half the smallest number of
 its type, for numbers that underflow. Where a comparison could go either way, both outcomes are allowed.
 
-Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002: sections 2.2, 3.1, 3.3 (running error analysis)
-and 3.5.
+Source: Higham, "Accuracy and Stability of Numerical Algorithms", 2002, sections 2.2, 3.1, 3.3 (running error analysis)
+and 3.5; for long sums Higham, Mary, "A new approach to probabilistic rounding error analysis", 2019, theorem 2.4.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ from scipy import special
 
 from ..backend import is_floating_type
 
+_NO_BOUNDS = (
+    "an array with error bounds cannot become a NumPy array, nor be written into one: replace np.zeros(shape) with "
+    "np.zeros_like(x), or with xp.zeros(shape) where xp = scratchformer.backend.array_module(x)"
+)
+_LAMBDA = 8.0
 _LIBRARY_ULPS = 4  # the accuracy that libraries keep for exp, tanh, ...: 8 u before the last rounding
 
 
@@ -51,6 +56,7 @@ class Limits(NamedTuple):
 
 @lru_cache
 def limits(dtype: Any) -> Limits:
+    """The limits of a floating-point type, bfloat16 included."""
     dtype = np.dtype(dtype)
     if dtype.kind == "f":
         info: Any = np.finfo(dtype)
@@ -67,29 +73,31 @@ def widest(*dtypes: Any) -> np.dtype:
     return min(map(np.dtype, dtypes), key=lambda dtype: limits(dtype).u)
 
 
-class Step(NamedTuple):
-    """A step of a computation whose result has the type that is watched."""
+class Steps(NamedTuple):
+    """The steps on one line of code whose results have the type that is watched."""
 
-    terms: int  # the length of the sum, or 1 for an elementwise function
-    largest: float  # the largest absolute value of the result
-    where: str  # the line of code
+    times: int
+    terms: int  # the length of the longest sum; 1 for elementwise functions
+    largest: float  # the largest absolute value of a result
 
 
 @dataclass(eq=False)
 class Arithmetic:
     """The types in which sums and products, and elementwise functions, are carried out, unless a wider one is used.
 
+    `likely`: bound the error of a long sum by what it practically never exceeds (see `gamma`), not by what is possible.
     `library` is what `array_module` returns for the arrays.
 
-    To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, and
-    the steps for which `narrow` is true of their number are carried out in that type itself.
+    To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, by
+    the line of code, and the lines for which `narrow` is true are carried out in that type itself.
     """
 
     accumulate: Any = np.float32
     elementwise: Any = np.float32
+    likely: bool = False
     watched: Any = None
-    narrow: Callable[[int], bool] = lambda _: False
-    steps: list[Step] = field(default_factory=list)
+    narrow: Callable[[str], bool] = lambda _: False
+    steps: dict[str, Steps] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.library = _Library(self)
@@ -101,6 +109,7 @@ class Arithmetic:
         return Bounded(self, _held(x, dtype), None, dtype, stored=True)
 
     def array_of(self, x: Any) -> Bounded:
+        """`x` itself if it has bounds, otherwise the numbers, exact."""
         return x if isinstance(x, Bounded) else self.array(x)
 
     def cast(self, x: Bounded, dtype: np.dtype) -> Bounded:
@@ -119,33 +128,47 @@ class Arithmetic:
         bound = x.bound + _rounding(x.value, x.bound, limits(dtype))
         return Bounded(self, x.value.copy(), bound, dtype, x.terms, stored=True)
 
-    def elementwise_result(self, value: Any, bound: Any, dtype: np.dtype, terms: int, ulps: int, small: bool) -> Bounded:
+    def elementwise_result(
+        self, value: Any, bound: Any, dtype: np.dtype, terms: int, ulps: int, small: bool
+    ) -> Bounded:
         """The result of an elementwise function, with the rounding of its last step. `ulps`: the error of a library's
         function before that. `small`: whether it can underflow.
         """
         if ulps:
             bound = bound + 2 * ulps * limits(widest(dtype, np.float32)).u * np.abs(value)
-        limit = limits(dtype if self._step(1, value, dtype) else widest(dtype, self.elementwise))
+        limit = limits(dtype if self.step(1, value, dtype) else widest(dtype, self.elementwise))
         return Bounded(self, value, bound + _rounding(value, bound, limit, small), dtype, terms)
 
-    def sum_result(self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int) -> Bounded:
-        """A sum of n terms, with `magnitude` the sum of their absolute values."""
-        u = limits(dtype if self._step(n, value, dtype) else widest(dtype, self.accumulate)).u
-        bound = bound + (gamma(n, u) * magnitude if n > 1 else 0)
-        return self.stored(Bounded(self, value, bound, dtype, max(n, terms)), dtype)
+    def sum_result(
+        self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int, roundings: Any
+    ) -> Bounded:
+        """A sum of n terms, with `magnitude` the sum of their absolute values. `roundings`: at most so many of each
+        term, n − 1 for a sum of numbers and n for one of products.
+        """
+        u = limits(dtype if self.step(n, value, dtype) else widest(dtype, self.accumulate)).u
+        bound = bound + gamma(roundings, u, self.likely) * magnitude
+        return Bounded(self, value, bound, dtype, max(n, terms))
 
-    def _step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
+    def step(self, terms: int, value: np.ndarray, dtype: np.dtype) -> bool:
         """Collect a step. Returns whether it is to be carried out in the narrow type."""
         if self.watched is None or dtype != self.watched:
             return False
         largest = float(np.max(np.abs(value), initial=0, where=np.isfinite(value)))
-        self.steps.append(Step(terms, largest, _line()))
-        return self.narrow(len(self.steps) - 1)
+        line = _line()
+        before = self.steps.get(line, Steps(0, 1, 0.0))
+        self.steps[line] = Steps(before.times + 1, max(before.terms, terms), max(before.largest, largest))
+        return self.narrow(line)
 
 
-def gamma(n: int, u: float) -> float:
-    """γ_n = n u/(1 − n u)."""
-    return n * u / (1 - n * u) if n * u < 1 else np.inf
+def gamma(n: Any, u: float, likely: bool = False) -> Any:
+    """γ_n = n u/(1 − n u); if `likely`, and smaller, exp(λ √n u + n u²/(1 − u)) − 1 with λ = 8.
+
+    If rounding errors are independent with mean 0, a sum of n terms exceeds the latter with a probability of at most
+    2 n exp(−λ²(1 − u)²/2), which is 1e-10 for n = 4096.
+    """
+    n = np.asarray(n, dtype=np.float64)
+    possible = np.where(n * u < 1, n * u / np.maximum(1 - n * u, u), np.inf)
+    return np.minimum(possible, np.expm1(_LAMBDA * np.sqrt(n) * u + n * u * u / (1 - u))) if likely else possible
 
 
 def _rounding(value: np.ndarray, bound: np.ndarray, limit: Limits, small: bool = True) -> np.ndarray:
@@ -185,7 +208,7 @@ class Bounded(NDArrayOperatorsMixin):
             bound = np.zeros(self.value.shape)
         elif not np.isfinite(self.value).all() or np.isnan(bound).any():
             bound = np.where(np.isfinite(self.value), np.where(np.isnan(bound), np.inf, bound), 0)
-        self.bound = np.asarray(bound)
+        self.bound = np.asarray(bound, dtype=np.float64)
 
     shape = property(lambda self: self.value.shape)
     ndim = property(lambda self: self.value.ndim)
@@ -200,10 +223,7 @@ class Bounded(NDArrayOperatorsMixin):
         return self.arithmetic.library
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
-        raise TypeError(
-            "an array with error bounds cannot become a NumPy array, nor be written into one: replace np.zeros(shape) "
-            "with np.zeros_like(x), or with xp.zeros(shape) where xp = scratchformer.backend.array_module(x)"
-        )
+        raise TypeError(_NO_BOUNDS)
 
     def get(self) -> np.ndarray:
         """The exact values."""
@@ -219,6 +239,7 @@ class Bounded(NDArrayOperatorsMixin):
         return bool(self.value)
 
     def item(self) -> Any:
+        """The only element, as a Python number. Raises TypeError if it has an error bound, which would be lost."""
         if self.bound.any():
             raise TypeError("a number taken out of an array loses its error bound: keep the array")
         return self.value.item()
@@ -247,7 +268,7 @@ class Bounded(NDArrayOperatorsMixin):
         self.terms, self.stored = max(self.terms, x.terms), self.stored and x.stored
 
     def like(self, value: Any, bound: Any) -> Bounded:
-        """Other values of the same kind."""
+        """An array of the same type and history with other values."""
         return Bounded(self.arithmetic, value, bound, self.dtype, self.terms, self.stored)
 
     def astype(self, dtype: Any, copy: bool = True) -> Bounded:
@@ -260,11 +281,14 @@ class Bounded(NDArrayOperatorsMixin):
             raise TypeError("the bits of an array with error bounds cannot be seen")
         return self.arithmetic.array(self.value.view(dtype))
 
-    def reshape(self, *shape: Any, **keywords: Any) -> Bounded:
+    def reshape(self, *shape: Any, **keywords: Any) -> Any:
         return np.reshape(self, shape[0] if len(shape) == 1 else shape, **keywords)
 
-    def transpose(self, *axes: Any) -> Bounded:
+    def transpose(self, *axes: Any) -> Any:
         return np.transpose(self, (axes[0] if len(axes) == 1 else axes) or None)
+
+    def flatten(self) -> Any:
+        return np.ravel(self).copy()
 
     def fill(self, x: Any) -> None:
         self[...] = x
@@ -291,11 +315,10 @@ def _method(name: str) -> Callable:
 
 
 for _name in """
-    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero prod ravel repeat round sort squeeze
-    std sum swapaxes take trace var
+    all any argmax argmin argsort clip copy cumsum diagonal dot max mean min nonzero ravel repeat squeeze std sum
+    swapaxes take var
     """.split():
     setattr(Bounded, _name, _method(_name))
-Bounded.flatten = lambda self: np.ravel(self).copy()  # type: ignore[attr-defined]
 
 
 def _values(x: Any) -> Any:
@@ -307,11 +330,11 @@ def _values(x: Any) -> Any:
     return type(x)(_values(part) for part in x) if isinstance(x, tuple | list) else x
 
 
-# Elementwise functions: how the bounds of the arguments propagate. Each rule gets the values and bounds of all arguments.
+# Elementwise functions: how the bounds of the arguments propagate. A rule gets the values and bounds of all arguments.
 
 
 def _of_monotone(f: Callable) -> Callable:
-    """The larger of the changes of a monotone function at both ends."""
+    """The rule of a monotone function: the larger of its changes towards both ends."""
 
     def propagate(a: Any, ea: Any) -> Any:
         change = np.maximum(np.abs(f(a + ea) - f(a)), np.abs(f(a) - f(a - ea)))
@@ -327,7 +350,7 @@ def _of_quotient(a: Any, ea: Any, b: Any, eb: Any) -> Any:
 
 
 def _of_power(a: Any, ea: Any, b: Any, eb: Any) -> Any:
-    """The largest change at the four corners; for a negative number with an integer exponent, at the two ends."""
+    """The largest change at the four corners, between which a power is monotone unless its base passes zero."""
     value = np.power(a, b)
     corners = [np.abs(np.power(a + i * ea, b + j * eb) - value) for i in (-1, 1) for j in (-1, 1)]
     error = np.maximum.reduce(corners)
@@ -400,7 +423,7 @@ def _ufunc(arithmetic: Arithmetic, ufunc: np.ufunc, method: str, inputs: tuple, 
     keywords.pop("casting", None)
     where = _values(keywords.pop("where", True))
     if out is not None and not isinstance(out, Bounded):
-        np.asarray(next(x for x in inputs if isinstance(x, Bounded)))  # says what to use instead
+        raise TypeError(_NO_BOUNDS)
     with np.errstate(all="ignore"):
         if method == "at":
             return _add_at(arithmetic, ufunc, *inputs)
@@ -427,7 +450,8 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     kinds = tuple(x.dtype if hasattr(x, "dtype") else type(x) for x in inputs)
     result_type = np.dtype(dtype) if dtype is not None else _result_type(ufunc, kinds)
     if name in ("matmul", "vecdot"):
-        return _product(arithmetic, ufunc, *inputs, n=inputs[0].shape[-1], dtype=result_type)
+        a, b = inputs
+        return _product(arithmetic, ufunc, a, b, a.shape[-1], result_type)
     arrays = [_operand(arithmetic, x, result_type) for x in inputs]
     terms = max(x.terms for x in arrays)
     value = ufunc(*(x.value for x in arrays))
@@ -437,7 +461,8 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
     if name in _QUESTIONS or not any(x.floating or x.bound.any() for x in arrays):
         return arithmetic.array(value, result_type)
     if name in _LOGICAL:
-        return Bounded(arithmetic, value, np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays))), bool, terms)
+        bound = np.maximum.reduce(np.broadcast_arrays(*(x.bound for x in arrays)))
+        return Bounded(arithmetic, value, bound, bool, terms)
     pairs = [part for x in arrays for part in (_held(x.value, np.dtype(float)), x.bound)]
     value = _held(value, result_type)
     if name in _EXACT:
@@ -455,13 +480,10 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
 
 def _operand(arithmetic: Arithmetic, x: Any, result_type: np.dtype) -> Bounded:
     """An argument as a Bounded array. A Python number is rounded to the type of the result."""
-    if isinstance(x, Bounded) or hasattr(x, "dtype"):
+    if hasattr(x, "dtype") or not is_floating_type(result_type):
         return arithmetic.array_of(x)
-    if is_floating_type(result_type) and isinstance(x, float):
-        loop = widest(result_type, arithmetic.elementwise)
-        error = abs(x - float(np.asarray(x).astype(loop))) if np.isfinite(x) else 0.0
-        return Bounded(arithmetic, float(x), np.asarray(error), np.float64)
-    return arithmetic.array(x)
+    loop = widest(result_type, arithmetic.elementwise)
+    return Bounded(arithmetic, float(x), np.abs(x - np.asarray(x).astype(loop).astype(np.float64)), np.float64)
 
 
 def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int, dtype: np.dtype) -> Bounded:
@@ -474,7 +496,8 @@ def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int,
     size_a, size_b = np.abs(a.value), np.abs(b.value)
     bound = function(size_a, b.bound) + function(a.bound, size_b + b.bound)
     magnitude = function(size_a + a.bound, size_b + b.bound)
-    return arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms))
+    result = arithmetic.sum_result(value, bound, magnitude, n, dtype, max(a.terms, b.terms), n)
+    return arithmetic.stored(result, dtype)
 
 
 def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x: Any) -> None:
@@ -482,7 +505,7 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
     if ufunc.__name__ not in ("add", "subtract"):
         raise TypeError(f"np.{ufunc.__name__}.at: no rule for its rounding errors is known")
     if not isinstance(target, Bounded):
-        np.asarray(x)  # says what to use instead
+        raise TypeError(_NO_BOUNDS)
     index, x = _values(index), arithmetic.array_of(x)
     magnitude, count = np.abs(target.value) + target.bound, (target.value != 0).astype(float)
     np.add.at(magnitude, index, np.abs(x.value) + x.bound)
@@ -490,47 +513,43 @@ def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x:
     np.add.at(target.bound, index, x.bound)
     ufunc.at(target.value, index, x.value)
     n = int(count.max(initial=0))
-    u = limits(target.dtype if arithmetic._step(n, target.value, target.dtype) else widest(target.dtype, arithmetic.accumulate)).u
-    target.bound += np.where(count > 1, count * u / np.maximum(1 - count * u, u), 0) * magnitude
-    target.bound += np.where(count > 1, _rounding(target.value, target.bound, limits(target.dtype), False), 0)
-    target.terms, target.stored = max(target.terms, x.terms, n), True
+    sums = arithmetic.sum_result(target.value, target.bound, magnitude, n, target.dtype, 1, np.maximum(count - 1, 0))
+    target.bound[...] = sums.bound
+    target.terms, target.stored = max(target.terms, x.terms, n), n < 2 and target.stored and x.stored
 
 
 # Functions of whole arrays.
 
 
-def _axes(x: Bounded, axis: Any) -> tuple[int, ...]:
-    axes = tuple(range(x.ndim)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
-    return tuple(int(i) % x.ndim for i in axes)
-
-
-def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+def _sum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype) if dtype is not None else np.ones(1, a.dtype).sum().dtype
     add = lambda x: np.sum(x, axis=axis, keepdims=keepdims)  # noqa: E731
     if not is_floating_type(dtype):
         return Bounded(arithmetic, add(a.value).astype(dtype), add(a.bound), dtype, a.terms)
     a = arithmetic.cast(a, dtype)
-    n = int(np.prod([a.shape[i] for i in _axes(a, axis)], dtype=int)) if a.ndim else 1
-    return arithmetic.sum_result(add(a.value), add(a.bound), add(np.abs(a.value) + a.bound), n, dtype, a.terms)
+    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
+    n = a.size // max(1, value.size)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, max(0, n - 1))
 
 
-def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
+def _cumsum(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None) -> Any:
     a = arithmetic.array_of(a)
     if not a.floating:
         return arithmetic.array(np.cumsum(a.value, axis, dtype))
     add = lambda x: np.cumsum(x, axis=axis)  # noqa: E731
     n = a.size if axis is None else a.shape[axis]
-    magnitude = add(np.abs(a.value) + a.bound)
-    return arithmetic.sum_result(add(a.value), add(a.bound), magnitude, n, np.dtype(dtype or a.dtype), a.terms)
+    value, bound, magnitude = add(a.value), add(a.bound), add(np.abs(a.value) + a.bound)
+    return arithmetic.sum_result(value, bound, magnitude, n, np.dtype(dtype or a.dtype), a.terms, n)
 
 
-def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    """In the type of the sums, then rounded once."""
+def _mean(arithmetic: Arithmetic, a: Any, axis: Any = None, dtype: Any = None, keepdims: bool = False) -> Any:
     a = arithmetic.array_of(a)
     dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
-    total = _sum(arithmetic, a, axis, widest(dtype, arithmetic.accumulate), keepdims=keepdims)
-    return arithmetic.cast(total / (a.size // max(1, total.size)), dtype)
+    mean = lambda x: np.mean(x, axis=axis, keepdims=keepdims)  # noqa: E731
+    value, bound, magnitude = mean(a.value), mean(a.bound), mean(np.abs(a.value) + a.bound)
+    n = a.size // max(1, value.size)
+    return arithmetic.sum_result(value, bound, magnitude, n, dtype, a.terms, n)
 
 
 def _var(
@@ -538,20 +557,17 @@ def _var(
     a: Any,
     axis: Any = None,
     dtype: Any = None,
-    out: Any = None,
     ddof: int = 0,
     keepdims: bool = False,
 ) -> Any:
-    a = arithmetic.array_of(a)
-    dtype = np.dtype(dtype or (a.dtype if a.floating else np.float64))
-    wide = arithmetic.cast(a, widest(dtype, arithmetic.accumulate))
-    centred = wide - _mean(arithmetic, wide, axis, keepdims=True)
-    total = _sum(arithmetic, centred * centred, axis, keepdims=keepdims)
-    return arithmetic.cast(total / (a.size // max(1, total.size) - ddof), dtype)
+    centred = a - _mean(arithmetic, a, axis, dtype, keepdims=True)
+    mean = _mean(arithmetic, centred * centred, axis, keepdims=keepdims)
+    n = a.size // max(1, mean.size)
+    return mean * (n / (n - ddof)) if ddof else mean
 
 
 def _extreme(sign: int, name: str) -> Callable:
-    def extreme(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+    def extreme(arithmetic: Arithmetic, a: Any, axis: Any = None, keepdims: bool = False) -> Any:
         """The bound is the largest among the elements that could be the maximum."""
         value = getattr(a.value, name)(axis=axis, keepdims=keepdims)
         lower = (sign * a.value - a.bound).max(axis=axis, keepdims=True)
@@ -565,8 +581,7 @@ def _extreme(sign: int, name: str) -> Callable:
 def _where(arithmetic: Arithmetic, condition: Any, a: Any = None, b: Any = None) -> Any:
     if a is None:
         return np.where(_values(condition))
-    kinds = [x.dtype if hasattr(x, "dtype") else x for x in (a, b)]
-    dtype = np.result_type(*kinds)
+    dtype = np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in (a, b)))
     condition, (a, b) = arithmetic.array_of(condition), (_operand(arithmetic, x, dtype) for x in (a, b))
     value = np.where(condition.value, a.value, b.value)
     bound = np.where(condition.value, a.bound, b.bound)
@@ -583,26 +598,32 @@ def _einsum(arithmetic: Arithmetic, subscripts: str, *operands: Any, **_options:
     left, _, right = subscripts.replace(" ", "").partition("->")
     if "..." in left or "->" not in subscripts:
         raise TypeError(f"np.einsum: expected subscripts without an ellipsis and with ->, got {subscripts!r}")
-    sizes = {letter: n for word, x in zip(left.split(","), arrays, strict=True) for letter, n in zip(word, x.shape, strict=True)}
+    sizes = {
+        letter: n
+        for word, x in zip(left.split(","), arrays, strict=True)
+        for letter, n in zip(word, x.shape, strict=True)
+    }
     n = int(np.prod([size for letter, size in sizes.items() if letter not in right], dtype=int))
+    f = lambda *x: np.einsum(subscripts, *x)  # noqa: E731
     if len(arrays) == 2:
-        kinds = tuple(x.dtype for x in arrays)
-        return _product(arithmetic, lambda a, b: np.einsum(subscripts, a, b), *arrays, n=n, dtype=np.result_type(*kinds))
-    (a,), f = arrays, lambda x: np.einsum(subscripts, x)
-    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms)
+        a, b = arrays
+        return _product(arithmetic, f, a, b, n, np.result_type(a.dtype, b.dtype))
+    (a,) = arrays
+    return arithmetic.sum_result(f(a.value), f(a.bound), f(np.abs(a.value) + a.bound), n, a.dtype, a.terms, n)
 
 
-def _dot(arithmetic: Arithmetic, a: Any, b: Any, out: Any = None) -> Any:
+def _dot(arithmetic: Arithmetic, a: Any, b: Any) -> Any:
     a, b = arithmetic.array_of(a), arithmetic.array_of(b)
     n = a.shape[-1] if a.ndim and b.ndim else 1
-    return _product(arithmetic, np.dot, a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+    return _product(arithmetic, np.dot, a, b, n, np.result_type(a.dtype, b.dtype))
 
 
 def _tensordot(arithmetic: Arithmetic, a: Any, b: Any, axes: Any = 2) -> Any:
     a, b = arithmetic.array_of(a), arithmetic.array_of(b)
     contracted = range(a.ndim - axes, a.ndim) if isinstance(axes, int) else np.atleast_1d(axes[0])
     n = int(np.prod([a.shape[i] for i in contracted], dtype=int))
-    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n=n, dtype=np.result_type(a.dtype, b.dtype))
+    dtype = np.result_type(a.dtype, b.dtype)
+    return _product(arithmetic, lambda x, y: np.tensordot(x, y, axes), a, b, n, dtype)
 
 
 def _full_like(arithmetic: Arithmetic, a: Any, fill: Any, dtype: Any = None, shape: Any = None, **_options: Any) -> Any:
@@ -637,7 +658,7 @@ _ANSWERS = set(
 
 
 def _rearranged(arithmetic: Arithmetic, function: Callable, args: tuple, keywords: dict) -> Any:
-    """A function that only moves elements: it does the same to the bounds. Integers among its arguments are indices."""
+    """A function that only moves elements: it moves the bounds too. Integers among its arguments are indices."""
     leaves = [x for x in _leaves((args, tuple(keywords.values()))) if hasattr(x, "dtype")]
     carriers = [x for x in leaves if is_floating_type(x.dtype)] or leaves[:1]
     first = next(x for x in leaves if isinstance(x, Bounded))
@@ -663,12 +684,11 @@ def _leaves(x: Any) -> list:
     return [leaf for part in x for leaf in _leaves(part)] if isinstance(x, tuple | list) else [x]
 
 
-def _any(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(arithmetic, a.value.any(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+def _truth(name: str) -> Callable:
+    def truth(arithmetic: Arithmetic, a: Any, **axes: Any) -> Any:
+        return Bounded(arithmetic, getattr(a.value, name)(**axes), a.bound.any(**axes), bool)
 
-
-def _all(arithmetic: Arithmetic, a: Any, axis: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    return Bounded(arithmetic, a.value.all(axis=axis, keepdims=keepdims), a.bound.any(axis=axis, keepdims=keepdims), bool)
+    return truth
 
 
 _FUNCTIONS: dict[str, Callable] = {
@@ -679,20 +699,23 @@ _FUNCTIONS: dict[str, Callable] = {
     "cumsum": _cumsum,
     **dict.fromkeys(("max", "amax"), _extreme(1, "max")),
     **dict.fromkeys(("min", "amin"), _extreme(-1, "min")),
-    "any": _any,
-    "all": _all,
+    "any": _truth("any"),
+    "all": _truth("all"),
     "where": _where,
     "einsum": _einsum,
     "dot": _dot,
     "tensordot": _tensordot,
     "outer": lambda arithmetic, a, b: np.ravel(a)[:, None] * np.ravel(b)[None, :],
-    "norm": lambda arithmetic, a, ord=None, axis=None, keepdims=False: np.sqrt(_sum(arithmetic, a * a, axis, keepdims=keepdims)),
-    "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high),
+    "clip": lambda arithmetic, a, low=None, high=None, **_: np.minimum(
+        np.maximum(a, -np.inf if low is None else low), np.inf if high is None else high
+    ),
     "zeros_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
     "empty_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 0, *args, **keywords),
     "ones_like": lambda arithmetic, a, *args, **keywords: _full_like(arithmetic, a, 1, *args, **keywords),
     "full_like": _full_like,
-    "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]),
+    "copyto": lambda arithmetic, a, b, casting=None, where=True: a.__setitem__(
+        ... if where is True else _values(where), b if where is True else np.broadcast_to(b, a.shape)[_values(where)]
+    ),
 }
 _REDUCTIONS = {("add", "reduce"): "sum", ("add", "accumulate"): "cumsum", ("maximum", "reduce"): "max"}
 _REDUCTIONS |= {("minimum", "reduce"): "min", ("logical_or", "reduce"): "any", ("logical_and", "reduce"): "all"}
@@ -718,4 +741,3 @@ class _Library(ModuleType):
             return _made(self.arithmetic, getattr(np, f)(*_values(args), **keywords), dtype)
 
         return make
-

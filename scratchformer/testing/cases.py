@@ -6,6 +6,7 @@ normal array of that shape, and a letter has the same size throughout a case.
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
 from ..dispatch import reference_only
 from ..rng import Key
-from .gradcheck import Report, check_gradients, check_layer
+from .gradcheck import Report, Row, check_gradients, check_layer
+from .precision import as_type, check_precision
 
 
 class Draw:
@@ -496,6 +498,15 @@ def check_operation(name: str, draw: Draw, **options: Any) -> Report:
     )
 
 
+def check_operation_in(dtype: Any, name: str, draw: Draw) -> Report:
+    """Run check_precision on the operation case `name`; the Report has the worst error as a fraction of its bound."""
+    case = OPERATIONS[name](draw)
+    rows = check_precision(
+        case.op, case.op_backward, *case.args, dtype=dtype, seed=draw.seed, device=draw.device, **case.options
+    )
+    return Report(Row(row.tensor, row.shape, math.prod(row.shape), row.ratio) for row in rows)
+
+
 def check_layer_case(name: str, draw: Draw, **options: Any) -> Report:
     """Run check_layer on the layer case `name`, with normal parameters of the draw's `parameter_scale`."""
     case = LAYERS[name](draw)
@@ -508,17 +519,25 @@ IMPLEMENTATIONS = ("reference", "twin")
 
 
 def check_cases(
-    names: Sequence[str], device: Device, seed: int = 0, details: bool = False, only: str | None = None
+    names: Sequence[str],
+    device: Device,
+    seed: int = 0,
+    details: bool = False,
+    only: str | None = None,
+    dtype: Any = None,
 ) -> list[str]:
     """Check the cases `names` (all if empty), print a table, and return what is wrong: ["attention (reference)"].
 
     A name is the name of a case ("attention, causal"), or the part before its comma for all cases that begin with it
     ("attention"). Each case is checked twice, with the references (inside `reference_only`) and with the twins; `only`
     restricts this to "reference" or "twin". The twins' column shows "-" if none ran: the operation has no twin for the
-    arrays of this device, or no operation in the layer has one. Raises ValueError for an unknown name or `only`, before
-    anything is checked, and if there was nothing to check.
+    arrays of this device, or no operation in the layer has one. With a `dtype`, the precision of operations in that
+    type is checked instead, and the table shows the worst error as a fraction of its bound. Raises ValueError for an
+    unknown name or `only`, before anything is checked, and if there was nothing to check.
     """
     cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
+    if dtype is not None:
+        cases = {name: partial(check_operation_in, as_type("dtype", dtype)) for name in OPERATIONS}
     known = {name.partition(",")[0] for name in cases}
     if unknown := set(names) - known - cases.keys():
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")

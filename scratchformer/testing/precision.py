@@ -12,24 +12,25 @@ element (`bounds`). No tolerance is chosen: a longer sum, or a subtraction that 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import is_dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
-from .bounds import Arithmetic, Bounded, Step, limits, widest
+from .bounds import Arithmetic, Bounded, Steps, limits, widest
 from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy
 from .differences import label
 from .runs import argument_names, expect_finite, name_of, normal_like, two
 
-_STEPS = 200  # a failure is explained by one of so many steps
+_LOOP = 16  # a line that is run more often than this is a loop
 
 
 class PrecisionRow(NamedTuple):
     """What was found for one tensor, at the element whose error comes closest to its bound.
 
-    terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the right
-    value. ratio: error / bound. underflow: how many elements became zero that are not.
+    terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the
+    right value. ratio: error / bound. underflow: how many elements became zero that are not.
     """
 
     tensor: str
@@ -82,32 +83,32 @@ def check_precision(
     - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a product of
       matrices, in the cache, as y and as a gradient.
 
-    The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, not `np.zeros(shape)`,
-    or with the library that `scratchformer.backend.array_module(x)` returns.
+    The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, or with the library
+    that `scratchformer.backend.array_module(x)` returns, not with `np.zeros(shape)`.
 
-    Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest sum
-    and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16 needs a
-    package that is missing.
+    Returns a PrecisionReport. Raises GradientError naming the element, both values, its error and bound, the longest
+    sum and the likely reason; ValueError if arguments, y or a gradient do not fit in `dtype`; ImportError if bfloat16
+    needs a package that is missing.
     """
     dtype, accumulate = as_type("dtype", dtype), as_type("accumulate", accumulate)
-    arithmetic = Arithmetic(widest(dtype, accumulate), widest(dtype, accumulate if elementwise is None else elementwise))
+    if dtype == np.float64:
+        raise ValueError("dtype: expected a type narrower than float64, in which the right values are computed")
+    accumulate = widest(dtype, accumulate)
+    elementwise = widest(dtype, accumulate if elementwise is None else as_type("elementwise", elementwise))
+    arithmetic = Arithmetic(accumulate, elementwise, likely=accumulate != dtype)
     names = argument_names(op, args)
     run = Rounded(op, op_backward, names, args, kwargs, dy, dtype, device, seed)
     found = run.actual()
     bounded = run.bounded(arithmetic)
-    rows, notes, worst = [], [], None
-    for name, actual in found.items():
-        comparison = Comparison(name, actual, bounded[name])
+    comparisons = [Comparison(name, x, bounded[name]) for name, x in found.items()]
+    for comparison in comparisons:
         comparison.expect_range()
-        rows.append(comparison.row())
-        if name != "y":
-            notes += comparison.underflow_note()
-        if rows[-1].ratio > 1 and (worst is None or rows[-1].ratio > worst[1].ratio):
-            worst = comparison, rows[-1]
-    if worst is not None:
-        reason = run.reason(worst[0], arithmetic)
-        raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {worst[0].complaint()}\n  {reason}")
-    return PrecisionReport(rows, notes)
+    rows = [comparison.row() for comparison in comparisons]
+    for comparison, row in zip(comparisons, rows, strict=True):
+        if row.ratio > 1:  # y before the gradients that depend on it
+            reason = run.reason(comparison, arithmetic)
+            raise GradientError(f"{name_of(op)}, {name_of(op_backward)}: {comparison.complaint()}\n  {reason}")
+    return PrecisionReport(rows, [note for c in comparisons for note in c.underflow_note()])
 
 
 def as_type(name: str, dtype: Any) -> np.dtype:
@@ -150,7 +151,7 @@ class Rounded:
         expect_finite({f"{name} in {dtype}": x for name, x in self.floating.items()}, ValueError)
         with np.errstate(all="ignore"):
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
-        dy = normal_like(self.y, seed, device, np.float64) if dy is None else dy
+        dy = normal_like(self.y, seed, CPU, np.float64) if dy is None else dy
         parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
         self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
 
@@ -173,7 +174,7 @@ class Rounded:
         floating = {name: x for name, x in zip(self.names, args, strict=True) if name in self.floating}
         dy = tuple(map(with_bounds, self.dy)) if isinstance(self.dy, tuple) else with_bounds(self.dy)
         y, cache = self.op(*args, **{key: with_bounds(x) for key, x in self.kwargs.items()})
-        store(y), store(cache)
+        store((y, cache))
         gradients = named_gradients(self.op_backward(dy, cache), floating, name_of(self.op_backward))
         found = {name: arithmetic.array_of(x) for name, x in self._named(y, gradients).items()}
         return {name: x if x.stored else arithmetic.stored(x, x.dtype) for name, x in found.items()}
@@ -183,50 +184,55 @@ class Rounded:
         return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
 
     def reason(self, comparison: Comparison, arithmetic: Arithmetic) -> str:
-        """What the error usually means: the step that explains it when it alone is carried out in the type itself."""
+        """What the error usually means: the line that explains it when it alone is carried out in the type itself."""
         name, kind, wide = comparison.name, self.dtype, arithmetic.elementwise
 
-        def with_steps(narrow: Callable[[int], bool]) -> tuple[list[Step], Comparison]:
-            relaxed = Arithmetic(arithmetic.accumulate, wide, watched=kind, narrow=narrow)
+        def with_lines(narrow: Callable[[str], bool]) -> tuple[dict[str, Steps], Comparison]:
+            relaxed = replace(arithmetic, watched=kind, narrow=narrow, steps={})
             bounded = self.bounded(relaxed)[name]
             return relaxed.steps, Comparison(name, comparison.actual, bounded)
 
-        steps, explained = with_steps(lambda _: True)
+        steps, explained = with_lines(lambda _: True)
         if not np.isfinite(comparison.actual[comparison.worst]):
             largest = limits(kind).largest
-            beyond = next((step for step in steps if step.largest > largest), None)
-            where = f": {beyond.where}, reaches {beyond.largest:.3g}" if beyond else ""
+            beyond = next((line for line, step in steps.items() if step.largest > largest), None)
+            where = f": {beyond}\n  reaches {steps[beyond].largest:.3g}" if beyond else ""
             return f"An overflow: {kind} ends at {largest:g}{where}."
-        found = {i: with_steps(lambda j, i=i: i == j)[1] for i in range(min(len(steps), _STEPS))}  # type: ignore[misc]
-        alone = {i: c for i, c in found.items() if c.ratio.max() <= 1}
+        alone = {}
+        for line in steps:
+            _, found = with_lines(lambda other, line=line: other == line)  # type: ignore[misc]
+            if found.ratio.max() <= 1:
+                alone[line] = found
         if not alone:
             if explained.ratio.max() <= 1:
                 return (
                     f"Several steps are carried out in {kind}. Carry them out in {wide} and round the result once, or "
-                    f"allow it with elementwise and accumulate."
+                    f"allow it with elementwise={kind}."
                 )
             return f"Arithmetic in {kind} does not explain it: does the code do something else for {kind}?"
-        i = max(alone, key=lambda i: alone[i].ratio.max())  # the tightest explanation
-        step = steps[i]
-        if step.terms > 1:
+        line = max(alone, key=lambda line: alone[line].ratio.max())  # the tightest explanation
+        times, terms, _ = steps[line]
+        if terms > 1 or times > _LOOP:
+            what = f"a sum of {terms} terms" if terms > 1 else f"{times} steps"
             return (
-                f"It looks accumulated in {kind}: a sum of {step.terms} terms in {step.where}\n"
+                f"It looks accumulated in {kind}, or rounded to it too early: {what} in {line}\n"
                 f"  Convert the numbers to {arithmetic.accumulate} first."
             )
-        growth = float(alone[i].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
-        times = f" up to {growth:.2g} times" if growth < 1e6 else ""
-        magnified = f", and what follows magnifies this{times}" if growth > 8 else ""
+        growth = float(alone[line].bound[comparison.worst]) / comparison.ulp(float(comparison.right[comparison.worst]))
+        magnified = f", and what follows magnifies this {growth:.2g} times" if growth > 8 else ""
         return (
-            f"It looks rounded to {kind} too early{magnified}: {step.where}\n"
+            f"It looks rounded to {kind} too early{magnified}: {line}\n"
             f"  Compute in {wide} and round once, or allow it with elementwise={kind}."
         )
 
 
 def store(x: Any) -> None:
-    """Round all arrays in nested tuples, lists and dictionaries to their types."""
+    """Round all arrays in nested tuples, lists, dictionaries and dataclasses to their types."""
     if isinstance(x, Bounded) and x.floating and not x.stored:
         rounded = x.arithmetic.stored(x, x.dtype)
         x.bound, x.stored = rounded.bound, True
+    if is_dataclass(x) and not isinstance(x, type):
+        x = getattr(x, "__dict__", {})
     for part in x.values() if isinstance(x, dict) else x if isinstance(x, tuple | list) else ():
         store(part)
 
@@ -253,8 +259,8 @@ class Comparison:
         if len(beyond):
             index = tuple(int(i) for i in beyond[0])
             raise ValueError(
-                f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} (at most "
-                f"{largest:g}): check with smaller arguments"
+                f"{label(self.name, index)} is {self.right[index]:.6g}, which does not fit in {self.actual.dtype} "
+                f"(at most {largest:g}): check with smaller arguments"
             )
 
     def ulp(self, right: float) -> float:
@@ -279,7 +285,7 @@ class Comparison:
     def underflow_note(self) -> list[str]:
         """How many elements of a gradient became zero, and what a loss scale would change."""
         lost = self.underflow()
-        if not lost.any():
+        if not lost.any() or not self.name.startswith("gradient"):
             return []
         limit, sizes = limits(self.actual.dtype), np.abs(self.right)
         power = int(np.floor(np.log2(limit.largest / 2 / sizes.max())))
@@ -287,20 +293,21 @@ class Comparison:
             return [f"{self.name}: {lost.sum()} of {lost.size} elements became 0; a loss scale does not help."]
         left = int((sizes[lost] * 2.0**power < limit.smallest / 2).sum())
         return [
-            f"{self.name}: {lost.sum()} of {lost.size} elements became 0, since they are below {limit.smallest / 2:.1g}; "
-            f"with a loss scale of 2^{power} it would be {left}."
+            f"{self.name}: {lost.sum()} of {lost.size} elements became 0: {self.actual.dtype} has no number between 0 "
+            f"and {limit.smallest:.1g}. With a loss scale of 2^{power} it would be {left}."
         ]
 
     def complaint(self) -> str:
-        dtype, index = self.actual.dtype, self.worst
+        index = self.worst
         right, error, bound = float(self.right[index]), float(self.error[index]), float(self.bound[index])
-        unit = self.ulp(right)
+        unit, terms = self.ulp(right), self.bounded.terms
+        size = f"error {error:.3g} ({error / unit:.3g} ulps), " if np.isfinite(error) else ""
         lines = [
-            f"{label(self.name, index)} is less accurate than {dtype} allows:",
-            f"  computed {float(self.actual[index]):.9g}",
+            f"{label(self.name, index)} is outside its error bound:",
+            f"  computed {float(self.actual[index]):.9g} ({self.actual.dtype})",
             f"  right    {right:.9g}",
-            f"  error {error:.3g} ({error / unit:.3g} ulps), bound {bound:.3g} ({bound / unit:.3g} ulps), which follows from "
-            f"sums of at most {self.bounded.terms} terms",
-            f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} exceed their bounds",
+            f"  {size}bound {bound:.3g} ({bound / unit:.3g} ulps), "
+            + (f"with sums of up to {terms} terms" if terms > 1 else "without sums"),
+            f"  {int((self.ratio > 1).sum())} of {self.ratio.size} elements of {self.name} are outside",
         ]
         return "\n".join(lines)
