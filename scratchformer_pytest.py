@@ -102,9 +102,11 @@ class _Counterexamples:
         from scratchformer.testing.plugin import counterexample
 
         found = []
-        for error in (error for error in errors if error.call):
+        for error, call in ((error, error.call) for error in errors):
+            if call is None:
+                continue
             try:
-                found.append(counterexample(error, report.nodeid))
+                found.append(counterexample(error, call, report.nodeid))
                 _add_text(report, "counterexample", found[-1]["source"].rstrip())
             except Exception as problem:  # whatever happens here, the failure itself must be reported
                 _add_text(report, "counterexample", f"No smaller one was found. {type(problem).__name__}: {problem}")

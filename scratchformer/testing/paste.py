@@ -104,7 +104,7 @@ class _Source:
             return self._array(x, indent)
         if isinstance(x, float) and not np.isfinite(x):
             return f'float("{x}")'
-        if x is None or isinstance(x, bool | int | float | complex | str | bytes) and type(x).__module__ == "builtins":
+        if x is None or type(x) in (bool, int, float, complex, str, bytes):
             return repr(x)
         if isinstance(x, np.generic):
             self.modules["numpy"] = "np"
@@ -205,7 +205,11 @@ class _Source:
     def _remember_folder(self, module: str) -> None:
         """Note the folder from which Python imports a module, unless it is one of installed packages."""
         file = getattr(sys.modules[module], "__file__", None)
-        if not file or "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
+        if (
+            not file
+            or "site-packages" in file
+            or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer")
+        ):
             return
         path = Path(file).resolve()
         path = path.parent if path.name == "__init__.py" else path

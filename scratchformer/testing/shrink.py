@@ -9,6 +9,7 @@ from a failure that is already there, and it is told nothing about the axes that
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -21,12 +22,15 @@ from typing import Any
 import numpy as np
 
 from ..backend import array_module, to_cpu
-from .contracts import Call, GradientError, is_array
+from .contracts import Call, GradientError, is_array, silent_search
 
 SECONDS = 2.0
 _MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
 _LONG = 16  # up to this length, the elements of an axis are dropped one by one
 _MANY_VALUES = 8  # up to so many distinct values, each is replaced by each other
+
+_NUMBERS = (0, 1, 2, 3, -1, -2, 0.5)
+_DECIMALS = (0, 1, 2, 4)
 
 Change = Callable[[np.ndarray], np.ndarray]
 
@@ -137,7 +141,7 @@ def _failure(check: Callable, args: Sequence[Any]) -> GradientError | None:
     """The error that a check raises for copies of `args`. Warnings and what it prints are dropped."""
     copies = [_as_kind_of(x, values(x).copy()) if is_array(x) else x for x in args]
     out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with warnings.catch_warnings(record=True), out, err:
+    with silent_search(), warnings.catch_warnings(record=True), out, err:
         try:
             check(*copies)
         except GradientError as error:
@@ -216,41 +220,43 @@ def _selections(n: int) -> Iterator[list[int]]:
 
 def _changes(x: np.ndarray) -> Iterator[Change]:
     """What may make the values of `x` simpler, the boldest first. Each is applied to what the ones before it left."""
-    for number in (0, 1):
-        yield lambda x, number=number: np.full_like(x, number)
+    yield lambda x: np.zeros_like(x)
+    yield lambda x: np.ones_like(x)
     if x.dtype.kind == "f":
         yield np.sign
         yield lambda x: _rounded(x / 10.0 ** np.floor(np.log10(np.abs(x).max(initial=1e-300))), 0)
-        for decimals in (0, 1, 2, 4):
-            yield lambda x, decimals=decimals: _rounded(x, decimals)
+        yield from (functools.partial(_rounded, decimals=decimals) for decimals in _DECIMALS)
     elif x.dtype.kind in "iu":  # numbered by their first appearance, so that equal ids stay equal
         yield lambda x: np.unique(x, return_inverse=True)[1].reshape(x.shape).astype(x.dtype)
     length = x.size // 2
-    while length > 1:
+    while length:
         for start in range(0, x.size, length):
-            for number in (0, 1):
-                yield lambda x, part=slice(start, start + length), number=number: _replaced(x, part, number)
+            part = slice(start, start + length)
+            yield from (functools.partial(_replaced, part=part, number=number) for number in (0, 1))
         length //= 2
     for place in range(x.size):
-        for number in (0, 1, 2, 3, -1, -2, 0.5):
-            yield lambda x, place=place, number=number: _replaced(x, place, number)
-        for decimals in (0, 1, 2, 4):
-            yield lambda x, place=place, decimals=decimals: _replaced(x, place, np.round(x.flat[place], decimals))
+        part = slice(place, place + 1)
+        yield from (functools.partial(_replaced, part=part, number=number) for number in _NUMBERS)
+        yield from (functools.partial(_rounded, decimals=decimals, part=part) for decimals in _DECIMALS)
     for one, other in itertools.permutations(range(min(x.size, _MANY_VALUES)), 2):
-        yield lambda x, one=one, other=other: np.where(x == x.flat[one], x.flat[other], x)
+        yield functools.partial(_merged, one=one, other=other)
 
 
-def _rounded(x: np.ndarray, decimals: int) -> np.ndarray:
-    return np.round(x, decimals).astype(x.dtype) + x.dtype.type(0)  # no −0
+def _rounded(x: np.ndarray, decimals: int, part: slice = slice(None)) -> np.ndarray:
+    """`x` with fewer decimals at the flat indices `part`."""
+    return _replaced(x, part, np.round(x.reshape(-1)[part], decimals) + 0.0)  # + 0.0: no −0
 
 
-def _replaced(x: np.ndarray, part: Any, number: float) -> np.ndarray:
-    """A copy of `x` with `number` at the flat indices `part`, or `x` itself if its type does not have that number."""
-    if x.dtype.kind != "f" and number != abs(int(number)):
-        return x
+def _replaced(x: np.ndarray, part: slice, number: Any) -> np.ndarray:
+    """A copy of `x` with `number` at the flat indices `part`, or `x` itself if its type cannot hold that number."""
     twin = x.copy()
-    twin.reshape(-1)[part] = number
-    return twin
+    twin.reshape(-1)[part] = np.asarray(number).astype(x.dtype)
+    return twin if np.all(twin.reshape(-1)[part] == number) or x.dtype.kind == "f" else x
+
+
+def _merged(x: np.ndarray, one: int, other: int) -> np.ndarray:
+    """`x` with the value at the flat index `other` wherever it has the value at `one`."""
+    return np.where(x == x.flat[one], x.flat[other], x)
 
 
 def _complexity(x: np.ndarray) -> float:
