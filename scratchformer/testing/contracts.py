@@ -72,8 +72,8 @@ def searching() -> bool:
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array of any library. Numbers and NumPy scalars are not."""
-    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
+    """Whether `x` is an array of any library. Numbers, NumPy scalars and types such as np.float32 are not."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic | type)
 
 
 def is_floating(x: Any) -> bool:

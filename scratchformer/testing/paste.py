@@ -143,7 +143,8 @@ class _Source:
         )
         if not numbers.size:
             return f"{name}.zeros({numbers.shape}{self._dtype(x, name)})"
-        return f"{head}{text}{self._dtype(x, name)})"
+        one_line = " ".join(text.split())
+        return f"{head}{one_line if len(one_line) <= _WIDTH else text}{self._dtype(x, name)})"
 
     def _dtype(self, x: Any, library: str) -> str:
         if library == "np":
