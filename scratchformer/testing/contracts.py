@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
@@ -50,25 +47,6 @@ def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
             raise
 
     return checked
-
-
-_SEARCHING = ContextVar("searching", default=False)
-
-
-@contextmanager
-def silent_search() -> Iterator[None]:
-    """For a search that runs a failing check many times: `searching()` is True inside."""
-    token = _SEARCHING.set(True)
-    try:
-        yield
-    finally:
-        _SEARCHING.reset(token)
-
-
-def searching() -> bool:
-    """Whether `shrink` or Hypothesis looks for a smaller failure, so that nobody reads the messages of the others."""
-    hypothesis = sys.modules.get("hypothesis")
-    return _SEARCHING.get() or bool(hypothesis and hypothesis.currently_in_test_context())
 
 
 def is_array(x: Any) -> bool:

@@ -174,6 +174,9 @@ class _Source:
             return ""
         if public[0] == "builtins":
             return name
+        if public[0] == "numpy":
+            self.modules["numpy"] = "np"
+            return f"np.{name}"
         self.imports[outer] = public[0]
         self._remember_folder(public[0])
         return name

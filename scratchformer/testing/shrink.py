@@ -17,12 +17,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
 
 from ..backend import array_module, to_cpu
-from .contracts import Call, GradientError, is_array, silent_search
+from .contracts import Call, GradientError, is_array
 
 SECONDS = 2.0
 _MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
@@ -32,6 +33,7 @@ _MANY_VALUES = 8  # up to so many distinct values, each is replaced by each othe
 _NUMBERS = (0, 1, 2, 3, -1, -2, 0.5)
 _DECIMALS = (0, 1, 2, 4)
 
+_IN_SEARCH = ContextVar("searching", default=False)
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -62,6 +64,12 @@ def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> t
     search = Search(with_options(options), (*args, *options.values()), deadline - time.monotonic())
     smaller = dict(zip(options, search.args[len(args) :], strict=True))
     return Call(check, tuple(search.args[: len(args)]), smaller), search
+
+
+def searching() -> bool:
+    """Whether `shrink` or Hypothesis is looking for a smaller failure, so that nobody reads the messages of this one."""
+    hypothesis = sys.modules.get("hypothesis")
+    return _IN_SEARCH.get() or bool(hypothesis and hypothesis.currently_in_test_context())
 
 
 class Search:
@@ -141,11 +149,14 @@ def _failure(check: Callable, args: Sequence[Any]) -> GradientError | None:
     """The error that a check raises for copies of `args`. Warnings and what it prints are dropped."""
     copies = [_as_kind_of(x, values(x).copy()) if is_array(x) else x for x in args]
     out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with silent_search(), warnings.catch_warnings(record=True), out, err:
-        try:
+    token = _IN_SEARCH.set(True)
+    try:
+        with warnings.catch_warnings(record=True), out, err:
             check(*copies)
-        except GradientError as error:
-            return error
+    except GradientError as error:
+        return error
+    finally:
+        _IN_SEARCH.reset(token)
     return None
 
 

@@ -1,7 +1,5 @@
 """Counterexamples: the smallest arguments that still fail, for the same reason, as a test that can be pasted."""
 
-import sys
-
 import numpy as np
 import pytest
 
@@ -218,5 +216,4 @@ def test_names_of_arguments_and_imports():
     lines = text.splitlines()
     assert f"from {__name__} import leaky" in lines and "from scratchformer.testing import check_gradients" in lines
     assert "def test_my_name():" in lines
-    assert lines[-1] == "    check_gradients(leaky, op_backward, x, device=CPU, max=max)"
-    assert "from numpy import max" in lines and __name__ in sys.modules
+    assert lines[-1] == "    check_gradients(leaky, op_backward, x, device=CPU, max=np.max)"
