@@ -67,7 +67,7 @@ def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> t
 
 
 def searching() -> bool:
-    """Whether `shrink` or Hypothesis is looking for a smaller failure, so that nobody reads the messages of this one."""
+    """Whether `shrink` or Hypothesis is looking for a smaller failure, so that nobody reads this message."""
     hypothesis = sys.modules.get("hypothesis")
     return _IN_SEARCH.get() or bool(hypothesis and hypothesis.currently_in_test_context())
 
