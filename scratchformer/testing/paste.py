@@ -18,7 +18,7 @@ from ..backend import CPU, Device
 from ..rng import Key
 from .contracts import Call, is_array
 from .runs import argument_names, name_of
-from .shrink import values
+from .shrink import library, values
 
 _WIDTH = 100
 
@@ -128,10 +128,10 @@ class _Source:
 
     def _array(self, x: Any, indent: int) -> str:
         numbers = values(x)
-        library = type(x).__module__.partition(".")[0]
-        library = "jax.numpy" if library.startswith("jax") else library if library in ("cupy", "torch") else "numpy"
-        name = {"jax.numpy": "jnp", "cupy": "cp", "torch": "torch", "numpy": "np"}[library]
-        self.modules[library] = name
+        module, name = {"torch": ("torch", "torch"), "jax": ("jax.numpy", "jnp"), "cupy": ("cupy", "cp")}.get(
+            library(x), ("numpy", "np")
+        )
+        self.modules[module] = name
         head = f"{name}.{'tensor' if name == 'torch' else 'array'}("
         text = np.array2string(
             numbers,
@@ -146,11 +146,11 @@ class _Source:
         one_line = " ".join(text.split())
         return f"{head}{one_line if len(one_line) <= _WIDTH else text}{self._dtype(x, name)})"
 
-    def _dtype(self, x: Any, library: str) -> str:
-        if library == "np":
+    def _dtype(self, x: Any, name: str) -> str:
+        if name == "np":
             usual = x.dtype in (np.float64, np.int64, np.bool_)
             return "" if usual else f", dtype={self._type(x.dtype)}"
-        return f", dtype={library}.{str(x.dtype).rpartition('.')[2]}"
+        return f", dtype={name}.{str(x.dtype).rpartition('.')[2]}"
 
     def _type(self, dtype: np.dtype) -> str:
         if dtype.type.__module__ == "numpy":

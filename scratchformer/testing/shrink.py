@@ -174,25 +174,29 @@ def _fails(check: Callable, args: Sequence[Any], reason: str) -> GradientError |
     return error if alike else None
 
 
+def library(x: Any) -> str:
+    """The name of the library of an array: "torch", "jax", "cupy", ..."""
+    return type(x).__module__.partition(".")[0].removesuffix("lib")  # JAX's arrays are of jaxlib
+
+
 def values(x: Any) -> np.ndarray:
     """An array of any library, as a NumPy array."""
-    if hasattr(x, "detach"):  # PyTorch
-        return x.detach().cpu().numpy()
-    try:
-        return to_cpu(x)
-    except TypeError:
-        return np.asarray(x)  # JAX
+    match library(x):
+        case "torch":
+            return x.detach().cpu().numpy()
+        case "jax":
+            return np.asarray(x)
+    return to_cpu(x)
 
 
 def _as_kind_of(x: Any, new: np.ndarray) -> Any:
     """An array with the values of `new`, of the library, device and type of `x`."""
-    if isinstance(x, np.ndarray):
-        return new
-    if hasattr(x, "detach"):
-        tensor = sys.modules["torch"].from_numpy(new.copy()).to(device=x.device, dtype=x.dtype)
-        return tensor.requires_grad_(x.requires_grad)
-    if type(x).__module__.startswith("jax"):
-        return sys.modules["jax"].numpy.asarray(new, dtype=x.dtype)
+    match library(x):
+        case "torch":
+            tensor = sys.modules["torch"].tensor(new, device=x.device, dtype=x.dtype)
+            return tensor.requires_grad_(x.requires_grad)
+        case "jax":
+            return sys.modules["jax"].numpy.asarray(new, dtype=x.dtype)
     return array_module(x).asarray(new)
 
 
@@ -235,7 +239,8 @@ def _changes(x: np.ndarray) -> Iterator[Change]:
     yield lambda x: np.ones_like(x)
     if x.dtype.kind == "f":
         yield np.sign
-        yield lambda x: _rounded(x / 10.0 ** np.floor(np.log10(np.abs(x).max(initial=1e-300))), 0)
+        yield lambda x: _rounded(x / (np.abs(x).max(initial=0) or 1), 0)
+        yield lambda x: _rounded(x / (np.abs(x).max(initial=0) or 1), 1)
         yield from (functools.partial(_rounded, decimals=decimals) for decimals in _DECIMALS)
     elif x.dtype.kind in "iu":  # numbered by their first appearance, so that equal ids stay equal
         yield lambda x: np.unique(x, return_inverse=True)[1].reshape(x.shape).astype(x.dtype)
@@ -279,6 +284,6 @@ def _complexity(x: np.ndarray) -> float:
 def _length(number: float) -> float:
     """0 for zero, about the number itself for a small integer, and more for each decimal; a sign is half a point."""
     sign = 0.5 * (number < 0)
-    if number == int(number) and abs(number) < 10:
+    if abs(number) < 10 and number == int(number):
         return abs(number) + sign
     return 10 + len(f"{abs(number):.12g}") + sign
