@@ -21,6 +21,7 @@ from .runs import argument_names, name_of
 from .shrink import library, values
 
 _WIDTH = 100
+_MODULES = {"np": "numpy", "torch": "torch", "jnp": "jax.numpy", "cp": "cupy"}  # by the names they are used by
 
 
 class Pasted(NamedTuple):
@@ -74,11 +75,14 @@ def _names(check: Callable, args: Sequence[Any]) -> list[str]:
     own = argument_names(check, tuple(args))
     first = next((i for i, name in enumerate(own) if name.endswith("]")), len(own))
     target = getattr(args[0], "forward", args[0]) if args else check
+    bound = (None,) * isinstance(args[0] if args else None, type)  # ctx of an autograd.Function of PyTorch
+    rest = argument_names(target, (*bound, *args[first:]))[len(bound) :]
+    taken = {*keyword.kwlist, *dir(builtins), *_MODULES, *map(name_of, filter(callable, (check, *args)))}
     found: list[str] = []
-    for name in own[:first] + argument_names(target, tuple(args[first:])):
+    for name in own[:first] + rest:
         name = re.sub(r"\W+", "_", name).strip("_")
-        reserved = keyword.iskeyword(name) or hasattr(builtins, name) or name in found
-        found.append(f"{name}_" if reserved else name)
+        found.append(f"{name}_" if name in taken else name)
+        taken.add(found[-1])
     return found
 
 
@@ -109,12 +113,12 @@ class _Source:
         if isinstance(x, np.generic):
             self.modules["numpy"] = "np"
             return repr(x)
-        if isinstance(x, tuple | list) and type(x) in (tuple, list):
+        if type(x) in (tuple, list):
             parts = ", ".join(self.literal(part, argument=argument) for part in x)
             return f"[{parts}]" if isinstance(x, list) else f"({parts}{',' * (len(x) == 1)})"
         if isinstance(x, dict):
             return f"{{{', '.join(f'{self.literal(k)}: {self.literal(v)}' for k, v in x.items())}}}"
-        if isinstance(x, Key) and type(x) is Key:
+        if type(x) is Key:
             return f"{self._imported(Key)}({', '.join(map(str, x.words))})"
         if x is CPU:
             self.imports["CPU"] = "scratchformer"
@@ -128,10 +132,8 @@ class _Source:
 
     def _array(self, x: Any, indent: int) -> str:
         numbers = values(x)
-        module, name = {"torch": ("torch", "torch"), "jax": ("jax.numpy", "jnp"), "cupy": ("cupy", "cp")}.get(
-            library(x), ("numpy", "np")
-        )
-        self.modules[module] = name
+        name = {"torch": "torch", "jax": "jnp", "cupy": "cp"}.get(library(x), "np")
+        self.modules[_MODULES[name]] = name
         head = f"{name}.{'tensor' if name == 'torch' else 'array'}("
         text = np.array2string(
             numbers,
@@ -208,12 +210,8 @@ class _Source:
 
     def _remember_folder(self, module: str) -> None:
         """Note the folder from which Python imports a module, unless it is one of installed packages."""
-        file = getattr(sys.modules[module], "__file__", None)
-        if (
-            not file
-            or "site-packages" in file
-            or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer")
-        ):
+        file = getattr(sys.modules[module], "__file__", None) or "site-packages"
+        if "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
             return
         path = Path(file).resolve()
         path = path.parent if path.name == "__init__.py" else path

@@ -69,6 +69,10 @@ class Gradients:
         """An array of normal numbers with standard deviation `scale`, from `rng`."""
         return np.asarray(scale * self.rng.standard_normal(shape), dtype)
 
+    def pytest_runtest_setup(self) -> None:
+        """Start anew in each test, also if it is the same test again, as with pytest-rerunfailures."""
+        self._test = ""
+
     def _check(self, name: str, *args: Any, **options: Any) -> Any:
         check = getattr(testing, name)
         if "seed" in inspect.signature(check).parameters:

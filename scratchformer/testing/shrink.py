@@ -3,7 +3,7 @@
     x, gamma = shrink(lambda x, gamma: check_gradients(op, op_backward, x, gamma), (x, gamma))
 
 Sizes are reduced first, then values. Hypothesis shrinks what its strategies draw, but offers no public way to start
-from a failure that is already there, and it is told nothing about the axes that arrays share.
+from a failure that is already there, and knows nothing of the axes that arrays share.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .contracts import Call, GradientError, is_array
 SECONDS = 2.0
 _MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
 _LONG = 16  # up to this length, the elements of an axis are dropped one by one
-_MANY_VALUES = 8  # up to so many distinct values, each is replaced by each other
+_MANY_VALUES = 8  # of the first so many elements, each takes the value of each other
 
 _NUMBERS = (0, 1, 2, 3, -1, -2, 0.5)
 _DECIMALS = (0, 1, 2, 4)
@@ -239,10 +239,10 @@ def _changes(x: np.ndarray) -> Iterator[Change]:
     yield lambda x: np.ones_like(x)
     if x.dtype.kind == "f":
         yield np.sign
-        yield lambda x: _rounded(x / (np.abs(x).max(initial=0) or 1), 0)
-        yield lambda x: _rounded(x / (np.abs(x).max(initial=0) or 1), 1)
+        for decimals in (0, 1):
+            yield functools.partial(_scaled, decimals=decimals)
         yield from (functools.partial(_rounded, decimals=decimals) for decimals in _DECIMALS)
-    elif x.dtype.kind in "iu":  # numbered by their first appearance, so that equal ids stay equal
+    elif x.dtype.kind in "iu":  # 0, 1, 2, ... in their order: equal ids stay equal
         yield lambda x: np.unique(x, return_inverse=True)[1].reshape(x.shape).astype(x.dtype)
     length = x.size // 2
     while length:
@@ -256,6 +256,11 @@ def _changes(x: np.ndarray) -> Iterator[Change]:
         yield from (functools.partial(_rounded, decimals=decimals, part=part) for decimals in _DECIMALS)
     for one, other in itertools.permutations(range(min(x.size, _MANY_VALUES)), 2):
         yield functools.partial(_merged, one=one, other=other)
+
+
+def _scaled(x: np.ndarray, decimals: int) -> np.ndarray:
+    """`x` divided by its largest value, with few decimals."""
+    return _rounded(x / (np.abs(x).max(initial=0) or 1), decimals)
 
 
 def _rounded(x: np.ndarray, decimals: int, part: slice = slice(None)) -> np.ndarray:

@@ -216,4 +216,15 @@ def test_names_of_arguments_and_imports():
     lines = text.splitlines()
     assert f"from {__name__} import leaky" in lines and "from scratchformer.testing import check_gradients" in lines
     assert "def test_my_name():" in lines
+    assert "    x = np.array(" in text
     assert lines[-1] == "    check_gradients(leaky, op_backward, x, device=CPU, max=np.max)"
+
+
+def test_an_argument_called_like_its_operation():
+    def scale(x, scale):
+        return x * scale, None
+
+    text = as_test(check_gradients, (scale, leaky, np.ones(1), np.ones(2)))
+    assert (
+        text.endswith("    check_gradients(scale, leaky, x, scale_)\n") and "    scale_ = np.array([1.0, 1.0])" in text
+    )
