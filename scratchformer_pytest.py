@@ -116,7 +116,7 @@ class _Counterexamples:
         self.found += getattr(report, "gradient_counterexamples", [])
 
     def pytest_sessionfinish(self) -> None:
-        cache = getattr(self.config, "cache", None)
+        cache: Any = getattr(self.config, "cache", None)
         if not self.found or not (self.file or cache) or hasattr(self.config, "workerinput"):
             return
         from scratchformer.testing.plugin import write_module
