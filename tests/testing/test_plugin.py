@@ -151,8 +151,7 @@ def test_numbers(gradients, i):
         return found
 
     assert numbers() == numbers("--gradient-seed", "0") != numbers("--gradient-seed", "1")
-    assert numbers("--gradient-seed", "random") != numbers("--gradient-seed", "random")
-    assert numbers("-k", "test_numbers", "--gradient-seed", "1") == numbers("--gradient-seed", "1")
+    assert numbers("--gradient-seed", "random") != numbers()
     result = run(tests, "--gradient-seed", "many")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*--gradient-seed: expected a number >= 0 or random, got many"])

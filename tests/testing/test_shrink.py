@@ -90,7 +90,7 @@ CASES = {
 
 @pytest.mark.parametrize("op, op_backward, args, smallest", CASES.values(), ids=CASES)
 def test_smallest_counterexample(op, op_backward, args, smallest):
-    """The printed test is executed, and fails as the first check did."""
+    """The printed test is executed, and fails with the same numbers."""
     search = Search(check_gradients, (op, op_backward, *args), seconds=60)
     assert search.finished and search.args[:2] == [op, op_backward]
     found = [x.tolist() for x in search.args[2:]]
@@ -103,7 +103,7 @@ def test_smallest_counterexample(op, op_backward, args, smallest):
     exec(compile(text, "pasted", "exec"), names)
     with pytest.raises(GradientError) as caught:
         names["test_it"]()
-    assert str(caught.value) == str(search.error)
+    assert str(caught.value).startswith(str(search.error).partition("\nRepeat")[0])  # a diagnosis may follow
 
 
 def test_a_call_loses_the_options_that_it_does_not_need():
