@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from scratchformer.testing import GradientError
     from scratchformer.testing.plugin import Gradients
 
-_TITLE = "gradient counterexamples"
-
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("scratchformer", "gradient checks")
@@ -63,7 +61,9 @@ def gradients(pytestconfig: pytest.Config) -> Gradients:
     """
     from scratchformer.testing.plugin import Gradients
 
-    return Gradients(_seed_of(pytestconfig))
+    found = Gradients(_seed_of(pytestconfig))
+    pytestconfig.pluginmanager.register(found)  # for its hook
+    return found
 
 
 class _Counterexamples:
@@ -72,7 +72,7 @@ class _Counterexamples:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.found: list[dict[str, Any]] = []
-        self.written: Path | None = None
+        self.last_line = "They were not written to a file: pytest's cache is switched off"
         name = config.getoption("gradient_counterexamples")
         self.file = Path(config.invocation_params.dir, name).resolve() if name else None
 
@@ -102,9 +102,11 @@ class _Counterexamples:
         from scratchformer.testing.plugin import counterexample
 
         found = []
-        for error in (error for error in errors if error.call):
+        for error, call in ((error, error.call) for error in errors):
+            if call is None:
+                continue
             try:
-                found.append(counterexample(error, report.nodeid))
+                found.append(counterexample(error, call, report.nodeid))
                 _add_text(report, "counterexample", found[-1]["source"].rstrip())
             except Exception as problem:  # whatever happens here, the failure itself must be reported
                 _add_text(report, "counterexample", f"No smaller one was found. {type(problem).__name__}: {problem}")
@@ -114,23 +116,24 @@ class _Counterexamples:
         self.found += getattr(report, "gradient_counterexamples", [])
 
     def pytest_sessionfinish(self) -> None:
-        cache = getattr(self.config, "cache", None)
-        file = self.file or (cache and cache.mkdir("scratchformer") / "test_counterexamples.py")
-        if self.found and file and not hasattr(self.config, "workerinput"):
-            from scratchformer.testing.plugin import write_module
+        cache: Any = getattr(self.config, "cache", None)
+        if not self.found or not (self.file or cache) or hasattr(self.config, "workerinput"):
+            return
+        from scratchformer.testing.plugin import write_module
 
+        try:
+            file = self.file or cache.mkdir("scratchformer") / "test_counterexamples.py"
             write_module(file, self.found, keep=self.file is not None)
-            self.written = file
+            self.last_line = f"Run them again: pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
+        except OSError as problem:
+            self.last_line = f"They were not written to a file: {problem}"
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if not self.found:
-            return
-        terminalreporter.section(_TITLE)
-        for each in self.found:
-            terminalreporter.line(f"{each['nodeid']}: {each['call']}")
-        if self.written:
-            path = os.path.relpath(self.written, self.config.invocation_params.dir)
-            terminalreporter.line(f"Run them again: pytest {path}")
+        if self.found:
+            terminalreporter.section("gradient counterexamples")
+            for each in self.found:
+                terminalreporter.line(f"{each['nodeid']}: {each['call']}")
+            terminalreporter.line(self.last_line)
 
 
 def _seed_of(config: pytest.Config) -> int:
@@ -138,9 +141,10 @@ def _seed_of(config: pytest.Config) -> int:
 
 
 def _add_text(report: pytest.TestReport, title: str, text: str) -> None:
-    """Add a section below the message of a failure, if there is one (not with --tb=line)."""
-    if hasattr(report.longrepr, "addsection"):
-        report.longrepr.addsection(title, text)
+    """Add a section below the message of a failure, if its style has sections (--tb=line has none)."""
+    add_section = getattr(report.longrepr, "addsection", None)
+    if add_section:
+        add_section(title, text)
 
 
 def _gradient_errors(error: BaseException) -> list[GradientError]:

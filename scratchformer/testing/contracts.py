@@ -52,7 +52,7 @@ _R = TypeVar("_R")
 
 
 def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A check that leaves its call on the GradientError that it raises. If checks are nested, the outermost one does."""
+    """A check that leaves its call on the GradientError it raises. Of nested checks, the outermost one does."""
 
     @functools.wraps(check)
     def checked(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -66,8 +66,8 @@ def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
 
 
 def is_array(x: Any) -> bool:
-    """Whether `x` is an array of any library. Numbers and NumPy scalars are not."""
-    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic)
+    """Whether `x` is an array of any library. Numbers, NumPy scalars and types such as np.float32 are not."""
+    return hasattr(x, "shape") and hasattr(x, "dtype") and not isinstance(x, np.generic | type)
 
 
 def is_floating(x: Any) -> bool:

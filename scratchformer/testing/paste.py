@@ -18,9 +18,10 @@ from ..backend import CPU, Device
 from ..rng import Key
 from .contracts import Call, is_array
 from .runs import argument_names, name_of
-from .shrink import values
+from .shrink import library, values
 
 _WIDTH = 100
+_MODULES = {"np": "numpy", "torch": "torch", "jnp": "jax.numpy", "cp": "cupy"}  # by the names they are used by
 
 
 class Pasted(NamedTuple):
@@ -74,11 +75,14 @@ def _names(check: Callable, args: Sequence[Any]) -> list[str]:
     own = argument_names(check, tuple(args))
     first = next((i for i, name in enumerate(own) if name.endswith("]")), len(own))
     target = getattr(args[0], "forward", args[0]) if args else check
+    bound = (None,) * isinstance(args[0] if args else None, type)  # ctx of an autograd.Function of PyTorch
+    rest = argument_names(target, (*bound, *args[first:]))[len(bound) :]
+    taken = {*keyword.kwlist, *dir(builtins), *_MODULES, *map(name_of, filter(callable, (check, *args)))}
     found: list[str] = []
-    for name in own[:first] + argument_names(target, tuple(args[first:])):
+    for name in own[:first] + rest:
         name = re.sub(r"\W+", "_", name).strip("_")
-        reserved = keyword.iskeyword(name) or hasattr(builtins, name) or name in found
-        found.append(f"{name}_" if reserved else name)
+        found.append(f"{name}_" if name in taken else name)
+        taken.add(found[-1])
     return found
 
 
@@ -104,17 +108,17 @@ class _Source:
             return self._array(x, indent)
         if isinstance(x, float) and not np.isfinite(x):
             return f'float("{x}")'
-        if x is None or isinstance(x, bool | int | float | complex | str | bytes) and type(x).__module__ == "builtins":
+        if x is None or type(x) in (bool, int, float, complex, str, bytes):
             return repr(x)
         if isinstance(x, np.generic):
             self.modules["numpy"] = "np"
             return repr(x)
-        if isinstance(x, tuple | list) and type(x) in (tuple, list):
+        if type(x) in (tuple, list):
             parts = ", ".join(self.literal(part, argument=argument) for part in x)
             return f"[{parts}]" if isinstance(x, list) else f"({parts}{',' * (len(x) == 1)})"
         if isinstance(x, dict):
             return f"{{{', '.join(f'{self.literal(k)}: {self.literal(v)}' for k, v in x.items())}}}"
-        if isinstance(x, Key) and type(x) is Key:
+        if type(x) is Key:
             return f"{self._imported(Key)}({', '.join(map(str, x.words))})"
         if x is CPU:
             self.imports["CPU"] = "scratchformer"
@@ -128,10 +132,8 @@ class _Source:
 
     def _array(self, x: Any, indent: int) -> str:
         numbers = values(x)
-        library = type(x).__module__.partition(".")[0]
-        library = "jax.numpy" if library.startswith("jax") else library if library in ("cupy", "torch") else "numpy"
-        name = {"jax.numpy": "jnp", "cupy": "cp", "torch": "torch", "numpy": "np"}[library]
-        self.modules[library] = name
+        name = {"torch": "torch", "jax": "jnp", "cupy": "cp"}.get(library(x), "np")
+        self.modules[_MODULES[name]] = name
         head = f"{name}.{'tensor' if name == 'torch' else 'array'}("
         text = np.array2string(
             numbers,
@@ -143,13 +145,14 @@ class _Source:
         )
         if not numbers.size:
             return f"{name}.zeros({numbers.shape}{self._dtype(x, name)})"
-        return f"{head}{text}{self._dtype(x, name)})"
+        one_line = " ".join(text.split())
+        return f"{head}{one_line if len(one_line) <= _WIDTH else text}{self._dtype(x, name)})"
 
-    def _dtype(self, x: Any, library: str) -> str:
-        if library == "np":
+    def _dtype(self, x: Any, name: str) -> str:
+        if name == "np":
             usual = x.dtype in (np.float64, np.int64, np.bool_)
             return "" if usual else f", dtype={self._type(x.dtype)}"
-        return f", dtype={library}.{str(x.dtype).rpartition('.')[2]}"
+        return f", dtype={name}.{str(x.dtype).rpartition('.')[2]}"
 
     def _type(self, dtype: np.dtype) -> str:
         if dtype.type.__module__ == "numpy":
@@ -173,6 +176,9 @@ class _Source:
             return ""
         if public[0] == "builtins":
             return name
+        if public[0] == "numpy":
+            self.modules["numpy"] = "np"
+            return f"np.{name}"
         self.imports[outer] = public[0]
         self._remember_folder(public[0])
         return name
@@ -204,12 +210,8 @@ class _Source:
 
     def _remember_folder(self, module: str) -> None:
         """Note the folder from which Python imports a module, unless it is one of installed packages."""
-        file = getattr(sys.modules[module], "__file__", None)
-        if (
-            not file
-            or "site-packages" in file
-            or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer")
-        ):
+        file = getattr(sys.modules[module], "__file__", None) or "site-packages"
+        if "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
             return
         path = Path(file).resolve()
         path = path.parent if path.name == "__init__.py" else path

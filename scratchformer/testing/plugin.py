@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import testing
 from ..rng import Key
-from .contracts import GradientError
+from .contracts import Call, GradientError
 from .paste import paste
 from .shrink import SECONDS, shrink_call
 
@@ -69,6 +69,10 @@ class Gradients:
         """An array of normal numbers with standard deviation `scale`, from `rng`."""
         return np.asarray(scale * self.rng.standard_normal(shape), dtype)
 
+    def pytest_runtest_setup(self) -> None:
+        """Start anew in each test, also if it is the same test again, as with pytest-rerunfailures."""
+        self._test = ""
+
     def _check(self, name: str, *args: Any, **options: Any) -> Any:
         check = getattr(testing, name)
         if "seed" in inspect.signature(check).parameters:
@@ -98,14 +102,24 @@ def shorten_notes(error: GradientError) -> None:
             error.__notes__[i] = f"{first}(...) with arrays too long to show: see the counterexample below, or use -v"
 
 
-def counterexample(error: GradientError, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
-    """A smaller call that fails as `error` does, as text: strings, which pytest-xdist can send from one process to
-    another. `error.call` must not be None.
-    """
-    call, search = shrink_call(error.call, error, seconds)
-    found = paste(call, _name(nodeid), _in_short(search.error))
-    unfinished = f"# The search stopped after {seconds:g} s: there may be a smaller one.\n" * (not search.finished)
-    return {**found._asdict(), "nodeid": nodeid, "source": unfinished + found.source}
+def counterexample(error: GradientError, call: Call, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
+    """A smaller call that fails as `error` does, as text: strings, which pytest-xdist can send to another process."""
+    smaller, search = shrink_call(call, error, seconds)
+    found = paste(smaller, _name(nodeid), _in_short(search.error))
+    notes = [] if getattr(error, "diagnoses", ()) else _diagnoses(call)
+    if not search.finished:
+        notes.append(f"The search stopped after {seconds:g} s: there may be a smaller counterexample.")
+    source = "".join(f"# {note}\n" for note in notes) + found.source
+    return {**found._asdict(), "nodeid": nodeid, "source": source}
+
+
+def _diagnoses(call: Call) -> list[str]:
+    """What the mistake looks like: Hypothesis searched for the failure, and so the check did not say it."""
+    try:
+        call.check(*call.args, **call.options)
+    except GradientError as error:
+        return [str(diagnosis.what) for diagnosis in getattr(error, "diagnoses", ())]
+    return []
 
 
 def _name(nodeid: str) -> str:

@@ -3,12 +3,13 @@
     x, gamma = shrink(lambda x, gamma: check_gradients(op, op_backward, x, gamma), (x, gamma))
 
 Sizes are reduced first, then values. Hypothesis shrinks what its strategies draw, but offers no public way to start
-from a failure that is already there, and it is told nothing about the axes that arrays share.
+from a failure that is already there, and knows nothing of the axes that arrays share.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import re
@@ -16,6 +17,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -26,8 +28,12 @@ from .contracts import Call, GradientError, is_array
 SECONDS = 2.0
 _MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
 _LONG = 16  # up to this length, the elements of an axis are dropped one by one
-_MANY_VALUES = 8  # up to so many distinct values, each is replaced by each other
+_MANY_VALUES = 8  # of the first so many elements, each takes the value of each other
 
+_NUMBERS = (0, 1, 2, 3, -1, -2, 0.5)
+_DECIMALS = (0, 1, 2, 4)
+
+_IN_SEARCH = ContextVar("searching", default=False)
 Change = Callable[[np.ndarray], np.ndarray]
 
 
@@ -58,6 +64,12 @@ def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> t
     search = Search(with_options(options), (*args, *options.values()), deadline - time.monotonic())
     smaller = dict(zip(options, search.args[len(args) :], strict=True))
     return Call(check, tuple(search.args[: len(args)]), smaller), search
+
+
+def searching() -> bool:
+    """Whether `shrink` or Hypothesis is looking for a smaller failure, so that nobody reads this message."""
+    hypothesis = sys.modules.get("hypothesis")
+    return _IN_SEARCH.get() or bool(hypothesis and hypothesis.currently_in_test_context())
 
 
 class Search:
@@ -137,11 +149,14 @@ def _failure(check: Callable, args: Sequence[Any]) -> GradientError | None:
     """The error that a check raises for copies of `args`. Warnings and what it prints are dropped."""
     copies = [_as_kind_of(x, values(x).copy()) if is_array(x) else x for x in args]
     out, err = contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO())
-    with warnings.catch_warnings(record=True), out, err:
-        try:
+    token = _IN_SEARCH.set(True)
+    try:
+        with warnings.catch_warnings(record=True), out, err:
             check(*copies)
-        except GradientError as error:
-            return error
+    except GradientError as error:
+        return error
+    finally:
+        _IN_SEARCH.reset(token)
     return None
 
 
@@ -159,25 +174,29 @@ def _fails(check: Callable, args: Sequence[Any], reason: str) -> GradientError |
     return error if alike else None
 
 
+def library(x: Any) -> str:
+    """The name of the library of an array: "torch", "jax", "cupy", ..."""
+    return type(x).__module__.partition(".")[0].removesuffix("lib")  # JAX's arrays are of jaxlib
+
+
 def values(x: Any) -> np.ndarray:
     """An array of any library, as a NumPy array."""
-    if hasattr(x, "detach"):  # PyTorch
-        return x.detach().cpu().numpy()
-    try:
-        return to_cpu(x)
-    except TypeError:
-        return np.asarray(x)  # JAX
+    match library(x):
+        case "torch":
+            return x.detach().cpu().numpy()
+        case "jax":
+            return np.asarray(x)
+    return to_cpu(x)
 
 
 def _as_kind_of(x: Any, new: np.ndarray) -> Any:
     """An array with the values of `new`, of the library, device and type of `x`."""
-    if isinstance(x, np.ndarray):
-        return new
-    if hasattr(x, "detach"):
-        tensor = sys.modules["torch"].from_numpy(new.copy()).to(device=x.device, dtype=x.dtype)
-        return tensor.requires_grad_(x.requires_grad)
-    if type(x).__module__.startswith("jax"):
-        return sys.modules["jax"].numpy.asarray(new, dtype=x.dtype)
+    match library(x):
+        case "torch":
+            tensor = sys.modules["torch"].tensor(new, device=x.device, dtype=x.dtype)
+            return tensor.requires_grad_(x.requires_grad)
+        case "jax":
+            return sys.modules["jax"].numpy.asarray(new, dtype=x.dtype)
     return array_module(x).asarray(new)
 
 
@@ -216,41 +235,49 @@ def _selections(n: int) -> Iterator[list[int]]:
 
 def _changes(x: np.ndarray) -> Iterator[Change]:
     """What may make the values of `x` simpler, the boldest first. Each is applied to what the ones before it left."""
-    for number in (0, 1):
-        yield lambda x, number=number: np.full_like(x, number)
+    yield lambda x: np.zeros_like(x)
+    yield lambda x: np.ones_like(x)
     if x.dtype.kind == "f":
         yield np.sign
-        yield lambda x: _rounded(x / 10.0 ** np.floor(np.log10(np.abs(x).max(initial=1e-300))), 0)
-        for decimals in (0, 1, 2, 4):
-            yield lambda x, decimals=decimals: _rounded(x, decimals)
-    elif x.dtype.kind in "iu":  # numbered by their first appearance, so that equal ids stay equal
+        for decimals in (0, 1):
+            yield functools.partial(_scaled, decimals=decimals)
+        yield from (functools.partial(_rounded, decimals=decimals) for decimals in _DECIMALS)
+    elif x.dtype.kind in "iu":  # 0, 1, 2, ... in their order: equal ids stay equal
         yield lambda x: np.unique(x, return_inverse=True)[1].reshape(x.shape).astype(x.dtype)
     length = x.size // 2
-    while length > 1:
+    while length:
         for start in range(0, x.size, length):
-            for number in (0, 1):
-                yield lambda x, part=slice(start, start + length), number=number: _replaced(x, part, number)
+            part = slice(start, start + length)
+            yield from (functools.partial(_replaced, part=part, number=number) for number in (0, 1))
         length //= 2
     for place in range(x.size):
-        for number in (0, 1, 2, 3, -1, -2, 0.5):
-            yield lambda x, place=place, number=number: _replaced(x, place, number)
-        for decimals in (0, 1, 2, 4):
-            yield lambda x, place=place, decimals=decimals: _replaced(x, place, np.round(x.flat[place], decimals))
+        part = slice(place, place + 1)
+        yield from (functools.partial(_replaced, part=part, number=number) for number in _NUMBERS)
+        yield from (functools.partial(_rounded, decimals=decimals, part=part) for decimals in _DECIMALS)
     for one, other in itertools.permutations(range(min(x.size, _MANY_VALUES)), 2):
-        yield lambda x, one=one, other=other: np.where(x == x.flat[one], x.flat[other], x)
+        yield functools.partial(_merged, one=one, other=other)
 
 
-def _rounded(x: np.ndarray, decimals: int) -> np.ndarray:
-    return np.round(x, decimals).astype(x.dtype) + x.dtype.type(0)  # no −0
+def _scaled(x: np.ndarray, decimals: int) -> np.ndarray:
+    """`x` divided by its largest value, with few decimals."""
+    return _rounded(x / (np.abs(x).max(initial=0) or 1), decimals)
 
 
-def _replaced(x: np.ndarray, part: Any, number: float) -> np.ndarray:
-    """A copy of `x` with `number` at the flat indices `part`, or `x` itself if its type does not have that number."""
-    if x.dtype.kind != "f" and number != abs(int(number)):
-        return x
+def _rounded(x: np.ndarray, decimals: int, part: slice = slice(None)) -> np.ndarray:
+    """`x` with fewer decimals at the flat indices `part`."""
+    return _replaced(x, part, np.round(x.reshape(-1)[part], decimals) + 0.0)  # + 0.0: no −0
+
+
+def _replaced(x: np.ndarray, part: slice, number: Any) -> np.ndarray:
+    """A copy of `x` with `number` at the flat indices `part`, or `x` itself if its type cannot hold that number."""
     twin = x.copy()
-    twin.reshape(-1)[part] = number
-    return twin
+    twin.reshape(-1)[part] = np.asarray(number).astype(x.dtype)
+    return twin if np.all(twin.reshape(-1)[part] == number) or x.dtype.kind == "f" else x
+
+
+def _merged(x: np.ndarray, one: int, other: int) -> np.ndarray:
+    """`x` with the value at the flat index `other` wherever it has the value at `one`."""
+    return np.where(x == x.flat[one], x.flat[other], x)
 
 
 def _complexity(x: np.ndarray) -> float:
@@ -262,6 +289,6 @@ def _complexity(x: np.ndarray) -> float:
 def _length(number: float) -> float:
     """0 for zero, about the number itself for a small integer, and more for each decimal; a sign is half a point."""
     sign = 0.5 * (number < 0)
-    if number == int(number) and abs(number) < 10:
+    if abs(number) < 10 and number == int(number):
         return abs(number) + sign
     return 10 + len(f"{abs(number):.12g}") + sign
