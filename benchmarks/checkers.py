@@ -8,8 +8,8 @@ and with tight ones. All get the same code on the same arrays, in float64: the o
 PyTorch inside a `torch.autograd.Function`, for JAX inside a `custom_vjp` with `pure_callback`.
 
 `catalogue`: the mistakes of `scratchformer.testing.mistakes` that change a gradient, or break the contract, and not the
-result; each on the first case of `scratchformer.testing.cases` that it changes. `planted`: kinds of mistakes, each in
-every operation. `right`: the package as it is, at scales from 1e-3 to 1e2, which no checker should refuse. Prints
+result; each on the smallest case of `scratchformer.testing.cases` that it changes. `planted`: kinds of mistakes, each
+in every operation. `right`: the package as it is, at scales from 1e-3 to 1e2, which no checker should refuse. Prints
 Markdown. Needs PyTorch and JAX; one core (`OMP_NUM_THREADS=1 taskset -c 0`) gives the steadiest times.
 """
 
@@ -34,12 +34,16 @@ import numpy as np
 import torch
 from jax.test_util import check_grads
 from planted import OF_A_GRADIENT, OF_A_PAIR, OWN, RIGHT, Parts, in_gradient
+from scratchformer.testing.derivations.operations import reference
 from scratchformer.testing.mistakes import MISTAKES, Mistake
 from scratchformer.testing.mistakes.mistake import PACKAGE
+from scratchformer.testing.runs import argument_names
 
 from scratchformer.backend import CPU
 from scratchformer.dispatch import reference_only
-from scratchformer.testing import cases, check_gradients, check_layer
+from scratchformer.notation.consequences import consequences
+from scratchformer.notation.grammar import canonical, parse
+from scratchformer.testing import cases, check_gradients
 from scratchformer.testing.contracts import as_tuple, is_floating, own_copy
 
 PLACES = ("ops", "kernels", "nn", "models")  # where mistakes of gradients are
@@ -53,6 +57,7 @@ class Pair(NamedTuple):
     op_backward: Callable
     args: tuple
     ours: Callable[[], Any]  # this project's check of it
+    layer: bool = False
 
 
 def case_of(package: Any, name: str, scale: float = 1.0) -> Any:
@@ -66,18 +71,21 @@ def case_of(package: Any, name: str, scale: float = 1.0) -> Any:
     return case
 
 
-def pair_of(case: Any, dtype: Any = np.float64) -> Pair:
+def pair_of(package: Any, name: str, scale: float = 1.0, dtype: Any = np.float64) -> Pair:
+    """The pair of a case of `testing.cases`, with the check of the same copy of the package."""
+    case = case_of(package, name, scale)
     if hasattr(case, "layer"):
-        return layer_pair(case, dtype)
-    op = functools.partial(case.op, **case.options)
-    return own_pair(op, case.op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
+        return layer_pair(case, dtype, package.check_layer)
+    args = tuple(own_copy(x, CPU, dtype) for x in case.args)
+    ours = functools.partial(package.check_gradients, case.op, case.op_backward, *args, **case.options)
+    return Pair(functools.partial(case.op, **case.options), case.op_backward, args, ours)
 
 
 def own_pair(op: Callable, op_backward: Callable, args: tuple) -> Pair:
-    return Pair(op, op_backward, args, lambda: check_gradients(op, op_backward, *args))
+    return Pair(op, op_backward, args, functools.partial(check_gradients, op, op_backward, *args))
 
 
-def layer_pair(case: Any, dtype: Any) -> Pair:
+def layer_pair(case: Any, dtype: Any, check: Callable) -> Pair:
     layer = copy.deepcopy(case.layer).to(dtype=dtype)
     trained = [p for p in layer.parameters() if not getattr(p, "frozen", False)]
     count = len(case.inputs)
@@ -96,7 +104,7 @@ def layer_pair(case: Any, dtype: Any) -> Pair:
 
     inputs = (own_copy(x, CPU, dtype) for x in case.inputs)
     args = (*inputs, *(p.data.copy() for p in trained))
-    return Pair(op, op_backward, args, lambda: check_layer(case.layer, *case.inputs, **case.options))
+    return Pair(op, op_backward, args, functools.partial(check, case.layer, *case.inputs, **case.options), True)
 
 
 # The checkers. Each takes a pair, and raises an exception if it finds it wrong.
@@ -154,20 +162,21 @@ def as_jax(pair: Pair) -> tuple[Callable, list]:
         return tuple(np.array(g) for g in found if g is not None)
 
     arrays = [jax.numpy.array(pair.args[i]) for i in places]
-    shapes = tuple(
-        jax.ShapeDtypeStruct(part.shape, part.dtype) for part in forward(*(pair.args[i] + 0 for i in places))
-    )
-    same = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays)
+    shapes = jax.tree_util.tree_map(shape_of, forward(*(pair.args[i].copy() for i in places)))
 
     @jax.custom_vjp
     def function(*arrays: Any) -> Any:
         return jax.pure_callback(forward, shapes, *arrays)
 
     def rule(arrays: Any, dy: Any) -> Any:
-        return jax.pure_callback(backward, same, dy, *arrays)
+        return jax.pure_callback(backward, tuple(map(shape_of, arrays)), dy, *arrays)
 
     function.defvjp(lambda *arrays: (function(*arrays), arrays), rule)
     return function, arrays
+
+
+def shape_of(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(x.shape, x.dtype)
 
 
 def jax_checker(**settings: Any) -> Callable[[Pair], None]:
@@ -209,6 +218,12 @@ class Score:
                 said[name] = f"{type(error).__name__}: {error}"
             self.seconds[name].append(time.perf_counter() - start)
             self.refused[name].append(name in said)
+        print(
+            [f"{self.seconds[n][-1]:.2f}" for n in CHECKERS],
+            {n: s[:300] for n, s in said.items()},
+            file=sys.stderr,
+            flush=True,
+        )
         return said
 
     def update(self, other: Score) -> None:
@@ -231,6 +246,10 @@ def line(cells: list) -> str:
 
 def head(first: str) -> list[str]:
     return [line([first, *CHECKERS]), line(["---"] * (1 + len(CHECKERS)))]
+
+
+def show(lines: list[str]) -> None:
+    print(*lines, "", sep="\n", flush=True)
 
 
 # The mistakes of the catalogue.
@@ -289,15 +308,15 @@ def same(a: tuple, b: tuple) -> bool:
     )
 
 
-def evidence(case: Any) -> Evidence:
-    pair, single = pair_of(case), pair_of(case, np.float32)
+def evidence(make: Callable[..., Pair]) -> Evidence:
+    pair, single = make(), make(dtype=np.float32)
     y, cache = pair.op(*copies(pair.args))
     dy = normal_like(y)
     found = gradients(pair, dy, cache)
     y, cache = pair.op(*copies(pair.args))
     pair.op(*[x[::-1].copy() if is_floating(x) else x for x in pair.args])
     later = gradients(pair, dy, cache)
-    if hasattr(case, "layer"):
+    if pair.layer:
         later += copies(pair.op_backward(dy, cache, zero=False))
     results, cache = single.op(*copies(single.args))
     returned = [*as_tuple(results), *gradients(single, normal_like(results), cache)]
@@ -318,38 +337,69 @@ def normal_like(y: Any) -> Any:
     return found if isinstance(y, tuple) else found[0]
 
 
+def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
+    """The case `name` with a backward that evaluates the derivation, one of whose equations is wrong."""
+    case = case_of(cases, name)
+
+    def op(*args: Any) -> tuple[Any, Any]:
+        return case.op(*args, **case.options)[0], copies(args)
+
+    def op_backward(dy: Any, args: tuple) -> tuple:
+        made = reference(mistake.operation, *args, **case.options)
+        derivation = consequences(made.op, made.op_backward, *args, names=made.names, dy=dy, **case.options)
+        place = derivation.equations.index(parse(mistake.equation, derivation.values))
+        values = derivation.values | derivation.of(place, parse(mistake.wrong, derivation.values))
+        names = [canonical(n) for n, x in zip(argument_names(made.op, args), args, strict=True) if is_floating(x)]
+        return tuple(
+            values[derivation.gradient(n)].reshape(values[n].shape).astype(np.asarray(dy).dtype) for n in names
+        )
+
+    return own_pair(op, op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
+
+
 def catalogue() -> None:
     """Print what each checker says of each mistake that it could find."""
     names = [*cases.OPERATIONS, *cases.LAYERS]
     right = {}
-    for reference in (True, False):
-        with reference_only() if reference else nullcontext():
-            right[reference] = {name: evidence(case_of(cases, name)) for name in names}
-    score, rows = Score(), []
+    for references in (True, False):
+        with reference_only() if references else nullcontext():
+            found = {name: evidence(functools.partial(pair_of, cases, name)) for name in names}
+        right[references] = dict(sorted(found.items(), key=lambda item: sum(g.size for g in item[1].gradients)))
+    in_code, in_equations, rows = Score(), Score(), []
     for mistake in MISTAKES:
-        reference = not mistake.file.startswith("kernels/")
-        if mistake.file.partition("/")[0] not in PLACES:
-            continue
-        with package_with(mistake) as wrong:
-            dispatch = sys.modules["scratchformer.dispatch"]
-            with dispatch.reference_only() if reference else nullcontext():
-                name, kind = first_difference(wrong, right[reference])
-                if kind:
-                    said = score.add(lambda name=name: pair_of(case_of(wrong, name)))
-                    rows.append(line([f"{mistake.name} ({kind})", *("found" if n in said else "" for n in CHECKERS)]))
-    print(*head("mistake (what is wrong)"), *rows, score.row("**all**"), *score.times(), "", sep="\n", flush=True)
+        references, kind = not mistake.file.startswith("kernels/"), ""
+        if mistake.file.partition("/")[0] in PLACES:
+            with package_with(mistake) as wrong:
+                dispatch = sys.modules["scratchformer.dispatch"]
+                with dispatch.reference_only() if references else nullcontext():
+                    make, kind = first_difference(functools.partial(pair_of, wrong), right[references])
+                    said = in_code.add(make) if kind else {}
+        elif not mistake.file:
+            own = {n: e for n, e in right[True].items() if n in cases.OPERATIONS and named(n, mistake.operation)}
+            make, kind = first_difference(functools.partial(equation_pair, mistake), own)
+            said = in_equations.add(make) if kind else {}
+        if kind:
+            rows.append(line([f"{mistake.name} ({kind})", *("found" if n in said else "" for n in CHECKERS)]))
+    rows += [in_code.row("**planted in the code**"), *in_code.times(), in_equations.row("**in an equation**")]
+    show([*head("mistake (what is wrong)"), *rows])
 
 
-def first_difference(wrong: Any, right: dict[str, Evidence]) -> tuple[str, str]:
-    """The first case that a mistake changes, and what it changes."""
+def named(case: str, operation: str) -> bool:
+    """Whether this is a case of the operation."""
+    return cases.OPERATIONS[case](cases.Draw()).op.__name__ == operation
+
+
+def first_difference(make: Callable[..., Pair], right: dict[str, Evidence]) -> tuple[Callable[[], Pair], str]:
+    """The smallest case of `right` that a mistake changes, as a function that makes the pair, and what it changes."""
     for name, expected in right.items():
+        pair = functools.partial(make, name)
         try:
-            kind = evidence(case_of(wrong, name)).differs(expected)
-        except (TypeError, ValueError, IndexError):  # not as a checker sees it, but at once
+            kind = evidence(pair).differs(expected)
+        except (TypeError, ValueError, IndexError):  # an error at once: nothing for a checker to find
             continue
         if kind:
-            return name, kind
-    return "", ""
+            return pair, kind
+    return pair, ""
 
 
 # Planted mistakes, and right code.
@@ -357,7 +407,7 @@ def first_difference(wrong: Any, right: dict[str, Evidence]) -> tuple[str, str]:
 
 def planted() -> None:
     """Print how many of each kind of mistake the checkers find."""
-    pairs = [pair_of(case_of(cases, name)) for name in cases.OPERATIONS if "," not in name]
+    pairs = [pair_of(cases, name) for name in cases.OPERATIONS if "," not in name]
     every, rows = Score(), []
     kinds: dict[str, list[Callable[[], Parts]]] = defaultdict(list)
     for pair in pairs:
@@ -376,9 +426,7 @@ def planted() -> None:
                 score.add(fresh(make))
             every.update(score)
             rows.append(score.row(title))
-    print(
-        *head("mistake (planted so many times)"), *rows, every.row("**all**"), *every.times(), "", sep="\n", flush=True
-    )
+    show([*head("mistake (planted so many times)"), *rows, every.row("**all**"), *every.times()])
 
 
 def fresh(make: Callable[[], Parts]) -> Callable[[], Pair]:
@@ -394,11 +442,11 @@ def fresh(make: Callable[[], Parts]) -> Callable[[], Pair]:
 def right() -> None:
     """Print how often each checker refuses right code."""
     names = [*cases.OPERATIONS, *cases.LAYERS]
-    every, rows = Score(), []
+    rows = []
     for scale in SCALES:
         score = Score()
         for name in names:
-            said = score.add(lambda name=name: pair_of(case_of(cases, name, scale)))  # noqa: B023
+            said = score.add(functools.partial(pair_of, cases, name, scale))
             if "scratchformer" in said:
                 print(name, scale, said["scratchformer"], file=sys.stderr)
         rows += [score.row(f"right, scale {scale:g}"), *score.times()]
@@ -407,7 +455,7 @@ def right() -> None:
         for parts in own:
             score.add(fresh(lambda: parts))  # noqa: B023
         rows.append(score.row(title))
-    print(*head("right code that was refused (of so many)"), *rows, "", sep="\n", flush=True)
+    show([*head("right code that was refused (of so many)"), *rows])
 
 
 def main() -> None:
@@ -418,6 +466,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    Score().add(functools.partial(pair_of, cases, "tanh"))  # the first check of each takes longer
     for name in chosen:
         parts[name]()
 

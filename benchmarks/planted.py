@@ -12,6 +12,11 @@ from scratchformer.testing.contracts import as_tuple, is_floating
 Parts = tuple[Callable, Callable, tuple]  # op, op_backward, args
 
 
+def given(returned: Any) -> list[np.ndarray]:
+    """The gradients that a backward returned, without those of a bias that is not there."""
+    return [g for g in as_tuple(returned) if g is not None]
+
+
 def last(g: np.ndarray, value: Callable) -> np.ndarray:
     """A copy with another last element."""
     g = g.copy()
@@ -36,7 +41,7 @@ def in_gradient(number: int, change: Callable[[np.ndarray], np.ndarray], parts: 
     op, op_backward, args = parts
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = [g for g in as_tuple(op_backward(dy, cache)) if g is not None]
+        found = given(op_backward(dy, cache))
         found[number] = change(found[number])
         return tuple(found)
 
@@ -99,7 +104,7 @@ def backward_writes_to_dy(parts: Parts) -> Parts:
     op, op_backward, args = parts
 
     def wrong(dy: Any, cache: Any) -> Any:
-        found = tuple(np.array(g) for g in as_tuple(op_backward(dy, cache)) if g is not None)
+        found = tuple(np.array(g) for g in given(op_backward(dy, cache)))
         for part in as_tuple(dy):
             part[...] *= 0.5
         return found
@@ -118,7 +123,7 @@ def uses_up_its_cache(parts: Parts) -> Parts:
     def wrong(dy: Any, cache: Any) -> tuple:
         cache, calls = cache
         calls.append(None)
-        return tuple(g / min(len(calls), 2) for g in as_tuple(op_backward(dy, cache)) if g is not None)
+        return tuple(g / min(len(calls), 2) for g in given(op_backward(dy, cache)))
 
     return with_count, wrong, args
 
@@ -154,7 +159,7 @@ def random_backward(parts: Parts) -> Parts:
     draw = np.random.default_rng(0).standard_normal
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = (g for g in as_tuple(op_backward(dy, cache)) if g is not None)
+        found = given(op_backward(dy, cache))
         return tuple(g * (1 + 0.01 * draw(g.shape)) for g in found)
 
     return op, wrong, args
@@ -166,7 +171,7 @@ def its_own_buffers(parts: Parts) -> Parts:
     buffers: list = []
 
     def wrong(dy: Any, cache: Any) -> tuple:
-        found = [g for g in as_tuple(op_backward(dy, cache)) if g is not None]
+        found = given(op_backward(dy, cache))
         if [(b.shape, b.dtype) for b in buffers] != [(g.shape, g.dtype) for g in found]:
             buffers[:] = [np.empty_like(g) for g in found]
         for buffer, g in zip(buffers, found, strict=True):
@@ -180,18 +185,12 @@ def tiny(parts: Parts) -> Parts:
     """A factor of 1.01, where y and its gradients are a million times smaller than the arguments."""
     op, op_backward, args = parts
     op, _, _ = of_result(lambda y: 1e-6 * y)(parts)
-    return op, lambda dy, cache: tuple(1.01e-6 * g for g in as_tuple(op_backward(dy, cache)) if g is not None), args
+    return op, lambda dy, cache: tuple(1.01e-6 * g for g in given(op_backward(dy, cache))), args
 
 
 def as_double(parts: Parts) -> Parts:
     op, op_backward, args = parts
-    return (
-        op,
-        lambda dy, cache: tuple(
-            np.float64(1) * g.astype(float) for g in as_tuple(op_backward(dy, cache)) if g is not None
-        ),
-        args,
-    )
+    return op, lambda dy, cache: tuple(g.astype(np.float64) for g in given(op_backward(dy, cache))), args
 
 
 # Changes of the pair; each is planted in every operation.
