@@ -24,7 +24,7 @@ def last(g: np.ndarray, value: Callable) -> np.ndarray:
     return g
 
 
-# Changes of one gradient; each is planted in every gradient of every operation.
+# Changes of one gradient; each is planted in every gradient of an operation.
 OF_A_GRADIENT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "a factor of 1.01": lambda g: 1.01 * g,
     "a factor of 1.001": lambda g: 1.001 * g,
@@ -193,7 +193,7 @@ def as_double(parts: Parts) -> Parts:
     return op, lambda dy, cache: tuple(g.astype(np.float64) for g in given(op_backward(dy, cache))), args
 
 
-# Changes of the pair; each is planted in every operation.
+# Changes of the pair.
 OF_A_PAIR: dict[str, Callable[[Parts], Parts]] = {
     "1% too large, in a result of size 1e-6": tiny,
     "dy is taken to be 1": of_dy(np.ones_like),
@@ -280,7 +280,7 @@ OWN: dict[str, list[Parts]] = {
 
 # Right pairs that are hard to check.
 RIGHT: dict[str, list[Parts]] = {
-    "right, a kink within 1e-4 to 1e-8 of values": [
+    "a kink within 1e-4 to 1e-8 of values": [
         (leaky, lambda dy, x: dy * np.where(x > 0, 1, 0.01), (near(distance),))
         for distance in (1e-4, 1e-5, 1e-6, 1e-7, 1e-8)
     ],
