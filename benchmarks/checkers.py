@@ -243,11 +243,11 @@ def line(cells: list) -> str:
 
 
 def head(first: str) -> list[str]:
-    return [line([first, *CHECKERS]), line(["---"] * (1 + len(CHECKERS)))]
+    return ["", line([first, *CHECKERS]), line(["---"] * (1 + len(CHECKERS)))]
 
 
 def show(lines: list[str]) -> None:
-    print(*lines, "", sep="\n", flush=True)
+    print(*lines, sep="\n", flush=True)
 
 
 # The mistakes of the catalogue.
@@ -369,7 +369,8 @@ def catalogue() -> None:
         with reference_only() if references else nullcontext():
             found = {name: evidence(functools.partial(pair_of, cases, name)) for name in names}
         right[references] = dict(sorted(found.items(), key=lambda item: sum(g.size for g in item[1].gradients)))
-    in_code, in_equations, rows = Score(), Score(), []
+    in_code, in_equations = Score(), Score()
+    show(head("mistake (what is wrong)"))
     for mistake in MISTAKES:
         references, kind = not mistake.file.startswith("kernels/"), ""
         if mistake.file.partition("/")[0] in PLACES:
@@ -384,9 +385,8 @@ def catalogue() -> None:
             pair = make()
             said = in_equations.add(lambda: pair) if kind else {}  # noqa: B023
         if kind:
-            rows.append(line([f"{mistake.name} ({kind})", *("found" if n in said else "" for n in CHECKERS)]))
-    rows += [in_code.row("**planted in the code**"), *in_code.times(), in_equations.row("**in an equation**")]
-    show([*head("mistake (what is wrong)"), *rows])
+            show([line([f"{mistake.name} ({kind})", *("found" if n in said else "" for n in CHECKERS)])])
+    show([in_code.row("**planted in the code**"), *in_code.times(), in_equations.row("**in an equation**")])
 
 
 def named(case: str, operation: str) -> bool:
@@ -413,7 +413,7 @@ def first_difference(make: Callable[..., Pair], right: dict[str, Evidence]) -> t
 def planted() -> None:
     """Print how many mistakes of each kind the checkers find."""
     pairs = [pair_of(cases, name) for name in PLANTED_IN]
-    every, rows = Score(), []
+    every = Score()
     kinds: dict[str, list[Callable[[], Parts]]] = defaultdict(list)
     for pair in pairs:
         parts = pair[:3]
@@ -424,14 +424,15 @@ def planted() -> None:
             kinds[title].append(functools.partial(plant, parts))
     for title, own in OWN.items():
         kinds[title] += [lambda parts=parts: parts for parts in own]
+    show(head("mistake (planted so many times)"))
     with reference_only():
         for title, makers in kinds.items():
             score = Score()
             for make in makers:
                 score.add(fresh(make))
             every.update(score)
-            rows.append(score.row(title))
-    show([*head("mistake (planted so many times)"), *rows, every.row("**all**"), *every.times()])
+            show([score.row(title)])
+    show([every.row("**all**"), *every.times()])
 
 
 def fresh(make: Callable[[], Parts]) -> Callable[[], Pair]:
@@ -446,13 +447,13 @@ def fresh(make: Callable[[], Parts]) -> Callable[[], Pair]:
 
 def right() -> None:
     """Print how often each checker refuses right code."""
-    rows = []
+    show(head("right code that was refused (of so many)"))
 
     def add(title: str, makers: list[Callable[[], Pair]], times: bool = False) -> None:
         score = Score()
         for make in makers:
             score.add(make)
-        rows.extend([score.row(title), *(score.times() if times else [])])
+        show([score.row(title), *(score.times() if times else [])])
 
     for scale in SCALES:
         makers = [functools.partial(pair_of, cases, name, scale) for name in cases.OPERATIONS]
@@ -460,7 +461,6 @@ def right() -> None:
     add("layers and models", [functools.partial(pair_of, cases, name) for name in cases.LAYERS], times=True)
     for title, own in RIGHT.items():
         add(title, [fresh(lambda parts=parts: parts) for parts in own])
-    show([*head("right code that was refused (of so many)"), *rows])
 
 
 def main() -> None:
