@@ -5,7 +5,8 @@ import sys
 import numpy as np
 import pytest
 
-from scratchformer.testing import GradientError, check_jax, check_torch
+from scratchformer.backend import DeviceError, get_device
+from scratchformer.testing import GradientError, check_gradients, check_jax, check_torch
 
 
 @pytest.fixture(scope="module")
@@ -266,3 +267,33 @@ def test_a_library_that_is_missing(check, library, monkeypatch, x):
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(ImportError, match=rf"is not installed; .*pip install 'scratchformer\[{library}\]'"):
         check(lambda x: x, x)
+
+
+SWISH = """
+extern "C" __global__ void swish(const REAL* x, REAL* y, int n) {
+    int i = blockDim.x * blockIdx.x + threadIdx.x;
+    if (i < n) y[i] = x[i] / (1 + exp(-x[i]));
+}
+"""
+
+
+def test_a_kernel_on_a_gpu(x):
+    try:
+        gpu = get_device("gpu")
+    except DeviceError as error:
+        pytest.skip(str(error))
+    cupy = gpu.xp
+    slope = cupy.ElementwiseKernel(
+        "T dy, T x", "T dx", "T s = 1 / (1 + exp(-x)); dx = dy * (s + x * s * (1 - s))", "swish_backward"
+    )
+
+    def swish(x):
+        code = SWISH.replace("REAL", "double" if x.dtype == np.float64 else "float")
+        y = cupy.empty_like(x)
+        cupy.RawKernel(code, "swish")(((x.size + 127) // 128,), (128,), (x, y, np.int32(x.size)))
+        return y, x
+
+    assert names(check_gradients(swish, slope, x, device=gpu)) == ["x"]
+    assert "wrong gradient at x[" in complaint(
+        check_gradients, swish, lambda dy, x: 1.0001 * slope(dy, x), x, device=gpu
+    )
