@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Callable, Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TypeAlias
 
 from .source import Place, Source
@@ -252,7 +252,7 @@ def of_call(node: ast.Call, source: Source) -> Edits:
             yield "a case left out", node, source.text(argument)
     if name == "range" or (name in ARGUMENTS_DIFFER and not node.keywords):
         first = 1 if name in ("where", "reshape") and not is_method(node, source) else 0
-        for a, b in zip(node.args[first:], node.args[first + 1 :], strict=False):
+        for a, b in pairwise(node.args[first:]):
             yield "arguments exchanged", node, source.exchanged(node, a, b)
     if name == "range":
         for argument in node.args:
@@ -271,7 +271,7 @@ def is_step(node: ast.Call, source: Source) -> bool:
 def of_einsum(node: ast.Constant, source: Source) -> Edits:
     """Neighbouring letters of an operand or of the result exchanged."""
     text = source.text(node)
-    for i, (a, b) in enumerate(zip(text, text[1:], strict=False)):
+    for i, (a, b) in enumerate(pairwise(text)):
         if a.isalpha() and b.isalpha():
             yield "letters exchanged", node, text[:i] + b + a + text[i + 2 :]
 
@@ -319,7 +319,7 @@ def of_field(node: ast.Attribute, source: Source) -> Edits:
 
 def of_subscript(node: ast.Subscript, source: Source) -> Edits:
     if isinstance(node.slice, ast.Tuple):
-        for a, b in zip(node.slice.elts, node.slice.elts[1:], strict=False):
+        for a, b in pairwise(node.slice.elts):
             yield "indices exchanged", node, source.exchanged(node, a, b)
 
 
@@ -366,7 +366,7 @@ def of_return(node: ast.Return, source: Source) -> Edits:
     """Two gradients exchanged, or one in the place of another; the sign of a single one."""
     if node.value is None:
         return
-    tuples = [t for t in ast.walk(node.value) if isinstance(t, ast.Tuple) and not is_axis(t, source)]
+    tuples = [t for t in ast.walk(node.value) if isinstance(t, ast.Tuple) and not is_index(t, source)]
     for group in tuples:
         for a, b in combinations(group.elts, 2):
             yield "gradients exchanged", group, source.exchanged(group, a, b)
@@ -374,10 +374,14 @@ def of_return(node: ast.Return, source: Source) -> Edits:
         yield "a sign turned", node.value, f"-{source.atom(node.value)}"
 
 
+def is_index(node: ast.expr, source: Source) -> bool:
+    return isinstance(source.parents[node], ast.Subscript) or is_axis(node, source)
+
+
 def of_sequences(node: ast.comprehension, source: Source) -> Edits:
     """Two arrays exchanged on their way through a comprehension."""
     if isinstance(node.iter, ast.Tuple):
-        for a, b in zip(node.iter.elts, node.iter.elts[1:], strict=False):
+        for a, b in pairwise(node.iter.elts):
             yield "items exchanged", node.iter, source.exchanged(node.iter, a, b)
 
 

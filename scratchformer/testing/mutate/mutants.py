@@ -80,9 +80,12 @@ class _Planter:
 
     def dump(self, mutant: Mutant) -> str:
         """The syntax tree of the function with the mistake; "" if it does not compile."""
-        code = mutant.plant(self.source.text_of_module)
+        start, end = self.source.whole_lines()
+        rest = self.source.data[mutant.end : end].decode()
+        code = "if 1:\n" * self.source.indented + self.source.data[start : mutant.start].decode() + mutant.text + rest
         try:
-            compile(code, "mutant", "exec")
+            tree = ast.parse(code)
+            compile(tree, "mutant", "exec")
         except (SyntaxError, ValueError):
             return ""
-        return next((ast.dump(node) for name, node in functions(ast.parse(code)) if name == self.name), "")
+        return next(ast.dump(node) for _, node in functions(tree))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import TypeAlias
 
 Place: TypeAlias = "ast.AST | tuple[int, int]"  # a node, or bytes from start to end
@@ -31,6 +32,7 @@ class Source:
     def __init__(self, text: str, function: ast.FunctionDef) -> None:
         self.text_of_module, self.function = text, function
         self.data = text.encode()
+        self.indented = function.col_offset > 0
         self.lines = [0]
         for line in self.data.split(b"\n"):
             self.lines.append(self.lines[-1] + len(line) + 1)
@@ -80,6 +82,11 @@ class Source:
             node = self.parents[node]
         return node
 
+    def whole_lines(self) -> tuple[int, int]:
+        """From the first line of the function, decorators included, to its last."""
+        first = min(node.lineno for node in (self.function, *self.function.decorator_list))
+        return self.lines[first - 1], self.lines[self.function.end_lineno or first] - 1
+
     def start(self, node: ast.AST) -> int:
         return self.lines[node.lineno - 1] + node.col_offset  # type: ignore[attr-defined]
 
@@ -108,7 +115,7 @@ class Source:
     def exchanged(self, node: ast.AST, a: ast.AST, b: ast.AST) -> str:
         """The text of a node with two parts of it exchanged, of which a comes first."""
         pieces = self.start(node), self.start(a), self.end(a), self.start(b), self.end(b), self.end(node)
-        first, _, middle, _, last = (self.data[i:j].decode() for i, j in zip(pieces, pieces[1:], strict=False))
+        first, _, middle, _, last = (self.data[i:j].decode() for i, j in pairwise(pieces))
         return first + self.text(b) + middle + self.text(a) + last
 
     def operator(self, left: ast.AST, right: ast.AST, operator: str) -> tuple[int, int]:

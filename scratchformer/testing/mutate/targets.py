@@ -95,7 +95,7 @@ def called_by(name: str, found: dict[str, ast.FunctionDef]) -> list[str]:
 
 
 def choose_tests(target: Target, folder: Path = Path()) -> tuple[list[str], str]:
-    """The test files that mention a function, and by which word: its name, its operation's, its class's, or its module's.
+    """The test files that mention a function, and the word: its name, its operation's, its class's, or its module's.
 
     Raises ValueError if there is none.
     """
