@@ -14,7 +14,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .mutants import mutants
-from .run import Job, Outcome, Plain, run_jobs, run_plain
+from .run import Job, Outcome, run_jobs
 from .targets import Target, choose_tests, find_targets
 
 
@@ -49,25 +49,23 @@ def mutate(
             print_mistake(target, *mutant[1:3], *mutant.difference(target.source))
         print(f"{len(found)} mistakes")
         return True
-    for_target = {target: tuple(tests) or announce(target) for target, _ in found}
-    jobs = [Job(target, mutant, for_target[target]) for target, mutant in found]
-    plain: dict[tuple[Path, tuple[str, ...]], Plain] = {}
-    for job in jobs:
-        if (job.target.path, job.tests) not in plain:
-            plain[job.target.path, job.tests] = run_plain(job.target, job.tests)
-    seconds = sum(ran.seconds for ran in plain.values())
-    print(f"The tests pass without a mistake, in {seconds:.1f} s. Planting {len(jobs)} mistakes.", flush=True)
+    for_target = {target: tuple(tests) or announce(target) for target in dict.fromkeys(target for target, _ in found)}
+    groups: dict[tuple[str, ...], list[Job]] = {}
+    for target, mutant in found:
+        groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
     start, outcomes = time.perf_counter(), []
-    progress = tqdm(total=len(jobs), unit="mistake", leave=False, disable=not sys.stderr.isatty())
+    progress = tqdm(total=len(found), unit="mistake", leave=False, disable=not sys.stderr.isatty())
     try:
-        for outcome in run_jobs(jobs, plain, min(processes or os.cpu_count() or 1, len(jobs))):
-            outcomes.append(outcome)
-            progress.set_postfix_str(f"missed {sum(not o.killed for o in outcomes)}", refresh=False)
-            progress.update()
+        for jobs in groups.values():
+            for outcome in run_jobs(jobs, min(processes or os.cpu_count() or 1, len(jobs))):
+                outcomes.append(outcome)
+                progress.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
+                progress.update()
     finally:
         progress.close()
-        outcomes.sort(key=lambda o: jobs.index(o.job))
-        report(outcomes, len(jobs), time.perf_counter() - start)
+        if outcomes:
+            outcomes.sort(key=lambda o: found.index((o.job.target, o.job.mutant)))
+            report(outcomes, len(found), time.perf_counter() - start)
         if output:
             output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
     return all(outcome.killed for outcome in outcomes)
