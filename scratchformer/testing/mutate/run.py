@@ -72,16 +72,18 @@ class Runner:
         """Run pytest with these arguments, in a process where `path` contains `code`."""
         return self.ask(tests=list(tests), path=str(path), code=code, seconds=seconds)
 
-    def run_function(self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS) -> Answer:
-        """As `run`, but only the function `name` is as in `code`, and the tests are collected once: use others for
-        other tests.
+    def run_function(
+        self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS, traceback: str = "no"
+    ) -> Answer:
+        """As `run`, but only the function `name` is as in `code`. A runner collects its tests once: for other tests,
+        make another runner.
         """
         if not self.collected:
             answer = self.ask(collect=list(tests))
             if answer.status != 0:
                 return answer
             self.collected = True
-        return self.ask(path=str(path), function=name, code=code, seconds=seconds)
+        return self.ask(path=str(path), function=name, code=code, seconds=seconds, traceback=traceback)
 
     def ask(self, **request: Any) -> Answer:
         answer = ""
@@ -112,7 +114,7 @@ class Outcome(NamedTuple):
 def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
     """Run the tests without a mistake: the time in seconds. Raises ValueError unless they pass and import the file."""
     start, command = time.perf_counter(), f"pytest {shlex.join(tests)}"
-    answer = runner.run_function(tests, target.path, target.name, target.source)
+    answer = runner.run_function(tests, target.path, target.name, target.source, traceback="short")
     if answer.status == 5:
         raise ValueError(f"{command}: there are no tests")
     if answer.status != 0:

@@ -4,8 +4,8 @@ Nothing is written to the file: the fork gets other code for it. A line of JSON 
 the answer is one line of JSON. There are two kinds.
 
 {"collect": [...]}, pytest's arguments, imports and collects the tests. Each request after it runs them in a fork of the
-process as it is then. It holds "path" and "function", and "code", the text of the whole file: the function's code is
-replaced in the functions that exist, and in what is imported later.
+process as it is then. It holds "path" and "function"; "code", the text of the whole file, from which the function is
+taken, or what is imported later; and "traceback", what pytest's --tb takes.
 
 {"tests": [...], "path": ..., "code": ...} forks the process before anything but pytest is imported, so that the file
 may be changed anywhere.
@@ -77,9 +77,12 @@ class Server(Watcher):
         if session.testsfailed or not session.items:
             return
         answer(0, True, "")
+        functions = [thing for thing in gc.get_objects() if isinstance(thing, FunctionType)]
+        gc.freeze()  # the forks need not look through what exists now
         for request in requests():
             if finish := forked(request):
-                self.planted = replace_code(request["path"], request["function"], request["code"])
+                self.planted = replace_code(functions, request["path"], request["function"], request["code"])
+                session.config.option.tbstyle = request["traceback"]
                 self.names = plant(request["path"], request["code"])
                 self.report = finish
                 return
@@ -111,17 +114,16 @@ def plant(path: str, code: str) -> list[str]:
     return names
 
 
-def replace_code(path: str, name: str, text: str) -> bool:
+def replace_code(functions: list[FunctionType], path: str, name: str, text: str) -> bool:
     """Give the functions of this name and file the code that they have in this text. Returns whether there is any."""
     path, found = os.path.realpath(path), False
     codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(compile(text, path, "exec"))}
-    for function in gc.get_objects():
-        if isinstance(function, FunctionType) and function.__code__.co_qualname == name:
-            old = function.__code__
-            if os.path.realpath(old.co_filename) == path and (new := codes.get((name, old.co_firstlineno))):
-                # `super()` makes the class a variable of a method, which it keeps when the call is lost.
-                function.__code__ = new.replace(co_freevars=old.co_freevars)
-                found = True
+    for function in functions:
+        old = function.__code__
+        if old.co_qualname == name and os.path.realpath(old.co_filename) == path:
+            # `super()` makes the class a variable of a method, which it keeps when the call is lost.
+            function.__code__ = codes[name, old.co_firstlineno].replace(co_freevars=old.co_freevars)
+            found = True
     return found
 
 
