@@ -133,6 +133,8 @@ def of_number(node: ast.Constant, source: Source) -> Edits:
     parent = source.parents[node]
     negative = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
     place, value = (parent, -node.value) if negative else (node, node.value)
+    if value == -1 and isinstance(call := source.parents[place], ast.Call) and called(call) in ("reshape", "view"):
+        return  # not a number but "as many as fit"
     if isinstance(value, int):
         yield "off by one", place, repr(value + 1)
         yield "off by one", place, repr(value - 1)
@@ -281,6 +283,8 @@ def of_name(node: ast.Name, source: Source) -> Edits:
         return
     parent = source.parents[node]
     if isinstance(parent, ast.Call) and (parent.func is node or called(parent) in MODULE_OF):
+        return
+    if isinstance(parent, ast.Attribute) and parent.attr in ("dtype", "device"):  # which like arrays share
         return
     if isinstance(source.statement(node), ast.Return):  # where gradients are exchanged
         return

@@ -14,11 +14,12 @@ Both hold "output", a file for what the tests print, and "seconds", after which 
 pytest's exit status, negative for a signal, or null if the time was up; "planted", whether the code was used; and
 "failed", the first test that failed.
 
-This file is run as a program, and imports nothing of the package.
+This file is run as a program, and imports nothing of the package; its arguments are modules to import first.
 """
 
 import contextlib
 import gc
+import importlib
 import importlib.machinery
 import importlib.util
 import json
@@ -222,4 +223,6 @@ if __name__ == "__main__":
     REQUESTS, ANSWERS = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the tests can neither read requests
     os.dup2(2, 1)  # nor print answers
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     serve()
