@@ -1,4 +1,4 @@
-"""The command `scratchformer`: doctor, check, generate, translate, evaluate, plot, learn."""
+"""The command `scratchformer`: doctor, check, mutate, generate, translate, evaluate, plot, learn."""
 
 from __future__ import annotations
 
@@ -36,6 +36,22 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--mistakes", action="store_true", help="with --derivations: also plant mistakes in them")
     command.set_defaults(run=check)
 
+    command = commands.add_parser(
+        "mutate",
+        help="plant mistakes in a backward and report those that your tests miss",
+        usage="scratchformer mutate [OPTIONS] MODULE[::FUNCTION] ... [-- PYTEST ARGUMENTS]",
+    )
+    command.add_argument(
+        "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
+    )
+    command.add_argument("--helpers", action="store_true", help="also in the functions of the module that it calls")
+    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one for each core)")
+    command.add_argument("--limit", type=int, metavar="N", help="plant N mistakes, drawn at random")
+    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--list", action="store_true", help="list the mistakes, and run nothing")
+    command.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
+    command.set_defaults(run=mutate)
+
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
@@ -72,7 +88,10 @@ def main(argv: list[str] | None = None) -> None:
 
     add_learn(commands)
 
-    args = parser.parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    end = argv.index("--") if "mutate" in argv[:1] and "--" in argv else len(argv)
+    args = parser.parse_args(argv[:end])
+    args.pytest = argv[end + 1 :]
     run_program(lambda: args.run(args))
 
 
@@ -102,6 +121,17 @@ def check(args: argparse.Namespace) -> None:
         return
     if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
         sys.exit(f"wrong: {', '.join(wrong)}")
+
+
+def mutate(args: argparse.Namespace) -> None:
+    from .testing.mutate import mutate
+
+    for option, number in ("--jobs", args.jobs), ("--limit", args.limit):
+        if number is not None and number < 1:
+            raise ValueError(f"{option}: expected a number >= 1, got {number}")
+    options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
+    if not mutate(args.names, args.pytest, only_list=args.list, output=args.json, **options):
+        sys.exit(1)
 
 
 def generate(args: argparse.Namespace) -> None:

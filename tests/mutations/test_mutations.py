@@ -6,7 +6,6 @@ replaced text must occur in its file exactly once, so that a mistake that no lon
 """
 
 import ast
-import json
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from scratchformer.testing import mistakes
+from scratchformer.testing.mutate import Runner
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -108,17 +108,13 @@ def environment(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def run_tests(environment, tmp_path_factory):
+def run_tests(environment):
     """run_tests("tests/optim", path, code) gives pytest's exit status, 1 if a test failed, and what it printed."""
-    output = tmp_path_factory.mktemp("output") / "output.txt"
-    command = [sys.executable, Path(__file__).with_name("runner.py")]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, text=True, **pipes) as runner:
+    with Runner(environment, ROOT, imports=["hypothesis", "scipy.special"]) as runner:
 
         def run(tests, path="", code=""):
-            request = {"tests": shlex.split(tests), "path": str(path), "code": code, "output": str(output)}
-            print(json.dumps(request), file=runner.stdin, flush=True)
-            return int(runner.stdout.readline()), output.read_text(encoding="utf-8")[-3000:]
+            answer = runner.run(shlex.split(tests), path, code)
+            return answer.status, answer.output[-3000:]
 
         yield run
 

@@ -1,0 +1,111 @@
+"""The command `scratchformer mutate`: plant mistakes in a backward, run the tests, report what they miss."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from .mutants import mutants
+from .run import Job, Outcome, run_jobs
+from .targets import Target, choose_tests, find_targets
+
+
+def mutate(
+    names: Sequence[str],
+    tests: Sequence[str] = (),
+    *,
+    helpers: bool = False,
+    processes: int | None = None,
+    limit: int | None = None,
+    seed: int = 0,
+    only_list: bool = False,
+    output: Path | None = None,
+) -> bool:
+    """Plant mistakes in functions, one at a time, and print those that the tests miss. Returns whether there are none.
+
+    names: "my_ops.py::cube_backward", "package.module::Layer.backward", or a module for all its backwards. tests:
+    arguments of pytest (default: the test files that mention the function). helpers: plant mistakes in the module's
+    functions that a backward calls, too. processes: how many run at a time (default: one for each core). limit: plant
+    so many, drawn with `seed`. only_list: print the mistakes and run nothing. output: a JSON file for all outcomes.
+    Raises ValueError for a name or tests that are not found, and if the tests do not pass as it is.
+    """
+    targets = list(dict.fromkeys(target for name in names for target in find_targets(name, helpers)))
+    found = [(target, mutant) for target in targets for mutant in mutants(target.source, target.name)]
+    if not found:
+        raise ValueError(f"{', '.join(map(str, targets))}: nothing in it that could be mistaken")
+    if limit is not None and limit < len(found):
+        chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
+        found = [found[i] for i in chosen]
+    if only_list:
+        for target, mutant in found:
+            print_mistake(target, *mutant[1:3], *mutant.difference(target.source))
+        print(f"{len(found)} mistakes")
+        return True
+    for_target = {target: tuple(tests) or announce(target) for target in dict.fromkeys(target for target, _ in found)}
+    groups: dict[tuple[str, ...], list[Job]] = {}
+    for target, mutant in found:
+        groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
+    start, outcomes = time.perf_counter(), []
+    progress = tqdm(total=len(found), unit="mistake", leave=False, disable=not sys.stderr.isatty())
+    try:
+        for jobs in groups.values():
+            for outcome in run_jobs(jobs, min(processes or os.cpu_count() or 1, len(jobs))):
+                outcomes.append(outcome)
+                progress.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
+                progress.update()
+    finally:
+        progress.close()
+        if outcomes:
+            outcomes.sort(key=lambda o: found.index((o.job.target, o.job.mutant)))
+            report(outcomes, len(found), time.perf_counter() - start)
+        if output:
+            output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
+    return all(outcome.killed for outcome in outcomes)
+
+
+def announce(target: Target) -> tuple[str, ...]:
+    """The tests for a function, chosen and shown."""
+    tests, word = choose_tests(target)
+    print(f"{target}: pytest {shlex.join(tests)}   (the test files that mention {word})")
+    return tuple(tests)
+
+
+def report(outcomes: Sequence[Outcome], total: int, seconds: float) -> None:
+    """Print each mistake that was missed, and how many were found."""
+    for (target, mutant, _), killed in outcomes:
+        if not killed:
+            print_mistake(target, mutant.what, mutant.line, *mutant.difference(target.source))
+    missed = sum(not outcome.killed for outcome in outcomes)
+    stopped = f", stopped after {len(outcomes)} of {total}" if len(outcomes) < total else ""
+    late = sum(outcome.killed == "timed out" for outcome in outcomes)
+    print(
+        f"The tests found {len(outcomes) - missed} of {len(outcomes)} mistakes and missed {missed}, "
+        f"in {seconds:.0f} s{stopped}" + (f"; {late} ran out of time" if late else "")
+    )
+
+
+def print_mistake(target: Target, what: str, line: int, before: Sequence[str], after: Sequence[str]) -> None:
+    print(f"\n{target.path}:{line} in {target.name}: {what}")
+    for sign, lines in ("-", before), ("+", after):
+        for text in lines:
+            print(f"{sign} {text}")
+
+
+def as_data(outcomes: Sequence[Outcome]) -> list[dict[str, object]]:
+    """The outcomes for a JSON file."""
+    rows: list[dict[str, object]] = []
+    for (target, mutant, _), killed in outcomes:
+        before, after = mutant.difference(target.source)
+        rows.append(
+            {"function": str(target), "line": mutant.line, "what": mutant.what, "before": before, "after": after}
+            | {"killed": killed}
+        )
+    return rows

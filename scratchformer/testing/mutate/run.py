@@ -1,0 +1,165 @@
+"""Running tests with mistakes planted, on several cores."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from .mutants import Mutant
+from .targets import Target
+
+SECONDS = 600.0  # for tests without a mistake
+TIMES_LONGER = 5  # than without a mistake, and
+SECONDS_LONGER = 5.0  # tests may take: after that they count as endless
+
+
+class Answer(NamedTuple):
+    """What a run of the tests gave.
+
+    status: pytest's exit status, negative for a signal, None if the time was up. planted: whether the tests imported
+    the file. failed: the first test that failed. output: what the tests printed.
+    """
+
+    status: int | None
+    planted: bool
+    failed: str
+    output: str
+
+
+class Runner:
+    """A process that runs tests in forks of itself; see `runner`. Use it in a `with` block.
+
+    environment: its environment variables (default: this process's). folder: where it runs (default: here). imports:
+    modules to import before the forks, which saves time for `run`; not those whose code is changed.
+    """
+
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, folder: Path | None = None, imports: Sequence[str] = ()
+    ) -> None:
+        if not hasattr(os, "fork"):
+            raise OSError("mistakes are planted in forks of a process, which this system does not have")
+        self.temporary = tempfile.TemporaryDirectory()
+        self.output = Path(self.temporary.name, "output.txt")
+        self.collected = False
+        kept = {"OMP_NUM_THREADS": "1", "HYPOTHESIS_STORAGE_DIRECTORY": self.temporary.name}
+        self.process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name("runner.py"), *imports],
+            cwd=folder,
+            env=kept | dict(os.environ if environment is None else environment),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for the parent alone
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.terminate()  # and it kills its fork
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe:
+                pipe.close()
+        self.temporary.cleanup()
+
+    def run(self, tests: Sequence[str], path: Path, code: str, seconds: float = SECONDS) -> Answer:
+        """Run pytest with these arguments, in a process where `path` contains `code`."""
+        return self.ask(tests=list(tests), path=str(path), code=code, seconds=seconds)
+
+    def run_function(
+        self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS, traceback: str = "no"
+    ) -> Answer:
+        """As `run`, but only the function `name` is as in `code`. A runner collects its tests once: for other tests,
+        make another runner.
+        """
+        if not self.collected:
+            answer = self.ask(collect=list(tests))
+            if answer.status != 0:
+                return answer
+            self.collected = True
+        return self.ask(path=str(path), function=name, code=code, seconds=seconds, traceback=traceback)
+
+    def ask(self, **request: Any) -> Answer:
+        answer = ""
+        with contextlib.suppress(OSError):
+            print(json.dumps({**request, "output": str(self.output)}), file=self.process.stdin, flush=True)
+            answer = self.process.stdout.readline() if self.process.stdout else ""
+        output = self.output.read_text(encoding="utf-8", errors="replace") if self.output.exists() else ""
+        if not answer:
+            raise RuntimeError(f"the process that runs the tests has ended: {output[-4000:]}")
+        return Answer(**json.loads(answer), output=output)
+
+
+class Job(NamedTuple):
+    """A mistake in a function, and the tests that should find it."""
+
+    target: Target
+    mutant: Mutant
+    tests: tuple[str, ...]
+
+
+class Outcome(NamedTuple):
+    """killed: the test that found the mistake, or "timed out", "crashed"; "" if none did."""
+
+    job: Job
+    killed: str
+
+
+def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
+    """Run the tests without a mistake: the time in seconds. Raises ValueError unless they pass and import the file."""
+    start, command = time.perf_counter(), f"pytest {shlex.join(tests)}"
+    answer = runner.run_function(tests, target.path, target.name, target.source, traceback="short")
+    if answer.status == 5:
+        raise ValueError(f"{command}: there are no tests")
+    if answer.status != 0:
+        what = "take too long" if answer.status is None else "do not pass"
+        raise ValueError(f"without a mistake, the tests {what}: {command}\n{answer.output.strip()[-4000:]}")
+    if not answer.planted:
+        raise ValueError(f"{command}: the tests do not import {target.path}, or not in pytest's own process")
+    return time.perf_counter() - start
+
+
+def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str] | None = None) -> Iterator[Outcome]:
+    """The outcomes of jobs that have the same tests, as they come in, from this many processes.
+
+    Raises ValueError unless the tests pass without a mistake.
+    """
+    tests = jobs[0].tests
+    idle: queue.SimpleQueue[Runner] = queue.SimpleQueue()
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(processes))  # left last: its threads wait for the runners
+        runners = [stack.enter_context(Runner(environment)) for _ in range(processes)]
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        targets = dict.fromkeys(job.target for job in jobs)
+        seconds = TIMES_LONGER * max(run_plain(runners[0], target, tests) for target in targets) + SECONDS_LONGER
+        for runner in runners:
+            idle.put(runner)
+
+        def outcome(job: Job) -> Outcome:
+            runner = idle.get()
+            try:
+                target, code = job.target, job.mutant.plant(job.target.source)
+                answer = runner.run_function(tests, target.path, target.name, code, seconds)
+            finally:
+                idle.put(runner)
+            if not answer.planted:
+                raise RuntimeError(f"{target}: the tests imported it without the mistake")
+            if answer.status is None:
+                return Outcome(job, "timed out")
+            return Outcome(job, "" if answer.status == 0 else answer.failed or "crashed")
+
+        for future in as_completed([pool.submit(outcome, job) for job in jobs]):
+            yield future.result()
