@@ -82,6 +82,19 @@ class _Counterexamples:
 
     @pytest.hookimpl(hookwrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo) -> Generator[None, Any, None]:
+        errors = self._shortened(call)
+        report = (yield).get_result()
+        if not errors:
+            errors = self._shortened(call)  # a unittest.TestCase says only now how it failed
+            if errors and call.excinfo and report.failed:
+                report.longrepr = item.repr_failure(call.excinfo)
+        if report.failed and errors:
+            self._add_counterexamples(report, errors)
+        if report.failed and "gradients" in getattr(item, "fixturenames", ()):
+            _add_text(report, "gradients", f"Repeat with --gradient-seed {_seed_of(self.config)}")
+
+    def _shortened(self, call: pytest.CallInfo) -> list[GradientError]:
+        """The GradientErrors of a test, after their tracebacks and notes have been cut to what helps."""
         errors = _gradient_errors(call.excinfo.value) if call.excinfo else []
         if errors and call.excinfo and not self.config.getoption("fulltrace"):
             from scratchformer.testing.plugin import shorten_notes, until_check
@@ -91,11 +104,7 @@ class _Counterexamples:
                     shorten_notes(each)
             error, shown = call.excinfo.value, until_check(call.excinfo.tb)
             call.excinfo = pytest.ExceptionInfo.from_exc_info((type(error), error, shown or call.excinfo.tb))
-        report = (yield).get_result()
-        if report.failed and errors:
-            self._add_counterexamples(report, errors)
-        if report.failed and "gradients" in getattr(item, "fixturenames", ()):
-            _add_text(report, "gradients", f"Repeat with --gradient-seed {_seed_of(self.config)}")
+        return errors
 
     def _add_counterexamples(self, report: pytest.TestReport, errors: list[GradientError]) -> None:
         """Add them to the report: as text, and as data, which pytest-xdist sends to the process that controls it."""
@@ -141,7 +150,7 @@ def _seed_of(config: pytest.Config) -> int:
 
 
 def _add_text(report: pytest.TestReport, title: str, text: str) -> None:
-    """Add a section below the message of a failure, if its style has sections (--tb=line has none)."""
+    """Add a section below the message of a failure, if there can be one."""
     add_section = getattr(report.longrepr, "addsection", None)
     if add_section:
         add_section(title, text)

@@ -23,7 +23,7 @@ from .paste import paste
 from .shrink import SECONDS, shrink_call
 
 _HERE = Path(__file__).parent
-_NOTE_LINES = 6
+_NOTE_LINES = 3
 _HEAD = '"""Small counterexamples of gradient checks that failed."""\n'
 
 

@@ -55,9 +55,16 @@ def test_local(gradients):
 
 def test_layer(gradients):
     gradients.layer(Twice(2, 2), gradients.normal((2, 2)))
+
+import unittest
+from scratchformer.testing import check_gradients
+
+class Test(unittest.TestCase):
+    def test_without_fixture(self):
+        check_gradients(leaky, wrong, -np.ones(3))
 """
     result = run(tests, "--gradient-seed", "5")
-    result.assert_outcomes(failed=3)
+    result.assert_outcomes(failed=4)
     result.stdout.fnmatch_lines(
         [
             "gradient seed: 5",
@@ -75,6 +82,7 @@ def test_layer(gradients):
             "test_it.py::test_pair: check_gradients(leaky, wrong, np.array(??-1.0??))",
             "test_it.py::test_local: check_gradients(op, op_backward, np.array(?0.0?))",
             "test_it.py::test_layer: check_layer(layer, np.array(??0.0, 0.0??))",
+            "test_it.py::Test::test_without_fixture: check_gradients(leaky, wrong, np.array(?-1.0?))",
             "Run them again: pytest .pytest_cache/d/scratchformer/test_counterexamples.py",
         ]
     )
@@ -82,7 +90,7 @@ def test_layer(gradients):
     file = pytester.path / ".pytest_cache/d/scratchformer/test_counterexamples.py"
     sys.path.remove(str(pytester.path))  # the file says itself where the operations are
     again = pytester.runpytest_inprocess(file, "-rs")
-    again.assert_outcomes(failed=1, skipped=2)
+    again.assert_outcomes(failed=2, skipped=2)
     again.stdout.fnmatch_lines(["SKIPPED*op cannot be imported (it is defined in test_it.py, line 7)*"])
 
 
