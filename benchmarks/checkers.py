@@ -35,16 +35,16 @@ import numpy as np
 import torch
 from jax.test_util import check_grads
 from planted import OF_A_GRADIENT, OF_A_PAIR, OWN, RIGHT, Parts, in_gradient
-from scratchformer.notation.consequences import consequences
-from scratchformer.testing.mistakes import MISTAKES, Mistake
-from scratchformer.testing.mistakes.mistake import PACKAGE
 
 from scratchformer.backend import CPU
 from scratchformer.dispatch import reference_only
+from scratchformer.notation.consequences import consequences
 from scratchformer.notation.grammar import canonical, parse
 from scratchformer.testing import cases, check_gradients
 from scratchformer.testing.contracts import as_tuple, is_floating, own_copy
 from scratchformer.testing.derivations.operations import reference
+from scratchformer.testing.mistakes import MISTAKES, Mistake
+from scratchformer.testing.mistakes.mistake import PACKAGE
 from scratchformer.testing.runs import argument_names
 
 PLACES = ("ops", "kernels", "nn", "models")  # where mistakes of gradients are

@@ -176,9 +176,9 @@ def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], 
 
 
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:
-    """`check_gradients`, for a student's pair."""
+    """`check_gradients`, for a student's pair. It need not work for empty arrays, or in every layout."""
     try:
-        check_gradients(op, op_backward, *args, **options)
+        check_gradients(op, op_backward, *args, layouts=False, **options)
     except GradientError as error:
         if "inputs are float32" not in str(error):
             raise

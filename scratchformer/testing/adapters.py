@@ -23,11 +23,12 @@ from typing import Any
 import numpy as np
 
 from ..backend import Device
-from .contracts import GradientError, Untouched, as_tuple, expect_equal, is_array, is_floating, labelled
+from .contracts import GradientError, Untouched, as_tuple, expect_equal, is_array, is_floating, labelled, repeatable
 from .gradcheck import Report, check_gradients
 from .runs import argument_names, name_of
 
 
+@repeatable
 def check_torch(function: Callable, *tensors: Any, device: Device | None = None, **options: Any) -> Report:
     """Check the gradients that PyTorch's autograd gives for `function(*tensors)`.
 
@@ -50,6 +51,7 @@ def check_torch(function: Callable, *tensors: Any, device: Device | None = None,
     return _TorchPair(function, tensors, device, options.get("seed", 0)).check("check_torch", options)
 
 
+@repeatable
 def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     """Check the gradients that JAX gives for `function(*arrays)`: a `custom_vjp`, or any differentiable function.
 

@@ -23,6 +23,7 @@ from ..backend import to_cpu
 from .contracts import Diagnosis, GradientError, as_tuple, is_array, is_floating
 from .differences import FIRST_STEP, Differences, Tensor, compare_directions
 from .runs import argument_names, flat
+from .shrink import searching
 
 if TYPE_CHECKING:
     from ..notation.consequences import Consequences
@@ -122,8 +123,8 @@ def explained(explain: Callable[[Evidence], list[Diagnosis]], evidence: Evidence
 
 
 def wanted() -> bool:
-    """Whether a failed check is to be explained: see `without_diagnosis`."""
-    return _wanted.get()
+    """Whether a failed check is to be explained: not in `without_diagnosis`, in `shrink`, or under Hypothesis."""
+    return _wanted.get() and not searching()
 
 
 def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..backend import CPU, Device, is_floating_type, to_cpu
 from .bounds import Arithmetic, Bounded, Steps, limits, widest
-from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy
+from .contracts import GradientError, as_tuple, is_array, is_floating, labelled, named_gradients, own_copy, repeatable
 from .differences import label
 from .runs import argument_names, expect_finite, name_of, normal_like, two
 
@@ -59,6 +59,7 @@ class PrecisionReport(list):
         return "\n".join(["  ".join(row).rstrip() for row in cells] + self.notes)
 
 
+@repeatable
 def check_precision(
     op: Callable,
     op_backward: Callable,
