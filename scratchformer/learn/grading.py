@@ -164,15 +164,15 @@ divided, and for np.zeros or np.eye without a dtype."""
 
 
 def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:
-    """Raise Wrong if an answer is true but not what is asked for, such as its left side in other words.
+    """Raise Wrong if an answer is not what is asked for, true or not, such as its left side in other words.
 
-    restricted: the beginning of a line, an expression that matches what its answer must not contain, and why.
+    restricted: the beginning of a line, an expression that matches what its answer must not contain, and what to say.
     """
     for number, line in enumerate(Path(student.__file__ or "").read_text(encoding="utf-8").splitlines(), 1):
         line = normal_space(line)
         for head, pattern, why in restricted:
             if line.startswith(head) and re.search(pattern, line.removeprefix(head)):
-                raise Wrong(f"line {number}: {line}\n    This is true, but {why}")
+                raise Wrong(f"line {number}: {line}\n    {why}")
 
 
 def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) -> None:

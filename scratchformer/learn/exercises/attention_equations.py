@@ -71,9 +71,19 @@ LIBRARY = ops.attention
 MISTAKES = (
     Mistake("dp_ts = Σ_d dy_td v_sd", "dp_ts = Σ_d dy_sd v_td", r"dp_ts = .*index s has size 4 in dy, but 5 elsewhere"),
     Mistake("dv_sd = Σ_t p_ts dy_td", "dv_sd = Σ_t dp_ts dy_td", r"line \d+: dv_sd = .*is not true.*the left side is"),
-    Mistake("p_ts (dp_ts − Σ_s' p_ts' dp_ts')", "p_ts dp_ts", r"line \d+: dz_ts = .*differs from"),
-    Mistake("− Σ_s' p_ts' dp_ts'", "− Σ_t' p_t's dp_t's", r"line \d+: dz_ts = .*differs from"),
-    Mistake("da_ts = dz_ts/√D", "da_ts = dz_ts", r"line \d+: da_ts = .*differs from"),
+    Mistake(
+        "p_ts (dp_ts − Σ_s' p_ts' dp_ts')",
+        "p_ts dp_ts",
+        r"line \d+: dz_ts = .*differs from",
+        "the sum is left out: raising one score lowers all other probabilities of its row",
+    ),
+    Mistake(
+        "− Σ_s' p_ts' dp_ts'",
+        "− Σ_t' p_t's dp_t's",
+        r"line \d+: dz_ts = .*differs from",
+        "the sum runs over the queries and not over the keys",
+    ),
+    Mistake("da_ts = dz_ts/√D", "da_ts = dz_ts", r"line \d+: da_ts = .*differs from", "the division by √D is left out"),
     Mistake("dk_sd = Σ_t da_ts q_td", "dk_sd = Σ_t da_ts q_sd", r"dk_sd = .*index s has size 4 in q, but 5 elsewhere"),
 )
 

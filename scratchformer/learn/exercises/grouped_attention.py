@@ -42,9 +42,10 @@ def grouped_attention(q, k, v):
 def grouped_attention_backward(dy, cache):
     cache, (B, G, S, D) = cache
     dq, dkeys, dvalues = attention_backward(dy, cache)  # dkeys, dvalues: (B, H, S, D)
+    H = dq.shape[1]
     # TODO: dk and dv (B, G, S, D).
-    dk = dkeys.reshape(B, G, -1, S, D).sum(axis=2)
-    dv = dvalues.reshape(B, G, -1, S, D).sum(axis=2)
+    dk = dkeys.reshape(B, G, H // G, S, D).sum(axis=2)
+    dv = dvalues.reshape(B, G, H // G, S, D).sum(axis=2)
     # END
     return dq, dk, dv
 
@@ -61,17 +62,21 @@ HINTS = (
     "With H = 6 and G = 2, the query heads use the key heads 0, 0, 0, 1, 1, 1.",
     "np.repeat has an argument `axis`. Going back, the gradients of neighbouring heads belong together: cut the axis "
     "of H heads into G groups of H/G heads, as when you split the columns into heads, and sum within each group.",
-    "keys = np.repeat(k, H // G, axis=1). dkeys.reshape(B, G, -1, S, D) has the heads of a group on axis 2.",
+    "keys = np.repeat(k, H // G, axis=1). dkeys.reshape(B, G, H // G, S, D) has the heads of a group on axis 2.",
 )
 LIBRARY = ops.attention
 MISTAKES = (
     Mistake("np.repeat(k, H // G, axis=1)", "np.tile(k, (1, H // G, 1, 1))", "query head 1 uses key head 0"),
     Mistake("np.repeat(v, H // G, axis=1)", "np.repeat(v, H // G, axis=0)", r"line \d+: return p @ v"),
-    Mistake("keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys[:, :: len(dkeys[0]) // G]", r"dk\[.*key head 0 gets"),
+    Mistake("keys.reshape(B, G, H // G, S, D).sum(axis=2)", "keys[:, :: H // G]", r"dk\[.*key head 0 gets"),
     Mistake(
-        "keys.reshape(B, G, -1, S, D).sum(axis=2)", "keys.reshape(B, -1, G, S, D).sum(axis=1)", r"dk\[.*gets the sum"
+        "keys.reshape(B, G, H // G, S, D).sum(axis=2)",
+        "keys.reshape(B, H // G, G, S, D).sum(axis=1)",
+        r"dk\[.*gets the sum",
     ),
-    Mistake("values.reshape(B, G, -1, S, D).sum(", "values.reshape(B, G, -1, S, D).mean(", r"dv\[.*gets the sum"),
+    Mistake(
+        "values.reshape(B, G, H // G, S, D).sum(", "values.reshape(B, G, H // G, S, D).mean(", r"dv\[.*gets the sum"
+    ),
 )
 
 

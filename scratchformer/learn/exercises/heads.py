@@ -76,12 +76,18 @@ MISTAKES = (
         "x.reshape(B, T, C // H, H).transpose(0, 3, 1, 2)",
         r"y\[0, 0, 0, 1\] must be x\[0, 0, 1\], got x\[0, 0, 3\]",
     ),
-    Mistake("dy.transpose(0, 2, 1, 3).reshape(B, T, C)", "dy.reshape(B, T, C)", "split_heads: wrong gradient at x"),
+    Mistake(
+        "dy.transpose(0, 2, 1, 3).reshape(B, T, C)",
+        "dy.reshape(B, T, C)",
+        "split_heads: wrong gradient at x",
+        "dy is reshaped before its axes are brought back into their order",
+    ),
     Mistake("x.transpose(0, 2, 1, 3).reshape(B, T, H * D)", "x.reshape(B, T, H * D)", "join_heads, .* must be x"),
     Mistake(
         "dy.reshape(B, T, H, D).transpose(0, 2, 1, 3)",
         "dy.reshape(shape)",
         "join_heads: wrong gradient at x",
+        "the axes are not exchanged: heads and positions are mixed",
     ),
 )
 

@@ -101,7 +101,9 @@ def check_table(student, table):
         raise Wrong(f"allowed: expected shape (B, 1, T, T), here {table.shape}, got {found.shape}")
     for b, _, t, s in np.argwhere(np.broadcast_to(found, table.shape) != table):
         if table[b, 0, t, s]:
-            raise Wrong(f"allowed[{b}, 0, {t}, {s}] is False: query {t} must see key {s} of {LENGTHS[b]}")
+            raise Wrong(
+                f"allowed[{b}, 0, {t}, {s}] is False: query {t} must see key {s}, which is neither later nor padding"
+            )
         why = "comes later" if s > t else f"is padding: sequence {b} has length {LENGTHS[b]}"
         raise Wrong(f"allowed[{b}, 0, {t}, {s}] is True: query {t} must not see key {s}, which {why}")
 

@@ -62,7 +62,9 @@ MISTAKES = (
     Mistake("s + (T - 1) - t\n", "s + (S - 1) - t\n", r"columns\[0, 0\]: expected 2, got 3"),
     Mistake("np.zeros(shape, dy.dtype)", "np.zeros(shape)", "float64 where"),
     Mistake("np.zeros(shape, dy.dtype)", "np.empty(shape, dy.dtype)", "outside the windows"),
-    Mistake("dx[..., t, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x"),
+    Mistake(
+        "dx[..., t, columns] = dy", "dx[..., :S] = dy", "wrong gradient at x", "all gradients go to the first S columns"
+    ),
 )
 
 

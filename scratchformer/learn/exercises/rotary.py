@@ -57,12 +57,19 @@ MISTAKES = (
         "da = du * cos + dw * sin\n    db = dw * cos - du * sin",
         "da = du * cos - dw * sin\n    db = dw * cos + du * sin",
         "wrong gradient at x",
+        "dy is turned the same way as x, not back",
     ),
-    Mistake("db = dw * cos - du * sin", "db = dw * cos + du * sin", "wrong gradient at x"),
+    Mistake(
+        "db = dw * cos - du * sin",
+        "db = dw * cos + du * sin",
+        "wrong gradient at x",
+        "the sine in db has the wrong sign",
+    ),
     Mistake(
         "da = du * cos + dw * sin",
         "da = du * cos",
         "wrong gradient at x",
+        "da leaves out that a is in both halves of y",
     ),
     Mistake("[a * cos - b * sin, b * cos + a * sin]", "[a * cos + b * sin, b * cos - a * sin]", "turned the other way"),
     Mistake(
@@ -71,7 +78,10 @@ MISTAKES = (
         "side by side",
     ),
     Mistake(
-        "np.concatenate([da, db], axis=-1)", "np.stack([da, db], axis=-1).reshape(dy.shape)", "wrong gradient at x"
+        "np.concatenate([da, db], axis=-1)",
+        "np.stack([da, db], axis=-1).reshape(dy.shape)",
+        "wrong gradient at x",
+        "da and db stand side by side, not each in its own half",
     ),
 )
 

@@ -65,23 +65,37 @@ HINTS = (
 )
 LIBRARY = ops.rotary
 MISTAKES = (
-    Mistake("dx_tj = Σ_i R_tij dy_ti", "dx_tj = Σ_i R_tji dy_ti", r"line \d+: dx_tj = .*is not true"),
+    Mistake(
+        "dx_tj = Σ_i R_tij dy_ti",
+        "dx_tj = Σ_i R_tji dy_ti",
+        r"line \d+: dx_tj = .*is not true",
+        "dy is turned the same way as x, not back",
+    ),
     Mistake("= δ_jk", "= 1", r"line \d+: Σ_i R_tij R_tik = .*is not true"),
-    Mistake("= δ_jk", "= Σ_i R_tik R_tij", "both sides|the same sum"),
-    Mistake("x_tj = Σ_i R_tij y_ti", "x_tj = Σ_i R_tji y_ti", r"line \d+: x_tj = .*is not true"),
-    Mistake("= R_{s−t,j,k} for", "= R_{s−t,k,j} for", r"line \d+: Σ_i R_tij R_sik = .*is not true"),
+    Mistake("= δ_jk", "= Σ_i R_tik R_tij", "both sides|without R"),
+    Mistake(
+        "x_tj = Σ_i R_tij y_ti",
+        "x_tj = Σ_i R_tji y_ti",
+        r"line \d+: x_tj = .*is not true",
+        "y is turned once more, not back",
+    ),
+    Mistake(
+        "= R_{s−t,j,k} for",
+        "= R_{s−t,k,j} for",
+        r"line \d+: Σ_i R_tij R_sik = .*is not true",
+        "the turn is by t − s, the wrong way",
+    ),
 )
 RESTRICTED = (
-    ("Σ_i R_tij R_tik = ", "R", "it is the same sum again: write it without R"),
-    ("x_tj = ", "x", "write it in terms of R and y"),
-    ("Σ_i R_tij R_sik = ", "Σ|sum", "it is the same sum again: write it with one R"),
+    ("Σ_i R_tij R_tik = ", "R", "Write it without R: multiply the two matrices"),
+    ("x_tj = ", "x", "Write it in terms of R and y"),
+    ("Σ_i R_tij R_sik = ", "Σ|sum", "Write it with one R and no sum"),
 )
 
 
 def check(student):
-    remark = check_equations_of(student.rotary, backward, normal(0, 5, 2), names={"θ": student.THETA})
     expect_without(student, RESTRICTED)
-    return remark
+    return check_equations_of(student.rotary, backward, normal(0, 5, 2), names={"θ": student.THETA})
 
 
 def backward(dy, angles):

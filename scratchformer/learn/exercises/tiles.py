@@ -73,10 +73,16 @@ HINTS = (
 )
 LIBRARY = ops.attention.twins[np.ndarray]
 MISTAKES = (
-    Mistake("np.exp(lse - new) * y +", "y +", "wrong after 2 tiles"),
-    Mistake("np.exp(e - new) * u", "u", "wrong after 2 tiles"),
+    Mistake(
+        "np.exp(lse - new) * y +",
+        "y +",
+        "wrong after 2 tiles",
+        "the weight of the tiles so far is 1: it is left out, or made from the new lse",
+    ),
+    Mistake("np.exp(e - new) * u", "u", "wrong after 2 tiles", "the weight of the new tile is left out"),
     Mistake("new = np.logaddexp(lse, e)", "new = lse = np.logaddexp(lse, e)", "wrong after 2 tiles"),
     Mistake("np.logaddexp(lse, e)", "np.log(np.exp(lse) + np.exp(e))", "got nan. Here the scores reach thousands"),
+    Mistake("np.exp(scores(q, keys) - lse)", "np.exp(scores(q, keys)) / np.exp(lse)", "got nan. Here the scores reach"),
     Mistake("r = (dy * y).sum(axis=-1, keepdims=True)", "r = 0", "wrong gradient at [qk]", "r is left out"),
     Mistake(
         "dz = p * (dy @ values.swapaxes(-1, -2) - r)",
@@ -96,11 +102,12 @@ def check(student):
             why = f"It is wrong after {tiles} tile{'s' * (tiles > 1)}"
             y, _ = student.attention(q, keys, values, W)
             expect_close("y", y, ops.attention(q, keys, values)[0], why)
-        large = 1000 * q / np.abs(q).max(), k * 3
-        expect_close(
-            "y", student.attention(*large, v, W)[0], ops.attention(*large, v)[0], "Here the scores reach thousands"
-        )
-        check_pair(student.attention, student.attention_backward, q, k, v, W, max_elements=40)
+        large = 1000 * q / np.abs(q).max(), k * 3, v
+        (y, cache), (right, right_cache) = student.attention(*large, W), ops.attention(*large)
+        dv, right_dv = student.attention_backward(q, cache)[2], ops.attention_backward(q, right_cache)[2]
+        expect_close("y", y, right, "Here the scores reach thousands")
+        expect_close("dv", dv, right_dv, "Here the scores reach thousands")
+        check_pair(student.attention, student.attention_backward, q, k, v, W, max_elements=20)
     expect_little_memory(student)
 
 

@@ -80,26 +80,34 @@ MISTAKES = (
     Mistake("= exp(z_ts − lse_t)\n", "= exp(z_ts)/lse_t\n", r"line \d+: p_ts = .*is not true"),
     Mistake("= exp(z_ts − lse_t)\n", "= exp(z_ts)/Σ_s exp(z_ts)\n", "lse_t has the sum already"),
     Mistake("= log(Σ_j exp(e_tj))", "= Σ_j e_tj", r"line \d+: lse_t = .*is not true"),
-    Mistake("Σ_j exp(e_tj − lse_t) u_tjd", "Σ_j u_tjd", r"line \d+: y_td = .*is not true"),
-    Mistake("= Σ_d dy_td y_td", "= Σ_s p_ts Σ_d dy_td v_sd", "a tile has only some of the keys"),
+    Mistake(
+        "Σ_j exp(e_tj − lse_t) u_tjd",
+        "Σ_j u_tjd",
+        r"line \d+: y_td = .*is not true",
+        "the tiles are added without their weights",
+    ),
+    Mistake("= Σ_d dy_td y_td", "= Σ_s p_ts Σ_d dy_td v_sd", "in terms of dy and y"),
     Mistake("p_ts (dp_ts − r_t)", "p_ts (dp_ts − r_t/D)", r"line \d+: dz_ts = .*differs from"),
 )
 
 # The beginning of a line, what its answer must not contain, and why.
 RESTRICTED = (
-    ("p_ts = exp(z_ts)/Σ_s' exp(z_ts') = ", "Σ|sum|softmax", "write it without a sum: lse_t has the sum already"),
-    ("lse_t = log(Σ_s exp(z_ts)) = ", "z_t|lse", "write it in terms of e_tj, what is known of each tile"),
-    ("y_td = Σ_s exp(z_ts − lse_t) v_sd = ", "z_t|v_s|p_t", "write it in terms of e_tj, u_tjd and lse_t"),
-    ("r_t = Σ_s p_ts dp_ts = ", "p_t|v_s", "write it in terms of dy and y: a tile has only some of the keys"),
-    ("dz_ts = ", "Σ|sum", "write it with r_t, without a sum: a tile has only some of the keys"),
+    ("p_ts = exp(z_ts)/Σ_s' exp(z_ts') = ", "Σ|sum|softmax", "Write it without a sum: lse_t has the sum already"),
+    ("lse_t = log(Σ_s exp(z_ts)) = ", "z_t|lse", "Write it in terms of e_tj, which is known of each tile"),
+    ("y_td = Σ_s exp(z_ts − lse_t) v_sd = ", "z_t|v_s|p_t", "Write it in terms of e_tj, u_tjd and lse_t"),
+    (
+        "r_t = Σ_s p_ts dp_ts = ",
+        "p_t|v_s",
+        "Write it in terms of dy and y: p and v of all keys are never there at once",
+    ),
+    ("dz_ts = ", "Σ|sum", "Write it with r_t, without a sum: a tile has only some of the keys"),
 )
 
 
 def check(student):
     arrays = normal(0, 4, 5), normal(1, 6, 5), normal(2, 6, 5)
-    remark = check_equations_of(student.tiled_attention, backward, *arrays, 2, names={"J": 3})
     expect_without(student, RESTRICTED)
-    return remark
+    return check_equations_of(student.tiled_attention, backward, *arrays, 2, names={"J": 3})
 
 
 def backward(dy, cache):
