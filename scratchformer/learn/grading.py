@@ -160,7 +160,7 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 FLOAT32 = """
 The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
-divided, and for np.zeros or np.eye without a dtype."""
+divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
 
 
 def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:

@@ -39,7 +39,12 @@ HINTS = (
 LIBRARY = ops.softmax
 MISTAKES = (
     Mistake("(dy - (dy * y).sum(axis=-1, keepdims=True))", "dy", "wrong gradient at z"),
-    Mistake("axis=-1, keepdims=True))\n    return dz", "axis=0, keepdims=True))\n    return dz", "wrong gradient at z"),
+    Mistake(
+        "axis=-1, keepdims=True))\n    return dz",
+        "axis=0, keepdims=True))\n    return dz",
+        "wrong gradient at z",
+        "the sum runs over the rows, not within each row",
+    ),
     Mistake("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
     Mistake("dz = y * (", "dz = (", "wrong gradient at z"),
 )
