@@ -5,13 +5,13 @@ import sys
 
 import numpy as np
 import pytest
-from scipy.special import erf, expit
+from scipy.special import erf, erfc, expit
 
 from scratchformer import ops
 from scratchformer.backend import array_module
 from scratchformer.cli import main
 from scratchformer.dispatch import reference_only
-from scratchformer.testing import GradientError, check_precision
+from scratchformer.testing import GradientError, bounds, check_precision
 from scratchformer.testing.bounds import Arithmetic, gamma
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.strict import STRICT
@@ -348,6 +348,21 @@ def test_the_bound_holds_for_every_step_in_the_type_itself(name, dtype):
         if name != "either way":
             digits = 2.0**-7 if dtype.kind == "V" else 2.0**-10
             assert np.median(bounded.bound) < 100 * digits * np.median(np.abs(exact))
+
+
+@pytest.mark.parametrize("name", bounds.PROPAGATION)
+def test_a_rule_covers_every_error_of_its_arguments(name):
+    f = {"erf": erf, "erfc": erfc, "expit": expit}.get(name) or getattr(np, name)
+    a, b, ea, eb = np.abs(normal(4, 200)) * [[0.5], [0.5], [0.1], [0.1]]
+    with np.errstate(all="ignore"):
+        pairs = [(a, ea), (b, eb)][: f.nin]
+        bound = bounds.PROPAGATION[name](*(part for pair in pairs for part in pair))
+        for t in (-1, -0.5, 0.5, 1):
+            for s in (-1, -0.5, 0.5, 1):
+                change = np.abs(
+                    f(*(x + d * e for d, (x, e) in zip((t, s), pairs, strict=False))) - f(*(x for x, _ in pairs))
+                )
+                assert (np.isnan(change) | (change <= bound * (1 + 1e-9) + 1e-12)).all()
 
 
 def test_gamma():
