@@ -406,6 +406,7 @@ _LIBRARY: dict[str, Callable] = {
     **dict.fromkeys(("logaddexp", "logaddexp2"), lambda a, ea, b, eb: np.maximum(ea, eb)),
     "hypot": _SUM,
 }
+PROPAGATION = _EXACT | _ROUNDED | _LIBRARY
 _COMPARISONS = "less less_equal greater greater_equal equal not_equal".split()
 _LOGICAL = "logical_and logical_or logical_xor logical_not bitwise_and bitwise_or bitwise_xor invert".split()
 _QUESTIONS = "isfinite isinf isnan signbit".split()
