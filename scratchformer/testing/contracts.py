@@ -125,8 +125,8 @@ def expect_equal(
     same_bits: bool = False,
     diagnoses: Iterable[Diagnosis] = (),
 ) -> None:
-    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits, or, with
-    `same_bits`, at all.
+    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits; with
+    `same_bits`, also if they differ in these.
     """
     for name, x in named.items():
         x, y = to_cpu(x), to_cpu(expected[name])

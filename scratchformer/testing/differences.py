@@ -20,10 +20,10 @@ factor of about two in the estimate, provided the measured round-off is right: s
 kink near x the check takes smaller steps, with a kink at x itself it cannot decide, and trying many steps cannot make a
 wrong gradient pass. Absolute values are taken for each output, so that kinks cannot cancel.
 
-With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where R(h) = D(h) + A(h)/2
-is the slope from x to x + h, and L(h) = D(h) − A(h)/2 that from x − h to x. The numeric value is then the middle of the
-two. Any value between them differs from it by half their distance; three times that is accepted, because several kinks
-may meet at x.
+With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where the slope from x to
+x + h is R(h) = D(h) + A(h)/2, and that from x − h to x is L(h) = D(h) − A(h)/2. The numeric value is then the middle of
+the two. Any value between them differs from it by at most half their distance; three times that is accepted, because
+several kinks may meet at x.
 
 For most elements two evaluations are enough: if the analytic value is within rtol/10 of D(h/2) at the first step,
 round-off included, no other step is tried. That step was chosen before, so a wrong gradient would have to be wrong by

@@ -114,17 +114,23 @@ def check_gradients(
 
     `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
     one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
-    `y` may be a tuple of arrays; then so is `dy`. All arrays are copied to `device`, floating-point ones as float64;
-    `args` are not changed. dy is standard normal, from `Key(seed)`.
+    `y` may be a tuple or a list of arrays; then so is `dy`. All arrays are copied to `device`, floating-point ones as
+    float64, also those inside tuples, lists and dicts; `args` are not changed. dy is standard normal, from `Key(seed)`.
 
     The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
     `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of
-    the larger value plus the uncertainty due to round-off and kinks. `complex_step=True` also compares with
-    Im F(x + ih)/h, h = 1e-30, to 1e-10, for an `op` that is analytic and accepts complex arrays.
+    the larger value plus the uncertainty due to round-off and kinks. At a kink any value between the one-sided
+    derivatives is accepted, and the Report names it. `complex_step=True` also compares with Im F(x + ih)/h, h = 1e-30,
+    to 1e-10, for an `op` that is analytic and accepts complex arrays.
 
-    The contract: the same inputs give the same y; forward and backward do not write to their arguments; y and the
-    gradients share no memory with args or dy, and the gradients none with each other; backward can be called twice on
+    The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
+    backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
+    with args or dy, nor with each other, the cache, or the results of an earlier call; backward can be called twice on
     one cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
+
+    With `layouts`, arguments and dy are also passed in Fortran order, as every second element of a larger array, with
+    negative strides, and read-only, and dy as a broadcast view: the results must be the same. A batch without rows must
+    be refused with a ValueError or IndexError, or give zero gradients; `layouts.check_empty` says what a batch is.
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance and the
     seed. Raises ValueError if a wrong gradient could pass: if no array among `args` is floating-point, or one is empty,
@@ -184,12 +190,14 @@ def check_layer(
     many parameters is checked faster with more. Tensors whose gradients have about the same size go together. If they
     disagree, or if a gradient wrong by a thousandth of the smallest of them could pass, each is compared by itself.
 
-    The contract: forward writes to no input, parameter or gradient; backward writes only to gradients, and adds to
-    them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside the cache;
-    no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass replaces the
-    data or gradient array of a parameter by another; `layer` itself is not changed. Parameters that are `frozen` need
-    no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a key does),
-    since no caller writes to either.
+    The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
+    backward is linear in dy; forward writes to no input, parameter or gradient; backward writes only to gradients, and
+    adds to them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside
+    the cache; no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass
+    replaces the data or gradient array of a parameter by another; `layer` itself is not changed. Parameters that are
+    `frozen` need no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a
+    key does), since no caller writes to either. With `layouts`, inputs and dy are also passed in other memory layouts,
+    and without rows, as in `check_gradients`.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer import nn
-from scratchformer.backend import array_module, to_device
+from scratchformer.backend import CPU, array_module, to_device
 from scratchformer.nn import Layer
 from scratchformer.testing import GradientError, check_layer
 
@@ -412,3 +412,72 @@ def test_parameters_that_are_not_finite():
 def test_options_with_which_any_gradient_would_pass(options):
     with pytest.raises(ValueError, match="expected"):
         check_layer(Affine(), X, **options)
+
+
+def test_the_same_bits_twice_on_a_cpu(device):
+    class Noisy(Affine):
+        rng = np.random.default_rng(0)
+
+        def backward(self, dy, x):
+            dx = super().backward(dy, x)
+            self.b.grad *= 1 + 1e-14 * self.rng.uniform(0.5, 1)
+            return dx
+
+    if device is CPU:
+        assert "b: the last digits differ between two runs on the same numbers" in fails(Noisy())
+        check_layer(Noisy(), X, same_bits=False)
+    else:
+        check_layer(Noisy(), X, device=device)
+
+
+def test_faults_in_the_gradient_of_a_parameter(device):
+    """A clipped one, and one that is wrong without rows."""
+
+    class Clipped(Affine):
+        def backward(self, dy, x):
+            dw = x.T @ dy
+            self.w.grad += dw.clip(-100, 100)
+            self.b.grad += dy.sum(axis=0)
+            return dy @ self.w.data.T
+
+    class Mean(Affine):
+        def backward(self, dy, x):
+            self.w.grad += x.T @ dy
+            self.b.grad += dy.sum(axis=0) / len(dy) * len(dy) if len(dy) else 1
+            return dy @ self.w.data.T
+
+    message = fails(Clipped(), device=device)
+    assert "Clipped: backward is not linear in dy: for −1024 dy, gradient of w[" in message
+    assert "with x of length 0, gradient of b[0] is 1, not 0" in fails(Mean(), device=device)
+    check_layer(Mean(), X, layouts=False, device=device)
+
+
+def test_outputs_in_a_list():
+    class Two(Affine):
+        def named_parameters(self):
+            return {"w": self.w}
+
+        def forward(self, x):
+            return [x @ self.w.data, x * 2], x
+
+        def backward(self, dy, x):
+            self.w.grad += x.T @ dy[0]
+            return dy[0] @ self.w.data.T + 2 * dy[1]
+
+    check_layer(Two(), X)
+
+
+def test_kinks_are_named():
+    class Relu(Affine):
+        def forward(self, x):
+            h, _ = super().forward(x)
+            return h * (h > 0), (x, h > 0)
+
+        def backward(self, dy, cache):
+            x, positive = cache
+            return super().backward(dy * positive, x)
+
+    layer = Relu()
+    layer.b.data[...] = 0
+    report = check_layer(layer, np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]))
+    assert [kink.partition(":")[0] for kink in report.kinks[:3]] == ["x[0, 0]", "x[0, 1]", "x[0, 2]"]

@@ -483,6 +483,10 @@ def doubled(x):
     return x * 2, None
 
 
+def doubled_backward(dy, _):
+    return dy * 2
+
+
 CONTRACT = {
     "too few gradients": (
         linear,
@@ -606,3 +610,127 @@ def test_names_of_the_arguments():
 def test_an_error_in_the_operation_is_its_own():
     with pytest.raises(ZeroDivisionError):
         check_gradients(lambda x: 1 / 0, cube_backward, normal(2))
+
+
+# Holes of the contract that values cannot show.
+
+
+def test_the_same_bits_twice_on_a_cpu():
+    """Noise in the last digits is allowed on request, and on a device that adds in any order."""
+    rng = np.random.default_rng(0)
+
+    def noisy(x):
+        return array_module(x).asarray(x) * (2 + 1e-15 * rng.uniform(0.5, 1)), None
+
+    def backward(dy, _):
+        return noisy(dy)[0]
+
+    message = fails(noisy, lambda dy, _: dy * 2, normal(3, 4))
+    assert "y: the last digits differ between two runs on the same numbers, by" in message
+    assert "(same_bits=False allows it" in message
+    assert "x: the last digits differ" in fails(doubled, backward, normal(3, 4))
+    check_gradients(noisy, backward, normal(3, 4), same_bits=False)
+    check_gradients(noisy, backward, normal(3, 4), device=STRICT)
+
+
+def test_a_backward_that_depends_on_what_its_forward_drew():
+    rng = np.random.default_rng(0)
+
+    def op(x):
+        return x * 2, rng.standard_normal()
+
+    assert "x: differs between two runs with the same arguments" in fails(op, lambda dy, n: dy * n, normal(3))
+
+
+def test_a_gradient_that_is_an_array_of_the_cache(device):
+    """Whoever adds to the gradient would change the next one."""
+
+    def op(x):
+        return x.sum(axis=0), array_module(x).ones_like(x)
+
+    def backward(dy, ones):
+        ones[...] = dy
+        return ones
+
+    message = fails(op, backward, normal(4, 3), device=device)
+    assert "gradient of x of an earlier call" in message
+
+
+def test_a_gradient_that_spoils_the_cache():
+    def op(x):
+        return x * 3.0, np.full(x.shape, 3.0)
+
+    def backward(dy, slope):
+        return np.multiply(slope, dy, out=slope) if slope.flags.writeable and np.all(slope == 3) else slope
+
+    assert "gradient of x shares memory with the cache: writing to it spoils" in fails(op, backward, normal(3))
+
+
+def test_results_in_a_buffer_that_every_call_uses():
+    buffer = {}
+
+    def kept(x):
+        y = buffer.setdefault((x.shape, x.dtype), np.empty_like(x))
+        return np.multiply(2, x, out=y)
+
+    assert "y shares memory with y of an earlier call" in fails(lambda x: (kept(x), None), doubled_backward, normal(3))
+    buffer.clear()
+    message = fails(doubled, lambda dy, _: kept(dy), normal(3))
+    assert "x shares memory with gradient of x of an earlier call" in message
+
+
+def test_a_gradient_that_is_a_broadcast_view():
+    message = fails(lambda x: (x.sum(axis=0), x.shape), lambda dy, s: np.broadcast_to(1 * dy, s), normal(4, 3))
+    assert "gradient of x is a broadcast view: expected an array of its own" in message
+
+
+def test_arrays_inside_arguments(device):
+    """In tuples, lists, dicts and keyword arguments: of the right type, on the device, and not written to."""
+    state = {"scale": [normal(3), (normal(3), 2)]}
+
+    def op(x, state, shift=None):
+        return x * state["scale"][0] + shift, state
+
+    def backward(dy, state):
+        return dy * state["scale"][0]
+
+    check_gradients(op, backward, normal(4, 3), state, shift=normal(3), device=device)
+
+    def writes(part):
+        def op_that_writes(x, state, shift):
+            target = part(state, shift)
+            target += 1
+            return op(x, state, shift)
+
+        return fails(op_that_writes, backward, normal(4, 3), state, shift=normal(3), device=device)
+
+    assert "forward writes to state['scale'][0]" in writes(lambda state, shift: state["scale"][0])
+    assert "forward writes to state['scale'][1][0]" in writes(lambda state, shift: state["scale"][1][0])
+    assert "forward writes to shift" in writes(lambda state, shift: shift[1:])
+    message = fails(lambda x, state: (state["scale"][0], None), lambda dy, _: dy * 1, normal(3), state, device=device)
+    assert "y shares memory with state['scale'][0]" in message
+
+
+def test_outputs_in_a_list_and_other_structures(device):
+    def listed(x):
+        return list(split(x)[0]), x
+
+    check_gradients(listed, split_backward, normal(3, 4), device=device)
+    message = fails(lambda x: ((x * 1, (x * 2, x * 3)), None), doubled_backward, normal(3), device=device)
+    assert "y[1]: expected an array, got tuple" in message
+    assert "y[1]: expected an array, got NoneType" in fails(
+        lambda x: ((x * 1, None), None), doubled_backward, normal(3)
+    )
+    message = fails(lambda x: ((x * 2,) * 2, None), lambda dy, _: 2 * (dy[0] + dy[1]), normal(3), device=device)
+    assert "y[1] shares memory with y[0]" in message
+    assert "y is on cpu, the arguments are on" in fails(lambda x: (to_cpu(x), None), None, normal(3), device=STRICT)
+
+
+def test_one_gradient_of_several_is_float64(device):
+    def backward(dy, cache):
+        dx, dw, db = linear_backward(dy, cache)
+        return dx, dw * np.float64(1), db
+
+    args = normal(2, 3).astype(np.float32), normal(3, 2), normal(2).astype(np.float32)  # of two types
+    assert "gradient of w is float64 where all" in fails(linear, backward, *args, device=device)
+    check_gradients(linear, linear_backward, *args, device=device)

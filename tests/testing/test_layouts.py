@@ -1,4 +1,4 @@
-"""Other memory layouts, batches without rows, and linearity in dy: right code passes, and each planted fault is named."""
+"""Memory layouts, batches without rows, and linearity in dy: right code passes, each planted fault is named."""
 
 import numpy as np
 import pytest
