@@ -13,6 +13,7 @@ import inspect
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -126,19 +127,18 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
             yield from planted(evidence, derivation)
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
-    found = likeliest(evidence, dy, arrays, catalogue, equations)
-    return found or list(uniform(evidence, run, dy))
+    searches = [partial(uniform, evidence, run, dy), partial(general, evidence, dy, arrays), equations]
+    return likeliest(evidence, dy, arrays, catalogue, *searches, partial(uniform, evidence, run, dy, 1.0))
 
 
-def uniform(evidence: Evidence, run: PairRun, dy: Any) -> Iterator[Diagnosis]:
-    """The gradients are right while one of the vectors among the arguments is uniform."""
+def uniform(evidence: Evidence, run: PairRun, dy: Any, value: float | None = None) -> Iterator[Diagnosis]:
+    """The gradients are right while all elements of a vector among the arguments are equal, or are `value`."""
+    text = "all elements of {} are equal" if value is None else f"{{}} is {value:g}"
     for name, x in run.floating.items():
         if x.ndim == 1 and x.size > 1 and name not in evidence.wrong:
-            for value, text in ((float(x.mean()), "all elements of {} are equal"), (1.0, "{} is 1")):
-                if right_with(run, dy, x, value):
-                    what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
-                    yield Diagnosis(what, "form", f"right for uniform {name}")
-                    return
+            if right_with(run, dy, x, float(x.mean()) if value is None else value):
+                what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
+                yield Diagnosis(what, "form", f"right for uniform {name}")
 
 
 def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
@@ -156,8 +156,16 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a layer looks like."""
-    arrays = {name: on_cpu(x) for name, x in run.given.items()}
-    return likeliest(evidence, on_cpu(dy), arrays, lambda: known_layers(evidence, run, dy), lambda: ())
+    arrays, known = {name: on_cpu(x) for name, x in run.given.items()}, partial(known_layers, evidence, run, dy)
+    return likeliest(evidence, on_cpu(dy), arrays, known, partial(general, evidence, on_cpu(dy), arrays))
+
+
+def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> Iterator[Diagnosis]:
+    """The general forms that the gradients have."""
+    from .forms import forms
+
+    for what, name in forms(evidence, dy, arrays):
+        yield Diagnosis(what, "form", name)
 
 
 def likeliest(
@@ -165,19 +173,18 @@ def likeliest(
     dy: Any,
     arrays: dict[str, Any],
     catalogue: Callable[[], Iterable[Diagnosis]],
-    equations: Callable[[], Iterable[Diagnosis]],
+    *others: Callable[[], Iterable[Diagnosis]],
 ) -> list[Diagnosis]:
-    """The explanations, the likeliest first: a factor that has a meaning, then a known mistake; without these, another
-    form, then a mistake in an equation; without all of these, a factor that has no meaning.
+    """The explanations, the likeliest first: a factor that has a meaning, and known mistakes; without these, what
+    `others` find; without all of these, a factor that has no meaning.
     """
-    from .forms import constant_factors, forms
+    from .forms import constant_factors
 
     factors = [Diagnosis(what, "form", name) for what, name in constant_factors(evidence, {**arrays, "dy": dy})]
     unknown = any(factor.name == "unknown factor" for factor in factors)
     if found := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
         return found
-    found = [] if factors else [Diagnosis(what, "form", name) for what, name in forms(evidence, dy, arrays)]
-    return [*found, *equations()] or factors
+    return [diagnosis for search in others for diagnosis in search()] or factors
 
 
 def derivations(
@@ -350,11 +357,16 @@ def diagnose(
     """
     from .gradcheck import check_gradients
 
+    forward = op
     if docstring is not None:
-        op = functools.update_wrapper(functools.partial(op), op)
-        op.__doc__ = docstring
+
+        @functools.wraps(op)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return op(*args, **kwargs)
+
+        forward.__doc__ = docstring
     try:
-        check_gradients(op, op_backward, *args, seed=seed, **kwargs)
+        check_gradients(forward, op_backward, *args, seed=seed, **kwargs)
     except GradientError as error:
         return list(error.diagnoses)
     return []
