@@ -301,30 +301,36 @@ def known_code(
 def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnosis]:
     """The mistakes of the catalogue in layers that give the gradients found.
 
-    Each is tried on a copy, in which layers get the class with the mistake that has the name of theirs.
+    Each is tried on copies, in which the layers get the class of their name, with the mistake and without it: only with
+    it may the gradients be those found.
     """
     from .mistakes import MISTAKES
 
+    names = {type(layer).__name__ for layer in layers_in(run.layer, {})}
     y, _ = run.forward()
     for mistake in MISTAKES:
-        if not mistake.file.startswith(("nn/", "models/")):
-            continue
-        names = {name for name in re.findall(r"^class (\w+)", mistake.source(), re.MULTILINE)}
-        other = copy.copy(run)
-        other.layer = copy.deepcopy(run.layer)
-        changed = [layer for layer in layers_in(other.layer, {}) if type(layer).__name__ in names]
-        if not changed:
+        classes = set(re.findall(r"^class (\w+)", mistake.source(), re.MULTILINE)) if mistake.file else set()
+        if not mistake.file.startswith(("nn/", "models/")) or not names & classes:
             continue
         try:
-            for layer in changed:
-                layer.__class__ = mistake.names()[type(layer).__name__]
-            other.params = other.layer.named_parameters()
-            other.trained = {name: other.params[name] for name in run.trained}
-            if all(same(to_cpu(a), to_cpu(b)) for a, b in zip(as_tuple(other.forward()[0]), as_tuple(y), strict=True)):
-                if evidence.explained_by(other.gradients(dy)):
+            right, wrong = (with_classes(run, found) for found in (vars(mistake.module()), mistake.names()))
+            same_y = zip(as_tuple(wrong.forward()[0]), as_tuple(y), strict=True)
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(wrong.gradients(dy)):
+                if not evidence.explained_by(right.gradients(dy)):
                     yield catalogued(mistake)
         except Exception:  # a layer of the same name may have other parts
             continue
+
+
+def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
+    """The run of a copy in which layers have the class that `classes` has for the name of theirs."""
+    other = copy.copy(run)
+    other.layer = copy.deepcopy(run.layer)
+    for layer in layers_in(other.layer, {}):
+        layer.__class__ = classes.get(type(layer).__name__, type(layer))
+    other.params = other.layer.named_parameters()
+    other.trained = {name: other.params[name] for name in run.trained}
+    return other
 
 
 def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
@@ -341,7 +347,8 @@ def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
 
 
 def catalogued(mistake: Mistake) -> Diagnosis:
-    title = mistake.title[0].lower() + mistake.title[1:] if mistake.title[1:2].islower() else mistake.title
+    title, (word, *_) = mistake.title, mistake.title.split()
+    title = title[0].lower() + title[1:] if word == "A" or word[1:].islower() else title
     equation = f": {mistake.wrong}" if mistake.wrong else ""
     return Diagnosis(f"A known mistake: {title}{equation}. {mistake.effect}", "catalogue", mistake.name)
 

@@ -188,7 +188,7 @@ WRONG = [mistake for mistake in MISTAKES if mistake.name in WITH.keys() | WITHOU
 
 def test_known_mistakes_are_named(thorough):
     """At least four in five, also without the catalogue; the whole table if thorough."""
-    sample = WRONG if thorough else WRONG[2::9]
+    sample = WRONG if thorough else WRONG[2::11]
     named = [first(mistake) == WITH.get(mistake.name, mistake.name) for mistake in sample]
     with empty_catalogue():
         alone = [first(mistake) == WITHOUT.get(mistake.name, mistake.name) for mistake in sample]
@@ -235,7 +235,7 @@ def test_two_mistakes_at_once_are_not_known_and_noise_is_not():
         assert caught.value.diagnoses == ()
 
 
-@pytest.mark.parametrize("name", ["softmax", "attention, causal", "embedding", "cross_entropy, ignored"])
+@pytest.mark.parametrize("name", ["softmax", "embedding", "cross_entropy, ignored"])
 def test_a_right_gradient_has_no_diagnosis(name, thorough):
     for each in OPERATIONS if thorough else [name]:
         made = OPERATIONS[each](Draw(1))
@@ -254,7 +254,7 @@ def powers_backward(dy, x):
 @pytest.mark.parametrize("forward", ["y_n = Σ_i (x_ni³ + x_ni²)", "y_n = Σ_i x_ni³"])
 def test_the_derivation_may_be_ones_own(forward):
     """One that is not true says nothing."""
-    docstring = f"Powers.\n\n    {forward}\n    dx_ni = dy_n ∂y_n/∂x_ni = dy_n (3 x_ni² + 2 x_ni)"
+    docstring = f"Powers.\n\nFor each n:\n\n    {forward}\n    dx_ni = dy_n ∂y_n/∂x_ni = dy_n (3 x_ni² + 2 x_ni)"
     found = [diagnosis.what for diagnosis in diagnose(powers, powers_backward, X[0], docstring=docstring)]
     true = ["This is what one gets when 2 x_ni is left out: dx_ni = dy_n (3 x_ni²)"]
     assert found == (true if "+" in forward else [])
@@ -370,11 +370,9 @@ def main(pattern=""):
             alone = first(mistake)
         right = found == WITH.get(mistake.name, mistake.name), alone == WITHOUT.get(mistake.name, mistake.name)
         with_it, without, count = with_it + right[0], without + right[1], count + 1
-        words = [
-            f"{'right' if ok else 'WRONG'}: {name or 'not known'}"
-            for ok, name in zip(right, (found, alone), strict=True)
-        ]
-        print(mistake.name, *words, sep="\n    ", flush=True)
+        print(mistake.name)
+        for ok, name in zip(right, (found, alone), strict=True):
+            print(f"    {'right' if ok else 'WRONG'}: {name or 'not known'}", flush=True)
     print(f"{count} mistakes; the first diagnosis is right for {with_it}, and without the catalogue for {without}")
 
 
