@@ -82,9 +82,9 @@ class Evidence:
         tensor = self.tensors[name]
         if tensor.base.size * self.differences.y.size > LARGEST**2:
             return None
-        start = time.perf_counter()
+        start = time.thread_time()
         self.differences.outputs()
-        if 4 * tensor.base.size * (time.perf_counter() - start) > SECONDS:
+        if 4 * tensor.base.size * (time.thread_time() - start) > SECONDS:
             return None
         columns = []
         for index in np.ndindex(tensor.base.shape):
@@ -146,19 +146,22 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
             yield from planted(evidence, derivation)
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
-    found = likeliest(evidence, dy, arrays, catalogue, equations)
-    return found or list(uniform(evidence, run, dy))
+    searches = [
+        functools.partial(uniform, evidence, run, dy),
+        functools.partial(general, evidence, dy, arrays),
+        equations,
+    ]
+    return likeliest(evidence, dy, arrays, catalogue, *searches, functools.partial(uniform, evidence, run, dy, 1.0))
 
 
-def uniform(evidence: Evidence, run: PairRun, dy: Any) -> Iterator[Diagnosis]:
-    """The gradients are right while one of the vectors among the arguments is uniform."""
+def uniform(evidence: Evidence, run: PairRun, dy: Any, value: float | None = None) -> Iterator[Diagnosis]:
+    """The gradients are right while all elements of a vector among the arguments are equal, or are `value`."""
+    text = "all elements of {} are equal" if value is None else f"{{}} is {value:g}"
     for name, x in run.floating.items():
         if x.ndim == 1 and x.size > 1 and name not in evidence.wrong:
-            for value, text in ((float(x.mean()), "all elements of {} are equal"), (1.0, "{} is 1")):
-                if right_with(run, dy, x, value):
-                    what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
-                    yield Diagnosis(what, "form", f"right for uniform {name}")
-                    return
+            if right_with(run, dy, x, float(x.mean()) if value is None else value):
+                what = f"The gradients are right as long as {text.format(name)}, and wrong otherwise."
+                yield Diagnosis(what, "form", f"right for uniform {name}")
 
 
 def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
@@ -176,8 +179,19 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a layer looks like."""
-    arrays = {name: on_cpu(x) for name, x in run.given.items()}
-    return likeliest(evidence, on_cpu(dy), arrays, lambda: known_layers(evidence, run, dy), lambda: ())
+    arrays, known = (
+        {name: on_cpu(x) for name, x in run.given.items()},
+        functools.partial(known_layers, evidence, run, dy),
+    )
+    return likeliest(evidence, on_cpu(dy), arrays, known, functools.partial(general, evidence, on_cpu(dy), arrays))
+
+
+def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> Iterator[Diagnosis]:
+    """The general forms that the gradients have."""
+    from .forms import forms
+
+    for what, name in forms(evidence, dy, arrays):
+        yield Diagnosis(what, "form", name)
 
 
 def likeliest(
@@ -185,19 +199,18 @@ def likeliest(
     dy: Any,
     arrays: dict[str, Any],
     catalogue: Callable[[], Iterable[Diagnosis]],
-    equations: Callable[[], Iterable[Diagnosis]],
+    *others: Callable[[], Iterable[Diagnosis]],
 ) -> list[Diagnosis]:
-    """The explanations, the likeliest first: a factor that has a meaning, then a known mistake; without these, another
-    form, then a mistake in an equation; without all of these, a factor that has no meaning.
+    """The explanations, the likeliest first: a factor that has a meaning, and known mistakes; without these, what
+    `others` find; without all of these, a factor that has no meaning.
     """
-    from .forms import constant_factors, forms
+    from .forms import constant_factors
 
     factors = [Diagnosis(what, "form", name) for what, name in constant_factors(evidence, {**arrays, "dy": dy})]
     unknown = any(factor.name == "unknown factor" for factor in factors)
     if found := [*(() if unknown else factors), *dict.fromkeys(catalogue())]:
         return found
-    found = [] if factors else [Diagnosis(what, "form", name) for what, name in forms(evidence, dy, arrays)]
-    return [*found, *equations()] or factors
+    return [diagnosis for search in others for diagnosis in search()] or factors
 
 
 def derivations(
@@ -265,11 +278,11 @@ def planted(evidence: Evidence, derived: Derived) -> list[Diagnosis]:
     """The mistake nearest to the end of a derivation that gives the gradients found."""
     pairs = zip(evidence.found, derived.gradients, strict=True)
     wrong = {name for tensor, name in pairs if name and tensor in evidence.wrong}
-    start = time.perf_counter()
+    start = time.thread_time()
     for name, words, changed in derived.derivation.planted(wrong):
         if derived.explains(evidence, changed):
             return [Diagnosis(f"This is what one gets when {words}", "derivation", name)]
-        if time.perf_counter() - start > SECONDS:
+        if time.thread_time() - start > SECONDS:
             break
     return []
 
@@ -314,30 +327,36 @@ def known_code(
 def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnosis]:
     """The mistakes of the catalogue in layers that give the gradients found.
 
-    Each is tried on a copy, in which layers get the class with the mistake that has the name of theirs.
+    Each is tried on copies, in which the layers get the class of their name, with the mistake and without it: only with
+    it may the gradients be those found.
     """
     from .mistakes import MISTAKES
 
+    names = {type(layer).__name__ for layer in layers_in(run.layer, {})}
     y, _ = run.forward()
     for mistake in MISTAKES:
-        if not mistake.file.startswith(("nn/", "models/")):
-            continue
-        names = {name for name in re.findall(r"^class (\w+)", mistake.source(), re.MULTILINE)}
-        other = copy.copy(run)
-        other.layer = copy.deepcopy(run.layer)
-        changed = [layer for layer in layers_in(other.layer, {}) if type(layer).__name__ in names]
-        if not changed:
+        classes = set(re.findall(r"^class (\w+)", mistake.source(), re.MULTILINE)) if mistake.file else set()
+        if not mistake.file.startswith(("nn/", "models/")) or not names & classes:
             continue
         try:
-            for layer in changed:
-                layer.__class__ = mistake.names()[type(layer).__name__]
-            other.params = other.layer.named_parameters()
-            other.trained = {name: other.params[name] for name in run.trained}
-            if all(same(to_cpu(a), to_cpu(b)) for a, b in zip(as_tuple(other.forward()[0]), as_tuple(y), strict=True)):
-                if evidence.explained_by(other.gradients(dy)):
+            right, wrong = (with_classes(run, found) for found in (vars(mistake.module()), mistake.names()))
+            same_y = zip(as_tuple(wrong.forward()[0]), as_tuple(y), strict=True)
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(wrong.gradients(dy)):
+                if not evidence.explained_by(right.gradients(dy)):
                     yield catalogued(mistake)
         except Exception:  # a layer of the same name may have other parts
             continue
+
+
+def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
+    """The run of a copy in which layers have the class that `classes` has for the name of theirs."""
+    other = copy.copy(run)
+    other.layer = copy.deepcopy(run.layer)
+    for layer in layers_in(other.layer, {}):
+        layer.__class__ = classes.get(type(layer).__name__, type(layer))
+    other.params = other.layer.named_parameters()
+    other.trained = {name: other.params[name] for name in run.trained}
+    return other
 
 
 def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
@@ -354,7 +373,8 @@ def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:
 
 
 def catalogued(mistake: Mistake) -> Diagnosis:
-    title = mistake.title[0].lower() + mistake.title[1:] if mistake.title[1:2].islower() else mistake.title
+    title, (word, *_) = mistake.title, mistake.title.split()
+    title = title[0].lower() + title[1:] if word == "A" or word[1:].islower() else title
     equation = f": {mistake.wrong}" if mistake.wrong else ""
     return Diagnosis(f"A known mistake: {title}{equation}. {mistake.effect}", "catalogue", mistake.name)
 
@@ -370,11 +390,16 @@ def diagnose(
     """
     from .gradcheck import check_gradients
 
+    forward = op
     if docstring is not None:
-        op = functools.update_wrapper(functools.partial(op), op)
-        op.__doc__ = docstring
+
+        @functools.wraps(op)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return op(*args, **kwargs)
+
+        forward.__doc__ = docstring
     try:
-        check_gradients(op, op_backward, *args, seed=seed, **kwargs)
+        check_gradients(forward, op_backward, *args, seed=seed, **kwargs)
     except GradientError as error:
         return list(error.diagnoses)
     return []

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from ... import ops
@@ -39,11 +41,15 @@ class Mistake(NamedTuple):
             text = text.replace(right, wrong)
         return text
 
+    def module(self) -> ModuleType:
+        """The module that the file is, without the mistake."""
+        return import_module(f"{PACKAGE.name}.{self.file.removesuffix('.py').replace('/', '.')}")
+
     @functools.cache  # noqa: B019  # there is one of each, and it stays
     def names(self) -> dict[str, Any]:
         """What the file defines, executed with the mistake; the package goes on without it."""
-        module = f"{PACKAGE.name}.{self.file.removesuffix('.py').replace('/', '.')}"
-        found = {"__name__": module, "__package__": module.rpartition(".")[0], "__file__": str(PACKAGE / self.file)}
+        module = self.module()
+        found = {"__name__": module.__name__, "__package__": module.__package__, "__file__": module.__file__}
         with no_twins():
             exec(compile(self.source(), self.file, "exec"), found)
         return found

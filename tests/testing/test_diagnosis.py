@@ -1,0 +1,398 @@
+"""What a wrong gradient is said to look like.
+
+    python tests/testing/test_diagnosis.py [PATTERN]
+
+runs every mistake of the catalogue that makes a gradient wrong, or those whose names match, and prints the first
+diagnosis with the catalogue and without it. It takes about half a minute.
+"""
+
+import re
+import sys
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+from scratchformer import nn, ops
+from scratchformer.testing import GradientError, check_gradients, check_layer, diagnose, diagnosis, mistakes
+from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
+from scratchformer.testing.mistakes import MISTAKES, Mistake, mistakes_of
+
+RNG = np.random.default_rng(0)
+X, GAMMA, BETA = RNG.normal(size=(2, 3, 5)), RNG.normal(size=5), RNG.normal(size=5)
+
+# Mistakes that the catalogue has as equations, as code: what is replaced in the module of the operation.
+CODE = {
+    "linear: the bias gets the mean over the rows": [("widen(dy).sum(axis=0)", "widen(dy).mean(axis=0)")],
+    "linear: the weights' gradient is divided by the number of rows": [("dw = x.T @ dy\n", "dw = x.T @ dy / len(x)\n")],
+    "relu: the result is compared with ≥": [("dx = dy * positive\n", "dx = dy * (positive >= 0)\n")],
+    "gelu: the product rule has two terms": [("dx = dy * (cdf + x * density)\n", "dx = dy * cdf\n")],
+    "silu: the factor x is left out of the second term": [("(s * (1 + x * (1 - s)))", "(s * (1 + (1 - s)))")],
+    "tanh: x is used in place of y": [("return y, y\n\n\n@backward\ndef tanh", "return y, x\n\n\n@backward\ndef tanh")],
+    "swiglu: the gate gets no factor from the other branch": [("dgate = dy * up * (s", "dgate = dy * (s")],
+    "softmax: only the diagonal of the Jacobian is used": [
+        ("dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))\n", "dz = y * (dy - dy * y)\n")
+    ],
+    "log softmax: y is taken for a probability": [("dz = dy - xp.exp(y) * dy.sum", "dz = dy - y * dy.sum")],
+    "cross entropy: rows that do not count still pass a gradient": [("dlogits *= counted\n", "\n")],
+    "cross entropy: the mean is over all rows, not those that count": [("dloss / max(1, n)", "dloss / len(targets)")],
+    "layernorm: the third term is forgotten": [(" - xhat * (g * xhat).mean(axis=-1, keepdims=True))", ")")],
+    "layernorm: β gets the mean over the rows": [("dbeta = dy.sum(axis=rows)", "dbeta = dy.mean(axis=rows)")],
+    "gather: assigned instead of added": [
+        ("dx = embedding_backward(dy, cache.rows)", "dx = 0 * embedding_backward(dy, cache.rows)"),
+        ("    return dx", "    dx.reshape(-1, dy.shape[-1])[cache.rows.ids] = dy\n    return dx"),
+    ],
+    "dropout: the scale is left out of backward": [("dx = dy * cache.keep * cache.scale\n", "dx = dy * cache.keep\n")],
+    "mean pool: the padding gets a gradient": [
+        ("weights = cache.weights\n", "weights = cache.weights.max(axis=1, keepdims=True) + 0 * cache.weights\n")
+    ],
+    "max pool: every element as large as the maximum gets the gradient": [
+        ("MaxPoolCache(winner, live, x", "MaxPoolCache(x >= y[:, None], live, x"),
+        ("winner.shape)\n    xp", "dy.shape)\n    xp"),
+        ("steps == winner[:, None, :], dy[:, None, :] * live[:, :, None]", "winner, dy[:, None, :]"),
+    ],
+    "attention: the second term of the softmax is left out": [
+        ("(dp - (probabilities * dp).sum(axis=-1, keepdims=True))", "dp")
+    ],
+    "attention: the sum runs over the queries": [("* dp).sum(axis=-1,", "* dp).sum(axis=-2,")],
+    "attention: the scaling is used in forward only": [("da = dz * scale\n", "da = dz\n")],
+    "relative shift: shifted the same way again": [
+        ("dx[..., rows, columns] = dy\n", "dx[..., ::-1, :][..., rows, columns] = dy[..., ::-1, :]\n")
+    ],
+    "relative attention: q gets only one of its two gradients": [("dq = dqu + dqw\n", "dq = dqu\n")],
+    "relative attention: the gradient of r is averaged over the sequences": [
+        ("(q + position_bias[:, None])).sum(axis=0)", "(q + position_bias[:, None])).mean(axis=0)")
+    ],
+}
+
+# The case of the operation that shows the mistake, where it is not the first.
+CASE = {
+    "cross entropy: rows that do not count still pass a gradient": "cross_entropy, ignored",
+    "cross entropy: the mean is over all rows, not those that count": "cross_entropy, ignored",
+    "GELU: backward with a constant right to three digits": "gelu, tanh",
+    "mean pool: the padding gets a gradient": "mean_pool, padding",
+    "max pool: every element as large as the maximum gets the gradient": "max_pool, padding",
+    "grouped attention: dK comes from the first head of each group alone": "attention, grouped",
+    "a kernel: part of a group overwrites the gradient of the part before it": (
+        "attention, grouped, a pattern for each head"
+    ),
+    "a kernel: the vectors of distances are shared, and the last tile's gradient is all they get": (
+        "relative_attention, a pattern for each head"
+    ),
+    "a kernel: the log-sum-exp without the maximum": "attention, large scores",
+}
+
+# A layer that has the mistake.
+LAYER = {
+    "encoder-decoder: the memory's gradient from one block only": "Stack, shared input, post",
+    "a residual: the gradient passes through the branch only": "Residual, post",
+    "encoder-decoder: the table is scaled at the input, its gradient is not": "EmbeddingSum, positions, norm, scale",
+    "an output tied to the embedding: no gradient from the output": "TiedOutput",
+    "recompute: another dropout mask the second time": "Recompute",
+    "positions on a grid: the columns get the gradient of the rows": "GridPositions",
+    "a memory: gamma gets no gradient from it": "TransformerBlock, post, relative, causal, memory",
+    "BERT: the gradient of the first vector goes to all of them": "BertClassifier",
+}
+
+FACTOR = "constant factor"
+# The right first diagnosis: with the catalogue, the mistake itself unless it stands here; and without the catalogue,
+# None if the general forms and the derivation do not tell.
+WITH = {
+    "linear: the bias gets the mean over the rows": FACTOR,
+    "linear: the weights' gradient is divided by the number of rows": FACTOR,
+    "softmax: backward divided by the batch size": FACTOR,
+    "cross-entropy: forward takes the mean, backward leaves out 1/N": FACTOR,
+    "layernorm: β gets the mean over the rows": FACTOR,
+    "attention: the scaling is used in forward only": FACTOR,
+    "a kernel: tiled attention without the row sum of dO times O": (
+        "attention: the second term of the softmax is left out"
+    ),
+    "relative attention: the gradient of r is averaged over the sequences": FACTOR,
+    "encoder-decoder: the table is scaled at the input, its gradient is not": FACTOR,
+    "an output tied to the embedding: no gradient from the output": "zero",
+}
+WITHOUT = WITH | {
+    "relu: the result is compared with ≥": "dy passed on",
+    "gelu: the product rule has two terms": "a term dropped: dx_i = dy_i Φ_i",
+    "GELU: backward with a constant right to three digits": "rounded",
+    "silu: the factor x is left out of the second term": "a factor lost: dx_i = dy_i s_i (1 + (1 − s_i))",
+    "SiLU: the slope of the sigmoid is left out": "a factor lost: dx_i = dy_i s_i",
+    "tanh: x is used in place of y": "another array: dx_i = dy_i (1 − x_i²)",
+    "an activation: its backward is left out": "a factor lost: dh_no = dy_no",
+    "swiglu: the gate gets no factor from the other branch": "factor left out",
+    "SwiGLU: the gate's gradient has the sigmoid in place of silu's slope": "a factor lost: dg_i = dy_i u_i s_i",
+    "softmax: only the diagonal of the Jacobian is used": "diagonal",
+    "log softmax: y is taken for a probability": "a function lost: dz_k = dy_k − y_k Σ_i dy_i",
+    "cross entropy: rows that do not count still pass a gradient": (
+        "a factor lost: dz_nv = dloss (p_nv − t_nv)/max(1, count)"
+    ),
+    "layer norm: backward right only while gamma is uniform": "right for uniform gamma",
+    "layernorm: the third term is forgotten": "a term dropped: dx_k = (g_k − mean_c(g_c))/σ",
+    "a kernel: the layer norm's means are of dy and not of g": "right for uniform gamma",
+    "RMS norm: backward without the term of the root mean square": "a term dropped: dx_k = g_k/ρ",
+    "a kernel: the RMS norm's mean is of dy and not of g": "another array: dx_k = (g_k − x̂_k mean_c(dy_c x̂_c))/ρ",
+    "embedding: dW[ids] += dy, so that repeated tokens lose gradient": "counted once",
+    "gather: assigned instead of added": "counted once",
+    "rotary positions: backward rotates forward": "Jacobian not transposed",
+    "dropout: the scale is left out of backward": "a factor lost: dx_i = dy_i k_i",
+    "attention: the second term of the softmax is left out": "a term dropped: dz_hts = p_hts dp_hts",
+    "attention: the sum runs over the queries": (
+        "a sum along another axis: dz_hts = p_hts (dp_hts − Σ_t' p_ht's dp_ht's)"
+    ),
+    "attention: dK transposed, hidden by a reshape": "transpose",
+    "attention: a factor in the reference alone, before dK": "unknown factor",
+    "a kernel: tiled attention without the row sum of dO times O": "a term dropped: dz_hts = p_hts dp_hts",
+    "relative attention: q gets only one of its two gradients": "a term dropped: dq_htd = dqu_htd",
+    "relative attention: the gradient of the keys with the positions' bias": (
+        "another array: dk_hsd = Σ_t da_hts qw_htd"
+    ),
+    "positions on a grid: the columns get the gradient of the rows": "another gradient",
+    # Neither a general form nor a mistake in one place of the derivation:
+    "cross entropy: the mean is over all rows, not those that count": None,
+    "rotary positions: neighbours form a pair, not one number from each half": None,
+    "mean pool: the padding gets a gradient": None,
+    "max pool: every element as large as the maximum gets the gradient": None,
+    "grouped attention: dK comes from the first head of each group alone": None,
+    "a kernel: the log-sum-exp without the maximum": None,
+    "a kernel: part of a group overwrites the gradient of the part before it": None,
+    "relative shift: shifted the same way again": None,
+    "a kernel: the vectors of distances are shared, and the last tile's gradient is all they get": None,
+}
+
+
+def planted(mistake):
+    """The mistake as code."""
+    if mistake.file:
+        return mistake
+    file = getattr(ops, mistake.operation).__module__.removeprefix("scratchformer.").replace(".", "/") + ".py"
+    return Mistake(mistake.name, operation=mistake.operation, file=file, replacements=tuple(CODE[mistake.name]))
+
+
+def check(mistake):
+    """Check the code with the mistake, on the arrays of a case."""
+    if mistake.operation:
+        made = OPERATIONS[CASE.get(mistake.name, mistake.operation)](Draw(1))
+        check_gradients(*planted(mistake).pair(), *made.args, directions=0, **made.options)
+        return
+    made = LAYERS[LAYER[mistake.name]](Draw(1, largest=3))
+    for p in made.layer.parameters():
+        p.data[...] = np.random.default_rng(0).standard_normal(p.data.shape)
+    own = mistake.names()
+    for layer in diagnosis.layers_in(made.layer, {}):
+        if type(layer).__module__ == own["__name__"]:
+            layer.__class__ = own[type(layer).__name__]
+    check_layer(made.layer, *made.inputs, max_elements=4, together=100, **made.options)
+
+
+def first(mistake):
+    """The name of the first diagnosis; None if it is not known."""
+    with pytest.raises(GradientError, match="wrong gradient") as caught:
+        check(mistake)
+    return caught.value.diagnoses[0].name if caught.value.diagnoses else None
+
+
+@contextmanager
+def empty_catalogue():
+    mistakes.MISTAKES, kept = (), mistakes.MISTAKES
+    try:
+        yield
+    finally:
+        mistakes.MISTAKES = kept
+
+
+WRONG = [mistake for mistake in MISTAKES if mistake.name in WITHOUT.keys() | CODE.keys() | LAYER.keys()]
+
+
+def test_known_mistakes_are_named(thorough):
+    """At least four in five, also without the catalogue; the whole table if thorough."""
+    sample = WRONG if thorough else WRONG[2::11]
+    named = [first(mistake) == WITH.get(mistake.name, mistake.name) for mistake in sample]
+    with empty_catalogue():
+        alone = [first(mistake) == WITHOUT.get(mistake.name) for mistake in sample]
+    assert sum(named) >= 0.9 * len(sample)
+    assert sum(alone) >= 0.8 * len(sample)
+
+
+def norm(x, scale, shift):
+    """A layer norm of one's own."""
+    centred = x - x.mean(axis=-1, keepdims=True)
+    sigma = np.sqrt((centred**2).mean(axis=-1, keepdims=True) + 1e-5)
+    return scale * centred / sigma + shift, (centred / sigma, sigma, scale)
+
+
+def norm_backward(dy, cache):
+    """Without the second term."""
+    xhat, sigma, scale = cache
+    g = dy * scale
+    dx = (g - xhat * (g * xhat).mean(axis=-1, keepdims=True)) / sigma
+    return dx, (dy * xhat).sum(axis=(0, 1)), dy.sum(axis=(0, 1))
+
+
+def test_the_message_names_the_term_of_the_derivation_that_is_left_out():
+    with pytest.raises(GradientError) as caught:
+        check_gradients(norm, norm_backward, X, GAMMA, BETA)
+    sentence = "This is what one gets when mean_c(g_c) is left out: dx_k = (g_k − x̂_k mean_c(g_c x̂_c))/σ"
+    *_, explanation, repeat = str(caught.value).splitlines()
+    assert (explanation, repeat[:6]) == (sentence, "Repeat")
+    assert [(d.what, d.source) for d in caught.value.diagnoses] == [(sentence, "derivation")]
+
+
+def test_two_mistakes_at_once_are_not_known_and_noise_is_not():
+    def two(dy, cache):
+        dx, dscale, dshift = norm_backward(dy, cache)
+        return np.sin(dx), dscale, dshift / 7
+
+    def noisy(dy, cache):
+        dx, dscale, dshift = norm_backward(dy, cache)
+        return dx + np.random.default_rng(0).normal(size=dx.shape).astype(dx.dtype), dscale, dshift
+
+    for wrong in (two, noisy):
+        with pytest.raises(GradientError, match=r"\nThe mistake looks like none that is known\.\nRepeat") as caught:
+            check_gradients(norm, wrong, X, GAMMA, BETA)
+        assert caught.value.diagnoses == ()
+
+
+@pytest.mark.parametrize("name", ["softmax", "embedding", "cross_entropy, ignored"])
+def test_a_right_gradient_has_no_diagnosis(name, thorough):
+    for each in OPERATIONS if thorough else [name]:
+        made = OPERATIONS[each](Draw(1))
+        assert diagnose(made.op, made.op_backward, *made.args, **made.options) == []
+
+
+def powers(x):
+    return (x**3 + x**2).sum(axis=-1), x
+
+
+def powers_backward(dy, x):
+    """Without the second term."""
+    return 3 * dy[..., None] * x**2
+
+
+@pytest.mark.parametrize("forward", ["y_n = Σ_i (x_ni³ + x_ni²)", "y_n = Σ_i x_ni³"])
+def test_the_derivation_may_be_ones_own(forward):
+    """One that is not true says nothing."""
+    docstring = f"Powers.\n\nFor each n:\n\n    {forward}\n    dx_ni = dy_n ∂y_n/∂x_ni = dy_n (3 x_ni² + 2 x_ni)"
+    found = [diagnosis.what for diagnosis in diagnose(powers, powers_backward, X[0], docstring=docstring)]
+    true = ["This is what one gets when 2 x_ni is left out: dx_ni = dy_n (3 x_ni²)"]
+    assert found == (true if "+" in forward else [])
+
+
+def product(x, w):
+    return x @ w, (x, w)
+
+
+# What is done to the gradients (dx, dw) of a product, and the name and sentence of the diagnosis.
+FORMS = {
+    "constant factor": (
+        lambda dx, dw, dy: (dx, dw / 4),
+        "The gradient of w is 1/4 of what it should be: 4 is the size of axis 0 of x or the size of axis 0 of y.",
+    ),
+    "unknown factor": (lambda dx, dw, dy: (7 * dx, dw), "The gradient of x is 7 times what it should be."),
+    "sign": (lambda dx, dw, dy: (-dx, -dw), "The gradients of x and w are right except for the sign."),
+    "zero": (lambda dx, dw, dy: (0 * dx, dw), "The gradient of x is zero everywhere."),
+    "transpose": (
+        lambda dx, dw, dy: (dx, dw.T.reshape(dw.shape)),
+        "The gradient of w is right with axes 0 and 1 exchanged, then reshaped.",
+    ),
+    "shifted": (lambda dx, dw, dy: (np.roll(dx, 1, 0), dw), "The gradient of x is shifted by +1 along axis 0."),
+    "wrong places": (
+        lambda dx, dw, dy: (np.roll(dx.ravel(), 3).reshape(dx.shape), dw),
+        "The gradient of x is made of the right numbers in the wrong places.",
+    ),
+    "rounded": (
+        lambda dx, dw, dy: (dx * (1 + 1e-4 * np.sin(dx)), dw),
+        "The gradient of x is right to 4 digits: is a constant rounded, or something computed in float32?",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_general_forms(name):
+    change, sentence = FORMS[name]
+
+    def product_backward(dy, cache):
+        x, w = cache
+        return change(dy @ w.T, x.T @ dy, dy)
+
+    x, w = np.random.default_rng(1).normal(size=(4, 2)), np.random.default_rng(2).normal(size=(2, 3))
+    with empty_catalogue():
+        found = diagnose(product, product_backward, x, w)[0]
+    assert (found.name, found.what) == (name, sentence)
+
+
+def test_forms_that_need_the_jacobian():
+    def last(dy, cache):
+        x, w = cache
+        only = np.zeros_like(dy)
+        only[-1] = dy[-1]
+        return dy @ w.T, x.T @ only
+
+    def unused(dy, cache):
+        x, w = cache
+        return np.ones_like(dy) @ w.T, x.T @ dy
+
+    x, w = np.random.default_rng(1).normal(size=(4, 2)), np.random.default_rng(2).normal(size=(2, 3))
+    for wrong, name in ((last, "last alone"), (unused, "dy not used")):
+        assert diagnose(product, wrong, x, w)[0].name == name
+
+
+class Stale(nn.Linear):
+    """It remembers its input outside of the cache."""
+
+    def forward(self, x):
+        self.x = x
+        return super().forward(x)
+
+    def backward(self, dy, cache):
+        return super().backward(dy, cache._replace(x=self.x))
+
+
+def test_layers():
+    class Twice(nn.Linear):
+        def backward(self, dy, cache):
+            dx = super().backward(dy, cache)
+            self.b.grad += dy.sum(axis=(0, 1))
+            return dx
+
+    with pytest.raises(GradientError, match="The gradient of b is 2 times what it should be") as caught:
+        check_layer(Twice(5, 4), X)
+    assert caught.value.diagnoses[0].name == "constant factor"
+    with pytest.raises(GradientError, match="used twice") as caught:
+        check_layer(Stale(5, 4), X)
+    assert caught.value.diagnoses[0].name == "stale after a second forward"
+
+
+def test_a_failing_search_does_not_hide_the_wrong_gradient(monkeypatch):
+    monkeypatch.setattr(diagnosis, "likeliest", lambda *_: 1 / 0)
+    with pytest.raises(GradientError, match="wrong gradient at x"):
+        check_gradients(norm, norm_backward, X, GAMMA, BETA)
+
+
+def test_the_catalogue():
+    names = [mistake.name for mistake in MISTAKES]
+    assert len(set(names)) == len(names) > 90
+    for mistake in MISTAKES:
+        assert mistake.file or (mistake.equation and mistake.wrong), mistake.name
+        assert bool(mistake.title) == bool(mistake.effect), mistake.name
+    assert {mistake.name for mistake in mistakes_of("layernorm")} >= {"layernorm: the third term is forgotten"}
+    assert ops.layernorm_backward.twins, "running a mistake must leave the twins registered"
+
+
+def main(pattern=""):
+    with_it, without, count = 0, 0, 0
+    for mistake in WRONG:
+        if not re.search(pattern, mistake.name):
+            continue
+        found = first(mistake)
+        with empty_catalogue():
+            alone = first(mistake)
+        right = found == WITH.get(mistake.name, mistake.name), alone is not None and alone == WITHOUT.get(mistake.name)
+        with_it, without, count = with_it + right[0], without + right[1], count + 1
+        print(mistake.name)
+        for ok, name in zip(right, (found, alone), strict=True):
+            print(f"    {'right' if ok else 'WRONG'}: {name or 'not known'}", flush=True)
+    print(f"{count} mistakes; the first diagnosis is right for {with_it}, and without the catalogue for {without}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
