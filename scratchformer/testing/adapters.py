@@ -25,6 +25,7 @@ import numpy as np
 from ..backend import Device
 from .contracts import GradientError, Untouched, as_tuple, expect_equal, is_array, is_floating, labelled
 from .gradcheck import Report, check_gradients
+from .layouts import spread
 from .runs import argument_names, name_of
 
 
@@ -265,11 +266,13 @@ class _TorchPair(_Pair):
             seen.add(pointer)
 
     def tensor(self, x: Any) -> Any:
-        """A NumPy array as a tensor on the device, which on a CPU shares its memory if PyTorch can read its layout."""
+        """A NumPy array as a tensor on the device. On a CPU it shares its memory, or is a copy in a similar layout if it
+        is read-only or has negative strides, which PyTorch does not have.
+        """
         if not isinstance(x, np.ndarray):
             return x
         if not x.flags.writeable or any(step < 0 for step in x.strides):
-            x = x.copy()
+            x = np.copy(x, order="K") if x.flags.forc else spread(x)
         return self.torch.from_numpy(x).to(self.device)
 
     def _write_back(self, arrays: dict, tensors: dict) -> None:
