@@ -202,6 +202,7 @@ class _TorchPair(_Pair):
     def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         torch = self.torch
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
+        tensors |= {n: tensors[n].contiguous() for n in self.parameters}  # a module chooses their layout
         inexact = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
         leaves = {n: t.requires_grad_() for n, t in inexact.items() if n in self.variables}
         run = functools.partial(self.run, arrays, tensors, {n: self.tensor(x) for n, x in kwargs.items()})
@@ -266,8 +267,8 @@ class _TorchPair(_Pair):
             seen.add(pointer)
 
     def tensor(self, x: Any) -> Any:
-        """A NumPy array as a tensor on the device. On a CPU it shares its memory, or is a copy in a similar layout if it
-        is read-only or has negative strides, which PyTorch does not have.
+        """A NumPy array as a tensor on the device. On a CPU it shares the memory, unless the array is read-only or has
+        negative strides: PyTorch has neither, so it gets a copy in a similar layout.
         """
         if not isinstance(x, np.ndarray):
             return x
