@@ -345,7 +345,7 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
     def op_backward(dy: Any, args: tuple) -> tuple:
         key = b"".join(np.asarray(x).tobytes() for x in (dy, *args) if is_floating(np.asarray(x)))
         if key not in known:
-            known[key] = evaluated(dy, tuple(own_copy(x, CPU, np.float64) for x in args))
+            known[key] = evaluated(np.asarray(dy, float), tuple(own_copy(x, CPU, np.float64) for x in args))
         return tuple(g.astype(dtype) for g in known[key])
 
     def evaluated(dy: Any, args: tuple) -> tuple:
