@@ -345,8 +345,8 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
     def op_backward(dy: Any, args: tuple) -> tuple:
         key = b"".join(np.asarray(x).tobytes() for x in (dy, *args) if is_floating(np.asarray(x)))
         if key not in known:
-            known[key] = evaluated(dy, args)
-        return copies(known[key])
+            known[key] = evaluated(np.asarray(dy, float), tuple(own_copy(x, CPU, np.float64) for x in args))
+        return tuple(g.astype(dtype) for g in known[key])
 
     def evaluated(dy: Any, args: tuple) -> tuple:
         made = reference(mistake.operation, *args, **case.options)
@@ -354,9 +354,7 @@ def equation_pair(mistake: Mistake, name: str, dtype: Any = np.float64) -> Pair:
         place = derivation.equations.index(parse(mistake.equation, derivation.values))
         values = derivation.values | derivation.of(place, parse(mistake.wrong, derivation.values))
         names = [canonical(n) for n, x in zip(argument_names(made.op, args), args, strict=True) if is_floating(x)]
-        return tuple(
-            values[derivation.gradient(n)].reshape(values[n].shape).astype(np.asarray(dy).dtype) for n in names
-        )
+        return tuple(values[derivation.gradient(n)].reshape(values[n].shape) for n in names)
 
     return own_pair(op, op_backward, tuple(own_copy(x, CPU, dtype) for x in case.args))
 

@@ -25,6 +25,7 @@ import numpy as np
 from ..backend import Device
 from .contracts import GradientError, Untouched, as_tuple, expect_equal, is_array, is_floating, labelled, repeatable
 from .gradcheck import Report, check_gradients
+from .layouts import spread
 from .runs import argument_names, name_of
 
 
@@ -203,6 +204,7 @@ class _TorchPair(_Pair):
     def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         torch = self.torch
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
+        tensors |= {n: tensors[n].contiguous() for n in self.parameters}  # a module chooses their layout
         inexact = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
         leaves = {n: t.requires_grad_() for n, t in inexact.items() if n in self.variables}
         run = functools.partial(self.run, arrays, tensors, {n: self.tensor(x) for n, x in kwargs.items()})
@@ -267,11 +269,13 @@ class _TorchPair(_Pair):
             seen.add(pointer)
 
     def tensor(self, x: Any) -> Any:
-        """A NumPy array as a tensor on the device, which on a CPU shares its memory if PyTorch can read its layout."""
+        """A NumPy array as a tensor on the device. On a CPU it shares the memory, unless the array is read-only or has
+        negative strides: PyTorch has neither, so it gets a copy in a similar layout.
+        """
         if not isinstance(x, np.ndarray):
             return x
         if not x.flags.writeable or any(step < 0 for step in x.strides):
-            x = x.copy()
+            x = np.copy(x, order="K") if x.flags.forc else spread(x)
         return self.torch.from_numpy(x).to(self.device)
 
     def _write_back(self, arrays: dict, tensors: dict) -> None:

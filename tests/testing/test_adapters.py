@@ -104,6 +104,8 @@ CONTRACT = {
     "dy": ("backward writes to dy", lambda x, dy: dy.mul_(3 * x**2), None),
     "shared": ("gradient of x shares memory with x", lambda x, dy: x.view_as(x), None),
     "noise": ("another gradient when called twice", lambda x, dy: slope(x, dy) * x.new_empty(1).normal_(), None),
+    "layout": ("with dy broadcast from one number", lambda x, dy: slope(x, dy.as_strided(x.shape, (3, 1))), None),
+    "clipped": ("backward is not linear in dy", lambda x, dy: slope(x, dy.clamp(-10, 10)), None),
     "type": ("y is float64 where all floating-point inputs are float32", slope, lambda x: x.double() ** 3),
     "number": ("incorrect number of gradients", lambda x, dy: (dy, dy), None),
     "shape": ("invalid gradient", lambda x, dy: dy[0, 0] + dy.new_zeros(7), None),
