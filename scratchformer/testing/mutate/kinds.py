@@ -190,7 +190,7 @@ def of_reduction(node: ast.Call, source: Source) -> Edits:
         for new in other_axes(axis, source):
             yield "axis changed", axis, new
     for word in node.keywords:
-        if word.arg in ("axis", "dim") and len(node.args) + len(node.keywords) > is_method(node, source):
+        if word.arg in ("axis", "dim"):
             yield "axis left out", without(node, word, source), ""
 
 
@@ -331,7 +331,7 @@ def of_slice(node: ast.Slice, source: Source) -> Edits:
     for bound in (node.lower, node.upper):
         if bound is None:
             continue
-        yield "a bound left out", bound, ""
+        yield "a bound left out", source.span(bound), ""
         if not isinstance(bound, (ast.Constant, ast.UnaryOp)):
             yield "off by one", bound, f"{source.text(bound)} - 1"
             yield "off by one", bound, f"{source.text(bound)} + 1"
