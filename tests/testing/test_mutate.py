@@ -157,7 +157,10 @@ def test_a_test_of_shapes_misses_what_a_gradient_check_finds(project, capsys):
     """The file is the same afterwards; each mistake that is missed is shown, and the exit status is 1."""
     status, printed = mutate(capsys, "my_ops.py::normalise_backward", "--", "test_shapes.py")
     assert status == 1
-    assert "\nmy_ops.py:19 in normalise_backward: a factor lost\n-     g = dy * gamma  # γ − the factor\n+     g = dy  " in printed
+    assert (
+        "\nmy_ops.py:19 in normalise_backward: a factor lost\n-     g = dy * gamma  # γ − the factor\n+     g = dy  "
+        in printed
+    )
     assert int(printed.partition("missed ")[2].split(",")[0]) > 20
     status, printed = mutate(capsys, "my_ops", "--json", "all.json", "--", "test_strong.py")
     assert status == 0 and "and missed 0, in" in printed
@@ -171,8 +174,121 @@ def test_a_test_of_shapes_misses_what_a_gradient_check_finds(project, capsys):
 
 
 def test_a_check_with_uniform_gamma_misses_its_place(project, capsys):
-    status, printed = mutate(capsys, "my_ops.py", "--json", "all.json", "--", "test_uniform.py")
+    status, _ = mutate(capsys, "my_ops.py", "--json", "all.json", "--", "test_uniform.py")
     missed = {o["after"][0].strip() for o in json.loads((project / "all.json").read_text()) if not o["killed"]}
     assert status == 1
     assert {"g = dy  # γ − the factor", "g = dy / gamma  # γ − the factor"} <= missed
     assert len(missed) < 5
+
+
+def test_ctrl_c_prints_what_was_found_and_leaves_nothing_behind(project):
+    write(project, test_slow="import my_ops, time\n\ndef test_slow():\n    time.sleep(0.1)\n")
+    command = [sys.executable, "-m", "scratchformer", "mutate", "-j", "1", "my_ops", "--", "test_slow.py"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert "Planting" in process.stdout.readline()
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=30)
+    assert process.returncode == 1 and errors.strip() == "interrupted"
+    assert "stopped after" in printed and "Traceback" not in printed
+    assert (project / "my_ops.py").read_text(encoding="utf-8") == OPS
+    assert not [
+        p for p in Path("/proc").glob("[0-9]*/cwd") if is_link_to(p, project) and p.parent.name != str(os.getpid())
+    ]
+
+
+def is_link_to(path, folder):
+    try:
+        return path.readlink() == folder
+    except OSError:  # the process has ended, or is another user's
+        return False
+
+
+def test_tests_that_fail_without_a_mistake(project, capsys):
+    write(project, test_wrong="import my_ops\n\ndef test_wrong():\n    assert 1 + 1 == 3\n")
+    status, _ = mutate(capsys, "my_ops.py", "--", "test_wrong.py")
+    assert status.startswith("error: without a mistake, the tests do not pass: pytest test_wrong.py\n")
+    assert "assert 1 + 1 == 3" in status
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["my_ops.py::nothing"], "my_ops.py: there is no function nothing; it has normalise_backward"),
+        (["test_shapes.py"], "test_shapes.py: there is no function named *_backward and no method backward; name one"),
+        (["nothing.py"], "nothing.py: there is no such file"),
+        (["scratchformer.nothing"], "scratchformer.nothing: there is no module scratchformer.nothing"),
+        (["my_ops.py", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
+        (
+            ["my_ops.py", "--", "test_shapes.py", "-k", "nothing"],
+            "pytest test_shapes.py -k nothing: there are no tests",
+        ),
+        (["my_ops.py", "--", "test_other.py"], "pytest test_other.py: the tests do not import my_ops.py"),
+        (["alone/ops.py"], "alone/ops.py::f_backward: no test file in "),
+    ],
+)
+def test_errors(project, capsys, argv, message):
+    (project / "alone").mkdir()
+    write(project / "alone", ops="def f_backward(dy, x):\n    return dy * x\n")
+    write(project, test_other="def test_other():\n    pass\n")
+    status, _ = mutate(capsys, *argv)
+    assert status.startswith(f"error: {message}")
+
+
+def test_the_tests_that_mention_a_function_are_run(project, capsys):
+    """A limited number of mistakes, drawn with a seed; one that does not end counts as found."""
+    write(project, test_strong="import my_ops\n", test_uniform="", test_shapes="normalise\n")
+    (project / "tests").mkdir()
+    write(
+        project,
+        loops="def f_backward(dy, n):\n    i = 0\n    while i < n:\n        i += 1\n    return dy * i\n",
+    )
+    write(
+        project / "tests", test_loops="from loops import f_backward\n\ndef test():\n    assert f_backward(3, 2) == 6\n"
+    )
+    status, printed = mutate(capsys, "loops.py::f_backward", "--list")
+    assert (
+        status == 0 and "loops.py:4 in f_backward: += turned into -=\n-         i += 1\n+         i -= 1\n" in printed
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run, "SECONDS_LONGER", 0.5)
+        patch.setattr(run, "TIMES_LONGER", 0)
+        status, printed = mutate(capsys, "loops", "--json", "all.json")
+    assert status == 0, printed
+    assert "loops.py::f_backward: pytest tests/test_loops.py   (the test files that mention f_backward)" in printed
+    killed = {(o["what"], o["after"][0].strip()): o["killed"] for o in json.loads((project / "all.json").read_text())}
+    assert killed["+= turned into -=", "i -= 1"] == "timed out"
+    assert killed["* turned into /", "return dy / i"] == "tests/test_loops.py::test"
+
+
+def test_a_method_may_lose_super_and_tests_may_be_in_the_same_file(project, capsys):
+    write(
+        project,
+        test_own="""
+class Base:
+    def backward(self, dy):
+        self.db = dy
+
+class Gate(Base):
+    def backward(self, dy, x):
+        super().backward(dy)
+        return dy * x
+
+def test():
+    gate = Gate()
+    assert gate.backward(2, 3) == 6
+    assert gate.db == 2
+""",
+    )
+    status, printed = mutate(capsys, "test_own.py::Gate.backward", "--limit", "100", "--", "test_own.py")
+    assert status == 0 and "and missed 0" in printed
+
+
+def test_a_runner_changes_any_part_of_a_file(project):
+    """As the table of known mistakes needs: here a function that is not the backward."""
+    with Runner() as runner:
+        path, wrong = project / "my_ops.py", OPS.replace("return gamma *", "return 2 * gamma *")
+        assert runner.run(["test_strong.py"], path, OPS).status == 0
+        answer = runner.run(["test_strong.py"], path, wrong)
+        assert answer.status == 1 and answer.planted and answer.failed == "test_strong.py::test_gradients"
+        assert "GradientError" in answer.output

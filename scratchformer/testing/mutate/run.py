@@ -143,8 +143,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str]
         pool = stack.enter_context(ThreadPoolExecutor(processes))  # left last: its threads wait for the runners
         runners = [stack.enter_context(Runner(environment)) for _ in range(processes)]
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        targets = dict.fromkeys(job.target for job in jobs)
-        seconds = TIMES_LONGER * max(run_plain(runners[0], target, tests) for target in targets) + SECONDS_LONGER
+        one_of_each_file = {job.target.path: job.target for job in jobs}.values()
+        seconds = TIMES_LONGER * max(run_plain(runners[0], t, tests) for t in one_of_each_file) + SECONDS_LONGER
         for runner in runners:
             idle.put(runner)
 
