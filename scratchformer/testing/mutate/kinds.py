@@ -282,7 +282,7 @@ def of_name(node: ast.Name, source: Source) -> Edits:
     if not isinstance(node.ctx, ast.Load) or node.id not in source.bound:
         return
     parent = source.parents[node]
-    if isinstance(parent, ast.Call) and (parent.func is node or called(parent) in MODULE_OF):
+    if isinstance(parent, ast.Call) and (parent.func is node or called(parent) in MODULE_OF or is_like(parent)):
         return
     if isinstance(parent, ast.Attribute) and parent.attr in ("dtype", "device"):  # which like arrays share
         return
@@ -291,6 +291,11 @@ def of_name(node: ast.Name, source: Source) -> Edits:
     for other, where in source.bound.items():
         if where <= source.start(node) and alike(node.id, other):
             yield f"{other} for {node.id}", node, other
+
+
+def is_like(node: ast.Call) -> bool:
+    """Whether this is zeros_like(x) or the like, which takes no number from x."""
+    return called(node) in ("empty_like", "zeros_like", "ones_like")
 
 
 def alike(a: str, b: str) -> bool:
