@@ -161,8 +161,8 @@ def bell(h: np.ndarray) -> np.ndarray:
     return np.exp(e, out=e)
 
 
-def slope_at(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
-    """Φ(h) + h Φ'(h), written to `out`: see `ops.gelu` and `ops.silu`."""
+def slope_at(h: np.ndarray, activation: str, out: np.ndarray) -> None:
+    """Write Φ(h) + h Φ'(h) to `out`: see `ops.gelu` and `ops.silu`."""
     cdf(h, activation, out)
     if activation == "gelu":  # Φ' = exp(−h²/2)/√(2π)
         slope = bell(h)
@@ -179,4 +179,3 @@ def slope_at(h: np.ndarray, activation: str, out: np.ndarray) -> np.ndarray:
         slope *= 1 - out
     slope *= h
     out += slope
-    return out

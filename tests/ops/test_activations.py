@@ -73,3 +73,22 @@ def test_a_name_and_a_pair_are_the_same_activation():
 def test_what_is_neither_a_name_nor_a_pair(wrong):
     with pytest.raises(TypeError, match=r"^activation: expected a name or a pair \(op, op_backward\), got "):
         ops.activation_pair(wrong)
+
+
+@pytest.mark.parametrize(
+    ("op", "op_backward", "more"),
+    [
+        (ops.gelu, ops.gelu_backward, ()),
+        (ops.gelu, ops.gelu_backward, ("tanh",)),
+        (ops.silu, ops.silu_backward, ()),
+    ],
+)
+def test_float16_is_rounded_once(op, op_backward, more, device):
+    """At the end: the result is that of float32, rounded."""
+    x = np.linspace(-9, 9, 101).astype(np.float16)
+    results = []
+    for dtype in np.float16, np.float32:
+        y, cache = op(to_device(x.astype(dtype), device), *more)
+        results.append([to_cpu(a).astype(np.float16) for a in (y, op_backward(device.xp.ones_like(y), cache))])
+    for half, single in zip(*results, strict=True):
+        np.testing.assert_array_equal(half, single)

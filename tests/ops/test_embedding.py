@@ -43,9 +43,24 @@ def test_adds_into_out(dtype, device):
 def test_a_frequent_token_is_summed_in_float32_for_float16(device):
     """A float16 sum of ones would stop at 2048."""
     _, cache = ops.embedding(device.xp.zeros(5000, dtype=np.int64), device.xp.ones((2, 3), dtype=np.float16))
-    dtable = ops.embedding_backward(device.xp.ones((5000, 3), dtype=np.float16), cache)
-    assert dtable.dtype == np.float16
-    assert to_cpu(dtable).tolist() == [[5000] * 3, [0] * 3]
+    for out in None, device.xp.zeros((2, 3), dtype=np.float16):
+        dtable = ops.embedding_backward(device.xp.ones((5000, 3), dtype=np.float16), cache, out)
+        assert dtable.dtype == np.float16
+        assert to_cpu(dtable).tolist() == [[5000] * 3, [0] * 3]
+
+
+def test_out_may_be_a_transposed_view():
+    """Its elements are not in the order of their rows."""
+    _, cache = ops.embedding(np.array([1, 1, 2]), TABLE)
+    out = np.ones((3, 4)).T
+    assert ops.embedding_backward(np.ones((3, 3)), cache, out=out) is out
+    assert out[:, 0].tolist() == [1, 3, 2, 1]
+
+
+def test_small_integers_address_a_large_table(device):
+    """The place of an element in memory is past 255, the largest uint8."""
+    _, cache = ops.embedding(to_device(np.array([3], np.uint8), device), device.xp.ones((4, 100)))
+    assert to_cpu(ops.embedding_backward(device.xp.ones((1, 100)), cache)).tolist() == [[0] * 100] * 3 + [[1] * 100]
 
 
 @pytest.mark.parametrize("wrong", [4, -1])

@@ -53,7 +53,8 @@ def mutate(
     groups: dict[tuple[str, ...], list[Job]] = {}
     for target, mutant in found:
         groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
-    start, outcomes = time.perf_counter(), []
+    print(f"Planting {len(found)} mistakes, one at a time, if the tests pass without.", flush=True)
+    start, outcomes = time.perf_counter(), list[Outcome]()
     progress = tqdm(total=len(found), unit="mistake", leave=False, disable=not sys.stderr.isatty())
     try:
         for jobs in groups.values():
@@ -61,13 +62,12 @@ def mutate(
                 outcomes.append(outcome)
                 progress.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
                 progress.update()
-    finally:
+    except KeyboardInterrupt:
         progress.close()
-        if outcomes:
-            outcomes.sort(key=lambda o: found.index((o.job.target, o.job.mutant)))
-            report(outcomes, len(found), time.perf_counter() - start)
-        if output:
-            output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
+        report(outcomes, len(found), time.perf_counter() - start, output)
+        raise
+    progress.close()
+    report(outcomes, len(found), time.perf_counter() - start, output)
     return all(outcome.killed for outcome in outcomes)
 
 
@@ -78,18 +78,22 @@ def announce(target: Target) -> tuple[str, ...]:
     return tuple(tests)
 
 
-def report(outcomes: Sequence[Outcome], total: int, seconds: float) -> None:
-    """Print each mistake that was missed, and how many were found."""
+def report(outcomes: list[Outcome], total: int, seconds: float, output: Path | None) -> None:
+    """Print each mistake that was missed, and how many were found; write all to the file."""
+    outcomes.sort(key=lambda o: (o.job.target, o.job.mutant.start))
     for (target, mutant, _), killed in outcomes:
         if not killed:
             print_mistake(target, mutant.what, mutant.line, *mutant.difference(target.source))
     missed = sum(not outcome.killed for outcome in outcomes)
-    stopped = f", stopped after {len(outcomes)} of {total}" if len(outcomes) < total else ""
     late = sum(outcome.killed == "timed out" for outcome in outcomes)
+    stopped = f"; stopped after {len(outcomes)} of {total}" if len(outcomes) < total else ""
     print(
-        f"The tests found {len(outcomes) - missed} of {len(outcomes)} mistakes and missed {missed}, "
-        f"in {seconds:.0f} s{stopped}" + (f"; {late} ran out of time" if late else "")
+        f"\nThe tests found {len(outcomes) - missed} of {len(outcomes)} mistakes and missed {missed}, in {seconds:.0f} s"
+        + (f"; {late} of them did not end" if late else "")
+        + stopped
     )
+    if output:
+        output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
 
 
 def print_mistake(target: Target, what: str, line: int, before: Sequence[str], after: Sequence[str]) -> None:

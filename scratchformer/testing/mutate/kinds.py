@@ -190,7 +190,7 @@ def of_reduction(node: ast.Call, source: Source) -> Edits:
         for new in other_axes(axis, source):
             yield "axis changed", axis, new
     for word in node.keywords:
-        if word.arg in ("axis", "dim") and len(node.args) + len(node.keywords) > is_method(node, source):
+        if word.arg in ("axis", "dim"):
             yield "axis left out", without(node, word, source), ""
 
 
@@ -282,7 +282,7 @@ def of_name(node: ast.Name, source: Source) -> Edits:
     if not isinstance(node.ctx, ast.Load) or node.id not in source.bound:
         return
     parent = source.parents[node]
-    if isinstance(parent, ast.Call) and (parent.func is node or called(parent) in MODULE_OF):
+    if isinstance(parent, ast.Call) and (parent.func is node or called(parent) in MODULE_OF or is_like(parent)):
         return
     if isinstance(parent, ast.Attribute) and parent.attr in ("dtype", "device"):  # which like arrays share
         return
@@ -291,6 +291,11 @@ def of_name(node: ast.Name, source: Source) -> Edits:
     for other, where in source.bound.items():
         if where <= source.start(node) and alike(node.id, other):
             yield f"{other} for {node.id}", node, other
+
+
+def is_like(node: ast.Call) -> bool:
+    """Whether this is zeros_like(x) or the like, which takes no number from x."""
+    return called(node) in ("empty_like", "zeros_like", "ones_like")
 
 
 def alike(a: str, b: str) -> bool:
@@ -331,7 +336,7 @@ def of_slice(node: ast.Slice, source: Source) -> Edits:
     for bound in (node.lower, node.upper):
         if bound is None:
             continue
-        yield "a bound left out", bound, ""
+        yield "a bound left out", source.span(bound), ""
         if not isinstance(bound, (ast.Constant, ast.UnaryOp)):
             yield "off by one", bound, f"{source.text(bound)} - 1"
             yield "off by one", bound, f"{source.text(bound)} + 1"

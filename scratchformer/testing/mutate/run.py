@@ -80,17 +80,17 @@ class Runner:
         return self.ask(tests=list(tests), path=str(path), code=code, seconds=seconds)
 
     def run_function(
-        self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS, traceback: str = "no"
+        self, tests: Sequence[str], path: Path, name: str, code: str, seconds: float = SECONDS, brief: bool = True
     ) -> Answer:
         """As `run`, but only the function `name` is as in `code`. A runner collects its tests once: for other tests,
-        make another runner.
+        make another runner. brief: print no tracebacks.
         """
         if not self.collected:
             answer = self.ask(collect=list(tests))
             if answer.status != 0:
                 return answer
             self.collected = True
-        return self.ask(path=str(path), function=name, code=code, seconds=seconds, traceback=traceback)
+        return self.ask(path=str(path), function=name, code=code, seconds=seconds, brief=brief)
 
     def ask(self, **request: Any) -> Answer:
         answer = ""
@@ -121,7 +121,7 @@ class Outcome(NamedTuple):
 def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
     """Run the tests without a mistake: the time in seconds. Raises ValueError unless they pass and import the file."""
     start, command = time.perf_counter(), f"pytest {shlex.join(tests)}"
-    answer = runner.run_function(tests, target.path, target.name, target.source, traceback="short")
+    answer = runner.run_function(tests, target.path, target.name, target.source, brief=False)
     if answer.status == 5:
         raise ValueError(f"{command}: there are no tests")
     if answer.status != 0:
@@ -143,8 +143,8 @@ def run_jobs(jobs: Sequence[Job], processes: int, environment: Mapping[str, str]
         pool = stack.enter_context(ThreadPoolExecutor(processes))  # left last: its threads wait for the runners
         runners = [stack.enter_context(Runner(environment)) for _ in range(processes)]
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        targets = dict.fromkeys(job.target for job in jobs)
-        seconds = TIMES_LONGER * max(run_plain(runners[0], target, tests) for target in targets) + SECONDS_LONGER
+        one_of_each_file = {job.target.path: job.target for job in jobs}.values()
+        seconds = TIMES_LONGER * max(run_plain(runners[0], t, tests) for t in one_of_each_file) + SECONDS_LONGER
         for runner in runners:
             idle.put(runner)
 

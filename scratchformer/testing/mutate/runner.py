@@ -5,7 +5,7 @@ the answer is one line of JSON. There are two kinds.
 
 {"collect": [...]}, pytest's arguments, imports and collects the tests. Each request after it runs them in a fork of the
 process as it is then. It holds "path" and "function"; "code", the text of the whole file, from which the function is
-taken, or what is imported later; and "traceback", what pytest's --tb takes.
+taken, or what is imported later; and "brief", to leave out tracebacks and summary.
 
 {"tests": [...], "path": ..., "code": ...} forks the process before anything but pytest is imported, so that the file
 may be changed anywhere.
@@ -26,7 +26,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NoReturn
 
@@ -66,8 +66,15 @@ class Server(Watcher):
 
     def __init__(self) -> None:
         super().__init__()
-        self.planted, self.names = False, list[str]()
+        self.planted, self.names, self.brief = False, list[str](), False
         self.report: Callable[[int, bool, str], NoReturn] | None = None  # in a fork
+
+    @pytest.hookimpl(wrapper=True, trylast=True)
+    def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, None]:
+        """Where nobody reads it, skip the summary, for which plugins import much."""
+        yield
+        if self.brief:
+            self.finish(int(exitstatus))
 
     def finish(self, status: int) -> None:
         """Report pytest's exit status."""
@@ -83,7 +90,9 @@ class Server(Watcher):
         for request in requests():
             if finish := forked(request):
                 self.planted = replace_code(functions, request["path"], request["function"], request["code"])
-                session.config.option.tbstyle = request["traceback"]
+                self.brief = request["brief"]
+                if self.brief:
+                    session.config.option.tbstyle = "no"
                 self.names = plant(request["path"], request["code"])
                 self.report = finish
                 return

@@ -45,7 +45,7 @@ def find_targets(text: str, helpers: bool = False) -> list[Target]:
         raise ValueError(f"{path}: there is no function {name}; {there}")
     if not name and not backwards:
         raise ValueError(
-            f"{path}: expected a function named *_backward or a method backward; name one with {where}::NAME"
+            f"{path}: there is no function named *_backward and no method backward; name one: {where}::NAME"
         )
     names = [name] if name else backwards
     if helpers:
@@ -60,7 +60,7 @@ def find_module(text: str) -> Path:
         if not path.is_file():
             raise ValueError(f"{text}: there is no such file")
         return path
-    locations: list[str] | None = [".", *sys.path]
+    locations: list[str] | None = [str(Path.cwd()), *sys.path]
     parts = text.split(".")
     for i in range(len(parts)):
         name = ".".join(parts[: i + 1])
