@@ -152,7 +152,9 @@ class Rounded:
         expect_finite({f"{name} in {dtype}": x for name, x in self.floating.items()}, ValueError)
         with np.errstate(all="ignore"):
             self.y, self.cache = two(op(*self.args, **self.kwargs), "op")
-        dy = normal_like(self.y, seed, CPU, np.float64) if dy is None else dy
+        if dy is None:
+            y = tuple(map(to_cpu, as_tuple(self.y)))
+            dy = normal_like(y if isinstance(self.y, tuple) else y[0], seed, CPU, np.float64)
         parts = [own_copy(np.asarray(d), device, y.dtype) for d, y in zip(as_tuple(dy), as_tuple(self.y), strict=True)]
         self.dy = tuple(parts) if isinstance(self.y, tuple) else parts[0]
 

@@ -18,6 +18,8 @@ from scratchformer.testing import GradientError, check_gradients, check_layer, d
 from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
 from scratchformer.testing.mistakes import MISTAKES, Mistake, mistakes_of
 
+pytestmark = pytest.mark.diagnosis
+
 RNG = np.random.default_rng(0)
 X, GAMMA, BETA = RNG.normal(size=(2, 3, 5)), RNG.normal(size=5), RNG.normal(size=5)
 
