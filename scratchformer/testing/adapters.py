@@ -117,7 +117,7 @@ class _Pair(ABC):
             message, repeat, call = str(error).rpartition("\nRepeat with")
             for n in zero:
                 if re.search(rf"wrong gradient at {re.escape(n)}[\[: ]", message):
-                    message += f"\n  the gradient of {n} is zero everywhere: look for {self.cut}"
+                    message += f"\n  no gradient reaches {n}: look for {self.cut}"
             call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.name}")
             error.args = (message + repeat + call,)
             raise
