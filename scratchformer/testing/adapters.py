@@ -123,12 +123,16 @@ class _Pair(ABC):
             raise
 
     def _forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """`forward`. If it fails, and succeeds in the other floating-point type, the error says so."""
+        """`forward`. If it fails, and succeeds in the other floating-point type, the error says so. Empty arrays may be
+        refused with any error.
+        """
         try:
             return self.forward(arrays, kwargs)
         except GradientError:
             raise
         except Exception as error:
+            if not all(x.size for x in arrays.values()):
+                raise ValueError(str(error)) from error  # which PyTorch raises as RuntimeError
             dtype = next(x.dtype for x in arrays.values() if is_floating(x))
             other = np.dtype(np.float32 if dtype == np.float64 else np.float64)
             try:

@@ -130,6 +130,10 @@ def test_torch_views_and_dy_as_a_gradient_are_allowed(torch, x):
     check_torch(lambda a, b: ((a + b).T, a, b.sum()), x, x)
 
 
+def test_torch_an_empty_batch_may_be_refused(torch, x):
+    check_torch(lambda x: 2 * x.reshape(len(x), -1), torch.tensor(x))  # a RuntimeError
+
+
 def test_torch_a_module_is_checked_with_its_parameters_and_does_not_change(torch, x):
     nn = torch.nn
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
