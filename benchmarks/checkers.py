@@ -257,6 +257,8 @@ def show(lines: list[str]) -> None:
 def package_with(mistake: Mistake) -> Iterator[Any]:
     """`testing.cases` of a second copy of the package, which has the mistake. Afterwards the right one is back."""
     path, code = str(PACKAGE / mistake.file), mistake.source()
+    if not all(wrong in code for _, wrong in mistake.replacements):
+        raise ValueError(f"{mistake.name}: what it replaces is not in {mistake.file}")
     loader = importlib.machinery.SourceFileLoader
     as_it_stands = loader.get_code
 

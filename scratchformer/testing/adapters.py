@@ -119,18 +119,22 @@ class _Pair(ABC):
             message, repeat, call = str(error).rpartition("\nRepeat with")
             for n in zero:
                 if re.search(rf"wrong gradient at {re.escape(n)}[\[: ]", message):
-                    message += f"\n  the gradient of {n} is zero everywhere: look for {self.cut}"
+                    message += f"\n  no gradient reaches {n}: look for {self.cut}"
             call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.name}")
             error.args = (message + repeat + call,)
             raise
 
     def _forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """`forward`. If it fails, and succeeds in the other floating-point type, the error says so."""
+        """`forward`. If it fails, and succeeds in the other floating-point type, the error says so. Empty arrays may be
+        refused with any error.
+        """
         try:
             return self.forward(arrays, kwargs)
         except GradientError:
             raise
         except Exception as error:
+            if not all(x.size for x in arrays.values()):
+                raise ValueError(str(error)) from error  # which PyTorch raises as RuntimeError
             dtype = next(x.dtype for x in arrays.values() if is_floating(x))
             other = np.dtype(np.float32 if dtype == np.float64 else np.float64)
             try:

@@ -130,6 +130,10 @@ def test_torch_views_and_dy_as_a_gradient_are_allowed(torch, x):
     check_torch(lambda a, b: ((a + b).T, a, b.sum()), x, x)
 
 
+def test_torch_an_empty_batch_may_be_refused(torch, x):
+    check_torch(lambda x: 2 * x.reshape(len(x), -1), torch.tensor(x))  # a RuntimeError
+
+
 def test_torch_a_module_is_checked_with_its_parameters_and_does_not_change(torch, x):
     nn = torch.nn
     module = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 2))
@@ -186,7 +190,7 @@ def test_torch_a_gradient_that_is_cut_off_is_explained(torch, x):
     said = complaint(check_torch, lambda x: x.detach() ** 2, x)
     assert "y does not depend on x through torch's autograd: look for detach()" in said
     said = complaint(check_torch, lambda x, w: x.detach() * w, x, x)
-    assert "the gradient of x is zero everywhere: look for detach()" in said
+    assert "no gradient reaches x: look for detach()" in said
     assert names(check_torch(lambda x, unused: x, x, x)) == ["x", "unused"]
 
 
@@ -222,7 +226,7 @@ RULES = {
     "another forward": ("the forward rule returns something else", slope, lambda x: (x**3 + 1, x)),
     "number": ("must produce a tuple of length", lambda x, dy: (dy, dy), None),
     "shape": ("shapes do not match", lambda x, dy: dy[0], None),
-    "stopped": ("the gradient of x is zero everywhere: look for stop_gradient", lambda x, dy: 0 * dy, None),
+    "stopped": ("no gradient reaches x: look for stop_gradient", lambda x, dy: 0 * dy, None),
     "nan": ("is nan", lambda x, dy: dy * np.nan, None),
 }
 
