@@ -189,6 +189,13 @@ def test_backward_runs_in_float32_for_float16(device):
     np.testing.assert_allclose(dq.ravel(), expected, rtol=2e-3)
 
 
+@pytest.mark.parametrize("op", [ops.attention, ops.attention.reference], ids=["twin", "reference"])
+def test_without_heads_there_is_nothing_to_compute(op):
+    q = np.ones((2, 0, 4, 3))
+    y, cache = op(q, q, q)
+    assert [a.shape for a in (y, *ops.attention_backward(y, cache))] == [q.shape] * 4
+
+
 def test_a_boolean_mask_is_refused():
     q = np.ones((2, 3, 4, 5))
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):

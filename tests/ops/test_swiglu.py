@@ -30,6 +30,18 @@ def test_large_gates_do_not_overflow(device):
     assert [to_cpu(d).tolist() for d in ops.swiglu_backward(gate / gate, cache)] == [[0, 1e4]] * 2
 
 
+def test_float16_is_rounded_once(device):
+    """At the end: the results are those of float32, rounded."""
+    arrays = (3 * np.random.default_rng(0).standard_normal((3, 50))).astype(np.float16)
+    results = []
+    for dtype in np.float16, np.float32:
+        gate, up, dy = (to_device(a.astype(dtype), device) for a in arrays)
+        y, cache = ops.swiglu(gate, up)
+        results.append([to_cpu(a).astype(np.float16) for a in (y, *ops.swiglu_backward(dy, cache))])
+    for half, single in zip(*results, strict=True):
+        np.testing.assert_array_equal(half, single)
+
+
 def test_arrays_that_are_not_contiguous():
     """Transposed arrays must not mislead a kernel that flattens them; and empty ones."""
     gate, up, dy = np.random.default_rng(0).standard_normal((3, 4, 5)).swapaxes(1, 2)

@@ -84,14 +84,11 @@ def report(outcomes: list[Outcome], total: int, seconds: float, output: Path | N
     for (target, mutant, _), killed in outcomes:
         if not killed:
             print_mistake(target, mutant.what, mutant.line, *mutant.difference(target.source))
-    missed = sum(not outcome.killed for outcome in outcomes)
+    count, missed = len(outcomes), sum(not outcome.killed for outcome in outcomes)
     late = sum(outcome.killed == "timed out" for outcome in outcomes)
-    stopped = f"; stopped after {len(outcomes)} of {total}" if len(outcomes) < total else ""
-    print(
-        f"\nThe tests found {len(outcomes) - missed} of {len(outcomes)} mistakes and missed {missed}, in {seconds:.0f} s"
-        + (f"; {late} of them did not end" if late else "")
-        + stopped
-    )
+    line = f"\nThe tests found {count - missed} of {count} mistakes and missed {missed}, in {seconds:.0f} s"
+    line += f"; {late} of them did not end" if late else ""
+    print(line + (f"; stopped after {count} of {total}" if count < total else ""))
     if output:
         output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")
 
