@@ -12,6 +12,7 @@ import functools
 import inspect
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -114,11 +115,12 @@ def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 
 def explained(explain: Callable[[Evidence], list[Diagnosis]], evidence: Evidence) -> list[Diagnosis]:
-    """The diagnoses of `explain`; none if the search itself fails, so that it never hides the wrong gradient."""
+    """The diagnoses of `explain`; none, with a warning, if the search fails: it must not hide the wrong gradient."""
     try:
         with np.errstate(all="ignore"):
             return explain(evidence)
-    except Exception:
+    except Exception as error:
+        warnings.warn(f"the search for what the mistake looks like failed: {error!r}", RuntimeWarning, stacklevel=2)
         return []
 
 
@@ -169,9 +171,9 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
     before = x.copy()
     x[...] = value
     try:
-        gradients = run.gradients(dy)
-        tensors = [Tensor(name, array, gradients[name]) for name, array in run.floating.items()]
-        differences = Differences(lambda: flat(run.op(*run.args, **run.kwargs)[0]), flat(dy))
+        gradients = run.outcome(dy).gradients
+        tensors = [Tensor(name, array, to_cpu(gradients[name])) for name, array in run.floating.items()]
+        differences = Differences(lambda: flat(run.forward()[0]), flat(dy))
         return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
     finally:
         x[...] = before
