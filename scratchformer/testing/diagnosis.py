@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..backend import to_cpu
-from .contracts import Diagnosis, GradientError, as_tuple, is_array, is_floating
+from .contracts import Diagnosis, GradientError, as_tuple, is_array, is_floating, named_gradients
 from .differences import FIRST_STEP, Differences, Tensor, compare_directions
 from .runs import argument_names, flat
 
@@ -149,8 +149,9 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
     before = x.copy()
     x[...] = value
     try:
-        gradients = run.gradients(dy)
-        tensors = [Tensor(name, array, gradients[name]) for name, array in run.floating.items()]
+        _, cache = run.op(*run.args, **run.kwargs)
+        gradients = named_gradients(run.op_backward(dy, cache), run.floating, run.backward_name)
+        tensors = [Tensor(name, array, to_cpu(gradients[name])) for name, array in run.floating.items()]
         differences = Differences(lambda: flat(run.op(*run.args, **run.kwargs)[0]), flat(dy))
         return all(c.agrees for c in compare_directions(tensors, differences, 2, np.random.default_rng(0), 1e-6))
     finally:
@@ -321,8 +322,8 @@ def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnos
         try:
             right, wrong = (with_classes(run, found) for found in (vars(mistake.module()), mistake.names()))
             same_y = zip(as_tuple(wrong.forward()[0]), as_tuple(y), strict=True)
-            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(wrong.gradients(dy)):
-                if not evidence.explained_by(right.gradients(dy)):
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(layer_gradients(wrong, dy)):
+                if not evidence.explained_by(layer_gradients(right, dy)):
                     yield catalogued(mistake)
         except Exception:  # a layer of the same name may have other parts
             continue
@@ -337,6 +338,13 @@ def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
     other.params = other.layer.named_parameters()
     other.trained = {name: other.params[name] for name in run.trained}
     return other
+
+
+def layer_gradients(run: LayerRun, dy: Any) -> dict[str, np.ndarray]:
+    """The gradients of inputs and parameters, by name."""
+    run.layer.zero_grad()
+    returned = run.backward(dy, run.forward()[1])
+    return {name: to_cpu(gradient) for name, gradient in returned.items()} | run.parameter_gradients()
 
 
 def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:

@@ -18,6 +18,8 @@ from scratchformer.testing import GradientError, check_gradients, check_layer, d
 from scratchformer.testing.cases import LAYERS, OPERATIONS, Draw
 from scratchformer.testing.mistakes import MISTAKES, Mistake, mistakes_of
 
+pytestmark = pytest.mark.diagnosis
+
 RNG = np.random.default_rng(0)
 X, GAMMA, BETA = RNG.normal(size=(2, 3, 5)), RNG.normal(size=5), RNG.normal(size=5)
 
@@ -247,7 +249,7 @@ def test_two_mistakes_at_once_are_not_known_and_noise_is_not():
         return dx + np.random.default_rng(0).normal(size=dx.shape).astype(dx.dtype), dscale, dshift
 
     for wrong in (two, noisy):
-        with pytest.raises(GradientError, match=r"\nThe mistake looks like none that is known\.\nRepeat") as caught:
+        with pytest.raises(GradientError, match=r"\nThe mistake looks like none that is known\.\n") as caught:
             check_gradients(norm, wrong, X, GAMMA, BETA)
         assert caught.value.diagnoses == ()
 
