@@ -343,8 +343,8 @@ def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnos
         try:
             right, wrong = (with_classes(run, found) for found in (vars(mistake.module()), mistake.names()))
             same_y = zip(as_tuple(wrong.forward()[0]), as_tuple(y), strict=True)
-            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(wrong.gradients(dy)):
-                if not evidence.explained_by(right.gradients(dy)):
+            if all(same(to_cpu(a), to_cpu(b)) for a, b in same_y) and evidence.explained_by(layer_gradients(wrong, dy)):
+                if not evidence.explained_by(layer_gradients(right, dy)):
                     yield catalogued(mistake)
         except Exception:  # a layer of the same name may have other parts
             continue
@@ -359,6 +359,13 @@ def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
     other.params = other.layer.named_parameters()
     other.trained = {name: other.params[name] for name in run.trained}
     return other
+
+
+def layer_gradients(run: LayerRun, dy: Any) -> dict[str, np.ndarray]:
+    """The gradients of inputs and parameters, by name."""
+    run.layer.zero_grad()
+    returned = run.backward(dy, run.forward()[1])
+    return {name: to_cpu(gradient) for name, gradient in returned.items()} | run.parameter_gradients()
 
 
 def layers_in(x: Any, seen: dict[int, Any]) -> Iterator[Any]:

@@ -265,8 +265,11 @@ def _compare_all(
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
     outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
     noise = {f"gradient of {t.name}": t.noise for t in tensors}
-    with _and_nonlinearity(run, dy, outcome.named_gradients(), noise):
-        _raise_worst(found, lambda: diagnosis.explained(explain, evidence))
+    _raise_worst(
+        found,
+        lambda: nonlinearity(run, dy, outcome.named_gradients(), noise),
+        lambda: diagnosis.explained(explain, evidence),
+    )
     _expect_decided(found)
     floor = float(np.abs(differences.dy).max()) * _EPS * (1 + max(t.scale for t in tensors)) ** 2
     wide = {name: max(x, floor) for name, x in noise.items()}
@@ -306,7 +309,9 @@ def _sensitivity(tensor: Tensor) -> float:
 
 
 def _raise_worst(
-    found: dict[str, tuple[list[Comparison], list[Comparison]]], explain: Callable[[], list[diagnosis.Diagnosis]]
+    found: dict[str, tuple[list[Comparison], list[Comparison]]],
+    not_linear: Callable[[], str],
+    explain: Callable[[], list[diagnosis.Diagnosis]],
 ) -> None:
     """Raise GradientError for the worst element or, if all elements agree, for the worst direction."""
     for kind in (0, 1):
@@ -326,6 +331,8 @@ def _raise_worst(
         ]
         lines += [f"  {worst.note}"] * bool(worst.kink)
         lines += [f"  and others of {', '.join(others)}"] * bool(others)
+        if cause := not_linear():
+            lines.append(f"  {cause}")
         if not diagnosis.wanted():
             raise GradientError("\n".join(lines))
         diagnoses = explain()
@@ -388,17 +395,6 @@ def _complex_comparisons(run: PairRun, dy: Any) -> Callable[[Tensor, list, float
         return found
 
     return comparisons
-
-
-@contextmanager
-def _and_nonlinearity(run: Run, dy: Any, gradients: Gradients, noise: Noise) -> Iterator[None]:
-    """Add to the message of a GradientError in what plain way backward is not linear in dy, if it is not."""
-    try:
-        yield
-    except GradientError as error:
-        if cause := nonlinearity(run, dy, gradients, noise):
-            error.args = (f"{error}\n  {cause}",)
-        raise
 
 
 @contextmanager

@@ -460,8 +460,8 @@ MISTAKES = (
         file="ops/attention.py",
         replacements=(
             (
-                "    dk = da.swapaxes(-1, -2) @ q\n    return",
-                "    dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)\n    return",
+                "    dk = da.swapaxes(-1, -2) @ q\n",
+                "    dk = (q.swapaxes(-1, -2) @ da).reshape(k.shape)\n",
             ),
         ),
     ),
@@ -475,8 +475,8 @@ MISTAKES = (
         file="ops/attention.py",
         replacements=(
             (
-                "    dk = da.swapaxes(-1, -2) @ q\n    return",
-                "    dk = da[:, :, : shape[2]].swapaxes(-1, -2) @ q[:, :, : shape[2]]\n    return",
+                "    dk = da.swapaxes(-1, -2) @ q\n",
+                "    dk = da[:, :, : shape[2]].swapaxes(-1, -2) @ q[:, :, : shape[2]]\n",
             ),
         ),
     ),
@@ -486,9 +486,7 @@ MISTAKES = (
         effect="dk is seven times too large, in the reference alone.",
         operation="attention",
         file="ops/attention.py",
-        replacements=(
-            ("    dk = da.swapaxes(-1, -2) @ q\n    return", "    dk = 7 * da.swapaxes(-1, -2) @ q\n    return"),
-        ),
+        replacements=(("    dk = da.swapaxes(-1, -2) @ q\n", "    dk = 7 * da.swapaxes(-1, -2) @ q\n"),),
     ),
     Mistake(
         name="float64 from float32",
