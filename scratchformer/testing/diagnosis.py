@@ -41,7 +41,7 @@ _wanted = ContextVar("diagnosis", default=True)
 
 @contextmanager
 def without_diagnosis() -> Iterator[None]:
-    """Within it, checks do not say what a mistake looks like: where only its being found counts, that takes too long."""
+    """Within it, a failed check does not say what the mistake looks like, which can take a second."""
     before = _wanted.set(False)
     try:
         yield

@@ -44,7 +44,7 @@ from .differences import (
     label,
 )
 from .layouts import check_empty, check_layouts
-from .linearity import Gradients, Noise, check_linearity, nonlinearity
+from .linearity import check_linearity, nonlinearity
 from .runs import (
     LayerRun,
     Outcome,
