@@ -366,7 +366,7 @@ def test_layers():
 
 def test_a_failing_search_does_not_hide_the_wrong_gradient(monkeypatch):
     monkeypatch.setattr(diagnosis, "likeliest", lambda *_: 1 / 0)
-    with pytest.raises(GradientError, match="wrong gradient at x"):
+    with pytest.warns(RuntimeWarning, match="failed: Zero"), pytest.raises(GradientError, match="wrong gradient at x"):
         check_gradients(norm, norm_backward, X, GAMMA, BETA)
 
 
