@@ -92,7 +92,7 @@ LAYER = {
     "an output tied to the embedding: no gradient from the output": "TiedOutput",
     "recompute: another dropout mask the second time": "Recompute",
     "positions on a grid: the columns get the gradient of the rows": "GridPositions",
-    "a memory: gamma gets no gradient from it": "TransformerBlock, post, relative, causal, memory",
+    "a memory: gamma gets no gradient from it": "TransformerBlock, pre, relative, causal, memory, dropout",
     "BERT: the gradient of the first vector goes to all of them": "BertClassifier",
 }
 
