@@ -84,8 +84,8 @@ CASE = {
     "a kernel: the log-sum-exp without the maximum": "attention, large scores",
 }
 
-# A layer that has the mistake. (Blocks make their Residual anew in each call, so "a memory: gamma ..." cannot be planted
-# by the class of a layer, and is not recognised either.)
+# A layer that has the mistake. (Blocks make their Residual anew in each call, so "a memory: gamma ..." cannot be
+# planted by the class of a layer, and is not recognised either.)
 LAYER = {
     "encoder-decoder: the memory's gradient from one block only": "Stack, shared input, post",
     "a residual: the gradient passes through the branch only": "Residual, post",
