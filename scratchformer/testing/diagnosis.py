@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import inspect
 import re
 import time
 import warnings
@@ -148,12 +147,9 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
             yield from planted(evidence, derivation)
 
     arrays = dict(zip(run.names, args, strict=True)) | kwargs | {"y": y}
-    searches = [
-        functools.partial(uniform, evidence, run, dy),
-        functools.partial(general, evidence, dy, arrays),
-        equations,
-    ]
-    return likeliest(evidence, dy, arrays, catalogue, *searches, functools.partial(uniform, evidence, run, dy, 1.0))
+    equal, one = (functools.partial(uniform, evidence, run, dy, value) for value in (None, 1.0))
+    forms = functools.partial(general, evidence, dy, arrays)
+    return likeliest(evidence, dy, arrays, catalogue, equal, forms, equations, one)
 
 
 def uniform(evidence: Evidence, run: PairRun, dy: Any, value: float | None = None) -> Iterator[Diagnosis]:
@@ -181,11 +177,10 @@ def right_with(run: PairRun, dy: Any, x: Any, value: float) -> bool:
 
 def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
     """What the mistake in the backward of a layer looks like."""
-    arrays, known = (
-        {name: on_cpu(x) for name, x in run.given.items()},
-        functools.partial(known_layers, evidence, run, dy),
-    )
-    return likeliest(evidence, on_cpu(dy), arrays, known, functools.partial(general, evidence, on_cpu(dy), arrays))
+    arrays = {name: on_cpu(x) for name, x in run.given.items()}
+    catalogue = functools.partial(known_layers, evidence, run, dy)
+    forms = functools.partial(general, evidence, on_cpu(dy), arrays)
+    return likeliest(evidence, on_cpu(dy), arrays, catalogue, forms)
 
 
 def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> Iterator[Diagnosis]:
@@ -222,18 +217,16 @@ def derivations(
     from ..notation import DerivationError, NotationError
     from ..notation.consequences import consequences
     from ..notation.grammar import canonical
+    from .derivations.case import DerivationCase
     from .derivations.operations import reference
 
-    pairs = [("", op, op_backward, {})] if "=" in (inspect.getdoc(op) or "") else []
-    for name in operations:
-        case = reference(name, *args, **kwargs)
-        pairs.append((name, case.op, case.op_backward, case.names))
-    for name, forward, backward, names in pairs:
+    for name in ("", *operations):
         try:
-            derivation = consequences(forward, backward, *args, names=names, dy=dy, **kwargs)
-        except (DerivationError, NotationError, TypeError, ValueError):
+            case = reference(name, *args, **kwargs) if name else DerivationCase(op, op_backward, tuple(args))
+            derivation = consequences(case.op, case.op_backward, *args, names=case.names, dy=dy, **kwargs)
+        except (DerivationError, NotationError, TypeError, ValueError, KeyError):
             continue  # it has none that is true and can be evaluated
-        floating = [n for n, x in zip(argument_names(forward, tuple(args)), args, strict=True) if is_floating(x)]
+        floating = [n for n, x in zip(argument_names(case.op, tuple(args)), args, strict=True) if is_floating(x)]
         yield name, Derived(derivation, [derivation.gradient(canonical(n)) for n in floating])
 
 
@@ -295,12 +288,10 @@ def known_mistakes(evidence: Evidence, operation: str, derived: Derived) -> Iter
     from .mistakes import mistakes_of
 
     for mistake in mistakes_of(operation):
-        right, wrong = (parse(text, derived.derivation.values) for text in (mistake.equation, mistake.wrong))
-        if right not in derived.derivation.equations:
-            continue
         try:
+            right, wrong = (parse(text, derived.derivation.values) for text in (mistake.equation, mistake.wrong))
             changed = derived.derivation.of(derived.derivation.equations.index(right), wrong)
-        except (NotationError, ValueError):
+        except (NotationError, ValueError):  # also if the derivation has no such equation
             continue
         if derived.explains(evidence, changed):
             yield catalogued(mistake)

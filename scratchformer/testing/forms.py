@@ -252,8 +252,8 @@ def repeated(name: str, ids: np.ndarray, dy: np.ndarray, gives: Any) -> Iterator
             once = np.zeros(flat.shape)
             for row, values in enumerate(flat[:, ::order]):
                 once[row, np.unique(values, return_index=True)[1]] = 1
-            once = once[:, ::order].reshape(ids.shape)
-            if (once == 0).any() and gives(dy * once.reshape(ids.shape + (1,) * (dy.ndim - ids.ndim))):
+            kept = once[:, ::order].reshape(ids.shape + (1,) * (dy.ndim - ids.ndim))
+            if not kept.all() and gives(dy * kept):
                 yield (
                     f"{{of}} right only where {name} does not repeat: of equal {name} only the {text} one counts.",
                     "counted once",

@@ -32,7 +32,7 @@ PATTERNS: dict[str, Callable[[Sizes], ops.Pattern]] = {
 def allowed(q: np.ndarray, k: np.ndarray, pattern: ops.Pattern | None) -> dict[str, np.ndarray]:
     """The pairs that a pattern allows, (B, H, T, S)."""
     shape = (*q.shape[:3], k.shape[2])
-    table = (pattern or ops.Full()).table(*shape[1:], np)
+    table = (pattern or ops.Full()).table(shape[1], shape[2], shape[3], np)
     return {"m": np.broadcast_to(np.True_ if table is None else table, shape)}
 
 
