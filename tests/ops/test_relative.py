@@ -164,6 +164,16 @@ def test_shapes_that_do_not_fit(name, shape, message):
         ops.relative_attention(**arrays)
 
 
+def test_sums_over_sequences_run_in_float32_for_float16(device):
+    """Each of 5,000 sequences adds 1 to the gradients of the biases; a float16 sum would stop at 2048."""
+    B = 5000
+    q, k = np.zeros((B, 1, 1, 1)), np.tile(np.array([[[[1.0], [-1.0]]]]), (B, 1, 1, 1))
+    arrays = [q, k, k, np.array([[[1.0], [-1.0]]]), np.zeros((1, 1)), np.zeros((1, 1))]
+    y, cache = ops.relative_attention(*(to_device(a.astype(np.float16), device) for a in arrays))
+    *_, du, dw = ops.relative_attention_backward(device.xp.ones_like(y), cache)
+    assert to_cpu(du).tolist() == to_cpu(dw).tolist() == [[B]]
+
+
 def test_a_boolean_mask_is_refused():
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):
         ops.relative_attention(*draw(4, 4), np.ones((4, 4), bool))

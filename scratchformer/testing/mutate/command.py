@@ -53,7 +53,7 @@ def mutate(
     groups: dict[tuple[str, ...], list[Job]] = {}
     for target, mutant in found:
         groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
-    print(f"Planting {len(found)} mistakes, one at a time, if the tests pass without.", flush=True)
+    print(f"Planting {len(found)} mistakes, one at a time.", flush=True)
     start, outcomes = time.perf_counter(), list[Outcome]()
     progress = tqdm(total=len(found), unit="mistake", leave=False, disable=not sys.stderr.isatty())
     try:

@@ -112,7 +112,7 @@ def of_comparison(node: ast.Compare, source: Source) -> Edits:
 
 
 def of_logic(node: ast.BoolOp, source: Source) -> Edits:
-    yield from another_operator(node, *node.values[:2], OPERATORS[type(node.op)], source)
+    yield from another_operator(node, node.values[0], node.values[1], OPERATORS[type(node.op)], source)
     for value in node.values:
         yield "a condition lost", node, source.text(value)
 
@@ -128,11 +128,12 @@ def of_condition(node: ast.If | ast.IfExp, source: Source) -> Edits:
 
 
 def of_number(node: ast.Constant, source: Source) -> Edits:
-    if type(node.value) not in (int, float) or is_axis(node, source):
+    if not isinstance(node.value, (int, float)) or isinstance(node.value, bool) or is_axis(node, source):
         return
-    parent = source.parents[node]
-    negative = isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub)
-    place, value = (parent, -node.value) if negative else (node, node.value)
+    place: ast.expr = node
+    parent, value = source.parents[node], node.value
+    if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.USub):
+        place, value = parent, -value
     if value == -1 and isinstance(call := source.parents[place], ast.Call) and called(call) in ("reshape", "view"):
         return  # not a number but "as many as fit"
     if isinstance(value, int):
@@ -147,7 +148,7 @@ def of_number(node: ast.Constant, source: Source) -> Edits:
 def is_axis(node: ast.expr, source: Source) -> bool:
     """Whether this number is an axis, alone or in a tuple."""
     while isinstance(parent := source.parents[node], (ast.UnaryOp, ast.Tuple)):
-        node = parent  # type: ignore[assignment]
+        node = parent
     if isinstance(parent, ast.keyword):
         return parent.arg in ("axis", "axes", "dim", "dims")
     return isinstance(parent, ast.Call) and called(parent) in (*TRANSPOSES, *REDUCTIONS) and node is not parent.func

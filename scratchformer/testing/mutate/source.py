@@ -84,7 +84,7 @@ class Source:
 
     def whole_lines(self) -> tuple[int, int]:
         """From the first line of the function, decorators included, to its last."""
-        first = min(node.lineno for node in (self.function, *self.function.decorator_list))
+        first = min([self.function.lineno, *(node.lineno for node in self.function.decorator_list)])
         return self.lines[first - 1], self.lines[self.function.end_lineno or first] - 1
 
     def start(self, node: ast.AST) -> int:
