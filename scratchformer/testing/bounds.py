@@ -31,7 +31,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
-from scipy import special
 
 from ..backend import is_floating_type
 
@@ -731,7 +730,11 @@ class _Library(ModuleType):
         self.arithmetic = arithmetic
 
     def __getattr__(self, name: str) -> Any:
-        return self._maker(name) if name in _MAKERS else special.erf if name == "erf" else getattr(np, name)
+        if name == "erf":
+            from scipy import special  # slow to import
+
+            return special.erf
+        return self._maker(name) if name in _MAKERS else getattr(np, name)
 
     def _maker(self, name: str) -> Callable:
         def make(*args: Any, dtype: Any = None, **keywords: Any) -> Bounded:

@@ -33,13 +33,14 @@ from .differences import label
 
 STALE = (
     Diagnosis(
-        "The backward uses what the latest forward left in the layer, and not its own cache.",
+        "The backward uses what the latest forward left behind, and not its own cache.",
         "form",
         "stale after a second forward",
     ),
 )
 _NONE: Mapping[str, Array] = {}
 _TWICE = "backward gives another gradient when called twice on one cache"
+_STALE = "is another one after a second forward (backward must use its own cache, not what the latest forward left)"
 _RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
 
@@ -157,7 +158,21 @@ class PairRun(Run):
         expect_equal(again, first, _TWICE, self.same_bits)
         expect_apart(again, {f"{name} of an earlier call": g for name, g in gradients.items()})
         expect_equal(self.backward(dy, second_cache), first, _RERUN, self.same_bits)
+        if self._forward_of_others():
+            again, named = (Outcome(self.y, g).named_gradients() for g in (self.backward(dy, self.cache), first))
+            expect_equal(again, named, _STALE, self.same_bits, STALE)
         return first
+
+    def _forward_of_others(self) -> bool:
+        """Run forward on other numbers; False if it does not accept them."""
+        rng = Key(0).fold("other numbers").generator()
+        others = {n: to_cpu(x) * rng.uniform(0.5, 1, x.shape) for n, x in self.floating.items()}
+        try:
+            with np.errstate(all="ignore"):
+                self.forward({n: to_device(x, self.device, self.dtype) for n, x in others.items()})
+        except Exception:
+            return False
+        return True
 
     def check_types(self, dy: Any) -> None:
         """Check that y and the gradients have the dtype of the arguments."""

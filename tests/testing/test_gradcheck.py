@@ -734,3 +734,15 @@ def test_one_gradient_of_several_is_float64(device):
     args = normal(2, 3).astype(np.float32), normal(3, 2), normal(2).astype(np.float32)  # of two types
     assert "gradient of w is float64 where all" in fails(linear, backward, *args, device=device)
     check_gradients(linear, linear_backward, *args, device=device)
+
+
+def test_a_backward_that_uses_the_latest_forward():
+    latest = {}
+
+    def square(x):
+        latest["x"] = x
+        return x**2, x
+
+    with pytest.raises(GradientError, match="gradient of x: is another one after a second forward") as caught:
+        check_gradients(square, lambda dy, _: 2 * dy * latest["x"], np.array([[1.0, -2.0, 3.0]]))
+    assert [found.name for found in caught.value.diagnoses] == ["stale after a second forward"]
