@@ -40,7 +40,7 @@ TESTS = {
     "ops/layernorm.py": f"tests/ops/test_layernorm.py {EVERY_OPERATION} -k layernorm",
     "ops/linear.py": f"tests/ops/test_linear.py {EVERY_OPERATION} -k linear",
     "ops/pooling.py": f"tests/ops/test_pooling.py {EVERY_OPERATION} -k pool",
-    "ops/relative.py": f"tests/ops/test_relative.py {EVERY_OPERATION} -k 'relative and (gradients or refused or sums)'",
+    "ops/relative.py": f"tests/ops/test_relative.py {EVERY_OPERATION} -k 'test_relative.py or relative and stays'",
     "ops/rmsnorm.py": f"tests/ops/test_rmsnorm.py {EVERY_OPERATION} -k rmsnorm",
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} -k rotary",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} -k 'softmax or large_scores'",
@@ -109,6 +109,11 @@ EQUAL: dict[str, dict[str, str]] = {
         "dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0) -> "
         "dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, None, :], 0)": "live is (B, 1)",
         "return dx.astype(dy.dtype, copy=False) -> return dx": "a product of dy with booleans has the type of dy",
+    },
+    "ops/relative.py::relative_attention_backward": {
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(k.shape[-1])": "k is as wide as q",
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(v.shape[-1])": "v is as wide as q",
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(r.shape[-1])": "r is as wide as q",
     },
     "ops/rmsnorm.py::rmsnorm_backward": {
         "dy, xhat, rrms = widen(dy), widen(cache.xhat), cache.rrms -> "
