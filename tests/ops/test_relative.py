@@ -165,13 +165,16 @@ def test_shapes_that_do_not_fit(name, shape, message):
 
 
 def test_sums_over_sequences_run_in_float32_for_float16(device):
-    """Each of 5,000 sequences adds 1 to the gradients of the biases; a float16 sum would stop at 2048."""
+    """Each of 5,000 sequences adds 1 or ½ to the gradients of distances and biases; float16 sums would stop earlier."""
     B = 5000
     q, k = np.zeros((B, 1, 1, 1)), np.tile(np.array([[[[1.0], [-1.0]]]]), (B, 1, 1, 1))
-    arrays = [q, k, k, np.array([[[1.0], [-1.0]]]), np.zeros((1, 1)), np.zeros((1, 1))]
-    y, cache = ops.relative_attention(*(to_device(a.astype(np.float16), device) for a in arrays))
-    *_, du, dw = ops.relative_attention_backward(device.xp.ones_like(y), cache)
-    assert to_cpu(du).tolist() == to_cpu(dw).tolist() == [[B]]
+    gradients = []
+    for r, position_bias in ((1.0, -1.0), 0), ((0, 0), 1.0):  # so that all scores are 0
+        arrays = q, k, k, np.reshape(r, (1, 2, 1)), np.zeros((1, 1)), np.full((1, 1), position_bias)
+        y, cache = ops.relative_attention(*(to_device(a.astype(np.float16), device) for a in map(np.float64, arrays)))
+        *_, dr, du, dw = ops.relative_attention_backward(device.xp.ones_like(y), cache)
+        gradients.append([to_cpu(a).ravel().tolist() for a in (dr, du, dw)])
+    assert gradients == [[[0, 0], [B], [B]], [[B / 2, -B / 2], [B], [0]]]
 
 
 def test_a_boolean_mask_is_refused():

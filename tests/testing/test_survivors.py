@@ -40,7 +40,7 @@ TESTS = {
     "ops/layernorm.py": f"tests/ops/test_layernorm.py {EVERY_OPERATION} -k layernorm",
     "ops/linear.py": f"tests/ops/test_linear.py {EVERY_OPERATION} -k linear",
     "ops/pooling.py": f"tests/ops/test_pooling.py {EVERY_OPERATION} -k pool",
-    "ops/relative.py": f"tests/ops/test_relative.py {EVERY_OPERATION} -k 'relative and (gradients or refused or sums)'",
+    "ops/relative.py": f"tests/ops/test_relative.py {EVERY_OPERATION} -k 'test_relative.py or relative and stays'",
     "ops/rmsnorm.py": f"tests/ops/test_rmsnorm.py {EVERY_OPERATION} -k rmsnorm",
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} -k rotary",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} -k 'softmax or large_scores'",
@@ -110,6 +110,16 @@ EQUAL: dict[str, dict[str, str]] = {
         "dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, None, :], 0)": "live is (B, 1)",
         "return dx.astype(dy.dtype, copy=False) -> return dx": "a product of dy with booleans has the type of dy",
     },
+    "ops/relative.py::relative_shift_backward": {
+        "dx[..., rows, columns] = dy -> dx[..., rows, columns] += dy": "dx is 0 before, and no place occurs twice",
+    },
+    "ops/relative.py::relative_attention_backward": {
+        "probabilities, dp = widen(probabilities), widen(dp) -> probabilities, dp = probabilities, widen(dp)": FLOAT32,
+        "probabilities, dp = widen(probabilities), widen(dp) -> probabilities, dp = widen(probabilities), dp": FLOAT32,
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(k.shape[-1])": "k is as wide as q",
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(v.shape[-1])": "v is as wide as q",
+        "scale = 1 / math.sqrt(q.shape[-1]) -> scale = 1 / math.sqrt(r.shape[-1])": "r is as wide as q",
+    },
     "ops/rmsnorm.py::rmsnorm_backward": {
         "dy, xhat, rrms = widen(dy), widen(cache.xhat), cache.rrms -> "
         "dy, xhat, rrms = dy, widen(cache.xhat), cache.rrms": FLOAT32,
@@ -150,6 +160,16 @@ EQUAL: dict[str, dict[str, str]] = {
     },
     "kernels/numpy_layernorm.py::layernorm_backward": {
         "C = gamma.shape[0] -> C = gamma.shape[-1]": ONE_AXIS,
+    },
+    "kernels/numpy_relative.py::relative_attention_backward": {
+        "for part, runs in groups(pattern, q.shape, S, q.dtype): -> "
+        "for part, runs in groups(pattern, dq.shape, S, q.dtype):": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (y, k, v))": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, v, k))": SHAPE,
+        "finite_keys, finite_r = (x if finite else np.nan_to_num(x) for x in (keys, r[heads])) -> "
+        "finite_keys, finite_r = (np.nan_to_num(x) for x in (keys, r[heads]))": "the same in more time",
     },
     "kernels/numpy_rmsnorm.py::rmsnorm_backward": {
         "C = gamma.shape[0] -> C = gamma.shape[-1]": ONE_AXIS,

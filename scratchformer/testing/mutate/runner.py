@@ -69,6 +69,15 @@ class Server(Watcher):
         self.planted, self.names, self.brief = False, list[str](), False
         self.report: Callable[[int, bool, str], NoReturn] | None = None  # in a fork
 
+    def silence(self, config: pytest.Config) -> None:
+        """Leave out what takes time and only a reader of the failure needs."""
+        config.option.tbstyle = "no"
+        if config.pluginmanager.has_plugin("scratchformer-counterexamples"):
+            config.pluginmanager.unregister(name="scratchformer-counterexamples")
+        if diagnosis := sys.modules.get("scratchformer.testing.diagnosis"):
+            self.without_diagnosis = diagnosis.without_diagnosis()
+            self.without_diagnosis.__enter__()
+
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, None]:
         """Where nobody reads it, skip the summary, for which plugins import much."""
@@ -92,7 +101,7 @@ class Server(Watcher):
                 self.planted = replace_code(functions, request["path"], request["function"], request["code"])
                 self.brief = request["brief"]
                 if self.brief:
-                    session.config.option.tbstyle = "no"
+                    self.silence(session.config)
                 self.names = plant(request["path"], request["code"])
                 self.report = finish
                 return
