@@ -73,8 +73,8 @@ def overview(args: argparse.Namespace) -> None:
             out.print(f" {mark(progress, name)}{row}{note(progress, name)}", soft_wrap=True)
     passed = sum(progress.of(name).passed for name in NAMES)
     out.print(f"\n{passed} of {len(NAMES)} done", end="")
-    following = next_name(progress)
-    out.print(f"; next: [bold]scratchformer learn start {following}[/]" if following else ", all of them!")
+    following = next_step(progress)
+    out.print(f"; next: [bold]{following}[/]" if following else ", all of them!", highlight=False)
 
 
 def mark(progress: Progress, name: str) -> str:
@@ -124,7 +124,10 @@ def run_check(args: argparse.Namespace) -> None:
     progress = opened(args)
     started = [name for name in NAMES if progress.started(name)]
     names = started if args.name == "all" else [chosen(progress, args.name)]
-    if not all([check_one(progress, name) for name in names]):
+    passed = [check_one(progress, name) for name in names]
+    if any(passed):
+        print_next(progress)
+    if not all(passed):
         sys.exit(1)
 
 
@@ -142,11 +145,14 @@ def check_one(progress: Progress, name: str) -> bool:
     out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}", highlight=False)
     progress.of(name).passed = True
     progress.save()
-    if following := next_name(progress):
-        out.print(f"  next: scratchformer learn start {following}", style="dim", highlight=False)
-    else:
-        out.print("  That was the last one. Well done!")
     return True
+
+
+def print_next(progress: Progress) -> None:
+    if following := next_step(progress):
+        console().print(f"  next: {following}", style="dim", markup=False, highlight=False)
+    else:
+        console().print("  That was the last one. Well done!")
 
 
 def indented(text: str) -> str:
@@ -209,7 +215,8 @@ def run_watch(args: argparse.Namespace) -> None:
         raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
     name = chosen(progress, None)
     out.print(f"Watching {progress.folder}: save a file to check it; h gives a hint, q ends (then Enter)", markup=False)
-    check_one(progress, name)
+    if check_one(progress, name):
+        print_next(progress)
     typed = typed_lines()
     for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):
         while not typed.empty():
@@ -221,7 +228,8 @@ def run_watch(args: argparse.Namespace) -> None:
         for path in sorted({Path(path) for _, path in changes}):
             if path.suffix == ".py" and path.stem in NAMES and path.exists():
                 name = path.stem
-                check_one(progress, name)
+                if check_one(progress, name):
+                    print_next(progress)
 
 
 def typed_lines() -> queue.Queue[str]:
@@ -259,6 +267,14 @@ def next_name(progress: Progress) -> str | None:
     last = max((i for i, done in enumerate(passed) if done), default=-1)
     order = [*range(last + 1, len(NAMES)), *range(last + 1)]
     return next((NAMES[i] for i in order if not passed[i]), None)
+
+
+def next_step(progress: Progress) -> str:
+    """What to do next: the file of the next exercise if it is started, or the command that starts it."""
+    name = next_name(progress)
+    if name is None:
+        return ""
+    return str(progress.path(name)) if progress.started(name) else f"scratchformer learn start {name}"
 
 
 def console() -> Console:

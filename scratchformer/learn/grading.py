@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import linecache
 import re
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -16,13 +18,18 @@ import numpy as np
 
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
-from ..notation.grammar import canonical
+from ..notation.grammar import canonical, parse
+from ..notation.mistakes import in_words, mistakes
 from ..notation.run import run
+from ..notation.spelling import spelled
 from ..notation.walk import Walk
 from ..rng import Key
 from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
+
+
+SECONDS = 2.0  # that the search for the name of a mistake may take
 
 
 class Wrong(AssertionError):
@@ -59,22 +66,53 @@ def load(path: Path, text: str) -> ModuleType:
     linecache.checkcache(str(path))
     module = ModuleType(path.stem)
     module.__file__ = str(path)
+    module.__dict__["__source__"] = text
     exec(compile(text, str(path), "exec"), module.__dict__)
     return module
 
 
 def recognised(exercise: Exercise, path: Path, message: str) -> str:
-    """The message with the name of the known mistake that leads to the same one, numbers included, if one does."""
-    for mistake in exercise.mistakes:
-        if mistake.what:
-            wrong = exercise.solution.replace(mistake.right, mistake.wrong)
-            try:
-                with without_diagnosis():
-                    exercise.check(load(path, wrong))
-            except Exception as error:
-                if in_file(error, wrong) == message:
-                    return f"{message}\nThis is what one gets when {mistake.what}."
+    """The message with the name of a mistake that leads to the same one, numbers included, if one does.
+
+    The mistakes are the exercise's own; then, for a derivation, those that `notation.mistakes` plants in its equation.
+    """
+    named = ((each.what, exercise.solution.replace(each.right, each.wrong)) for each in exercise.mistakes if each.what)
+    wanted, start = findings(exercise, message), time.perf_counter()
+    for what, wrong in chain(named, planted(exercise, message)):
+        try:
+            with without_diagnosis():
+                exercise.check(load(path, wrong))
+        except Exception as error:
+            if findings(exercise, in_file(error, wrong)) == wanted:
+                return f"{message}\nThis is what one gets when {what}."
+        if time.perf_counter() - start > SECONDS:
+            break
     return ""
+
+
+def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
+    """The solution with one mistake in the equation that the message is about, in all ways, each with its name."""
+    head, found = findings(exercise, message)
+    if not head or found == message:
+        return
+    line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
+    right = parse(line.strip())
+    for what, wrong in mistakes(right):
+        if wrong.parts[:-1] == right.parts[:-1]:
+            yield in_words(what, right, wrong), exercise.solution.replace(line.strip(), spelled(wrong), 1)
+
+
+def findings(exercise: Exercise, message: str) -> tuple[str, str]:
+    """What two answers with the same mistake have in common, however they are spelled.
+
+    For an equation that is not true, its given part and the numbers. Otherwise the message as it is.
+    """
+    first, _, numbers = message.partition("\n")
+    equation = normal_space(re.sub(r"^.*?line \d+: ", "", first))
+    heads = [head for head in map(given_part, exercise.start.splitlines()) if head and equation.startswith(head)]
+    if heads and "relative error" in numbers and not re.search(r"\b(nan|inf)\b", numbers):
+        return max(heads, key=len), numbers
+    return "", message
 
 
 def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
@@ -105,9 +143,8 @@ def expect_kept(exercise: Exercise, text: str) -> None:
     """
     found = [normal_space(line) for line in text.splitlines()]
     for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
-        if exercise.kind != "derivation" or not line.rstrip().endswith("= ?"):
+        if exercise.kind != "derivation" or not (head := given_part(line)):
             continue
-        head = normal_space(line).removesuffix("?")
         answers = [(number, each[len(head) :]) for number, each in enumerate(found, 1) if each.startswith(head)]
         if not answers:
             raise Wrong(f"this line of the exercise is gone: {head}?")
@@ -116,6 +153,11 @@ def expect_kept(exercise: Exercise, text: str) -> None:
             raise Wrong(f"line {number}: write the right side without ∂")
         if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
             raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+
+
+def given_part(line: str) -> str:
+    """An equation of an exercise up to its blank, "dx_k =", or "" if the line has none."""
+    return normal_space(line).partition("?")[0].strip() if re.search(r"= \?(?= for |$)", normal_space(line)) else ""
 
 
 def names_in(text: str) -> list[str]:
@@ -168,7 +210,7 @@ def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], 
 
     restricted: the beginning of a line, an expression that matches what its answer must not contain, and what to say.
     """
-    for number, line in enumerate(Path(student.__file__ or "").read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(vars(student)["__source__"].splitlines(), 1):
         line = normal_space(line)
         for head, pattern, why in restricted:
             if line.startswith(head) and re.search(pattern, line.removeprefix(head)):

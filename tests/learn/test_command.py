@@ -56,6 +56,17 @@ def test_one_may_start_anywhere_and_go_on_from_there(learn):
     assert f"next: scratchformer learn start {NAMES[NAMES.index('softmax') + 1]}" in learn("check")
 
 
+def test_next_is_said_once_and_is_the_file_where_there_is_one(learn):
+    learn("start", "all")
+    solve("chain_rule")
+    solve("relu")
+    assert learn("check", "chain_rule").splitlines()[-1] == "  next: exercises/linear_equations.py"
+    printed = learn("check", "all")
+    assert printed.count("✓") == 2
+    assert [row for row in printed.splitlines() if "next:" in row] == ["  next: exercises/softmax_equations.py"]
+    assert learn().endswith("; next: exercises/softmax_equations.py\n")
+
+
 def test_all_can_be_started_elsewhere_and_checked(learn):
     learn("start", "all", "elsewhere")
     assert {path.stem for path in Path("elsewhere").glob("*.py")} == set(NAMES)

@@ -47,3 +47,29 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
     wrong = verdict(name, solution.replace(mistake.right, mistake.wrong))
     assert not wrong.passed, mistake.wrong
     assert re.search(mistake.says, wrong.message, re.DOTALL), wrong.message
+
+
+@pytest.mark.parametrize(
+    ("name", "right", "wrong", "says"),
+    [
+        (
+            "layernorm_equations",
+            "(g_k − mean_c(g_c) − x̂_k mean_c(g_c x̂_c))/σ",
+            "1/sigma (g_k - 1/C sum_c g_c)",
+            "when the third term, through σ, is left out.",
+        ),
+        ("linear_equations", "db_o = Σ_n dy_no", "db_o = 1/N sum_n dy_no", "when the mean over n is taken for the sum."),
+        ("softmax_equations", "y_i (δ_ik − y_k)", "- y_k y_i", "when δ_ik is left out."),
+        ("rmsnorm_equations", "mean_c(g_c x̂_c))/ρ", "mean_c(g_c x̂_c))", "when the division by ρ is left out."),
+        ("rotary_equations", "= R_{s−t,j,k} for", "= R_{s-t,k,j} for", "when the turn is by t − s, the wrong way."),
+    ],
+)
+def test_a_mistake_is_recognised_however_it_is_spelled(name, right, wrong, says, verdict):
+    solution = exercise(name).solution
+    assert right in solution
+    assert says in verdict(name, solution.replace(right, wrong)).message
+
+
+def test_no_mistake_is_named_for_an_answer_that_is_not_allowed(verdict):
+    wrong = exercise("tiles_equations").solution.replace("= Σ_d dy_td y_td", "= Σ_d dy_td v_sd")
+    assert verdict("tiles_equations", wrong).message.endswith("are never there at once")
