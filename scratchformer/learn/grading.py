@@ -28,7 +28,6 @@ from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
 
-
 SECONDS = 2.0  # that the search for the name of a mistake may take
 
 

@@ -58,7 +58,12 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
             "1/sigma (g_k - 1/C sum_c g_c)",
             "when the third term, through σ, is left out.",
         ),
-        ("linear_equations", "db_o = Σ_n dy_no", "db_o = 1/N sum_n dy_no", "when the mean over n is taken for the sum."),
+        (
+            "linear_equations",
+            "db_o = Σ_n dy_no",
+            "db_o = 1/N sum_n dy_no",
+            "when the mean over n is taken for the sum.",
+        ),
         ("softmax_equations", "y_i (δ_ik − y_k)", "- y_k y_i", "when δ_ik is left out."),
         ("rmsnorm_equations", "mean_c(g_c x̂_c))/ρ", "mean_c(g_c x̂_c))", "when the division by ρ is left out."),
         ("rotary_equations", "= R_{s−t,j,k} for", "= R_{s-t,k,j} for", "when the turn is by t − s, the wrong way."),
