@@ -62,7 +62,7 @@ PLANT = """\
 Choose one in `Change a number`_ above to see which numbers it makes wrong."""
 
 EXERCISES = """\
-{number} exercise{s} of :doc:`../learn` {ask} for this gradient, with a check that says what is wrong::
+In :doc:`../learn` you derive or write this gradient, and the check says what is wrong::
 
 {commands}"""
 
@@ -84,11 +84,7 @@ def exercises(name: str) -> str:
     found = [each for each in NAMES if exercise(each).library is getattr(ops, name)]
     if not found:
         return ""
-    number = ("One", "Two", "Three")[len(found) - 1]
-    commands = "\n".join(f"    scratchformer learn start {each}" for each in found)
-    return EXERCISES.format(
-        number=number, s="s"[: len(found) - 1], ask="asks" if len(found) == 1 else "ask", commands=commands
-    )
+    return EXERCISES.format(commands="\n".join(f"    scratchformer learn start {each}" for each in found))
 
 
 def used(name: str) -> str:
