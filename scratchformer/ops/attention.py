@@ -128,7 +128,7 @@ def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, 
     q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)
-    probabilities, dp = widen(probabilities), widen(dp)
+    dp = widen(dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
     dz = dz.astype(dy.dtype, copy=False)
     k = array_module(k).nan_to_num(k)  # 0 · NaN is NaN, and dz is 0 where a query may not see the key

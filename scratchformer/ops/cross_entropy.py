@@ -63,7 +63,7 @@ def cross_entropy(
     The code works in one array, which starts as p. Then t is subtracted (ε/V everywhere and 1 − ε at the target), and
     each row is multiplied by its weight times dloss.
 
-        dlogits = xp.exp(widen(z) - z_max - log_z)
+        dlogits = xp.exp(z - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]
         dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
         dlogits *= dloss / max(1, n)
@@ -122,7 +122,7 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     check_dloss(dloss)
     z, z_max, log_z, targets, counted, n, label_smoothing, shape = cache
     xp = array_module(z)
-    dlogits = xp.exp(widen(z) - z_max - log_z)  # the softmax
+    dlogits = xp.exp(z - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / z.shape[1]
     dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
     dlogits *= dloss / max(1, n)

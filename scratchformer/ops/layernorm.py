@@ -80,7 +80,7 @@ def layernorm_backward(dy: Array, cache: LayerNormCache) -> tuple[Array, Array, 
     """(dx, dgamma, dbeta): see `layernorm`."""
     expect_like("dy", dy, cache.xhat.shape)
     dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
-    dy, xhat, rstd = widen(dy), widen(cache.xhat), cache.rstd
+    dy, xhat, rstd = widen(dy), cache.xhat, cache.rstd
     dgamma = (dy * xhat).sum(axis=rows)
     dbeta = dy.sum(axis=rows)
     g = dy * cache.gamma

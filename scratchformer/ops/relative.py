@@ -223,7 +223,7 @@ def relative_attention_backward(
     expect_like("dy", dy, q.shape)
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)
-    probabilities, dp = widen(probabilities), widen(dp)
+    dp = widen(dp)
     dz = probabilities * (dp - (probabilities * dp).sum(axis=-1, keepdims=True))
     dz = dz.astype(dy.dtype, copy=False)
     k, r = (array_module(x).nan_to_num(x) for x in (k, r))  # as in `attention_backward`

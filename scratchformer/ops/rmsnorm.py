@@ -72,7 +72,7 @@ def rmsnorm_backward(dy: Array, cache: RMSNormCache) -> tuple[Array, Array]:
     """(dx, dgamma): see `rmsnorm`."""
     expect_like("dy", dy, cache.xhat.shape)
     dtype, rows = dy.dtype, tuple(range(dy.ndim - 1))
-    dy, xhat, rrms = widen(dy), widen(cache.xhat), cache.rrms
+    dy, xhat, rrms = widen(dy), cache.xhat, cache.rrms
     dgamma = (dy * xhat).sum(axis=rows)
     g = dy * cache.gamma
     dx = rrms * (g - xhat * (g * xhat).mean(axis=-1, keepdims=True))

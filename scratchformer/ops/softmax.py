@@ -52,7 +52,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
 def softmax_backward(dy: Array, y: Array) -> Array:
     """dz: see `softmax`."""
     expect_like("dy", dy, y.shape)
-    dtype, dy, y = dy.dtype, widen(dy), widen(y)
+    dtype, dy = dy.dtype, widen(dy)
     dz = y * (dy - (dy * y).sum(axis=-1, keepdims=True))
     return dz.astype(dtype, copy=False)
 
