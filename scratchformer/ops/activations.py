@@ -149,7 +149,7 @@ def tanh(x: Array) -> tuple[Array, Array]:
 def tanh_backward(dy: Array, y: Array) -> Array:
     """dx: see `tanh`."""
     expect_like("dy", dy, y.shape)
-    dtype, dy, y = dy.dtype, widen(dy), widen(y)
+    dtype, y = dy.dtype, widen(y)
     dx = dy * (1 - y * y)
     return dx.astype(dtype, copy=False)
 
