@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument(
         "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
     )
-    command.add_argument("--helpers", action="store_true", help="also plant mistakes in functions that it calls")
+    command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
     command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one for each core)")
     command.add_argument("--limit", type=int, metavar="N", help="plant N mistakes, drawn at random")
     command.add_argument("--seed", type=int, default=0)

@@ -26,7 +26,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
     parts = learn.add_subparsers(metavar="COMMAND")
 
     start = parts.add_parser("start", help="write the file of an exercise (default: the next one)")
-    start.add_argument("name", nargs="?", metavar="NAME", help='an exercise, or "all"')
+    start.add_argument("name", nargs="?", metavar="NAME", help='an exercise (default: the next one), or "all"')
     start.add_argument("dir", nargs="?", metavar="DIR", help="folder for the exercises (default: exercises)")
     start.set_defaults(run=run_start)
 
@@ -37,7 +37,7 @@ def add_command(commands: argparse._SubParsersAction) -> None:
         ("reset", run_reset, "start an exercise over; your file is kept under another name"),
     ):
         part = parts.add_parser(name, help=text)
-        part.add_argument("name", nargs="?", metavar="NAME")
+        part.add_argument("name", nargs="?", metavar="NAME", help="an exercise (default: the file that you saved last)")
         add_folder(part)
         part.set_defaults(run=run)
 
