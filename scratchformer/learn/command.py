@@ -208,8 +208,7 @@ def run_watch(args: argparse.Namespace) -> None:
     if not any(map(progress.started, NAMES)):
         raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
     name = chosen(progress, None)
-    keys = "type h and Enter for a hint, q and Enter to stop"
-    out.print(f"Watching {progress.folder}: save a file to check it; {keys}", markup=False)
+    out.print(f"Watching {progress.folder}: save a file to check it; h gives a hint, q ends (then Enter)", markup=False)
     check_one(progress, name)
     typed = typed_lines()
     for changes in watch(progress.folder, yield_on_timeout=True, rust_timeout=300, raise_interrupt=False):

@@ -64,7 +64,7 @@ def load(path: Path, text: str) -> ModuleType:
 
 
 def recognised(exercise: Exercise, path: Path, message: str) -> str:
-    """The message and the known mistake that leads to exactly the same one, numbers included; empty if none does."""
+    """The message with the name of the known mistake that leads to the same one, numbers included, if one does."""
     for mistake in exercise.mistakes:
         if mistake.what:
             wrong = exercise.solution.replace(mistake.right, mistake.wrong)
