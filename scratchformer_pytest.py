@@ -1,7 +1,7 @@
 """The pytest plugin of scratchformer: the fixture `gradients`, and small counterexamples of failed gradient checks.
 
-pytest loads this module in every run of everyone who has scratchformer installed. So it is outside the package, whose
-import takes a while, and imports the package only in a run that uses it.
+pytest loads this module in every run, for everyone who has scratchformer installed. So the module is outside the
+package, which takes a while to import, and it imports the package only in a run that uses it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gradient-seed",
         type=_seed,
         metavar="N|random",
-        help="seed of the arrays and checks of the fixture `gradients` (default: 0); random: another one in each run",
+        help="seed of the arrays and checks of the fixture `gradients` (default: 0); random: a new one in each run",
     )
     group.addoption(
         "--gradient-counterexamples",
@@ -54,7 +54,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     return None if seed is None else f"gradient seed: {seed}"
 
 
-@pytest.fixture(scope="session")  # Hypothesis objects to fixtures of narrower scope together with @given
+@pytest.fixture(scope="session")  # with @given, Hypothesis objects to a fixture of narrower scope
 def gradients(pytestconfig: pytest.Config) -> Gradients:
     """Checks gradients: `gradients(op, op_backward, *args)`, `gradients.layer(layer, *inputs)`, `.torch`, `.jax`,
     `.precision`. `gradients.normal(shape)` and `gradients.rng` give random numbers that depend on `--gradient-seed`.
@@ -67,12 +67,12 @@ def gradients(pytestconfig: pytest.Config) -> Gradients:
 
 
 class _Counterexamples:
-    """Finds small counterexamples of the gradient checks that fail, shows them, and writes them to a file."""
+    """Finds small counterexamples for the gradient checks that fail, shows them, and writes them to a file."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.found: list[dict[str, Any]] = []
-        self.last_line = "They were not written to a file: pytest's cache is switched off"
+        self.last_line = "Not written to a file, since pytest's cache is switched off"
         name = config.getoption("gradient_counterexamples")
         self.file = Path(config.invocation_params.dir, name).resolve() if name else None
 
@@ -94,7 +94,7 @@ class _Counterexamples:
             _add_text(report, "gradients", f"Repeat with --gradient-seed {_seed_of(self.config)}")
 
     def _shortened(self, call: pytest.CallInfo) -> list[GradientError]:
-        """The GradientErrors of a test, after their tracebacks and notes have been cut to what helps."""
+        """The GradientErrors of a test, with their tracebacks and notes cut down to what helps."""
         errors = _gradient_errors(call.excinfo.value) if call.excinfo else []
         if errors and call.excinfo and not self.config.getoption("fulltrace"):
             from scratchformer.testing.plugin import shorten_notes, until_check
@@ -107,7 +107,7 @@ class _Counterexamples:
         return errors
 
     def _add_counterexamples(self, report: pytest.TestReport, errors: list[GradientError]) -> None:
-        """Add them to the report: as text, and as data, which pytest-xdist sends to the process that controls it."""
+        """Add them to the report, as text and as data; pytest-xdist sends the data to its main process."""
         from scratchformer.testing.plugin import counterexample
 
         found = []
@@ -135,7 +135,7 @@ class _Counterexamples:
             write_module(file, self.found, keep=self.file is not None)
             self.last_line = f"Run them again: pytest {os.path.relpath(file, self.config.invocation_params.dir)}"
         except OSError as problem:
-            self.last_line = f"They were not written to a file: {problem}"
+            self.last_line = f"Not written to a file: {problem}"
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.found:

@@ -4,7 +4,7 @@
     python benchmarks/checker.py                  # this checkout alone
     python benchmarks/checker.py ../before        # both, in turns
 
-A check is `check_layer` with some elements of each parameter and random directions. Each checkout runs in a process of
+A check is `check_layer` of some elements of each parameter and of random directions. Each checkout runs in a process of
 its own, on one thread. Prints the median time of each, and the median and the quartiles of the ratio after/before.
 """
 
@@ -42,9 +42,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, nargs="?", help="a checkout of the project as it was")
     parser.add_argument("--width", type=int, default=8)
-    parser.add_argument("--elements", type=int, default=1, help="of each parameter (default: 1)")
+    parser.add_argument("--elements", type=int, default=1, help="elements of each parameter (default: 1)")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--worker", action="store_true", help="(for its own use) be one of them")
+    parser.add_argument("--worker", action="store_true", help="(for its own use) run one of the checkouts")
     args = parser.parse_args()
     if args.worker:
         return work(args.width, args.elements)

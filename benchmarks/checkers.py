@@ -7,10 +7,10 @@ fast, and `jax.test_util.check_grads` in reverse mode. Those of PyTorch and JAX 
 and with tight ones. All get the same code on the same arrays, in float64: the operation and its backward in NumPy, for
 PyTorch inside a `torch.autograd.Function`, for JAX inside a `custom_vjp` with `pure_callback`.
 
-`catalogue`: the mistakes of `scratchformer.testing.mistakes` that change a gradient, or break the contract, and not the
-result; each on the smallest case of `scratchformer.testing.cases` that it changes. `planted`: kinds of mistakes, each
-in ten operations. `right`: the package as it is, at scales from 1e-3 to 1e2, which no checker should refuse. Prints
-Markdown. Needs PyTorch and JAX; one core (`OMP_NUM_THREADS=1 taskset -c 0`) gives the steadiest times.
+`catalogue`: the mistakes of `scratchformer.testing.mistakes` that change a gradient or break the contract, but do not
+change the result; each on the smallest case of `scratchformer.testing.cases` that it changes. `planted`: kinds of
+mistakes, each in ten operations. `right`: the package as it is, at scales from 1e-3 to 1e2, which no checker should
+refuse. Prints Markdown. Needs PyTorch and JAX; one core (`OMP_NUM_THREADS=1 taskset -c 0`) gives the steadiest times.
 """
 
 from __future__ import annotations
@@ -283,7 +283,7 @@ def modules() -> dict[str, Any]:
 
 
 class Evidence(NamedTuple):
-    """What a pair computes, as far as a check could see it."""
+    """What a pair computes, as far as a check can see it."""
 
     y: tuple
     gradients: tuple  # None if the backward fails
@@ -291,7 +291,7 @@ class Evidence(NamedTuple):
     types: list[str]  # of y and the gradients, if the arguments are float32
 
     def differs(self, right: Evidence) -> str:
-        """What is wrong, in one word; empty if nothing is, or if y is another function's."""
+        """What is wrong, in one word; empty if nothing is, or if y itself is different."""
         if not same(self.y, right.y):
             return "" if np.isfinite(np.concatenate([np.ravel(part) for part in self.y])).all() else "values"
         if not same(self.gradients, right.gradients):

@@ -27,7 +27,7 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
     command.add_argument("--seed", type=int, default=0)
     command.add_argument(
-        "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in it instead"
+        "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in this type instead"
     )
     command.add_argument("--details", action="store_true", help="one row per tensor instead of one per case")
     command.add_argument(
@@ -44,11 +44,11 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument(
         "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
     )
-    command.add_argument("--helpers", action="store_true", help="also in the functions of the module that it calls")
+    command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
     command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one for each core)")
     command.add_argument("--limit", type=int, metavar="N", help="plant N mistakes, drawn at random")
     command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--list", action="store_true", help="list the mistakes, and run nothing")
+    command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
     command.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
     command.set_defaults(run=mutate)
 

@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 def add_command(commands: argparse._SubParsersAction) -> None:
     """Add `learn` with its own commands to the parser of `scratchformer`."""
-    learn = commands.add_parser("learn", help="exercises: derive and write gradients, with a check that explains")
+    learn = commands.add_parser("learn", help="exercises: derive and write gradients, with checks that explain")
     learn.set_defaults(run=overview)
     add_folder(learn)
     parts = learn.add_subparsers(metavar="COMMAND")
 
-    start = parts.add_parser("start", help="write an exercise's file (default: of the next one)")
-    start.add_argument("name", nargs="?", metavar="NAME", help='an exercise, or "all"')
+    start = parts.add_parser("start", help="write the file of an exercise (default: the next one)")
+    start.add_argument("name", nargs="?", metavar="NAME", help='an exercise (default: the next one), or "all"')
     start.add_argument("dir", nargs="?", metavar="DIR", help="folder for the exercises (default: exercises)")
     start.set_defaults(run=run_start)
 
     for name, run, text in (
-        ("check", run_check, 'check your answer (default: of the file saved last; "all": of all that are started)'),
-        ("hint", run_hint, "one hint more; there are three"),
-        ("solution", run_solution, "the solution and the library's derivation"),
-        ("reset", run_reset, "begin an exercise anew; your file is kept under another name"),
+        ("check", run_check, 'check your answer (default: the file that you saved last; "all": all that you started)'),
+        ("hint", run_hint, "show the next of three hints"),
+        ("solution", run_solution, "show the solution and the library's derivation"),
+        ("reset", run_reset, "start an exercise over; your file is kept under another name"),
     ):
         part = parts.add_parser(name, help=text)
-        part.add_argument("name", nargs="?", metavar="NAME")
+        part.add_argument("name", nargs="?", metavar="NAME", help="an exercise (default: the file that you saved last)")
         add_folder(part)
         part.set_defaults(run=run)
 
-    watch = parts.add_parser("watch", help="check at every save")
+    watch = parts.add_parser("watch", help="check a file whenever you save it")
     add_folder(watch)
     watch.set_defaults(run=run_watch)
 
 
 def add_folder(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--dir", metavar="DIR", default=argparse.SUPPRESS, help="the folder of the exercises, if it is not found"
+        "--dir", metavar="DIR", default=argparse.SUPPRESS, help="folder of your exercises (default: . or exercises)"
     )
 
 
@@ -57,7 +57,7 @@ def opened(args: argparse.Namespace) -> Progress:
 
 
 def overview(args: argparse.Namespace) -> None:
-    """All exercises, one a line, with what was done."""
+    """Print all exercises, one on a line, with what was done."""
     from rich.markup import escape
 
     from .course import CHAPTERS, NAMES, exercise
@@ -84,7 +84,7 @@ def mark(progress: Progress, name: str) -> str:
 
 
 def note(progress: Progress, name: str) -> str:
-    """What help was taken."""
+    """What help the student took, in words."""
     record = progress.of(name)
     help_taken = [f"{record.hints} hint{'s' * (record.hints > 1)}"] * bool(record.hints) + [
         "solution seen"
@@ -101,7 +101,7 @@ def run_start(args: argparse.Namespace) -> None:
     for each in exercises:
         path = progress.path(each.name)
         if progress.started(each.name):
-            out.print(f"{path} is there already; `scratchformer learn reset {each.name}` begins it anew", markup=False)
+            out.print(f"{path} exists already; `scratchformer learn reset {each.name}` starts it over", markup=False)
             continue
         write_new(progress, each)
         if len(exercises) == 1:
@@ -132,7 +132,7 @@ def run_check(args: argparse.Namespace) -> None:
 
 
 def check_one(progress: Progress, name: str) -> bool:
-    """Check one exercise and print the verdict; remember if it is passed."""
+    """Check one exercise and print the verdict; remember it if it is passed. Returns whether it is."""
     from .course import exercise
     from .grading import grade
 
@@ -201,11 +201,11 @@ def run_reset(args: argparse.Namespace) -> None:
     record = progress.of(name)
     record.passed, record.hints = False, 0
     write_new(progress, exercise(name))
-    console().print(f"{path} is as at the beginning; your file is {kept}", markup=False, highlight=False)
+    console().print(f"{path} starts over; what you wrote is in {kept}", markup=False, highlight=False)
 
 
 def run_watch(args: argparse.Namespace) -> None:
-    """Check each exercise when its file is saved. h and Enter gives a hint, q and Enter ends."""
+    """Check each exercise when its file is saved. h and Enter give a hint, q and Enter stop."""
     from watchfiles import watch
 
     from .course import NAMES
@@ -233,7 +233,7 @@ def run_watch(args: argparse.Namespace) -> None:
 
 
 def typed_lines() -> queue.Queue[str]:
-    """A queue of what is typed while something else runs."""
+    """A queue of the lines that are typed while the program goes on."""
     lines: queue.Queue[str] = queue.Queue()
 
     def read() -> None:
@@ -251,7 +251,7 @@ def chosen(progress: Progress, name: str | None) -> str:
     if name is not None:
         exercise(name)
         if not progress.started(name):
-            raise ValueError(f"{progress.path(name)} does not exist: `scratchformer learn start {name}` writes it")
+            raise ValueError(f"{progress.path(name)} does not exist: start it with `scratchformer learn start {name}`")
         return name
     started = [each for each in NAMES if progress.started(each)]
     if not started:
@@ -260,7 +260,7 @@ def chosen(progress: Progress, name: str | None) -> str:
 
 
 def next_name(progress: Progress) -> str | None:
-    """The first exercise that is not passed, after the last one that is; then those that were left out."""
+    """The exercise after the last one passed; after the end, the first that was left out; None if all are passed."""
     from .course import NAMES
 
     passed = [progress.of(name).passed for name in NAMES]

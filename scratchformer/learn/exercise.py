@@ -1,6 +1,6 @@
 """One exercise, as its file in `exercises/` describes it.
 
-The upper part of that file, down to the line CUT, is the solution of what the student gets. The blanks are marked:
+The upper part of that file, down to the line CUT, is what the student gets, with the blanks filled in. They are marked:
 
     # TODO: what to write             a few lines of code, down to `# END`. The student sees the first line, and then
     dz = ...                          `dz = ...` for each variable that the code sets, or `return ...`
@@ -11,7 +11,7 @@ The lower part has what the student does not see:
 
     HINTS      three strings, each of which says more than the one before
     LIBRARY    the function or class of the package whose docstring has the derivation
-    MISTAKES   known mistakes, which the check must find
+    MISTAKES   known mistakes, each of which the check must find
     check      a function of the student's module, which raises an error that says what is wrong
 """
 
@@ -34,8 +34,8 @@ LEFT = re.compile(r"^ *(?:\w+ = |return )\.\.\. *$|(?<=[=·( ])\?(?=$|\s|[).,])"
 class Mistake(NamedTuple):
     """A wrong solution: `right`, which occurs once, is replaced by `wrong`.
 
-    says: words of the message for it. what: names the mistake, after "This is what one gets when", where a message
-    does not say so already.
+    says: a pattern that the message for it must match. what: the end of the sentence "This is what one gets when ...",
+    for mistakes that the message does not name already.
     """
 
     right: str
@@ -45,7 +45,7 @@ class Mistake(NamedTuple):
 
 
 class Exercise(NamedTuple):
-    """See the module's text. start: what the student gets. solution: the same with all blanks filled."""
+    """An exercise; see this module's text. start: what the student gets. solution: the same with all blanks filled."""
 
     name: str
     title: str

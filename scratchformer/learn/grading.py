@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
     message: str
 
 
-@np.errstate(all="ignore")  # what a wrong answer overflows is found in its result
+@np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
     text = path.read_text(encoding="utf-8")
@@ -120,18 +120,18 @@ def explained(exercise: Exercise, student: ModuleType, text: str) -> str:
         exercise.check(student)
     except GradientError as error:
         return in_file(error, text)
-    except Exception:  # not of a gradient: it has no diagnosis
+    except Exception:  # it is not about a gradient, so there is no diagnosis
         pass
     return ""
 
 
 def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[int]) -> str:
-    """What to say of a file with blanks: for a derivation, whether the lines above the first blank are right."""
+    """What to say of a file with blanks. For a derivation, the lines above the first blank are checked."""
     lines = text.splitlines()
     blank = f"line {left[0]} is still blank: {lines[left[0] - 1].strip()}"
     if exercise.kind == "derivation":
         exercise.check(student)  # raises an error for a wrong line above the blank
-        return f"What is above it is right; {blank}"
+        return f"The lines above are right; {blank}"
     return blank
 
 
@@ -146,7 +146,7 @@ def expect_kept(exercise: Exercise, text: str) -> None:
             continue
         answers = [(number, each[len(head) :]) for number, each in enumerate(found, 1) if each.startswith(head)]
         if not answers:
-            raise Wrong(f"this line of the exercise is gone: {head}?")
+            raise Wrong(f"a line of the exercise is missing: {head}?")
         number, answer = answers[0]
         if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
@@ -169,7 +169,7 @@ def normal_space(line: str) -> str:
 
 
 def in_file(error: Exception, text: str) -> str:
-    """The message with lines counted in the file instead of in the docstring, and without how to repeat the check."""
+    """The message with line numbers of the file, not of the docstring, and without how to repeat the check."""
     message = str(error).partition("\nRepeat with")[0]
     counted = not isinstance(error, Wrong) and re.search(r"line \d+[:,]", message)
     for node in ast.walk(ast.parse(text)):
@@ -200,14 +200,14 @@ def normal(seed: int, *shape: int) -> np.ndarray:
 
 
 FLOAT32 = """
-The check repeats everything in float32, which must stay float32. NumPy gives float64 when booleans or integers are
-divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
+The check repeats everything in float32, and every result must stay float32. NumPy gives float64 when booleans or
+integers are divided, for np.sqrt of an integer, and for np.zeros or np.eye without a dtype."""
 
 
 def expect_without(student: ModuleType, restricted: tuple[tuple[str, str, str], ...]) -> None:
-    """Raise Wrong if an answer is not what is asked for, true or not, such as its left side in other words.
+    """Raise Wrong if an answer, even a true one, is not what is asked for, such as its left side in other words.
 
-    restricted: the beginning of a line, an expression that matches what its answer must not contain, and what to say.
+    restricted: the beginning of a line, a pattern of what the answer must not contain, and what to say.
     """
     for number, line in enumerate(vars(student)["__source__"].splitlines(), 1):
         line = normal_space(line)

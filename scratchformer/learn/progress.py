@@ -12,7 +12,7 @@ FOLDER = "exercises"
 
 @dataclass
 class Record:
-    """Of one exercise. hints: how many were given. solution: whether it was seen before the exercise was passed."""
+    """The record of one exercise. hints: how many were given. solution: whether it was seen before passing."""
 
     passed: bool = False
     hints: int = 0
@@ -45,7 +45,7 @@ class Progress:
 def find(folder: str | None = None) -> Progress:
     """The progress in `folder`; by default in the current folder if it has exercises, otherwise in ./exercises.
 
-    Raises ValueError if the file of progress cannot be read.
+    Raises ValueError if the progress file cannot be read.
     """
     if folder is None:
         folder = "." if Path(FILE).is_file() else FOLDER
@@ -55,5 +55,5 @@ def find(folder: str | None = None) -> Progress:
     try:
         records = {name: Record(**record) for name, record in json.loads(path.read_text(encoding="utf-8")).items()}
     except (ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} cannot be read ({error}); repair it, or move it away to begin anew") from None
+        raise ValueError(f"{path} cannot be read ({error}); repair it, or move it away to start over") from None
     return Progress(Path(folder), records)

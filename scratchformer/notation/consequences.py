@@ -16,7 +16,7 @@ from .walk import Walk, arranged
 
 
 class Consequences:
-    """A derivation that has been evaluated, of which one equation at a time is replaced by a wrong one."""
+    """An evaluated derivation, in which one equation at a time can be replaced by a wrong one."""
 
     def __init__(self, walk: Walk, equations: Sequence[Equation]) -> None:
         self.walk, self.equations = walk, equations
@@ -27,16 +27,16 @@ class Consequences:
         return self.walk.scope.values
 
     def gradient(self, argument: str) -> str | None:
-        """The name of the gradient of an argument, which may be that of a short name of it."""
+        """The name of an argument's gradient, made from its name or a short name of it; None if there is none."""
         names = [argument, *(short for short, long in self.walk.scope.aliases.items() if long == argument)]
         return next((f"d{name}" for name in names if f"d{name}" in self.values), None)
 
     def of(self, place: int, wrong: Equation, part: int = -1) -> dict[str, np.ndarray]:
         """The names whose values change, with their new values, if equation number `place` is replaced by `wrong`.
 
-        part: the number of the part of `wrong` that gives its left side. Of the equations below, those are evaluated
-        again that use a changed name, by the last of their parts that does. Raises NotationError or ValueError if the
-        wrong equation cannot be evaluated.
+        part: the number of the part of `wrong` that gives the value of its left side. Of the equations below it, those
+        that use a changed name are evaluated again, by the last of their parts that uses one. Raises NotationError or
+        ValueError if the wrong equation cannot be evaluated.
         """
         right = self.walk.scope
         scope = Scope(dict(right.values), right.aliases)
@@ -83,8 +83,9 @@ class Consequences:
         """Every mistake that can change the values of these names, from the last equation to the first, and what
         follows from it.
 
-        Each is a name, as "a term dropped: dx_i = dy_i", a description in words, and the changed values. Mistakes that
-        cannot be evaluated are left out. Of each equation, the mistakes of `mistakes` come before those of `further`.
+        Each is a name, such as "a term dropped: dx_i = dy_i", a description in words, and the changed values. Mistakes
+        that cannot be evaluated are left out. For each equation, the mistakes of `mistakes` come before those of
+        `further`.
         """
         for place in reversed(range(len(self.equations))):
             equation = self.equations[place]
@@ -103,8 +104,8 @@ class Consequences:
                 yield f"{what}: {spelled(short)}", f"{words}: {spelled(short)}", changed
 
     def further(self, equation: Equation) -> Iterator[tuple[str, Equation]]:
-        """Mistakes in the last part that `mistakes` does not plant, as larger changes: two terms dropped, another array
-        of the same shape, a sum along another axis.
+        """Larger changes of the last part, which `mistakes` does not plant: two terms dropped, a different array of the
+        same shape, a sum along a different axis.
         """
         last = equation.parts[-1]
         free = [index[1] for index in (equation.parts[0][2] if equation.parts[0][0] == "name" else ())]

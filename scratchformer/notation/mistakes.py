@@ -176,32 +176,32 @@ def in_words(what: str, right: Equation, wrong: Equation) -> str:
     """A mistake of `mistakes` in words: "mean_c(g_c) is left out"."""
     before, after = difference((right.parts, right.bindings), (wrong.parts, wrong.bindings))
     if is_condition(before):
-        return f"{condition(after)} is written for {condition(before)}"
+        return f"{condition(after)} is written instead of {condition(before)}"
     kind, *parts = before
     if what == "a term dropped":
         lost = parts[0] if after != parts[0] else parts[1]
         return f"{spelled(lost)} is left out"
     if what == "a sign turned":
-        return f"the sign of {spelled(parts[1] if len(parts) > 1 else parts[0])} is turned"
+        return f"the sign of {spelled(parts[1] if len(parts) > 1 else parts[0])} is flipped"
     if what == "a factor lost":
         lost = parts[0] if after != parts[0] else parts[1]
         return (
             f"the division by {spelled(lost)} is left out" if kind == "/" else f"the factor {spelled(lost)} is left out"
         )
     if what in ("a power lost", "a function lost"):
-        return f"{spelled(after)} is written for {spelled(before)}"
+        return f"{spelled(after)} is written instead of {spelled(before)}"
     if what == "terms dropped":
         return f"all terms but {spelled(after)} are left out"
     if what == "a sum over another index":
-        return f"the {parts[0]} is over {after[2][0]} and not over {parts[1][0]}"
+        return f"the {parts[0]} is over {after[2][0]}, not over {parts[1][0]}"
     if what == "a sum lost":
         return f"the sum over {' and '.join(parts[1])} is left out"
     if what in ("a mean for a sum", "a sum for a mean"):
-        return f"the {after[1]} over {' and '.join(parts[1])} is taken for the {parts[0]}"
+        return f"the {after[1]} over {' and '.join(parts[1])} is taken instead of the {parts[0]}"
     if what == "a condition lost":
         lost = next(found for found in parts[3] if found not in after[4])
         return f"the condition {condition(lost)} is left out"
-    return f"{spelled(after)} is written for {spelled(before)}"
+    return f"{spelled(after)} is written instead of {spelled(before)}"
 
 
 def difference(right: Any, wrong: Any) -> tuple[Any, Any]:

@@ -1,8 +1,12 @@
 """Gradient checks for operations and layers, this package's and your own.
 
 `check_gradients(op, op_backward, *args)` and `check_layer(layer, *inputs)` raise GradientError or return a Report.
-Two more modules are imported separately: `scratchformer.testing.strategies` draws shapes and arrays with Hypothesis,
-and `scratchformer.testing.strict` is a stand-in for device arrays that refuses to mix with NumPy arrays.
+`check_torch` and `check_jax` do the same for functions of PyTorch and JAX. `check_precision` checks float16, bfloat16
+or float32, and `diagnose` says what a wrong gradient looks like.
+
+Other modules are imported separately: `strategies` draws shapes and arrays with Hypothesis; `strict` is a stand-in for
+device arrays that refuses to mix with NumPy arrays; `shrink` and `paste` make small counterexamples; `mistakes` holds
+known mistakes as data; `mutate` plants mistakes in a backward and runs your tests.
 """
 
 from .adapters import check_jax, check_torch

@@ -37,10 +37,10 @@ def check_torch(function: Callable, *tensors: Any, device: Device | None = None,
     an `nn.Module`, whose parameters are checked too, by name. Arguments and results are tensors, or lists, tuples and
     dicts of them. Results without a gradient (integers, or detached ones while others have a gradient) are left out.
 
-    The floating-point tensors that require a gradient are checked, or all of them if none does; and the parameters
-    that require one. They are copied as float64, and again as float32 to check the types. Nothing that was passed
-    changes: a module runs with copies of its parameters and buffers. Random numbers start from `seed` before each
-    forward, so that dropout always draws the same mask.
+    Checked are the floating-point tensors that require a gradient, or all of them if none does, and the parameters that
+    require one. They are copied as float64, and again as float32 to check the types. What you pass does not change: a
+    module runs with copies of its parameters and buffers. Random numbers start from `seed` before each forward, so that
+    dropout always draws the same mask.
 
     The function runs on the device of the first tensor or parameter, or on `device`. `options` are those of
     `check_gradients` (`seed`, `rtol`, `max_elements`, ...) and keyword arguments of the function.
@@ -70,7 +70,7 @@ def check_jax(function: Callable, *arrays: Any, **options: Any) -> Report:
     """
     _expect_installed("jax", "JAX")
     if "device" in options:
-        raise ValueError("device: expected none, since JAX has its own; choose it with jax.default_device(...)")
+        raise ValueError("device: not an option of check_jax; choose JAX's device with jax.default_device(...)")
     return _JaxPair(function, arrays).check("check_jax", options)
 
 
@@ -125,8 +125,9 @@ class _Pair(ABC):
             raise
 
     def _forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """`forward`. If it fails, and succeeds in the other floating-point type, the error says so. Empty arrays may be
-        refused with any error.
+        """`forward`, with a clear error if it accepts only one of float64 and float32.
+
+        Empty arrays may be refused with any error.
         """
         try:
             return self.forward(arrays, kwargs)
@@ -142,7 +143,7 @@ class _Pair(ABC):
             except Exception:
                 raise error from None
             said = str(error).partition("\n")[0] or type(error).__name__
-            raise TypeError(f"{self.name}: expected to accept {dtype}, as it does {other}, got {said}") from error
+            raise TypeError(f"{self.name} accepts {other} but not {dtype}: {said}") from error
 
     def arguments(self, arrays: dict[str, Any]) -> tuple:
         """The positional arguments of the function, with `arrays` in their places."""
@@ -185,7 +186,7 @@ class _TorchPair(_Pair):
             self.device = torch.device("cpu" if device.index is None else f"cuda:{device.index}")
 
     def _add_parameters(self) -> None:
-        """Tell variables from constants, and add the module's parameters to them."""
+        """Separate variables from constants, and add the module's parameters to them."""
         parameters = dict(self.module.named_parameters()) if self.module else {}
         renamed = {n: f"input {n}" if n in parameters else n for n in self.leaves}
         self.leaves = {renamed[n]: x for n, x in self.leaves.items()}
@@ -202,7 +203,7 @@ class _TorchPair(_Pair):
             return x
         x = x.detach().cpu()
         if x.is_complex():
-            raise TypeError(f"{self.name}: expected real tensors, got {x.dtype}; check a function of view_as_real")
+            raise TypeError(f"{self.name}: expected real tensors, got {x.dtype}; check it on torch.view_as_real(x)")
         return (x.double() if x.is_floating_point() else x).numpy()
 
     def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
@@ -228,8 +229,8 @@ class _TorchPair(_Pair):
             names = ", ".join(leaves)
             raise GradientError(f"y does not depend on {names} through torch's autograd: look for {self.cut}")
         if any(t.is_complex() for t in outputs) and not any(t.is_complex() for t in leaves.values()):
-            raise TypeError(f"{self.name}: expected a real result, got a complex one; check view_as_real of it")
-        own = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd knows of what it is a view
+            raise TypeError(f"{self.name}: expected a real result, got a complex one; return torch.view_as_real(y)")
+        own = [t.clone() if t._is_view() or t.is_leaf else t for t in outputs]  # autograd keeps track of views
         y = tuple(t.detach().cpu().numpy() for t in own)
         return y if len(y) > 1 else y[0], (outputs, leaves)
 
@@ -245,7 +246,7 @@ class _TorchPair(_Pair):
         self._write_back(arrays, tensors)
         results = [t for t in self.tree.tree_flatten(returned)[0] if isinstance(t, torch.Tensor)]
         if not results:
-            raise TypeError(f"{self.name}: expected a result of tensors, got {type(returned).__name__}")
+            raise TypeError(f"{self.name}: expected tensors as results, got {type(returned).__name__}")
         return results
 
     def gradients(self, dy: tuple, cache: Any) -> dict[str, np.ndarray]:
@@ -355,7 +356,7 @@ class _JaxPair(_Pair):
                     raise
                 raise GradientError(str(error)) from error  # of a number or shape that JAX refuses
             outputs = labelled("y", map(np.asarray, again))
-            expect_equal(outputs, labelled("y", y), "the forward rule returns something else than the function")
+            expect_equal(outputs, labelled("y", y), "the forward rule does not return the same values as the function")
             return {n: np.array(found[n]) for n in variables}
 
     def own(self, x: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Arrays that carry a bound of the rounding error that a computation in a narrower type may make.
+"""Arrays that carry a bound on the rounding error that a computation in a narrower type may make.
 
-`Arithmetic` says which types a computation is to be carried out in. A `Bounded` array behaves like a NumPy array of the
-type `dtype`, but holds the exact values (in float64) and, for each, a bound of the error of a computation in that type.
+`Arithmetic` says in which types a computation is to be carried out. A `Bounded` array behaves like a NumPy array of the
+type `dtype`, but holds the exact values (in float64) and, for each, a bound on the error of a computation in that type.
 NumPy's functions run on it, and so does the package's own code through `array_module`.
 
 With u the unit round-off of the type of the arithmetic and γ_n = n u/(1 − n u), the bound grows by
@@ -84,7 +84,7 @@ class Steps(NamedTuple):
 class Arithmetic:
     """The types in which sums and products, and elementwise functions, are carried out, unless a wider one is used.
 
-    `likely`: bound the error of a long sum by what it practically never exceeds (see `gamma`), not by what is possible.
+    `likely`: bound the error of a long sum by what it practically never exceeds (see `gamma`), not by the worst case.
     `library` is what `array_module` returns for the arrays.
 
     To explain an error: with a type in `watched`, the steps whose results have that type are collected in `steps`, by
@@ -141,8 +141,8 @@ class Arithmetic:
     def sum_result(
         self, value: Any, bound: Any, magnitude: Any, n: int, dtype: np.dtype, terms: int, roundings: Any
     ) -> Bounded:
-        """A sum of n terms, with `magnitude` the sum of their absolute values. `roundings`: at most so many of each
-        term, n − 1 for a sum of numbers and n for one of products.
+        """A sum of n terms, with `magnitude` the sum of their absolute values. `roundings`: the most for each
+        term, n − 1 for a sum of numbers and n for a sum of products.
         """
         u = limits(dtype if self.step(n, value, dtype) else widest(dtype, self.accumulate)).u
         bound = bound + gamma(roundings, u, self.likely) * magnitude
@@ -192,7 +192,7 @@ def _line() -> str:
 
 
 class Bounded(NDArrayOperatorsMixin):
-    """An array of the type `dtype`: the exact values, the bounds of their errors, and the length of the longest sum
+    """An array of the type `dtype`: the exact values, the bounds on their errors, and the length of the longest sum
     that they come from. Integers and truth values have bounds only where a comparison could go either way.
     """
 
@@ -277,7 +277,7 @@ class Bounded(NDArrayOperatorsMixin):
 
     def view(self, dtype: Any) -> Bounded:
         if self.floating:
-            raise TypeError("the bits of an array with error bounds cannot be seen")
+            raise TypeError("the bits of an array with error bounds cannot be viewed as another type")
         return self.arithmetic.array(self.value.view(dtype))
 
     def reshape(self, *shape: Any, **keywords: Any) -> Any:
@@ -306,7 +306,7 @@ class Bounded(NDArrayOperatorsMixin):
                 return _rearranged(self.arithmetic, function, args, keywords)
             if name in _ANSWERS:
                 return function(*_values(args), **{key: _values(x) for key, x in keywords.items()})
-        raise TypeError(f"np.{name}: no rule for its rounding errors is known; write it with simpler functions")
+        raise TypeError(f"np.{name}: there is no rule for its rounding errors; write it with simpler functions")
 
 
 def _method(name: str) -> Callable:
@@ -430,7 +430,7 @@ def _ufunc(arithmetic: Arithmetic, ufunc: np.ufunc, method: str, inputs: tuple, 
         if method != "__call__":
             name = _REDUCTIONS.get((ufunc.__name__, method))
             if name is None:
-                raise TypeError(f"np.{ufunc.__name__}.{method}: no rule for its rounding errors is known")
+                raise TypeError(f"np.{ufunc.__name__}.{method}: there is no rule for its rounding errors")
             keywords.setdefault("axis", inputs[1] if len(inputs) > 1 else 0)
             result = _FUNCTIONS[name](arithmetic, inputs[0], **keywords)
         else:
@@ -470,7 +470,7 @@ def _called(arithmetic: Arithmetic, ufunc: np.ufunc, inputs: tuple, dtype: Any =
         return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
     rule = _ROUNDED.get(name) or _LIBRARY.get(name)
     if rule is None:
-        raise TypeError(f"np.{name}: no rule for its rounding errors is known; write it with simpler functions")
+        raise TypeError(f"np.{name}: there is no rule for its rounding errors; write it with simpler functions")
     bound = np.broadcast_to(rule(*pairs), value.shape)
     if name == "multiply" and any(x.dtype == bool for x in arrays):
         return Bounded(arithmetic, value, bound.copy(), result_type, terms, stored=all(x.stored for x in arrays))
@@ -501,9 +501,9 @@ def _product(arithmetic: Arithmetic, function: Callable, a: Any, b: Any, n: int,
 
 
 def _add_at(arithmetic: Arithmetic, ufunc: np.ufunc, target: Any, index: Any, x: Any) -> None:
-    """target[index] += x, unbuffered: each element of the target is a sum of as many terms as it gets, and its own."""
+    """target[index] += x, unbuffered: each element of the target is a sum of its own value and what is added to it."""
     if ufunc.__name__ not in ("add", "subtract"):
-        raise TypeError(f"np.{ufunc.__name__}.at: no rule for its rounding errors is known")
+        raise TypeError(f"np.{ufunc.__name__}.at: there is no rule for its rounding errors")
     if not isinstance(target, Bounded):
         raise TypeError(_NO_BOUNDS)
     index, x = _values(index), arithmetic.array_of(x)

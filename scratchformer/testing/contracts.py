@@ -10,7 +10,7 @@ import numpy as np
 
 from ..backend import Array, Device, array_module, device_of, is_floating_type, to_cpu, to_device
 
-_SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in any order
+_SAME = 1e-9  # the relative difference allowed between two runs on the same numbers: a GPU adds in no fixed order
 
 
 class Call(NamedTuple):
@@ -24,7 +24,7 @@ class Call(NamedTuple):
 class Diagnosis(NamedTuple):
     """What a mistake looks like.
 
-    what: a sentence. source: "form", "catalogue" or "derivation". name: of the form or the mistake, for tests.
+    what: a sentence. source: "form", "catalogue" or "derivation". name: that of the form or the mistake, for tests.
     """
 
     what: str
@@ -35,8 +35,8 @@ class Diagnosis(NamedTuple):
 class GradientError(AssertionError):
     """A gradient is wrong, or an operation or layer breaks the contract.
 
-    diagnoses: what the mistake looks like, the likeliest first; see `diagnose`. Empty if it looks like none that is
-    known. call: the call of the check that failed.
+    diagnoses: what the mistake looks like, the likeliest first; see `diagnose`. Empty if no known mistake gives these
+    gradients. call: the call of the check that failed.
     """
 
     __module__ = "scratchformer.testing"  # where users import it from, and what pytest shows
@@ -52,7 +52,7 @@ _R = TypeVar("_R")
 
 
 def repeatable(check: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A check that leaves its call on the GradientError it raises. Of nested checks, the outermost one does."""
+    """A check that stores its call on the GradientError that it raises; of nested checks, the outermost one does."""
 
     @functools.wraps(check)
     def checked(*args: _P.args, **options: _P.kwargs) -> _R:
@@ -76,8 +76,9 @@ def is_floating(x: Any) -> bool:
 
 
 def own_copy(x: Any, device: Device, dtype: Any) -> Any:
-    """A copy of an array on `device`, cast to `dtype` if it is floating-point, and of the arrays in tuples, lists and
-    dicts; anything else is returned unchanged.
+    """A copy of an array on `device`, cast to `dtype` if it is floating-point.
+
+    The arrays in tuples, lists and dicts are copied too. Anything else is returned unchanged.
     """
     if is_array(x):
         return to_device(x, device, dtype if is_floating(x) else None).copy()
@@ -125,8 +126,9 @@ def expect_equal(
     same_bits: bool = False,
     diagnoses: Iterable[Diagnosis] = (),
 ) -> None:
-    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits; with
-    `same_bits`, also if they differ in these.
+    """Raise GradientError with `complaint` if the arrays of two mappings differ by more than their last digits.
+
+    With `same_bits`, also if they differ in the last digits.
     """
     for name, x in named.items():
         x, y = to_cpu(x), to_cpu(expected[name])
@@ -136,7 +138,7 @@ def expect_equal(
         if same_bits and not np.array_equal(x, y):
             raise GradientError(
                 f"{name}: the last digits differ between two runs on the same numbers, by {np.abs(x - y).max():.1g} "
-                "(same_bits=False allows it, for code that adds in any order)"
+                "(same_bits=False allows this, for code that adds in no fixed order)"
             )
 
 
@@ -153,7 +155,9 @@ def expect_owned(named: Mapping[str, Any]) -> None:
     """Raise GradientError if two elements of an array share memory, as they do after `broadcast_to`."""
     for name, x in named.items():
         if any(stride == 0 and n > 1 for stride, n in zip(getattr(x, "strides", ()), x.shape, strict=False)):
-            raise GradientError(f"{name} is a broadcast view: expected an array of its own, to which a caller may add")
+            raise GradientError(
+                f"{name} is a broadcast view: expected an array of its own, so that a caller can add to it"
+            )
 
 
 def expect_type(named: Mapping[str, Any], dtype: Any) -> None:

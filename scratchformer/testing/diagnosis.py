@@ -40,7 +40,7 @@ _wanted = ContextVar("diagnosis", default=True)
 
 @contextmanager
 def without_diagnosis() -> Iterator[None]:
-    """Within it, a failed check does not say what the mistake looks like, which can take a second."""
+    """A context in which a failed check does not look for the mistake; the search can take a second."""
     before = _wanted.set(False)
     try:
         yield
@@ -51,8 +51,8 @@ def without_diagnosis() -> Iterator[None]:
 class Evidence:
     """The gradients of a check that failed, by the name of their tensor.
 
-    found: the analytic gradients. right: the numeric ones, NaN where none was computed. wrong: the names of those that
-    disagree. differences: of the outputs, for a Jacobian.
+    found: the analytic gradients. right: the numeric ones, NaN where none was computed. wrong: the names of the tensors
+    whose gradients disagree. differences: numerical derivatives of the outputs, for a Jacobian.
     """
 
     def __init__(self, differences: Differences) -> None:
@@ -99,7 +99,7 @@ class Evidence:
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether two gradients are equal to round-off; of a and b one may have axes folded."""
+    """Whether two gradients are equal to round-off; one of them may have several axes folded into one."""
     if a.size != b.size:
         return False
     return bool(np.all(np.abs(a.reshape(b.shape) - b) <= EXACT * np.abs(b).max(initial=0)))
@@ -108,7 +108,7 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
     """The lines of a message about a wrong gradient."""
     if not diagnoses:
-        return ["The mistake looks like none that is known."]
+        return ["No known mistake gives this gradient."]
     first, *others = (diagnosis.what for diagnosis in diagnoses)
     return [first, *(f"Another explanation: {other}" for other in others)]
 
@@ -184,7 +184,7 @@ def of_layer(evidence: Evidence, run: LayerRun, dy: Any) -> list[Diagnosis]:
 
 
 def general(evidence: Evidence, dy: Any, arrays: dict[str, Any]) -> Iterator[Diagnosis]:
-    """The general forms that the gradients have."""
+    """The general forms that explain the gradients."""
     from .forms import forms
 
     for what, name in forms(evidence, dy, arrays):
@@ -213,7 +213,7 @@ def likeliest(
 def derivations(
     op: Callable, op_backward: Callable, operations: Sequence[str], args: list, kwargs: dict[str, Any], dy: Any
 ) -> Iterator[tuple[str, Derived]]:
-    """Derivations evaluated, by name: that of the pair itself, named "", and those of operations of the package."""
+    """Evaluated derivations, by name: that of the pair itself, named "", and those of the package's operations."""
     from ..notation import DerivationError, NotationError
     from ..notation.consequences import consequences
     from ..notation.grammar import canonical
@@ -225,7 +225,7 @@ def derivations(
             case = reference(name, *args, **kwargs) if name else DerivationCase(op, op_backward, tuple(args))
             derivation = consequences(case.op, case.op_backward, *args, names=case.names, dy=dy, **kwargs)
         except (DerivationError, NotationError, TypeError, ValueError, KeyError):
-            continue  # it has none that is true and can be evaluated
+            continue  # it has no derivation, or one that is not true or cannot be evaluated
         floating = [n for n, x in zip(argument_names(case.op, tuple(args)), args, strict=True) if is_floating(x)]
         yield name, Derived(derivation, [derivation.gradient(canonical(n)) for n in floating])
 
@@ -255,8 +255,8 @@ def known(args: list, kwargs: dict[str, Any], y: Any) -> list[str]:
 
 
 class Derived(NamedTuple):
-    """A derivation evaluated on the arrays of a check. gradients: the names that it gives them, in the order of the
-    floating-point arguments; None for one that it does not derive.
+    """A derivation evaluated on the arrays of a check. gradients: its names for the gradients, in the order of the
+    floating-point arguments; None for a gradient that it does not derive.
     """
 
     derivation: Consequences
@@ -320,8 +320,8 @@ def known_code(
 def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnosis]:
     """The mistakes of the catalogue in layers that give the gradients found.
 
-    Each is tried on copies, in which the layers get the class of their name, with the mistake and without it: only with
-    it may the gradients be those found.
+    Each is tried on two copies, one with the mistake and one without. In a copy, every layer gets the class of the same
+    name from the mistake's file. Only the copy with the mistake may give the gradients found.
     """
     from .mistakes import MISTAKES
 
@@ -342,7 +342,7 @@ def known_layers(evidence: Evidence, run: LayerRun, dy: Any) -> Iterator[Diagnos
 
 
 def with_classes(run: LayerRun, classes: dict[str, Any]) -> LayerRun:
-    """The run of a copy in which layers have the class that `classes` has for the name of theirs."""
+    """A run of a copy of the layer, in which every layer has the class of its name in `classes`, if there is one."""
     other = copy.copy(run)
     other.layer = copy.deepcopy(run.layer)
     for layer in layers_in(other.layer, {}):
@@ -384,9 +384,9 @@ def diagnose(
 ) -> list[Diagnosis]:
     """What the mistake in `op_backward` looks like, the likeliest first; empty if the gradients are right.
 
-    It is also empty if the mistake looks like none that is known: `check_gradients` tells the two apart. docstring: the
-    derivation to look for mistakes in, by default that of `op`. The other arguments are those of `check_gradients`,
-    whose GradientError has the same diagnoses.
+    It is also empty if no known mistake gives these gradients; `check_gradients` tells the two cases apart. docstring:
+    the derivation to look for mistakes in, by default that of `op`. The other arguments are those of `check_gradients`;
+    its GradientError has the same diagnoses.
     """
     from .gradcheck import check_gradients
 

@@ -1,4 +1,4 @@
-"""General forms of a wrong gradient, which need no knowledge of the operation: a constant factor, a transpose, ...
+"""General forms of a wrong gradient, found without knowledge of the operation: a constant factor, a transpose, ...
 
 Each is computed from the numeric gradient, or from the numeric Jacobian J of the outputs by one tensor: the right
 gradient is Jᵀ dy.
@@ -23,7 +23,7 @@ ROUND_OFF = 1e-6  # of numeric derivatives, relative to the largest
 def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
     """The form of each wrong gradient, other than a constant factor; empty unless each has one.
 
-    dy: an array, or a tuple of them. arrays: what was given and, as "y", the output, by name; numbers among them, too.
+    dy: an array, or a tuple of arrays. arrays: the arguments by name, numbers too, and the output as "y".
     """
     first: dict[tuple[str, str], list[str]] = {}
     for name in evidence.wrong:
@@ -88,7 +88,7 @@ def times(factor: float, arrays: Mapping[str, Any], they: str) -> str:
 
 
 def meaning(factor: float, arrays: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The factor as it would be written, and what it may be: ("1/√5", "5 is the size of axis 3 of q")."""
+    """The factor as one would write it, and what it may come from: ("1/√5", "5 is the size of axis 3 of q")."""
     sign = "−" if factor < 0 else ""
     for number, reasons in sizes(arrays).items():
         written = f"{number:.6g}"
@@ -181,14 +181,14 @@ def places(found: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:
 
 
 def shifted(x: np.ndarray, shift: int, axis: int) -> np.ndarray:
-    """`x` moved by one along an axis, with zero where nothing moves in."""
+    """`x` shifted by one along an axis, with zeros at the end that becomes free."""
     moved = np.roll(x, shift, axis)
     np.moveaxis(moved, axis, 0)[0 if shift > 0 else -1] = 0
     return moved
 
 
 def factors(name: str, evidence: Evidence, arrays: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A factor left out, or put in: another array of the call, spread over the shape of the gradient."""
+    """A factor left out or put in: another array of the call, broadcast to the shape of the gradient."""
     found, right = evidence.found[name], evidence.right[name]
     for other, x in arrays.items():
         if not hasattr(x, "shape") or x.dtype.kind != "f" or not x.size or np.ptp(x) == 0:
@@ -240,11 +240,11 @@ def of_jacobian(
                 yield f"{{of}} right except that the {text} position along axis {axis} of y is left out.", "left out"
         for function, text in ((np.sum, "sum"), (np.mean, "mean")):
             if gives(function(dy, axis, keepdims=True)):
-                yield f"{{of}} what one gets with the {text} of dy over axis {axis} for dy.", f"{text} of dy"
+                yield f"{{of}} what one gets with the {text} of dy over axis {axis} in place of dy.", f"{text} of dy"
 
 
 def repeated(name: str, ids: np.ndarray, dy: np.ndarray, gives: Any) -> Iterator[tuple[str, str]]:
-    """Of ids that occur more than once, in the whole array or in a row, only the last or the first counts."""
+    """Where an id occurs more than once, in the whole array or in a row, only the last or the first one counts."""
     if ids.shape != dy.shape[: ids.ndim]:
         return
     for flat in (ids.reshape(1, -1), ids.reshape(-1, ids.shape[-1])):

@@ -1,4 +1,4 @@
-"""Gradient checks for an operation with its backward, and for a layer: of the values, and of the contract.
+"""Gradient checks for an operation with its backward, and for a layer: the values, and the contract.
 
     def cube(x):
         return x**3, x
@@ -61,7 +61,7 @@ from .runs import (
 _EPS = float(np.finfo(np.float64).eps)
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
-_KINKS = 5  # as many are printed with a report
+_KINKS = 5  # how many are printed with a report
 
 
 class Row(NamedTuple):
@@ -114,8 +114,8 @@ def check_gradients(
 
     `op_backward(dy, cache)` must return the gradients of the floating-point arrays among `args`, in order: a tuple, or
     one array if there is only one. Everything else (integer ids, keys, patterns, None, numbers) is passed on unchanged.
-    `y` may be a tuple or a list of arrays; then so is `dy`. All arrays are copied to `device`, floating-point ones as
-    float64, also those inside tuples, lists and dicts; `args` are not changed. dy is standard normal, from `Key(seed)`.
+    `y` may be a tuple or a list of arrays; then so is `dy`. All arrays, also those inside tuples, lists and dicts, are
+    copied to `device`, floating-point ones as float64; `args` are not changed. dy is standard normal, from `Key(seed)`.
 
     The values: every element of each argument (`max_elements` random ones if there are more), and the derivatives along
     `directions` random directions, are compared with central differences of F = Σ y dy. They may differ by `rtol` of

@@ -1,8 +1,8 @@
-"""The same numbers in other memory layouts must give the same results, and a batch without rows no surprise.
+"""Checks of memory layouts, in which the same numbers must give the same results, and of batches without rows.
 
-Two passes see every array in another layout, each two at once: Fortran order and read-only, then every second element
-of a larger array, backwards, and read-only. Only if one of them goes wrong is each argument tried by itself in each
-layout, to name the first that matters.
+There are two passes, and each combines several layouts for every array: Fortran order and read-only, then every second
+element of a larger array, backwards and read-only. Only if one of them goes wrong is each argument tried by itself in
+each layout, to name the first that matters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def backwards(x: Array) -> Array:
 
 
 def spread(x: Array, step: int = 2) -> Array:
-    """A copy that is every second element of a larger array, along each axis; NaN or 0 stands between."""
+    """A copy that is every second element of a larger array, along each axis, with NaN or 0 in between."""
     wide = array_module(x).zeros(tuple(2 * n for n in x.shape), x.dtype)
     if x.dtype.kind == "f":
         wide.fill(np.nan)
@@ -44,7 +44,7 @@ def spread(x: Array, step: int = 2) -> Array:
 
 
 def read_only(x: Array) -> Array:
-    """A copy that cannot be written to, where the array library has such."""
+    """A copy that cannot be written to, if the array library has such arrays."""
     return _locked(x.copy())
 
 
@@ -69,8 +69,8 @@ _TOGETHER: dict[str, Callable[[Array], Array]] = {
 def difference(
     found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarray], noise: Mapping[str, float], factor: float = 1.0
 ) -> str:
-    """In words, the first result that is not what was expected, where it differs most; empty if all are the same up to
-    `factor` times the noise of each.
+    """The first result that is not what was expected, in words, at the element that differs most; empty if all are the
+    same up to `factor` times the noise of each.
     """
     for name, x in found.items():
         y = expected[name]
@@ -111,8 +111,8 @@ def check_empty(run: Run) -> None:
     and gradients of zero, of the right shapes and types.
 
     The batch is found by trying: it is the array, or all arrays of one length, whose first row alone gives the first
-    row of y, or a number if `y` is one. If there is no such array, nothing is checked. Neither is a number that is
-    not finite: the mean of nothing has no value.
+    row of y, or a number if y is one. If there is no such array, nothing is checked. A y that is not finite is
+    accepted: the mean of nothing has no value.
     """
     rows = _batch(run)
     if not rows:

@@ -15,14 +15,14 @@ from .runs import Run, like
 Gradients = Mapping[str, np.ndarray]  # "gradient of x": the array
 Noise = Mapping[str, float]  # and its round-off
 
-# Large, so that clipping shows; negative, so that an absolute value does; a power of two, so that it rounds nothing.
+# Large, so that clipping shows; negative, so that an absolute value shows; a power of two, so that nothing is rounded.
 _FACTOR = -1024.0
 
 
 def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, wide: Noise, layouts: bool) -> None:
     """Raise GradientError unless backward(−1024 dy + 1) = −1024 backward(dy) + backward(1), where `gradients` are
     backward(dy). With `layouts`, each dy of ones is a single number in memory, as a sum sends its gradient back. `wide`
-    bounds the round-off where terms cancel in backward(dy), and so hide it, but not for another dy.
+    also bounds the round-off of terms that cancel in backward(dy), where it is hidden, but not for another dy.
     """
     of_ones = _of_one_number(run, dy) if layouts else _backward(run, dy, _ones)
     mixed = _backward(run, dy, lambda part: _FACTOR * part + 1)
@@ -42,12 +42,12 @@ def check_linearity(run: Run, dy: Any, gradients: Gradients, noise: Noise, wide:
 
 
 def nonlinearity(run: Run, dy: Any, gradients: Gradients, noise: Noise) -> str:
-    """A plain reason why backward is not linear in dy, such as a dy that is squared; empty if none is found."""
+    """A simple reason why backward is not linear in dy, such as a dy that is squared; empty if none is found."""
     of_zero = _backward(run, dy, lambda part: 0 * part)
     if not difference(of_zero, gradients, noise):
         return "backward(0) = backward(dy), so dy is not used"
     if wrong := difference(of_zero, {name: 0 * g for name, g in gradients.items()}, noise):
-        return f"for dy = 0, {wrong}: something is added that has no factor dy"
+        return f"for dy = 0, {wrong}: something that does not depend on dy is added"
     doubled = _backward(run, dy, lambda part: 2 * part)
     negative = _backward(run, dy, lambda part: -part)
     for name, g in gradients.items():

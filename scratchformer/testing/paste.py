@@ -27,8 +27,8 @@ _MODULES = {"np": "numpy", "torch": "torch", "jnp": "jax.numpy", "cp": "cupy"}  
 class Pasted(NamedTuple):
     """The source of a test, the call in one line, and what the source lacks.
 
-    missing: for what cannot be imported, such as a local function, a sentence each.
-    folders: where Python found the modules of the imports, except for installed packages.
+    missing: one sentence for each thing that cannot be imported, such as a local function.
+    folders: where Python found the imported modules, except installed packages.
     """
 
     source: str
@@ -47,7 +47,7 @@ def as_test(check: Callable, args: Sequence[Any], options: Mapping[str, Any] | N
 
 
 def paste(call: Call, name: str = "", comment: str = "") -> Pasted:
-    """The same with all that is known about the source; `comment` stands after the call."""
+    """The source of a test that repeats `call`, and what is known about it; `comment` is put after the call."""
     check, args, options = call
     source = _Source()
     names = _names(check, args)
@@ -87,7 +87,7 @@ def _names(check: Callable, args: Sequence[Any]) -> list[str]:
 
 
 class _Source:
-    """Writes values as Python source, and remembers what to import and what cannot be."""
+    """Writes values as Python source, and remembers what to import and what cannot be imported."""
 
     def __init__(self) -> None:
         self.imports: dict[str, str] = {}  # name: module
@@ -202,14 +202,14 @@ class _Source:
         if code:
             what = f"cannot be imported (it is defined in {Path(code.co_filename).name}, line {code.co_firstlineno})"
         else:
-            what = f"has no short source (it is a {type(x).__name__})"
+            what = f"cannot be written out (it is a {type(x).__name__})"
         sentence = f"{name} {what}: define it here as in the test that failed."
         if sentence not in self.missing:
             self.missing.append(sentence)
         return name
 
     def _remember_folder(self, module: str) -> None:
-        """Note the folder from which Python imports a module, unless it is one of installed packages."""
+        """Note the folder from which Python imports a module, unless the module belongs to an installed package."""
         file = getattr(sys.modules[module], "__file__", None) or "site-packages"
         if "site-packages" in file or module.partition(".")[0] in (*sys.stdlib_module_names, "scratchformer"):
             return
@@ -221,7 +221,7 @@ class _Source:
 
 
 def _shorter(module: str) -> list[str]:
-    """The packages that contain a module of this package, the outermost first; for any other module itself alone."""
+    """The packages that contain a module of this package, outermost first, and the module; any other module alone."""
     if not module.startswith("scratchformer."):
         return [module]
     parts = module.split(".")

@@ -1,6 +1,6 @@
 """What the pytest plugin needs of this package: the `gradients` fixture, and the report of a failed check.
 
-The plugin is the module `scratchformer_pytest`, which pytest loads in every run. It imports this one when it is needed.
+The plugin is the module `scratchformer_pytest`, which pytest loads in every run. It imports this module when needed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _HEAD = '"""Small counterexamples of gradient checks that failed."""\n'
 class Gradients:
     """The fixture `gradients`: gradient checks and random arrays that depend on `--gradient-seed`.
 
-    `gradients(op, op_backward, *args)` is `check_gradients`. `gradients.layer`, `.torch`, `.jax` and `.precision` are
-    `check_layer`, `check_torch`, `check_jax` and `check_precision`. Each takes the options of its check and returns its
-    Report.
+    `gradients(op, op_backward, *args)` calls `check_gradients`. `gradients.layer`, `.torch`, `.jax` and `.precision`
+    call `check_layer`, `check_torch`, `check_jax` and `check_precision`. Each takes the options of its check and
+    returns its Report.
     """
 
     def __init__(self, seed: int) -> None:
@@ -70,7 +70,7 @@ class Gradients:
         return np.asarray(scale * self.rng.standard_normal(shape), dtype)
 
     def pytest_runtest_setup(self) -> None:
-        """Start anew in each test, also if it is the same test again, as with pytest-rerunfailures."""
+        """Draw from the start in each test, also if the same test runs again, as with pytest-rerunfailures."""
         self._test = ""
 
     def _check(self, name: str, *args: Any, **options: Any) -> Any:
@@ -103,7 +103,7 @@ def shorten_notes(error: GradientError) -> None:
 
 
 def counterexample(error: GradientError, call: Call, nodeid: str, seconds: float = SECONDS) -> dict[str, Any]:
-    """A smaller call that fails as `error` does, as text: strings, which pytest-xdist can send to another process."""
+    """A smaller call that fails in the same way as `error`, as strings, which pytest-xdist can send elsewhere."""
     smaller, search = shrink_call(call, error, seconds)
     found = paste(smaller, _name(nodeid), _in_short(search.error))
     notes = [] if getattr(error, "diagnoses", ()) else _diagnoses(call)
@@ -114,7 +114,7 @@ def counterexample(error: GradientError, call: Call, nodeid: str, seconds: float
 
 
 def _diagnoses(call: Call) -> list[str]:
-    """What the mistake looks like: Hypothesis searched for the failure, and so the check did not say it."""
+    """What the mistake looks like. Under Hypothesis the check itself does not say it."""
     try:
         call.check(*call.args, **call.options)
     except GradientError as error:

@@ -1,12 +1,12 @@
-"""A check of an operation in float16, bfloat16 or float32, with error bounds that follow from what it computes.
+"""A check of an operation's precision in float16, bfloat16 or float32, with error bounds derived from what it computes.
 
     def swish(x):
         wide = x.astype(np.float32)
         s = 1 / (1 + np.exp(-wide))
         return (wide * s).astype(x.dtype), (x, s)
 
-The operation is run twice: in the type to check, and on arrays that carry a bound of the rounding error with every
-element (`bounds`). No tolerance is chosen: a longer sum, or a subtraction that cancels, gets a larger bound.
+The operation is run twice: in the type to check, and on arrays that carry a bound on the rounding error of every
+element (`bounds`). There is no tolerance to choose: a longer sum, or a subtraction that cancels, gets a larger bound.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from .contracts import GradientError, as_tuple, is_array, is_floating, labelled,
 from .differences import label
 from .runs import argument_names, expect_finite, name_of, normal_like, two
 
-_LOOP = 16  # a line that is run more often than this is a loop
+_LOOP = 16  # a line that runs more often than this is taken for a loop
 
 
 class PrecisionRow(NamedTuple):
     """What was found for one tensor, at the element whose error comes closest to its bound.
 
     terms: the length of the longest sum that the tensor comes from. error, bound: in units in the last place of the
-    right value. ratio: error / bound. underflow: how many elements became zero that are not.
+    right value. ratio: error / bound. underflow: how many elements became zero that should not be.
     """
 
     tensor: str
@@ -72,17 +72,17 @@ def check_precision(
     device: Device = CPU,
     **kwargs: Any,
 ) -> PrecisionReport:
-    """Check that `op` and `op_backward` are as accurate in `dtype` as arithmetic in `accumulate` makes possible.
+    """Check that `op` and `op_backward` are as accurate in `dtype` as they can be with arithmetic in `accumulate`.
 
     The pair and its arguments are as for `check_gradients`. Floating-point arguments are rounded to `dtype`
-    (np.float16, np.float32, "bfloat16"), and so is dy: by default standard normal numbers from `Key(seed)`. Then every
-    element of y and of each gradient must be within a bound of its exact value. The bound allows for
+    (np.float16, np.float32, "bfloat16"), and so is dy, by default standard normal numbers from `Key(seed)`. The error
+    of every element of y and of each gradient must be within a bound. The bound allows for
 
     - sums and products that are accumulated in `accumulate`, or in the type of the numbers if that is wider;
     - elementwise functions that are computed in `elementwise`, by default the same as `accumulate`. With
       `elementwise=dtype` every single step may round to `dtype`;
-    - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a product of
-      matrices, in the cache, as y and as a gradient.
+    - one rounding to `dtype` wherever a value is stored: by a cast in the code, as an operand or result of a matrix
+      product, in the cache, as y and as a gradient.
 
     The code must be written with NumPy's functions, and must make arrays with `np.zeros_like(x)`, or with the library
     that `scratchformer.backend.array_module(x)` returns, not with `np.zeros(shape)`.
@@ -168,7 +168,7 @@ class Rounded:
         return {name: to_cpu(x) for name, x in self._named(self.y, gradients).items()}
 
     def bounded(self, arithmetic: Arithmetic) -> dict[str, Bounded]:
-        """y and the gradients, exact and with bounds of the error in this arithmetic."""
+        """y and the gradients: the exact values, with bounds on the error in this arithmetic."""
 
         def with_bounds(x: Any) -> Any:
             return arithmetic.array(to_cpu(x)) if is_array(x) else x
@@ -187,7 +187,7 @@ class Rounded:
         return labelled("y", as_tuple(y)) | {f"gradient of {name}": g for name, g in gradients.items()}
 
     def reason(self, comparison: Comparison, arithmetic: Arithmetic) -> str:
-        """What the error usually means: the line that explains it when it alone is carried out in the type itself."""
+        """The likely cause: the line that explains the error if this line alone is carried out in the narrow type."""
         name, kind, wide = comparison.name, self.dtype, arithmetic.elementwise
 
         def with_lines(narrow: Callable[[str], bool]) -> tuple[dict[str, Steps], Comparison]:
@@ -200,7 +200,7 @@ class Rounded:
             largest = limits(kind).largest
             beyond = next((line for line, step in steps.items() if step.largest > largest), None)
             where = f": {beyond}\n  reaches {steps[beyond].largest:.3g}" if beyond else ""
-            return f"An overflow: {kind} ends at {largest:g}{where}."
+            return f"An overflow: the largest {kind} number is {largest:g}{where}."
         alone = {}
         for line in steps:
             _, found = with_lines(lambda other, line=line: other == line)  # type: ignore[misc]
@@ -212,7 +212,7 @@ class Rounded:
                     f"Several steps are carried out in {kind}. Carry them out in {wide} and round the result once, or "
                     f"allow it with elementwise={kind}."
                 )
-            return f"Arithmetic in {kind} does not explain it: does the code do something else for {kind}?"
+            return f"Arithmetic in {kind} does not explain the error: does the code do something different for {kind}?"
         line = max(alone, key=lambda line: alone[line].ratio.max())  # the tightest explanation
         times, terms, _ = steps[line]
         if terms > 1 or times > _LOOP:
@@ -241,7 +241,7 @@ def store(x: Any) -> None:
 
 
 class Comparison:
-    """A tensor as computed, beside its exact values and bounds."""
+    """A tensor as computed, with its exact values and bounds."""
 
     def __init__(self, name: str, actual: np.ndarray, bounded: Bounded) -> None:
         self.name, self.actual, self.bounded = name, actual, bounded

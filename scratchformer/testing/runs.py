@@ -33,14 +33,14 @@ from .differences import label
 
 STALE = (
     Diagnosis(
-        "The backward uses what the latest forward left behind, and not its own cache.",
+        "The backward uses what the latest forward left behind, not its own cache.",
         "form",
         "stale after a second forward",
     ),
 )
 _NONE: Mapping[str, Array] = {}
-_TWICE = "backward gives another gradient when called twice on one cache"
-_STALE = "is another one after a second forward (backward must use its own cache, not what the latest forward left)"
+_TWICE = "backward gives a different gradient when called again with the same cache"
+_STALE = "changes after a second forward (backward must use its own cache, not what the latest forward left behind)"
 _RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
 
@@ -60,15 +60,15 @@ class Outcome(NamedTuple):
 
 
 class Run:
-    """Copies of the arguments of a forward, by name, on one device and of one dtype. In `changed`, the argument of
-    forward, backward and outcome, are arrays to use instead of some of them.
+    """Copies of the arguments of a forward, by name, on one device and of one dtype. `changed`, an argument of forward,
+    backward and outcome, holds arrays to use instead of some of them.
     """
 
     def __init__(
         self, names: list[str], args: tuple, kwargs: dict[str, Any], device: Device, dtype: Any, same_bits: bool
     ) -> None:
         self.names, self.device, self.dtype = names, device, dtype
-        self.same_bits = same_bits and device == CPU  # a GPU adds in any order
+        self.same_bits = same_bits and device == CPU  # a GPU adds in no fixed order
         self.args = [own_copy(x, device, dtype) for x in args]
         self.kwargs = {key: own_copy(x, device, dtype) for key, x in kwargs.items()}
         named = dict(zip(names, self.args, strict=True)) | self.kwargs
@@ -254,10 +254,10 @@ class LayerRun(Run):
         """Check that neither pass replaced an array of a parameter: an optimizer would still hold the old one."""
         for name, x in layer_arrays(self.layer).items():
             if x is not state.get(name):
-                raise GradientError(f"{name} was replaced by another array: write into it, or an optimizer loses it")
+                raise GradientError(f"{name} was replaced by another array: write into the one that an optimizer has")
 
     def _check_two_uses(self, dy: Any, key: Key, first: dict[str, np.ndarray]) -> None:
-        """Forward twice, then backward twice: the result must be as if each use had been alone."""
+        """Forward twice, then backward twice: the result must be the same as if each use had been the only one."""
         rng = key.fold("second inputs").generator()
         inputs = {name: shuffled(x, rng) for name, x in zip(self.names, self.args, strict=True)}
         other_dy = like(dy, [shuffled(x, rng) for x in as_tuple(dy)])
@@ -266,7 +266,7 @@ class LayerRun(Run):
         (_, cache), (_, other_cache) = self.forward(), self.forward(inputs)
         found = {n: to_cpu(g).copy() for n, g in self.backward(dy, cache).items()}
         other_found = {n: to_cpu(g).copy() for n, g in self.backward(other_dy, other_cache, inputs).items()}
-        complaint = "is wrong when the layer is used twice before backward (it must remember nothing but the cache)"
+        complaint = "is wrong when the layer is used twice before backward (it must remember nothing outside the cache)"
         expect_equal(found, alone, complaint, diagnoses=STALE)
         expect_equal(other_found, other, complaint, diagnoses=STALE)
         both = {name: alone[name] + other[name] for name in self.trained}
@@ -298,13 +298,13 @@ def _expect_no_nan(named: dict[str, Any]) -> None:
     """Raise GradientError for what a second backward returns after the first one's gradients were written to."""
     for name, x in named.items():
         if np.isnan(to_cpu(x)).any():
-            raise GradientError(f"gradient of {name} shares memory with the cache: writing to it spoils the cache")
+            raise GradientError(f"gradient of {name} shares memory with the cache: writing to it changes the cache")
 
 
 def argument_names(function: Callable, args: tuple) -> list[str]:
     """The parameter name for each of `args`: "gamma", or "tensors[1]" for `*tensors`.
 
-    A function whose arguments have names that are no identifiers lists them as `argument_names`.
+    A function whose arguments have names that are not identifiers lists them in an attribute `argument_names`.
     """
     if hasattr(function, "argument_names"):
         return function.argument_names
@@ -361,8 +361,8 @@ def flat(y: Any) -> np.ndarray:
 
 
 def shuffled(x: Any, rng: np.random.Generator) -> Any:
-    """An array with the elements of `x` in random order, or with new ones if all are the same floating-point number;
-    anything else is returned unchanged.
+    """An array with the elements of `x` in random order, or with random elements if all are the same floating-point
+    number; anything else is returned unchanged.
     """
     if not is_array(x):
         return x

@@ -2,8 +2,8 @@
 
     x, gamma = shrink(lambda x, gamma: check_gradients(op, op_backward, x, gamma), (x, gamma))
 
-Sizes are reduced first, then values. Hypothesis shrinks what its strategies draw, but offers no public way to start
-from a failure that is already there, and knows nothing of the axes that arrays share.
+Sizes are reduced first, then values. Hypothesis shrinks what its strategies draw, but it offers no public way to start
+from a failure that is already known, and it does not know which axes arrays share.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ..backend import array_module, to_cpu
 from .contracts import Call, GradientError, is_array
 
 SECONDS = 2.0
-_MANY_AXES = 6  # up to so many axes of one size, every combination of them is tried
+_MANY_AXES = 6  # up to this many axes of one size, every combination of them is tried
 _LONG = 16  # up to this length, the elements of an axis are dropped one by one
-_MANY_VALUES = 8  # of the first so many elements, each takes the value of each other
+_MANY_VALUES = 8  # each of the first elements, up to this many, is tried with the value of every other
 
 _NUMBERS = (0, 1, 2, 3, -1, -2, 0.5)
 _DECIMALS = (0, 1, 2, 4)
@@ -50,7 +50,7 @@ def shrink(check: Callable, args: Sequence[Any], seconds: float = SECONDS) -> tu
 
 
 def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> tuple[Call, Search]:
-    """A smaller call that fails as `error` says, and its search. Options that the failure does not need are dropped."""
+    """A smaller call that fails in the same way as `error`, and its search. Options that do not matter are dropped."""
     check, args, options = call
     deadline = time.monotonic() + seconds
 
@@ -67,7 +67,7 @@ def shrink_call(call: Call, error: GradientError, seconds: float = SECONDS) -> t
 
 
 def searching() -> bool:
-    """Whether `shrink` or Hypothesis is looking for a smaller failure, so that nobody reads this message."""
+    """Whether `shrink` or Hypothesis is running the check, so that nobody reads its message."""
     hypothesis = sys.modules.get("hypothesis")
     return _IN_SEARCH.get() or bool(hypothesis and hypothesis.currently_in_test_context())
 

@@ -77,7 +77,7 @@ def test_all_can_be_started_elsewhere_and_checked(learn):
 def test_a_file_is_never_overwritten(learn):
     learn("start", "softmax")
     path = solve("softmax")
-    assert "is there already" in learn("start", "softmax")
+    assert "exists already" in learn("start", "softmax")
     assert path.read_text() == exercise("softmax").solution
     learn("check")
     for old in ("softmax.old1", "softmax.old2"):

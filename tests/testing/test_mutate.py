@@ -104,8 +104,8 @@ def test_the_mistakes_of_a_small_backward():
         ("* turned into /", "dx = (dy / x).sum(axis=0)"),
         ("y for dy", "dx = (y * x).sum(axis=0)"),
         ("y for x", "dx = (dy * y).sum(axis=0)"),
-        ("a sign turned", "return dx + y"),
-        ("a sign turned", "return -(dx - y)"),
+        ("a sign flipped", "return dx + y"),
+        ("a sign flipped", "return -(dx - y)"),
         ("a term dropped", "return dx"),
         ("a term dropped", "return -y"),
     }
@@ -213,7 +213,7 @@ def processes_in(folder):
 def test_tests_that_fail_without_a_mistake(project, capsys):
     write(project, test_wrong="import my_ops\n\ndef test_wrong():\n    assert 1 + 1 == 3\n")
     status, _ = mutate(capsys, "my_ops.py", "--", "test_wrong.py")
-    assert status.startswith("error: without a mistake, the tests do not pass: pytest test_wrong.py\n")
+    assert status.startswith("error: even without a mistake, the tests do not pass: pytest test_wrong.py\n")
     assert "assert 1 + 1 == 3" in status
 
 
@@ -221,13 +221,16 @@ def test_tests_that_fail_without_a_mistake(project, capsys):
     ("argv", "message"),
     [
         (["my_ops.py::nothing"], "my_ops.py: there is no function nothing; it has normalise_backward"),
-        (["test_shapes.py"], "test_shapes.py: there is no function named *_backward and no method backward; name one"),
+        (
+            ["test_shapes.py"],
+            "test_shapes.py: there is no function named *_backward and no method backward; name",
+        ),
         (["nothing.py"], "nothing.py: there is no such file"),
         (["scratchformer.nothing"], "scratchformer.nothing: there is no module scratchformer.nothing"),
         (["my_ops.py", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
         (
             ["my_ops.py", "--", "test_shapes.py", "-k", "nothing"],
-            "pytest test_shapes.py -k nothing: there are no tests",
+            "pytest test_shapes.py -k nothing: found no tests",
         ),
         (["my_ops.py", "--", "test_other.py"], "pytest test_other.py: the tests do not import my_ops.py"),
         (["alone/ops.py"], "alone/ops.py::f_backward: no test file in "),

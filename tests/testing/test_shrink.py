@@ -138,7 +138,7 @@ def test_the_inputs_of_a_layer_are_shrunk():
     found, x = shrink(check_layer, (layer, normal(4, 5, 3)))
     assert found is layer and x.tolist() == [[[0.0, 0.0, 0.0]]]
     text = as_test(check_layer, (layer, x))
-    assert "# layer has no short source (it is a Twice)" in text and "    check_layer(layer, x)\n" in text
+    assert "# layer cannot be written out (it is a Twice)" in text and "    check_layer(layer, x)\n" in text
 
 
 def test_the_reason_stays_the_same():

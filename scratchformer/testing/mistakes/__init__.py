@@ -5,8 +5,8 @@
     for mistake in mistakes_of("layernorm"):
         print(f"{mistake.title}. {mistake.effect}")
 
-The tests plant each of those that replace code of the package, and must fail; the pages of the operations show those
-that replace an equation; and `diagnosis` recognises a wrong gradient by them.
+The tests plant each mistake that replaces code of the package, and must fail. The pages of the operations show those
+that replace an equation. `diagnosis` recognises wrong gradients by them.
 """
 
 from __future__ import annotations

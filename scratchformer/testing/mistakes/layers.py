@@ -8,7 +8,7 @@ MISTAKES = (
     Mistake(
         name="a tied table: only one of its two gradients",
         title="A weight's gradient is assigned, not added",
-        effect="Of a layer that is used twice, or a weight that is shared, only the last gradient is left.",
+        effect="If a layer is used twice, or a weight is shared, only the last gradient is left.",
         file="nn/linear.py",
         replacements=(("        self.w.grad += dw", "        self.w.grad[...] = dw"),),
     ),
@@ -42,15 +42,15 @@ MISTAKES = (
     ),
     Mistake(
         name="encoder-decoder: the memory's gradient from one block only",
-        title="The memory gets its gradient from one block alone",
+        title="The memory gets its gradient from only one block",
         effect="Every block reads the memory, so its gradient is the sum over the blocks.",
         file="nn/stack.py",
         replacements=(("[total + d for total, d in zip(totals, dshared, strict=True)]", "totals"),),
     ),
     Mistake(
         name="a residual: the gradient passes through the branch only",
-        title="The gradient passes through the branch alone",
-        effect="In y = x + f(x) the first x passes dy on as it is.",
+        title="The gradient passes only through the branch",
+        effect="In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
         file="nn/residual.py",
         replacements=(("            dx = ds + dn[:, -T:]", "            dx = dn[:, -T:]"),),
     ),
@@ -90,8 +90,8 @@ MISTAKES = (
     ),
     Mistake(
         name="recompute: another dropout mask the second time",
-        title="The second forward draws another mask",
-        effect="The gradient is that of another forward than the one that gave y.",
+        title="The second forward draws a different mask",
+        effect="The gradient belongs to a different forward than the one that gave y.",
         file="nn/recompute.py",
         replacements=(
             (

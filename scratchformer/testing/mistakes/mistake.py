@@ -18,10 +18,10 @@ PACKAGE = Path(__file__).parent.parent.parent
 class Mistake(NamedTuple):
     """A mistake in hand-written code, most of them found in other projects, where the tests passed.
 
-    name: never changes. title: the mistake in a few words. effect: what it does to the gradient. operation: of which it
-    is a mistake, by its name in `ops`. equation: of the operation's derivation, and `wrong`, what was written in its
-    place. code: the wrong line of a program, if that says more than the equation. file: in the package, with
-    `replacements` of its text that plant the mistake. A mistake has an equation, a file, or both.
+    name: never changes. title: the mistake in a few words. effect: what it does to the gradient. operation: the name in
+    `ops` of the operation that has it. equation: the one of the operation's derivation that is wrong, and `wrong`, what
+    was written instead. code: the wrong line of a program, if that says more than the equation. file: a file of the
+    package, with `replacements` of its text that plant the mistake. A mistake has an equation, a file, or both.
     """
 
     name: str
@@ -42,12 +42,12 @@ class Mistake(NamedTuple):
         return text
 
     def module(self) -> ModuleType:
-        """The module that the file is, without the mistake."""
+        """The module of the file, without the mistake."""
         return import_module(f"{PACKAGE.name}.{self.file.removesuffix('.py').replace('/', '.')}")
 
     @functools.cache  # noqa: B019  # there is one of each, and it stays
     def names(self) -> dict[str, Any]:
-        """What the file defines, executed with the mistake; the package goes on without it."""
+        """What the file defines if it is executed with the mistake. The package itself does not change."""
         module = self.module()
         found = {"__name__": module.__name__, "__package__": module.__package__, "__file__": module.__file__}
         with no_twins():
@@ -61,7 +61,7 @@ class Mistake(NamedTuple):
 
 @contextmanager
 def no_twins() -> Iterator[None]:
-    """Operations without twins, so that twins can be registered; afterwards all is as before."""
+    """A context in which operations have no twins, so that twins can be registered; afterwards all is as before."""
     tables = [value.twins for value in vars(ops).values() if hasattr(value, "twins")]
     before = [dict(table) for table in tables]
     for table in tables:

@@ -1,6 +1,7 @@
 """Mistakes in the gradients of operations.
 
-The site shows those that replace an equation on the page of the operation."""
+On the page of each operation the site shows those that replace one of its equations.
+"""
 
 from __future__ import annotations
 
@@ -171,8 +172,8 @@ MISTAKES = (
     Mistake(
         name="log softmax: y is taken for a probability",
         title="y is taken for a probability",
-        effect="y is the logarithm of one, which is negative: every score gets a gradient of the wrong sign for the "
-        "other classes.",
+        effect="y is the logarithm of a probability, which is negative: every score gets a gradient of the wrong sign "
+        "for the other classes.",
         operation="log_softmax",
         equation="dz_k = Σ_i dy_i ∂y_i/∂z_k = Σ_i dy_i (δ_ik − exp(y_k)) = dy_k − exp(y_k) Σ_i dy_i",
         wrong="dz_k = dy_k − y_k Σ_i dy_i",
@@ -180,8 +181,8 @@ MISTAKES = (
     Mistake(
         name="cross-entropy: forward takes the mean, backward leaves out 1/N",
         title="Forward takes the mean, backward the sum",
-        effect="Gradients are too large by the number of rows that count, so they grow with the batch. Adam hides "
-        "it; clipping and SGD do not.",
+        effect="Gradients are too large by a factor: the number of rows that count. So they grow with the batch. Adam "
+        "hides it; clipping and SGD do not.",
         operation="cross_entropy",
         equation=CROSS_ENTROPY,
         wrong="dz_nv = dloss k_n (p_nv − t_nv)",
@@ -331,7 +332,7 @@ MISTAKES = (
     Mistake(
         name="rotary positions: neighbours form a pair, not one number from each half",
         title="Neighbours form a pair, not one number from each half",
-        effect="The result is a rotation too, and its gradient is right, but published weights expect the other one.",
+        effect="The result is a rotation too, and its gradient is right, but published weights expect the other pairs.",
         operation="rotary",
         file="ops/rotary.py",
         replacements=(
@@ -341,7 +342,7 @@ MISTAKES = (
     ),
     Mistake(
         name="sinusoids with base 100,000",
-        title="100,000 for 10,000",
+        title="100,000 instead of 10,000",
         effect="Nothing fails, since no gradient depends on it, but published weights were trained with other "
         "positions.",
         operation="sinusoidal_positions",
@@ -385,15 +386,15 @@ MISTAKES = (
     Mistake(
         name="dropout: not scaled by 1/(1 - p)",
         title="Neither forward nor backward is scaled",
-        effect="The gradient is right, but activations are smaller in training than in use.",
+        effect="The gradient is right, but activations are smaller in training than when the model is used.",
         operation="dropout",
         file="ops/dropout.py",
         replacements=(("keep.reshape(shape), LEVELS / (LEVELS - threshold)", "keep.reshape(shape), 1.0"),),
     ),
     Mistake(
         name="pooling over the padding too",
-        title="The mean over T, padding included",
-        effect="The other texts of its batch change the vector of a text, and so its class.",
+        title="The mean is over all T positions, padding included",
+        effect="The vector of a text, and so its class, depends on the other texts in its batch.",
         operation="mean_pool",
         equation="a_bt = [t < n_b]/max(n_b, 1)",
         wrong="a_bt = [t < n_b]/T",
@@ -482,7 +483,7 @@ MISTAKES = (
     ),
     Mistake(
         name="attention: a factor in the reference alone, before dK",
-        title="A factor before dk",
+        title="dk has a wrong factor",
         effect="dk is seven times too large, in the reference alone.",
         operation="attention",
         file="ops/attention.py",
@@ -512,7 +513,7 @@ MISTAKES = (
     Mistake(
         name="a kernel: the log-sum-exp without the maximum",
         title="The log-sum-exp is kept without the row's maximum",
-        effect="Backward computes other probabilities than forward where scores are large.",
+        effect="Where scores are large, backward and forward compute different probabilities.",
         operation="attention",
         file="kernels/numpy_attention.py",
         replacements=(("return (shift, log_sum) if shift.any() else (log_sum, None)", "return log_sum, None"),),
@@ -549,7 +550,7 @@ MISTAKES = (
     Mistake(
         name="relative shift: shifted the same way again",
         title="Shifted the same way again",
-        effect="Gradients reach other distances than those of their scores; only the middle row is right.",
+        effect="Gradients reach the wrong distances; only the middle row is right.",
         operation="relative_shift",
         equation="dx_tj = dy_{t, j−(T−1−t)} where 0 ≤ j − (T − 1 − t) < S, 0 elsewhere",
         wrong="dx_tj = dy_{t, j−t} where 0 ≤ j − t < S, 0 elsewhere",
@@ -596,7 +597,7 @@ MISTAKES = (
     ),
     Mistake(
         name="a kernel: the vectors of distances are shared, and the last tile's gradient is all they get",
-        title="The gradient of r is overwritten by the last tile's",
+        title="The last tile overwrites the gradient of r",
         effect="All tiles and sequences share r: their gradients are summed.",
         operation="relative_attention",
         file="kernels/numpy_relative.py",

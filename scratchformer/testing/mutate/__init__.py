@@ -1,8 +1,8 @@
-"""Tests of tests: mistakes planted in a backward, one at a time, to see which of them the tests miss.
+"""Tests of tests: mistakes are planted in a backward, one at a time, to see which of them the tests miss.
 
     scratchformer mutate my_ops.py::cube_backward -- tests/test_my_ops.py
 
-`mutants(source, name)` are the mistakes, `mutate(names, tests)` plants each and runs the tests, and `Runner` is a
+`mutants(source, name)` lists the mistakes, `mutate(names, tests)` plants each and runs the tests, and `Runner` is a
 process that runs tests with one file replaced.
 """
 

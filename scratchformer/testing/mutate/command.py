@@ -29,18 +29,18 @@ def mutate(
     only_list: bool = False,
     output: Path | None = None,
 ) -> bool:
-    """Plant mistakes in functions, one at a time, and print those that the tests miss. Returns whether there are none.
+    """Plant mistakes in functions, one at a time, and print those that the tests miss. Returns whether they miss none.
 
     names: "my_ops.py::cube_backward", "package.module::Layer.backward", or a module for all its backwards. tests:
-    arguments of pytest (default: the test files that mention the function). helpers: plant mistakes in the module's
-    functions that a backward calls, too. processes: how many run at a time (default: one for each core). limit: plant
-    so many, drawn with `seed`. only_list: print the mistakes and run nothing. output: a JSON file for all outcomes.
-    Raises ValueError for a name or tests that are not found, and if the tests do not pass as it is.
+    arguments of pytest (default: the test files that mention the function). helpers: also plant mistakes in
+    the functions of the module that a backward calls. processes: how many run at a time (default: one for each core).
+    limit: plant only this many, drawn with `seed`. only_list: print the mistakes and run nothing. output: a JSON file
+    for all outcomes. Raises ValueError for a name or tests that are not found, and if the tests fail without a mistake.
     """
     targets = list(dict.fromkeys(target for name in names for target in find_targets(name, helpers)))
     found = [(target, mutant) for target in targets for mutant in mutants(target.source, target.name)]
     if not found:
-        raise ValueError(f"{', '.join(map(str, targets))}: nothing in it that could be mistaken")
+        raise ValueError(f"{', '.join(map(str, targets))}: found no place for a mistake")
     if limit is not None and limit < len(found):
         chosen = sorted(random.Random(seed).sample(range(len(found)), limit))
         found = [found[i] for i in chosen]
@@ -87,7 +87,7 @@ def report(outcomes: list[Outcome], total: int, seconds: float, output: Path | N
     count, missed = len(outcomes), sum(not outcome.killed for outcome in outcomes)
     late = sum(outcome.killed == "timed out" for outcome in outcomes)
     line = f"\nThe tests found {count - missed} of {count} mistakes and missed {missed}, in {seconds:.0f} s"
-    line += f"; {late} of them did not end" if late else ""
+    line += f"; for {late} of them the tests did not end" if late else ""
     print(line + (f"; stopped after {count} of {total}" if count < total else ""))
     if output:
         output.write_text(json.dumps(as_data(outcomes), indent=1) + "\n", encoding="utf-8")

@@ -27,7 +27,7 @@ OTHER_COMPARISONS = {
     **{">": (">=", "<", "=="), ">=": (">", "<=", "=="), "<": ("<=", ">", "=="), "<=": ("<", ">=", "==")},
     **{"==": ("!=",), "!=": ("==",), "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",)},
 }
-# By another function of the same kind, by its inverse or by its derivative.
+# A function is replaced by another one of the same kind, by its inverse or by its derivative.
 OTHER_FUNCTIONS = {
     **{"sum": "mean", "mean": "sum", "max": "min", "min": "max", "any": "all", "all": "any"},
     **{"maximum": "minimum", "minimum": "maximum", "argmax": "argmin", "argmin": "argmax"},
@@ -38,7 +38,7 @@ REDUCTIONS = ("sum", "mean", "max", "min", "prod", "any", "all", "cumsum", "amax
 TRANSPOSES = ("swapaxes", "transpose", "moveaxis", "permute", "flip")
 COPIES = ("copy", "clone")
 ARGUMENTS_DIFFER = ("matmul", "dot", "outer", "where", "subtract", "divide", "tensordot", "kron", "reshape")
-# One-argument calls without which nothing is computed differently, or nothing at all.
+# Calls with one argument whose removal changes no result, or leaves nothing that runs.
 NOT_A_STEP = (
     "ascontiguousarray",
     "asarray",
@@ -76,7 +76,7 @@ def of_operation(node: ast.BinOp, source: Source) -> Edits:
 
 def another_operator(node: ast.expr, left: ast.expr, right: ast.expr, operator: str, source: Source) -> Edits:
     if new := EXCHANGED.get(operator):
-        what = "a sign turned" if operator in ("+", "-") else f"{operator} turned into {new}"
+        what = "a sign flipped" if operator in ("+", "-") else f"{operator} turned into {new}"
         yield what, node, source.with_part(node, source.operator(left, right, operator), new)
 
 
@@ -97,9 +97,9 @@ def is_transpose(node: ast.expr) -> bool:
 
 def of_sign(node: ast.UnaryOp, source: Source) -> Edits:
     if isinstance(node.op, ast.USub) and not isinstance(node.operand, ast.Constant):
-        yield "a sign turned", node, source.text(node.operand)
+        yield "a sign flipped", node, source.text(node.operand)
     if isinstance(node.op, (ast.Not, ast.Invert)):
-        yield "a condition turned", node, source.text(node.operand)
+        yield "a condition negated", node, source.text(node.operand)
 
 
 def of_comparison(node: ast.Compare, source: Source) -> Edits:
@@ -119,7 +119,7 @@ def of_logic(node: ast.BoolOp, source: Source) -> Edits:
 
 def of_condition(node: ast.If | ast.IfExp, source: Source) -> Edits:
     if isinstance(node.test, (ast.Name, ast.Attribute, ast.Call)):
-        yield "a condition turned", node.test, f"not {source.text(node.test)}"
+        yield "a condition negated", node.test, f"not {source.text(node.test)}"
     if isinstance(node, ast.IfExp):
         yield "a case left out", node, source.text(node.body)
         yield "a case left out", node, source.text(node.orelse)
@@ -196,7 +196,7 @@ def of_reduction(node: ast.Call, source: Source) -> Edits:
 
 
 def other_axes(axis: ast.expr, source: Source) -> list[str]:
-    """Other axes to reduce over than these."""
+    """Axes to reduce over instead of these."""
     if isinstance(axis, ast.Tuple):
         elements = [source.text(e) for e in axis.elts]
         shorter = [elements[:i] + elements[i + 1 :] for i in range(len(elements))]
@@ -220,7 +220,7 @@ def without(node: ast.Call, word: ast.keyword, source: Source) -> tuple[int, int
 
 def of_keepdims(node: ast.keyword, source: Source) -> Edits:
     if node.arg in ("keepdims", "keepdim") and isinstance(node.value, ast.Constant):
-        yield "keepdims turned", node.value, str(not node.value.value)
+        yield "keepdims flipped", node.value, str(not node.value.value)
 
 
 def of_transpose(node: ast.expr, source: Source) -> Edits:
@@ -295,7 +295,7 @@ def of_name(node: ast.Name, source: Source) -> Edits:
 
 
 def is_like(node: ast.Call) -> bool:
-    """Whether this is zeros_like(x) or the like, which takes no number from x."""
+    """Whether this is a call such as zeros_like(x), which takes no number from x."""
     return called(node) in ("empty_like", "zeros_like", "ones_like")
 
 
@@ -381,7 +381,7 @@ def of_return(node: ast.Return, source: Source) -> Edits:
         for a, b in combinations(group.elts, 2):
             yield "gradients exchanged", group, source.exchanged(group, a, b)
     if not tuples and isinstance(node.value, (ast.Name, ast.Call, ast.BinOp)):
-        yield "a sign turned", node.value, f"-{source.atom(node.value)}"
+        yield "a sign flipped", node.value, f"-{source.atom(node.value)}"
 
 
 def is_index(node: ast.expr, source: Source) -> bool:
@@ -389,7 +389,7 @@ def is_index(node: ast.expr, source: Source) -> bool:
 
 
 def of_sequences(node: ast.comprehension, source: Source) -> Edits:
-    """Two arrays exchanged on their way through a comprehension."""
+    """Two neighbouring items exchanged in the tuple that a comprehension runs over."""
     if isinstance(node.iter, ast.Tuple):
         for a, b in pairwise(node.iter.elts):
             yield "items exchanged", node.iter, source.exchanged(node.iter, a, b)

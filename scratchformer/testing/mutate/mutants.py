@@ -1,7 +1,7 @@
 """Mistakes to plant in a backward: the places in its source where they are possible, and the text with each of them.
 
-Places are found in the syntax tree, and the text is changed there alone: the rest of the file, and the numbers of its
-lines, stay as they are. The kinds of mistake are in `kinds`.
+Places are found in the syntax tree, and only the text there is changed. The rest of the file stays as it is, and so do
+the line numbers. The kinds of mistake are in `kinds`.
 """
 
 from __future__ import annotations

@@ -20,16 +20,17 @@ from typing import Any, NamedTuple, Self
 from .mutants import Mutant
 from .targets import Target
 
-SECONDS = 600.0  # for tests without a mistake
-TIMES_LONGER = 5  # than without a mistake, and
-SECONDS_LONGER = 5.0  # tests may take: after that they count as endless
+SECONDS = 600.0  # the most that tests without a mistake may take
+# With a mistake they may take this many times as long, plus this many seconds. Then they count as endless.
+TIMES_LONGER = 5
+SECONDS_LONGER = 5.0
 
 
 class Answer(NamedTuple):
     """What a run of the tests gave.
 
-    status: pytest's exit status, negative for a signal, None if the time was up. planted: whether the tests imported
-    the file. failed: the first test that failed. output: what the tests printed.
+    status: pytest's exit status, negative for a signal, None if time ran out. planted: whether the tests imported the
+    file. failed: the first test that failed. output: what the tests printed.
     """
 
     status: int | None
@@ -42,14 +43,14 @@ class Runner:
     """A process that runs tests in forks of itself; see `runner`. Use it in a `with` block.
 
     environment: its environment variables (default: this process's). folder: where it runs (default: here). imports:
-    modules to import before the forks, which saves time for `run`; not those whose code is changed.
+    modules to import before the forks, which saves time in `run`; do not name modules whose code is changed.
     """
 
     def __init__(
         self, environment: Mapping[str, str] | None = None, folder: Path | None = None, imports: Sequence[str] = ()
     ) -> None:
         if not hasattr(os, "fork"):
-            raise OSError("mistakes are planted in forks of a process, which this system does not have")
+            raise OSError("mistakes are planted with os.fork, which this system does not have")
         self.temporary = tempfile.TemporaryDirectory()
         self.output = Path(self.temporary.name, "output.txt")
         self.collected = False
@@ -119,14 +120,14 @@ class Outcome(NamedTuple):
 
 
 def run_plain(runner: Runner, target: Target, tests: Sequence[str]) -> float:
-    """Run the tests without a mistake: the time in seconds. Raises ValueError unless they pass and import the file."""
+    """Run the tests without a mistake. Returns the seconds; raises ValueError unless they pass and import the file."""
     start, command = time.perf_counter(), f"pytest {shlex.join(tests)}"
     answer = runner.run_function(tests, target.path, target.name, target.source, brief=False)
     if answer.status == 5:
-        raise ValueError(f"{command}: there are no tests")
+        raise ValueError(f"{command}: found no tests")
     if answer.status != 0:
         what = "take too long" if answer.status is None else "do not pass"
-        raise ValueError(f"without a mistake, the tests {what}: {command}\n{answer.output.strip()[-4000:]}")
+        raise ValueError(f"even without a mistake, the tests {what}: {command}\n{answer.output.strip()[-4000:]}")
     if not answer.planted:
         raise ValueError(f"{command}: the tests do not import {target.path}, or not in pytest's own process")
     return time.perf_counter() - start

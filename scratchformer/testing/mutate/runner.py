@@ -1,11 +1,11 @@
-"""A process that runs tests again and again, each time in a fork of its own, with a file changed or as it stands.
+"""A process that runs tests again and again, each time in a new fork, with a file changed or as it is.
 
 Nothing is written to the file: the fork gets other code for it. A line of JSON on standard input is one request, and
 the answer is one line of JSON. There are two kinds.
 
-{"collect": [...]}, pytest's arguments, imports and collects the tests. Each request after it runs them in a fork of the
-process as it is then. It holds "path" and "function"; "code", the text of the whole file, from which the function is
-taken, or what is imported later; and "brief", to leave out tracebacks and summary.
+{"collect": [...]} holds pytest's arguments. It imports and collects the tests; each later request runs them in a fork
+of that process. Such a request holds "path" and "function"; "code", the text of the whole file, from which the
+function is taken, or all of it if the file is imported later; and "brief", to leave out tracebacks and summary.
 
 {"tests": [...], "path": ..., "code": ...} forks the process before anything but pytest is imported, so that the file
 may be changed anywhere.
@@ -80,7 +80,7 @@ class Server(Watcher):
 
     @pytest.hookimpl(wrapper=True, trylast=True)
     def pytest_sessionfinish(self, exitstatus: int) -> Generator[None, Any, None]:
-        """Where nobody reads it, skip the summary, for which plugins import much."""
+        """Skip the summary where nobody reads it: plugins import a lot for it."""
         yield
         if self.brief:
             self.finish(int(exitstatus))
@@ -134,7 +134,7 @@ def plant(path: str, code: str) -> list[str]:
 
 
 def replace_code(functions: list[FunctionType], path: str, name: str, text: str) -> bool:
-    """Give the functions of this name and file the code that they have in this text. Returns whether there is any."""
+    """Give the functions with this name and file the code that they have in this text. Returns whether any exist."""
     path, found = os.path.realpath(path), False
     codes = {(code.co_qualname, code.co_firstlineno): code for code in codes_in(compile(text, path, "exec"))}
     for function in functions:

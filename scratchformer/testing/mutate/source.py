@@ -11,7 +11,7 @@ from typing import TypeAlias
 Place: TypeAlias = "ast.AST | tuple[int, int]"  # a node, or bytes from start to end
 
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
-# Not code that computes: what an error says, and imports.
+# What does not compute anything: messages of errors, and imports.
 LEFT_ALONE = (ast.Raise, ast.Assert, ast.Import, ast.ImportFrom, ast.JoinedStr)
 
 
@@ -43,7 +43,7 @@ class Source:
         self.bound = self._bindings()
 
     def _enter(self, node: ast.AST, parent: ast.AST) -> None:
-        """Note a node and what is below it, but for annotations, decorators, and the context managers of `with`."""
+        """Note a node and what is below it, except annotations, decorators, and the context managers of `with`."""
         self.parents[node] = parent
         if isinstance(node, LEFT_ALONE):
             return
@@ -103,7 +103,7 @@ class Source:
         return self.data[self.start(node) : self.end(node)].decode()
 
     def atom(self, node: ast.AST) -> str:
-        """The text of an expression, in brackets where an operator beside it could tear it apart."""
+        """The text of an expression, in brackets if an operator beside it could bind more tightly."""
         simple = isinstance(node, (ast.Name, ast.Attribute, ast.Call, ast.Subscript, ast.Constant))
         return self.text(node) if simple else f"({self.text(node)})"
 

@@ -28,8 +28,8 @@ class Target(NamedTuple):
 def find_targets(text: str, helpers: bool = False) -> list[Target]:
     """The functions that "my_ops.py::cube_backward", "package.module::Layer.backward" or "my_ops.py" stands for.
 
-    A module alone stands for all its functions named *_backward and all its methods named backward. helpers: also the
-    functions of the module that they call. Raises ValueError if there is none.
+    A module alone stands for all its functions named *_backward and all its methods named backward. helpers: include
+    the functions of the module that they call. Raises ValueError if there are none.
     """
     where, _, name = text.partition("::")
     path = find_module(where)
@@ -45,7 +45,7 @@ def find_targets(text: str, helpers: bool = False) -> list[Target]:
         raise ValueError(f"{path}: there is no function {name}; {there}")
     if not name and not backwards:
         raise ValueError(
-            f"{path}: there is no function named *_backward and no method backward; name one: {where}::NAME"
+            f"{path}: there is no function named *_backward and no method backward; name a function: {where}::NAME"
         )
     names = [name] if name else backwards
     if helpers:
@@ -95,9 +95,8 @@ def called_by(name: str, found: dict[str, ast.FunctionDef]) -> list[str]:
 
 
 def choose_tests(target: Target, folder: Path = Path()) -> tuple[list[str], str]:
-    """The test files that mention a function, and the word: its name, its operation's, its class's, or its module's.
-
-    Raises ValueError if there is none.
+    """The test files that mention a function, and the name that they mention: that of the function, its operation, its
+    class or its module. Raises ValueError if there are none.
     """
     owner, _, name = target.name.rpartition(".")
     words = [owner] if owner else [name, *([name.removesuffix("_backward")] if name.endswith("_backward") else [])]
