@@ -6,22 +6,33 @@ from pathlib import Path
 
 import pytest
 
+from scratchformer.testing import GradientError
+
 ROOT = Path(__file__).parent.parent
 BLOCKS = {
-    "README.md": 2, "docs/checking.md": 4, "docs/data.md": 2, "docs/models.md": 3, "docs/notation.md": 1,
-    "docs/training.md": 3,
+    "README.md": 2, "docs/checking.md": 7, "docs/data.md": 2, "docs/models.md": 3, "docs/notation.md": 1,
+    "docs/precision.md": 3, "docs/training.md": 3,
 }  # fmt: skip
+BLOCK = re.compile(r"```python\n(.*?)```\n(?:\n```text\n(GradientError: .*?)```)?", re.DOTALL)
 
 
+@pytest.mark.diagnosis
 @pytest.mark.parametrize("page", BLOCKS)
 def test_the_code_of_a_page_runs(page, capsys):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
+    """A block before the text of a GradientError must raise it, with this message; blocks of ```py are not run."""
+    blocks = BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))
     assert len(blocks) == BLOCKS[page]
     session: dict = {}
-    for number, block in enumerate(blocks):
+    for number, (block, error) in enumerate(blocks):
         file = f"<{page} {number}>"
         linecache.cache[file] = len(block), None, block.splitlines(keepends=True), file  # for those who read the source
-        exec(compile(block, file, "exec"), session)
+        code = compile(block, file, "exec")
+        if not error:
+            exec(code, session)
+            continue
+        with pytest.raises(GradientError) as caught:
+            exec(code, session)
+        assert f"GradientError: {caught.value}\n" == error
     if page == "README.md":
         losses = [float(line.split()[1]) for line in capsys.readouterr().out.splitlines() if re.match(r"\d+ \d", line)]
         assert len(losses) == 20
