@@ -28,7 +28,6 @@ from ..testing import GradientError, check_gradients
 from ..testing.diagnosis import without_diagnosis
 from .exercise import LEFT, Exercise, blanks_left
 
-
 SECONDS = 2.0  # that the search for the name of a mistake may take
 
 
@@ -47,6 +46,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     text = path.read_text(encoding="utf-8")
     try:
         student = load(path, text)
+        expect_functions(exercise, text)
         expect_kept(exercise, text)
         if left := blanks_left(text):
             return Verdict(False, with_blanks(exercise, student, text, left))
@@ -54,9 +54,12 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
             return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
-    except (GradientError, DerivationError, NotationError, Wrong) as error:
+    except GradientError as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+    except (DerivationError, NotationError, Wrong) as error:
+        message = in_file(error, text)
+        return Verdict(False, recognised(exercise, path, message) or message)
     except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
@@ -134,6 +137,32 @@ def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[i
         exercise.check(student)  # raises an error for a wrong line above the blank
         return f"What is above it is right; {blank}"
     return blank
+
+
+def expect_functions(exercise: Exercise, text: str) -> None:
+    """Raise Wrong if a function is gone, or if one that has no blank was changed. Prints may be added."""
+    found, solved = functions(text), functions(exercise.solution)
+    for name, given in functions(exercise.start).items():
+        if name not in found:
+            raise Wrong(f"{name} is gone: the check calls it")
+        if statements(given) == statements(solved[name]) != statements(found[name]):
+            raise Wrong(
+                f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
+                "writes a new file and keeps yours"
+            )
+
+
+def functions(text: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a module and the methods of its classes, by name."""
+    tree = ast.parse(text)
+    bodies = [("", tree.body), *((f"{node.name}.", node.body) for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {scope + node.name: node for scope, body in bodies for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def statements(function: ast.FunctionDef) -> str:
+    """What a function computes: all but its docstring, and calls whose result is not used, such as prints."""
+    parts = (ast.dump(node) for node in [function.args, *function.body] if not isinstance(node, ast.Expr))
+    return "\n".join(parts)
 
 
 def expect_kept(exercise: Exercise, text: str) -> None:
@@ -225,6 +254,22 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
         if "inputs are float32" not in str(error):
             raise
         raise Wrong(in_file(error, "") + FLOAT32) from error
+    expect_remembered(op, op_backward, *args)
+
+
+def expect_remembered(op: Callable, op_backward: Callable, *args: Any) -> None:
+    """Raise Wrong if a backward depends on anything but its cache, such as what the latest forward left behind."""
+    y, cache = op(*args)
+    dy = normal(7, *np.shape(y))
+    before = [np.array(gradient) for gradient in listed(op_backward(dy, cache))]
+    op(*(2 * x if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in args))
+    for first, second in zip(before, listed(op_backward(dy, cache)), strict=True):
+        if not np.array_equal(first, second):
+            raise Wrong("backward gives something else after another forward: it must use nothing but its cache")
+
+
+def listed(gradients: Any) -> tuple:
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:

@@ -58,7 +58,12 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
             "1/sigma (g_k - 1/C sum_c g_c)",
             "when the third term, through σ, is left out.",
         ),
-        ("linear_equations", "db_o = Σ_n dy_no", "db_o = 1/N sum_n dy_no", "when the mean over n is taken for the sum."),
+        (
+            "linear_equations",
+            "db_o = Σ_n dy_no",
+            "db_o = 1/N sum_n dy_no",
+            "when the mean over n is taken for the sum.",
+        ),
         ("softmax_equations", "y_i (δ_ik − y_k)", "- y_k y_i", "when δ_ik is left out."),
         ("rmsnorm_equations", "mean_c(g_c x̂_c))/ρ", "mean_c(g_c x̂_c))", "when the division by ρ is left out."),
         ("rotary_equations", "= R_{s−t,j,k} for", "= R_{s-t,k,j} for", "when the turn is by t − s, the wrong way."),
@@ -73,3 +78,18 @@ def test_a_mistake_is_recognised_however_it_is_spelled(name, right, wrong, says,
 def test_no_mistake_is_named_for_an_answer_that_is_not_allowed(verdict):
     wrong = exercise("tiles_equations").solution.replace("= Σ_d dy_td y_td", "= Σ_d dy_td v_sd")
     assert verdict("tiles_equations", wrong).message.endswith("are never there at once")
+
+
+def test_the_functions_that_are_given_stay_as_they_are(verdict):
+    solution = exercise("softmax").solution
+    identity = solution.replace("    y = np.exp(", "    return z.copy(), z.copy()\n    y = np.exp(")
+    assert "line 13: softmax is given and was changed" in verdict("softmax", identity).message
+    assert "softmax_backward is gone" in verdict("softmax", solution.replace("softmax_backward", "backward")).message
+    assert verdict("softmax", solution.replace("    y = np.exp(", "    len('seen')\n    y = np.exp(")).passed
+
+
+def test_a_backward_uses_nothing_but_its_cache(verdict):
+    solution = exercise("rmsnorm").solution
+    kept = solution.replace("return y, cache", "rmsnorm.kept = cache\n    return y, cache")
+    kept = kept.replace('):\n    """(dx, dgamma). dy: (..., C)."""\n', "):\n    cache = rmsnorm.kept\n")
+    assert "nothing but its cache" in verdict("rmsnorm", kept).message

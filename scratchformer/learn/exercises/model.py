@@ -5,6 +5,9 @@ training step that makes it learn from real text.
 
     x = embedding(ids) + positions        n blocks, one after the other        logits = output(norm(x))
 
+`forward` of the positions adds them: x, cache = self.positions.forward(x). ops.cross_entropy(logits, targets) gives the
+loss and a cache, and ops.cross_entropy_backward(1.0, cache) gives dlogits.
+
 The check compares your gradients with differences first. Then it trains your model for 80 steps on the sources of
 Python's standard library. A model that knows nothing needs 8 bits for each byte.
 """
@@ -67,7 +70,7 @@ import math
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from scratchformer import Key, models, optim
+from scratchformer import Key, models, ops, optim
 from scratchformer.data import load_standard_library
 from scratchformer.testing import check_layer
 
@@ -95,7 +98,13 @@ MISTAKES = (
         "gradient",
         "the backward of the last norm is left out",
     ),
-    Mistake("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "norm"),
+    Mistake("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "clip it before"),
+    Mistake(
+        "    optim.clip_by_global_norm(model.flat.grad, max_norm)\n    adam.step()\n",
+        "    adam.step()\n    optim.clip_by_global_norm(model.flat.grad, max_norm)\n",
+        "clip it before",
+    ),
+    Mistake("    return loss\n", "    return 1.0\n", "cross-entropy of the logits"),
     Mistake(
         "            x, cache = block.forward(x)\n",
         "            _, cache = block.forward(x)\n",
@@ -120,7 +129,7 @@ def check_small(student):
     check_layer(model, ids, max_elements=1, directions=1, together=8)
     right = models.LanguageModel(5, 4, 2, 2, 6, norm="pre", key=Key(1))
     right.load_state_dict(dict(zip(right.state_dict(), model.state_dict().values(), strict=True)))
-    why = "Those of the library's model with the same parameters are the former."
+    why = "Expected is what the library's model gives with the same parameters"
     expect_close("logits", model.forward(ids)[0], right.forward(ids)[0], why, rtol=1e-5)
 
 
@@ -132,15 +141,26 @@ def check_step(student):
         raise Wrong("train_step changes no parameter: is adam.step() called?")
     if not np.allclose(stepped[0].grad, stepped[1].grad, rtol=1e-3, atol=1e-6):
         raise Wrong("train_step adds to the gradients of the step before: model.zero_grad() belongs before backward")
-    norm = float(np.linalg.norm(stepped[0].grad))
-    if not 0.99e-3 < norm < 1.01e-3:
-        raise Wrong(f"with max_norm=0.001 the gradient has a norm of {norm:.3g} at adam.step(): clip it before")
 
 
 def stepped_once(student, left):
-    model, ids = student.Model(5, 4, 2, 1, 6, Key(1)), np.array([[0, 3, 3, 1, 2, 2]])
+    """The parameters after a step whose loss and clipping are checked."""
+    model, ids, norms = student.Model(5, 4, 2, 1, 6, Key(1)), np.array([[0, 3, 3, 1, 2, 2]]), []
+    expected, _ = ops.cross_entropy(model.forward(ids[:, :-1])[0], ids[:, 1:])
+    adam = optim.Adam(model.parameters(), lr=1e-2)
+    step = adam.step
+
+    def observed():
+        norms.append(float(np.linalg.norm(model.flat.grad)))
+        step()
+
+    adam.step = observed
     model.flat.grad[...] = left
-    student.train_step(model, optim.Adam(model.parameters(), lr=1e-2), ids[:, :-1], ids[:, 1:], max_norm=1e-3)
+    loss = student.train_step(model, adam, ids[:, :-1], ids[:, 1:], max_norm=1e-3)
+    expect_close("loss", loss, expected, "It is the cross-entropy of the logits before the step", rtol=1e-5)
+    for norm in norms if left == 0 else ():
+        if not 0.99e-3 < norm < 1.01e-3:
+            raise Wrong(f"with max_norm=0.001 the gradient has a norm of {norm:.3g} at adam.step(): clip it before")
     return model.flat
 
 
