@@ -77,7 +77,7 @@ def test_a_mistake_is_recognised_however_it_is_spelled(name, right, wrong, says,
 
 def test_no_mistake_is_named_for_an_answer_that_is_not_allowed(verdict):
     wrong = exercise("tiles_equations").solution.replace("= Σ_d dy_td y_td", "= Σ_d dy_td v_sd")
-    assert verdict("tiles_equations", wrong).message.endswith("are never there at once")
+    assert verdict("tiles_equations", wrong).message.endswith("are never in memory at once")
 
 
 def test_the_functions_that_are_given_stay_as_they_are(verdict):

@@ -24,7 +24,7 @@ def attend(x, wq, wk, wv):
 
 
 def extend(x, wq, wk, wv, stored):
-    """The output (T, D) at new positions x (T, C), one or several, after those that `stored` knows.
+    """The output (T, D) at new positions x (T, C), one or several, after those in `stored`.
 
     stored: a dict, {} at the beginning of a sequence. It is changed, so that the next call continues from here.
     """

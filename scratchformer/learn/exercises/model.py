@@ -8,7 +8,7 @@ training step that makes it learn from real text.
 `forward` of the positions adds them: x, cache = self.positions.forward(x). ops.cross_entropy(logits, targets) gives the
 loss and a cache, and ops.cross_entropy_backward(1.0, cache) gives dlogits.
 
-The check compares your gradients with differences first. Then it trains your model for 80 steps on the sources of
+The check compares your gradients with numerical ones first. Then it trains your model for 80 steps on the sources of
 Python's standard library. A model that knows nothing needs 8 bits for each byte.
 """
 

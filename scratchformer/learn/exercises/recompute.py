@@ -1,10 +1,10 @@
 """Gradient checkpointing: forget the cache, run forward again
 
-The caches of a deep model take most of its memory. A layer wrapped in `Recompute` keeps its inputs only, and runs its
+The caches of a deep model take most of its memory. A layer wrapped in `Recompute` keeps only its inputs, and runs its
 forward a second time when its backward needs the cache. This costs one more forward.
 
-Nothing may differ in the second forward: with dropout, it must draw the same mask. Here the mask depends on nothing but
-the `key` among the options.
+Nothing may differ in the second forward: with dropout, it must draw the same mask. Here the mask depends only on
+`key`, one of the options.
 """
 
 

@@ -1,7 +1,7 @@
 """The derivation of softmax
 
 Fill in each `?`. Each equation is evaluated on small arrays, in order; the first one that is not true is named.
-Type d_ik for δ_ik and sum_i for Σ_i, if your keyboard lacks them. ∂ may not occur in what you write.
+Type d_ik for δ_ik and sum_i for Σ_i, if your keyboard lacks them. Do not use ∂ in an answer.
 """
 
 import numpy as np
