@@ -168,9 +168,11 @@ def statements(function: ast.FunctionDef) -> str:
 def expect_kept(exercise: Exercise, text: str) -> None:
     """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for.
 
-    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is.
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a.
     """
     found = [normal_space(line) for line in text.splitlines()]
+    known = tuple(filter(None, (normal_space(line).partition("?")[0] for line in exercise.start.splitlines())))
+    added = [(number, line) for number, line in enumerate(found, 1) if "=" in line and not line.startswith(known)]
     for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
         if exercise.kind != "derivation" or not (head := given_part(line)):
             continue
@@ -178,10 +180,19 @@ def expect_kept(exercise: Exercise, text: str) -> None:
         if not answers:
             raise Wrong(f"this line of the exercise is gone: {head}?")
         number, answer = answers[0]
+        for above, line in added:
+            left, _, right = line.partition("=")
+            if above < number and asked_for(head, right) and not asked_for(head, left):
+                raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
         if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
         if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
             raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+
+
+def asked_for(head: str, text: str) -> bool:
+    """Whether a text has a derivative, or the gradient that an equation begins with."""
+    return bool(re.search("∂|partial", text)) or (not head.startswith("∂") and names_in(head)[0] in names_in(text))
 
 
 def given_part(line: str) -> str:

@@ -93,3 +93,15 @@ def test_a_backward_uses_nothing_but_its_cache(verdict):
     kept = solution.replace("return y, cache", "rmsnorm.kept = cache\n    return y, cache")
     kept = kept.replace('):\n    """(dx, dgamma). dy: (..., C)."""\n', "):\n    cache = rmsnorm.kept\n")
     assert "nothing but its cache" in verdict("rmsnorm", kept).message
+
+
+def test_an_added_equation_may_show_a_step_but_not_name_the_answer(verdict):
+    name, solution = "softmax_equations", exercise("softmax_equations").solution
+    answer = "∂y_i/∂z_k = y_i (δ_ik − y_k)"
+    step = solution.replace(answer, "r_i := y_i\n        Z ∂y_i/∂z_k = exp(z_i) (δ_ik − y_k)\n        " + answer)
+    assert verdict(name, step.replace("y_k (dy_k", "r_k (dy_k")).passed
+    detour = solution.replace(answer, "A_ik := ∂y_i/∂z_k\n        ∂y_i/∂z_k = A_ik")
+    assert "line 21: A_ik := ∂y_i/∂z_k\n    An added equation must not" in verdict(name, detour).message
+    detour = solution.replace("= y_k (dy_k − Σ_i dy_i y_i)", "= a_k")
+    detour = detour.replace("dz_k = Σ_i", "a_k := dz_k\n        dz_k = Σ_i")
+    assert "a_k := dz_k\n    An added equation must not" in verdict(name, detour).message
