@@ -61,6 +61,12 @@ MISTAKES = (
         "gradient",
         "attention gets dy, not dh",
     ),
+    Mistake(
+        "dh = dy + self.norm2",
+        "self.feedforward.backward(dy, feedforward)\n        dh = dy + self.norm2",
+        "gradient",
+        "the feed-forward layer's backward runs twice: each time adds to its parameters' gradients",
+    ),
     Mistake("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
     Mistake(
         "self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2)",

@@ -51,7 +51,7 @@ MISTAKES = (
         "wrong gradient at",
         "scale is left out",
     ),
-    Mistake("da = x.T @ dh", "da = scale * (x.T @ dh)", "wrong gradient at a"),
+    Mistake("da = x.T @ dh", "da = scale * (x.T @ dh)", "wrong gradient at a", "da has scale twice: dh has it already"),
 )
 
 
