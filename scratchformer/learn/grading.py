@@ -100,9 +100,11 @@ def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
         return
     line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
     right = parse(line.strip())
-    for what, wrong in mistakes(right):
+    opposite = right._replace(parts=(*right.parts[:-1], ("neg", ("group", right.parts[-1]))))
+    named = ((in_words(what, right, wrong), wrong) for what, wrong in mistakes(right))
+    for name, wrong in chain([("the sign is wrong", opposite)], named):
         if wrong.parts[:-1] == right.parts[:-1]:
-            yield in_words(what, right, wrong), exercise.solution.replace(line.strip(), spelled(wrong), 1)
+            yield name, exercise.solution.replace(line.strip(), spelled(wrong), 1)
 
 
 def findings(exercise: Exercise, message: str) -> tuple[str, str]:

@@ -64,6 +64,7 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
             "db_o = 1/N sum_n dy_no",
             "when the mean over n is taken for the sum.",
         ),
+        ("cross_entropy_equations", "= p_nv − t_nv\n", "= t_nv - p_nv\n", "when the sign is wrong."),
         ("softmax_equations", "y_i (δ_ik − y_k)", "- y_k y_i", "when δ_ik is left out."),
         ("rmsnorm_equations", "mean_c(g_c x̂_c))/ρ", "mean_c(g_c x̂_c))", "when the division by ρ is left out."),
         ("rotary_equations", "= R_{s−t,j,k} for", "= R_{s-t,k,j} for", "when the turn is by t − s, the wrong way."),
