@@ -142,7 +142,7 @@ def check_one(progress: Progress, name: str) -> bool:
         out.print(f"[red]✗[/] [bold]{name}[/]")
         out.print(indented(verdict.message), markup=False, highlight=False)
         return False
-    out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}", highlight=False)
+    out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip(), highlight=False)
     progress.of(name).passed = True
     progress.save()
     return True

@@ -46,6 +46,7 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
     text = path.read_text(encoding="utf-8")
     try:
         student = load(path, text)
+        expect_functions(exercise, text)
         expect_kept(exercise, text)
         if left := blanks_left(text):
             return Verdict(False, with_blanks(exercise, student, text, left))
@@ -53,9 +54,12 @@ def grade(exercise: Exercise, path: Path) -> Verdict:
             return Verdict(True, exercise.check(student) or "")
     except SyntaxError as error:
         return Verdict(False, f"line {error.lineno}: {error.msg}: {(error.text or '').strip()}")
-    except (GradientError, DerivationError, NotationError, Wrong) as error:
+    except GradientError as error:
         message = in_file(error, text)
         return Verdict(False, recognised(exercise, path, message) or explained(exercise, student, text) or message)
+    except (DerivationError, NotationError, Wrong) as error:
+        message = in_file(error, text)
+        return Verdict(False, recognised(exercise, path, message) or message)
     except (Exception, SystemExit) as error:
         return Verdict(False, where(error, path))
 
@@ -96,9 +100,11 @@ def planted(exercise: Exercise, message: str) -> Iterator[tuple[str, str]]:
         return
     line = next(line for line in exercise.solution.splitlines() if normal_space(line).startswith(head))
     right = parse(line.strip())
-    for what, wrong in mistakes(right):
+    opposite = right._replace(parts=(*right.parts[:-1], ("neg", ("group", right.parts[-1]))))
+    named = ((in_words(what, right, wrong), wrong) for what, wrong in mistakes(right))
+    for name, wrong in chain([("the sign is wrong", opposite)], named):
         if wrong.parts[:-1] == right.parts[:-1]:
-            yield in_words(what, right, wrong), exercise.solution.replace(line.strip(), spelled(wrong), 1)
+            yield name, exercise.solution.replace(line.strip(), spelled(wrong), 1)
 
 
 def findings(exercise: Exercise, message: str) -> tuple[str, str]:
@@ -135,12 +141,40 @@ def with_blanks(exercise: Exercise, student: ModuleType, text: str, left: list[i
     return blank
 
 
+def expect_functions(exercise: Exercise, text: str) -> None:
+    """Raise Wrong if a function is gone, or if one that has no blank was changed. Prints may be added."""
+    found, solved = functions(text), functions(exercise.solution)
+    for name, given in functions(exercise.start).items():
+        if name not in found:
+            raise Wrong(f"{name} is gone: the check calls it")
+        if statements(given) == statements(solved[name]) != statements(found[name]):
+            raise Wrong(
+                f"line {found[name].lineno}: {name} is given and was changed. Put it back: `scratchformer learn reset` "
+                "writes a new file and keeps yours"
+            )
+
+
+def functions(text: str) -> dict[str, ast.FunctionDef]:
+    """The functions of a module and the methods of its classes, by name."""
+    tree = ast.parse(text)
+    bodies = [("", tree.body), *((f"{node.name}.", node.body) for node in tree.body if isinstance(node, ast.ClassDef))]
+    return {scope + node.name: node for scope, body in bodies for node in body if isinstance(node, ast.FunctionDef)}
+
+
+def statements(function: ast.FunctionDef) -> str:
+    """What a function computes: all but its docstring, and calls whose result is not used, such as prints."""
+    parts = (ast.dump(node) for node in [function.args, *function.body] if not isinstance(node, ast.Expr))
+    return "\n".join(parts)
+
+
 def expect_kept(exercise: Exercise, text: str) -> None:
     """Raise Wrong if an equation of the exercise is gone, or if a blank was filled with what it asks for.
 
-    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is.
+    A numerical derivative makes ∂y/∂x = ∂y/∂x true, and dx = dx always is; so is the detour a := dx, dx = a.
     """
     found = [normal_space(line) for line in text.splitlines()]
+    known = tuple(filter(None, (normal_space(line).partition("?")[0] for line in exercise.start.splitlines())))
+    added = [(number, line) for number, line in enumerate(found, 1) if "=" in line and not line.startswith(known)]
     for line, solved in zip(exercise.start.splitlines(), exercise.solution.splitlines(), strict=False):
         if exercise.kind != "derivation" or not (head := given_part(line)):
             continue
@@ -148,10 +182,19 @@ def expect_kept(exercise: Exercise, text: str) -> None:
         if not answers:
             raise Wrong(f"a line of the exercise is missing: {head}?")
         number, answer = answers[0]
+        for above, line in added:
+            left, _, right = line.partition("=")
+            if above < number and asked_for(head, right) and not asked_for(head, left):
+                raise Wrong(f"line {above}: {line}\n    An added equation must not use what is asked for below it")
         if re.search("∂|partial", answer) and "∂" not in normal_space(solved).removeprefix(head):
             raise Wrong(f"line {number}: write the right side without ∂")
         if not head.startswith("∂") and names_in(head)[0] in names_in(answer):
             raise Wrong(f"line {number}: {head.split()[0]} is on both sides")
+
+
+def asked_for(head: str, text: str) -> bool:
+    """Whether a text has a derivative, or the gradient that an equation begins with."""
+    return bool(re.search("∂|partial", text)) or (not head.startswith("∂") and names_in(head)[0] in names_in(text))
 
 
 def given_part(line: str) -> str:
@@ -224,6 +267,22 @@ def check_pair(op: Callable, op_backward: Callable, *args: Any, **options: Any) 
         if "inputs are float32" not in str(error):
             raise
         raise Wrong(in_file(error, "") + FLOAT32) from error
+    expect_remembered(op, op_backward, *args)
+
+
+def expect_remembered(op: Callable, op_backward: Callable, *args: Any) -> None:
+    """Raise Wrong if a backward depends on anything but its cache, such as what the latest forward left behind."""
+    y, cache = op(*args)
+    dy = normal(7, *np.shape(y))
+    before = [np.array(gradient) for gradient in listed(op_backward(dy, cache))]
+    op(*(2 * x if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in args))
+    for first, second in zip(before, listed(op_backward(dy, cache)), strict=True):
+        if not np.array_equal(first, second):
+            raise Wrong("backward gives something else after another forward: it must use nothing but its cache")
+
+
+def listed(gradients: Any) -> tuple:
+    return gradients if isinstance(gradients, tuple) else (gradients,)
 
 
 def variables_of(op: Callable, op_backward: Callable, *args: Any) -> dict[str, np.ndarray]:

@@ -106,11 +106,11 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 
 
 def paragraph(diagnoses: Sequence[Diagnosis]) -> list[str]:
-    """The lines of a message about a wrong gradient."""
+    """The lines of a message about a wrong gradient: the three likeliest explanations."""
     if not diagnoses:
         return ["No known mistake gives this gradient."]
     first, *others = (diagnosis.what for diagnosis in diagnoses)
-    return [first, *(f"Another explanation: {other}" for other in others)]
+    return [first, *(f"Another explanation: {other}" for other in others[:2])]
 
 
 def explained(explain: Callable[[Evidence], list[Diagnosis]], evidence: Evidence) -> list[Diagnosis]:

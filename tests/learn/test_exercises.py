@@ -64,6 +64,7 @@ def test_a_known_mistake_is_found(name, mistake, verdict):
             "db_o = 1/N sum_n dy_no",
             "when the mean over n is taken for the sum.",
         ),
+        ("cross_entropy_equations", "= p_nv − t_nv\n", "= t_nv - p_nv\n", "when the sign is wrong."),
         ("softmax_equations", "y_i (δ_ik − y_k)", "- y_k y_i", "when δ_ik is left out."),
         ("rmsnorm_equations", "mean_c(g_c x̂_c))/ρ", "mean_c(g_c x̂_c))", "when the division by ρ is left out."),
         ("rotary_equations", "= R_{s−t,j,k} for", "= R_{s-t,k,j} for", "when the turn is by t − s, the wrong way."),
@@ -77,4 +78,31 @@ def test_a_mistake_is_recognised_however_it_is_spelled(name, right, wrong, says,
 
 def test_no_mistake_is_named_for_an_answer_that_is_not_allowed(verdict):
     wrong = exercise("tiles_equations").solution.replace("= Σ_d dy_td y_td", "= Σ_d dy_td v_sd")
-    assert verdict("tiles_equations", wrong).message.endswith("are never there at once")
+    assert verdict("tiles_equations", wrong).message.endswith("are never in memory at once")
+
+
+def test_the_functions_that_are_given_stay_as_they_are(verdict):
+    solution = exercise("softmax").solution
+    identity = solution.replace("    y = np.exp(", "    return z.copy(), z.copy()\n    y = np.exp(")
+    assert "line 13: softmax is given and was changed" in verdict("softmax", identity).message
+    assert "softmax_backward is gone" in verdict("softmax", solution.replace("softmax_backward", "backward")).message
+    assert verdict("softmax", solution.replace("    y = np.exp(", "    len('seen')\n    y = np.exp(")).passed
+
+
+def test_a_backward_uses_nothing_but_its_cache(verdict):
+    solution = exercise("rmsnorm").solution
+    kept = solution.replace("return y, cache", "rmsnorm.kept = cache\n    return y, cache")
+    kept = kept.replace('):\n    """(dx, dgamma). dy: (..., C)."""\n', "):\n    cache = rmsnorm.kept\n")
+    assert "nothing but its cache" in verdict("rmsnorm", kept).message
+
+
+def test_an_added_equation_may_show_a_step_but_not_name_the_answer(verdict):
+    name, solution = "softmax_equations", exercise("softmax_equations").solution
+    answer = "∂y_i/∂z_k = y_i (δ_ik − y_k)"
+    step = solution.replace(answer, "r_i := y_i\n        Z ∂y_i/∂z_k = exp(z_i) (δ_ik − y_k)\n        " + answer)
+    assert verdict(name, step.replace("y_k (dy_k", "r_k (dy_k")).passed
+    detour = solution.replace(answer, "A_ik := ∂y_i/∂z_k\n        ∂y_i/∂z_k = A_ik")
+    assert "line 21: A_ik := ∂y_i/∂z_k\n    An added equation must not" in verdict(name, detour).message
+    detour = solution.replace("= y_k (dy_k − Σ_i dy_i y_i)", "= a_k")
+    detour = detour.replace("dz_k = Σ_i", "a_k := dz_k\n        dz_k = Σ_i")
+    assert "a_k := dz_k\n    An added equation must not" in verdict(name, detour).message

@@ -47,7 +47,7 @@ import numpy as np
 from scratchformer.training import Replicas
 
 from ..exercise import Mistake
-from ..grading import expect_close, normal
+from ..grading import Wrong, expect_close, normal
 
 HINTS = (
     "Write the whole batch's loss as a sum over all its targets divided by their number, and split the sum.",
@@ -76,6 +76,11 @@ MISTAKES = (
         "dw",
         "the last gradient is all that is left",
     ),
+    Mistake(
+        "    loss, dw = 0.0, np.zeros_like(w)\n",
+        "    return loss_and_gradient(w, *(np.concatenate(parts) for parts in zip(*micro_batches)))\n",
+        "once for each of the 4 micro-batches",
+    ),
 )
 
 
@@ -85,7 +90,17 @@ def check(student):
         batches.append((normal(i + 1, len(targets), 4), np.array(targets)))
     x, targets = (np.concatenate(parts) for parts in zip(*batches, strict=True))
     expected = student.loss_and_gradient(w, x, targets)
+    sizes, of_micro_batch = [], student.loss_and_gradient
+
+    def observed(w, x, targets):
+        sizes.append(len(targets))
+        return of_micro_batch(w, x, targets)
+
+    student.loss_and_gradient = observed
     loss, dw = student.accumulate(w, batches)
-    why = "It must be that of the whole batch, in which each target that counts has the same weight."
+    student.loss_and_gradient = of_micro_batch
+    if sizes != [len(targets) for _, targets in batches]:
+        raise Wrong(f"call loss_and_gradient once for each of the {len(batches)} micro-batches, in their order")
+    why = "It must be that of the whole batch, in which each target that counts has the same weight"
     expect_close("loss", loss, expected[0], why)
     expect_close("dw", dw, expected[1], why)

@@ -44,30 +44,33 @@ HINTS = (
 LIBRARY = optim.Adam
 MISTAKES = (
     Mistake(
-        "v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 1", "v has 1 − β1"
+        "v = beta2 * v + (1 - beta2) * g**2", "v = beta2 * v + (1 - beta1) * g**2", "v.*after step 3", "v has 1 − β1"
     ),
-    Mistake("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 1", "v is not corrected"),
-    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 1", "m is not corrected"),
-    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 2", "β1 has no power t"),
+    Mistake("v_hat = v / (1 - beta2**t)", "v_hat = v", "w.*after step 3", "v is not corrected"),
+    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m", "w.*after step 3", "m is not corrected"),
+    Mistake("m_hat = m / (1 - beta1**t)", "m_hat = m / (1 - beta1)", "w.*after step 3", "β1 has no power t"),
     Mistake("(np.sqrt(v_hat) + eps)", "np.sqrt(v_hat + eps)", "w.*after step", "eps is inside the root"),
     Mistake(
         "    m_hat = m / (1 - beta1**t)\n",
         "    m = m_hat = m / (1 - beta1**t)\n",
-        "m.*after step 1",
+        "m.*after step 3",
         "the correction is stored in m, and the next step corrects it again",
     ),
+    Mistake("m = beta1 * m + (1 - beta1) * g", "m = beta1 * m + g", "m.*after step", "g has no factor 1 − β1"),
+    Mistake("(1 - beta2) * g**2", "(1 - beta2) * g", "v.*after step", "g is not squared"),
+    Mistake("(np.sqrt(v_hat) + eps)", "(v_hat + eps)", "w.*after step", "the root is left out"),
+    Mistake("w = w - lr", "w = w + lr", "w.*after step", "w moves in the direction of the gradient, not against it"),
 )
 
 
 def check(student):
-    settings = 0.1, 0.9, 0.97, 1e-2
-    w, m, v = normal(0, 3, 4), np.zeros((3, 4)), np.zeros((3, 4))
+    w, m, v = normal(0, 3, 4), normal(8, 3, 4), normal(9, 3, 4) ** 2  # as some steps have left them
     expected = w.copy(), m.copy(), v.copy()
-    for t in range(1, 5):
+    for t, settings in (3, (0.1, 0.9, 0.97, 1e-2)), (4, (0.1, 0.9, 0.97, 1e-2)), (5, (0.3, 0.8, 0.95, 1e-4)):
         g = normal(t, 3, 4)
         with expect_unchanged(w=w, g=g, m=m, v=v):
             w, m, v = student.adam_step(w, g, m, v, t, *settings)
         lr, beta1, beta2, eps = settings
         library(expected[0], g, expected[1], expected[2], lr, (beta1, beta2), eps, t)
         for name, found, right in zip("mvw", (m, v, w), (expected[1], expected[2], expected[0]), strict=True):
-            expect_close(name, found, right, f"That is {name} after step {t}.")
+            expect_close(name, found, right, f"This is {name} after step {t}.")

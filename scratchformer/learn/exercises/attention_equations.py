@@ -69,6 +69,18 @@ HINTS = (
 )
 LIBRARY = ops.attention
 MISTAKES = (
+    Mistake(
+        "dk_sd = Σ_t da_ts q_td",
+        "dk_sd = Σ_t dz_ts q_td",
+        r"line \d+: dk_sd = .*is not true",
+        "dz is used and not da: the scaling comes between them",
+    ),
+    Mistake(
+        "dq_td = Σ_s da_ts k_sd",
+        "dq_td = Σ_s dz_ts k_sd",
+        r"line \d+: dq_td = .*is not true",
+        "dz is used and not da: the scaling comes between them",
+    ),
     Mistake("dp_ts = Σ_d dy_td v_sd", "dp_ts = Σ_d dy_sd v_td", r"dp_ts = .*index s has size 4 in dy, but 5 elsewhere"),
     Mistake("dv_sd = Σ_t p_ts dy_td", "dv_sd = Σ_t dp_ts dy_td", r"line \d+: dv_sd = .*is not true.*the left side is"),
     Mistake(

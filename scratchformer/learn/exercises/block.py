@@ -48,7 +48,7 @@ from ..grading import expect_close, normal
 
 HINTS = (
     "y = h + f: dy goes to h as it is, and to f, which passes it back through the feed-forward layer, then norm2.",
-    "dh = dy + what norm2 passes back. The first half is the same again, with dh in the place of dy.",
+    "dh = dy + what norm2 passes back. The first sum is the same again, with dh in place of dy.",
     "The second branch passes self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2) back to h.",
 )
 LIBRARY = nn.TransformerBlock
@@ -60,6 +60,19 @@ MISTAKES = (
         "self.attention.backward(dy, attention)",
         "gradient",
         "attention gets dy, not dh",
+    ),
+    Mistake(
+        "dh = dy + self.norm2",
+        "self.feedforward.backward(dy, feedforward)\n        dh = dy + self.norm2",
+        "gradient",
+        "the feed-forward layer's backward runs twice: each time adds to its parameters' gradients",
+    ),
+    Mistake("dx = dh + self.norm1", "dx = self.norm1", "gradient", "the first sum's direct term is left out"),
+    Mistake(
+        "self.norm2.backward(self.feedforward.backward(dy, feedforward), norm2)",
+        "self.feedforward.backward(self.norm2.backward(dy, norm2), feedforward)",
+        "gradient",
+        "norm2 and the feed-forward layer are in the order of the forward",
     ),
     Mistake(
         "dx = dh + self.norm1.backward(self.attention.backward(dh, attention), norm1)",

@@ -1,8 +1,8 @@
 """The chain rule, step by step
 
-A forward computes y from x in small steps. At the end of a program stands the loss L, a single number, and training
-asks how L changes with each number of x. Backward is given dy = ∂L/∂y and goes through the steps from last to first.
-The gradient of a step's input is the gradient of its output times the derivative of the step:
+A forward computes y from x in small steps. The last step of all gives the loss L, a single number, and training asks
+how L changes with each number of x. Backward is given dy = ∂L/∂y and goes through the steps from last to first. The
+gradient of a step's input is the gradient of its output times the derivative of the step:
 
     u = 3x        du = ∂L/∂u        dx = 3 du
 
@@ -53,6 +53,11 @@ MISTAKES = (
     Mistake("ds = dy * e + de * e", "ds = dy * e", "ds.*expected.*used twice"),
     Mistake("de = dy * s", "de = dy", "de.*expected.*the other factor"),
     Mistake("ds = dy * e + de * e", "ds = dy * e + de", "ds.*expected.*used twice"),
+    Mistake(
+        "    ds = dy * e + de * e\n    dx = ds * np.cos(x)",
+        "    dx = dy * e * np.cos(x)",
+        "dx.*which step is wrong",
+    ),
     Mistake("dx = ds * np.cos(x)", "dx = ds", "dx.*expected.*cos"),
     Mistake("dx = ds * np.cos(x)", "dx = ds * np.cos(s)", "dx.*expected.*cos"),
 )
@@ -74,10 +79,11 @@ def expect_steps(student, x):
     de = dy * s
     ds = dy * np.exp(s) + de * np.exp(s)
     dx = ds * np.cos(x)
+    last = "s = sin(x): multiply ds by the derivative of sin, which is cos, at x"
     for name, expected, why in (
         ("de", de, "y = e s: a factor of a product gets dy times the other factor"),
         ("ds", ds, "s is used twice: it gets a gradient from e = exp(s), where de arrives, and one from y = e s"),
-        ("dx", dx, "s = sin(x): multiply ds by the derivative of sin, which is cos, at x"),
+        ("dx", dx, last if "ds" in found else "Call the gradients of e and s de and ds to see which step is wrong"),
     ):
         if name in found:
             expect_close(name, found[name], expected, why)

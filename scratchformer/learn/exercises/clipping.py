@@ -29,7 +29,7 @@ import numpy as np
 from scratchformer import optim
 
 from ..exercise import Mistake
-from ..grading import expect_close, normal
+from ..grading import Wrong, expect_close, normal
 
 HINTS = (
     "Add the squares of all elements of all arrays before you take the root.",
@@ -38,6 +38,7 @@ HINTS = (
 )
 LIBRARY = optim.clip_by_global_norm
 MISTAKES = (
+    Mistake("g *= max_norm / norm", "g *= 1 / norm", "All are multiplied"),
     Mistake(
         "g *= max_norm / norm",
         "g *= max_norm / np.sqrt((g**2).sum())",
@@ -52,6 +53,18 @@ MISTAKES = (
     ),
     Mistake("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
     Mistake(
+        "            g *= max_norm / norm",
+        "            np.clip(g, -max_norm, max_norm, out=g)",
+        "All are multiplied",
+        "each number is clipped by itself: that changes the direction",
+    ),
+    Mistake(
+        "= np.sqrt(sum((g**2).sum() for g in gradients))",
+        "= sum((g**2).sum() for g in gradients)",
+        "norm",
+        "the root is left out",
+    ),
+    Mistake(
         "np.sqrt(sum((g**2).sum() for g in gradients))",
         "sum(np.sqrt((g**2).sum()) for g in gradients)",
         "norm",
@@ -61,14 +74,19 @@ MISTAKES = (
 
 
 def check(student):
-    for scale, why in (10.0, "They must be changed in place."), (1e-3, "Their norm is at most max_norm already."):
+    for scale, why in (
+        (10.0, "All are multiplied by the same number, max_norm/norm"),
+        (0.4, "Their norm is at most max_norm already"),
+    ):
         gradients = [scale * normal(0, 3, 4), scale * normal(1, 5), scale * normal(2, 2, 2, 2)]
-        expected = [g.copy() for g in gradients]
-        right = optim.clip_by_global_norm(expected, 1.0)
-        norm = student.clip(gradients, 1.0)
-        expect_close("norm", norm, right, "It is the norm of all arrays taken together, before they are scaled.")
+        before, expected = [g.copy() for g in gradients], [g.copy() for g in gradients]
+        right = optim.clip_by_global_norm(expected, 2.5)
+        norm = student.clip(gradients, 2.5)
+        expect_close("norm", norm, right, "It is the norm of all arrays together, before they are scaled")
+        if scale > 1 and all(map(np.array_equal, gradients, before)):
+            raise Wrong("gradients[0] is as it was before: the arrays must be changed in place")
         for i, (g, right) in enumerate(zip(gradients, expected, strict=True)):
             expect_close(f"gradients[{i}]", g, right, why)
     zeros = [np.zeros(3), np.zeros((2, 2))]
     expect_close("norm", student.clip(zeros, 1.0), 0.0)
-    expect_close("gradients[0]", zeros[0], np.zeros(3), "Gradients of zero stay zero.")
+    expect_close("gradients[0]", zeros[0], np.zeros(3), "Gradients of zero stay zero")

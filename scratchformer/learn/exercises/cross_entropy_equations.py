@@ -57,8 +57,13 @@ HINTS = (
 )
 LIBRARY = ops.cross_entropy
 MISTAKES = (
+    Mistake(
+        "∂ℓ_n/∂z_nv = p_nv − t_nv",
+        "∂ℓ_n/∂z_nv = p_nv − 1",
+        "ℓ_n/∂z_nv.*is not true",
+        "1 is subtracted everywhere, and not at the target alone",
+    ),
     Mistake("exp(z_nv)/Σ_v' exp(z_nv')", "1/Σ_v' exp(z_nv')", "p_nv.*is not true"),
-    Mistake("= p_nv − t_nv", "= p_nv − 1", "∂ℓ_n/∂z_nv.*is not true"),
     Mistake("= p_nv − t_nv", "= t_nv − p_nv", "∂ℓ_n/∂z_nv.*is not true"),
     Mistake("= dloss k_n/count", "= dloss k_n", "dℓ_n.*differs", "the division by count is left out"),
     Mistake("= dloss k_n/count", "= dloss/count", "dℓ_n.*differs", "rows that do not count get a gradient too"),

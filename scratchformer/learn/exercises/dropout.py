@@ -51,12 +51,12 @@ MISTAKES = (
     Mistake(
         "dx = dy * cache[0] * cache[1]",
         "dx = dy * (np.random.default_rng().random(dy.shape) >= 0.25) * cache[1]",
-        "dx.*as its own forward drew it",
+        "dx.*Another forward",
     ),
     Mistake(
         "cache = keep, 1 / (1 - p)",
         "cache = dropout.__dict__.setdefault('kept', [])\n    cache[:] = keep, 1 / (1 - p)",
-        "dx.*as its own forward drew it",
+        "dx.*Another forward",
     ),
 )
 
@@ -69,8 +69,8 @@ def check(student):
     expect_close("y", y, x * keep / 0.75, "p = 0.25: a number is kept with probability 0.75, and its mean must stay x")
     student.dropout(x, p, 4)
     why = (
-        "dy is 1 here, so dx is what forward multiplied x by: 0 or 1/0.75, as its own forward drew it. (Another "
-        "forward ran in between)"
+        "dy is 1 here, so dx is what the forward of this cache multiplied x by, 0 or 1/0.75. Another forward, with "
+        "another mask, ran in between"
     )
     expect_close("dx", student.dropout_backward(np.ones_like(x), first), keep / 0.75, why)
     check_pair(student.dropout, student.dropout_backward, normal(1, 3, 4), 0.4, 5)

@@ -1,7 +1,7 @@
 """Embedding, backward
 
 Each word of a text has a number, its id, and each id has a row in a table of vectors. Forward looks the rows up. The
-table is trained, so backward returns its gradient: a row for each id, with what arrives at all places that read it.
+table is trained, so backward returns its gradient: a row for each id, from the gradients of all places that read it.
 
 Most words of a text occur more than once. Think of a row that is read twice, and of one that is never read.
 """

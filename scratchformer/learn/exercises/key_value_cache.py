@@ -24,7 +24,7 @@ def attend(x, wq, wk, wv):
 
 
 def extend(x, wq, wk, wv, stored):
-    """The output (T, D) at new positions x (T, C), one or several, after those that `stored` knows.
+    """The output (T, D) at new positions x (T, C), one or several, after those in `stored`.
 
     stored: a dict, {} at the beginning of a sequence. It is changed, so that the next call continues from here.
     """
@@ -61,32 +61,38 @@ MISTAKES = (
     Mistake(
         "t = np.arange(len(k) - len(x), len(k))[:, None]",
         "t = np.arange(len(x))[:, None]",
-        "after 4",
+        "follows 4",
         "the new queries are taken for the first of the sequence",
     ),
     Mistake(
         "np.where(s <= t, q @ k.T / np.sqrt(q.shape[-1]), -np.inf)\n    out",
         "q @ k.T / np.sqrt(q.shape[-1])\n    out",
-        "after 0 stored",
+        "follow 0 stored",
         "new positions see later ones: with several at once, the causal condition is needed",
     ),
     Mistake(
         '    stored["k"], stored["v"] = k, v\n',
         '    stored.setdefault("k", k), stored.setdefault("v", v)\n',
-        "after 5",
+        "follows 5",
         "only the keys and values of the first call are stored",
     ),
     Mistake(
         'np.concatenate([stored["v"], v])',
         'np.concatenate([v, stored["v"]])',
-        "after 4 stored",
+        "follows 4 stored",
         "the new values come before the stored ones, but the new keys after them",
     ),
     Mistake(
         "np.sqrt(q.shape[-1]), -np.inf)\n    out",
         "np.sqrt(len(k)), -np.inf)\n    out",
-        "after 0 stored",
+        "follow 0 stored",
         "the scores are divided by the root of the number of keys, not of D",
+    ),
+    Mistake(
+        "    if stored:\n        k = ",
+        "    x = stored['x'] = np.concatenate([stored.get('x', x[:0]), x])\n"
+        "    return attend(x, wq, wk, wv)[-len(q) :]\n    if stored:\n        k = ",
+        "computed again",
     ),
 )
 
@@ -96,10 +102,21 @@ def check(student):
     expected, stored, past = student.attend(x, *weights), {}, 0
     for new in (4, 1, 1, 3):  # a prompt, two tokens one by one, and three at once
         out = student.extend(x[past : past + new], *weights, stored)
-        why = f"That is at {new} new position(s) after {past} stored ones. The whole sequence at once gives the former."
+        why = f"Here {new} new {'position follows' if new == 1 else 'positions follow'} {past} stored ones"
         expect_close("out", out, expected[past : past + new], why)
         past += new
     other = student.extend(x[:2], *weights, {})
-    expect_close("out", other, expected[:2], "That is of a second sequence: keep nothing outside `stored`.")
+    expect_close("out", other, expected[:2], "This is a second sequence: keep nothing outside `stored`")
     if sum(np.size(part) for part in stored.values()) > 2 * x[:, :3].size:
         raise Wrong("stored holds more than a key and a value for each position")
+    expect_stored(student, x, weights)
+
+
+def expect_stored(student, x, weights):
+    """A step with other weights must use the keys and values that the old ones gave."""
+    old, new, stored = x[:4], x[4:5], {}
+    student.extend(old, *weights, stored)
+    out = student.extend(new, *(2 * w for w in weights), stored)
+    q, k, v = (np.concatenate([old @ w, new @ (2 * w)]) for w in weights)
+    expected = student.softmax(q[4:] @ k.T / np.sqrt(q.shape[-1])) @ v
+    expect_close("out", out, expected, "Keys and values of old positions are computed again: store them instead")

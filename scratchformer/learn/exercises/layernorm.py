@@ -48,6 +48,12 @@ HINTS = (
 )
 LIBRARY = ops.layernorm
 MISTAKES = (
+    Mistake(
+        "g.mean(axis=-1, keepdims=True)",
+        "g.mean(axis=1, keepdims=True)",
+        "wrong gradient at x",
+        "the mean of g is over axis 1: it is the last axis of a table, but not of an array with three axes",
+    ),
     Mistake(" - xhat * (g * xhat).mean(axis=-1, keepdims=True)", "", "wrong gradient at x"),
     Mistake(
         "    g = dy * gamma\n    dx = (",

@@ -5,7 +5,7 @@ the token that comes next. And the sequences of a batch have different lengths; 
 padding, which no query may see. A table of booleans, `allowed`, says who sees whom, and each softmax runs over the
 allowed keys alone. The other keys have p = 0.
 
-Adding −10000 to their scores nearly does this, until scores are large. Leave them out for good: exp(−∞) is 0. A
+Adding −10000 to their scores nearly does this, until scores are large. Leave them out entirely: exp(−∞) is 0. A
 sequence may be empty (of length 0), and then its queries see no key at all: p is 0 in the whole row, and not NaN.
 
 The backward is the one that you have written. It needs no table: where p is 0, so is dz = p (dp − ...).

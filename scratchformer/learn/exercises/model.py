@@ -5,7 +5,10 @@ training step that makes it learn from real text.
 
     x = embedding(ids) + positions        n blocks, one after the other        logits = output(norm(x))
 
-The check compares your gradients with differences first. Then it trains your model for 80 steps on the sources of
+`forward` of the positions adds them: x, cache = self.positions.forward(x). ops.cross_entropy(logits, targets) gives the
+loss and a cache, and ops.cross_entropy_backward(1.0, cache) gives dlogits.
+
+The check compares your gradients with numerical ones first. Then it trains your model for 80 steps on the sources of
 Python's standard library. A model that knows nothing needs 8 bits for each byte.
 """
 
@@ -67,7 +70,7 @@ import math
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from scratchformer import Key, models, optim
+from scratchformer import Key, models, ops, optim
 from scratchformer.data import load_standard_library
 from scratchformer.testing import check_layer
 
@@ -95,7 +98,14 @@ MISTAKES = (
         "gradient",
         "the backward of the last norm is left out",
     ),
-    Mistake("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "norm"),
+    Mistake("    optim.clip_by_global_norm(model.flat.grad, max_norm)\n", "", "clip it before"),
+    Mistake(
+        "    optim.clip_by_global_norm(model.flat.grad, max_norm)\n    adam.step()\n",
+        "    adam.step()\n    optim.clip_by_global_norm(model.flat.grad, max_norm)\n",
+        "clip it before",
+    ),
+    Mistake("cross_entropy_backward(1.0, cross_entropy)", "cross_entropy_backward(2.0, cross_entropy)", "pass 1.0"),
+    Mistake("    return loss\n", "    return 1.0\n", "cross-entropy of the logits"),
     Mistake(
         "            x, cache = block.forward(x)\n",
         "            _, cache = block.forward(x)\n",
@@ -104,6 +114,7 @@ MISTAKES = (
     ),
 )
 
+IDS = np.array([[0, 3, 3, 1, 2, 2]])
 V, C, H, DEPTH, T = 256, 32, 2, 2, 32
 
 
@@ -118,29 +129,45 @@ def check_small(student):
     model = student.Model(5, 4, 2, 2, 6, Key(1))
     ids = np.array([[0, 3, 3, 1], [4, 2, 0, 3]])
     check_layer(model, ids, max_elements=1, directions=1, together=8)
-    right = models.LanguageModel(5, 4, 2, 2, 6, norm="pre", key=Key(1))
-    right.load_state_dict(dict(zip(right.state_dict(), model.state_dict().values(), strict=True)))
-    why = "Those of the library's model with the same parameters are the former."
-    expect_close("logits", model.forward(ids)[0], right.forward(ids)[0], why, rtol=1e-5)
+    why = "Expected is what the library's model gives with the same parameters"
+    for depth in 2, 3:
+        model, right = student.Model(5, 4, 2, depth, 6, Key(1)), models.LanguageModel(5, 4, 2, depth, 6, norm="pre")
+        right.load_state_dict(dict(zip(right.state_dict(), model.state_dict().values(), strict=True)))
+        expect_close(f"with {depth} blocks, logits", model.forward(ids)[0], right.forward(ids)[0], why, rtol=1e-5)
 
 
 def check_step(student):
-    """A step from zero gradients, and the same step with what another batch has left in them."""
+    """A step from zero gradients, the same with what another batch has left in them, and one that is not clipped."""
     stepped = [stepped_once(student, left) for left in (0.0, 1e3)]
     before = student.Model(5, 4, 2, 1, 6, Key(1)).flat.data
     if np.array_equal(stepped[0].data, before):
         raise Wrong("train_step changes no parameter: is adam.step() called?")
     if not np.allclose(stepped[0].grad, stepped[1].grad, rtol=1e-3, atol=1e-6):
         raise Wrong("train_step adds to the gradients of the step before: model.zero_grad() belongs before backward")
-    norm = float(np.linalg.norm(stepped[0].grad))
-    if not 0.99e-3 < norm < 1.01e-3:
-        raise Wrong(f"with max_norm=0.001 the gradient has a norm of {norm:.3g} at adam.step(): clip it before")
+    model, free = student.Model(5, 4, 2, 1, 6, Key(1)), stepped_once(student, 0.0, max_norm=1e9)
+    logits, cache = model.forward(IDS[:, :-1])
+    model.backward(ops.cross_entropy_backward(1.0, ops.cross_entropy(logits, IDS[:, 1:])[1]), cache)
+    why = "A gradient below max_norm is that of the loss: pass 1.0 to cross_entropy_backward"
+    expect_close("model.flat.grad", free.grad, model.flat.grad, why, rtol=1e-5)
 
 
-def stepped_once(student, left):
-    model, ids = student.Model(5, 4, 2, 1, 6, Key(1)), np.array([[0, 3, 3, 1, 2, 2]])
+def stepped_once(student, left, max_norm=1e-3):
+    """The parameters after a step whose loss and clipping are checked."""
+    model, ids, targets, norms = student.Model(5, 4, 2, 1, 6, Key(1)), IDS[:, :-1], IDS[:, 1:], []
+    expected, _ = ops.cross_entropy(model.forward(ids)[0], targets)
+    adam = optim.Adam(model.parameters(), lr=1e-2)
+    step = adam.step
+
+    def observed():
+        norms.append(float(np.linalg.norm(model.flat.grad)))
+        step()
+
+    adam.step = observed
     model.flat.grad[...] = left
-    student.train_step(model, optim.Adam(model.parameters(), lr=1e-2), ids[:, :-1], ids[:, 1:], max_norm=1e-3)
+    loss = student.train_step(model, adam, ids, targets, max_norm=max_norm)
+    expect_close("loss", loss, expected, "It is the cross-entropy of the logits before the step", rtol=1e-5)
+    if left == 0 and norms and norms[0] > 1.01 * max_norm:
+        raise Wrong(f"with max_norm={max_norm} the gradient has norm {norms[0]:.3g} at adam.step(): clip it before")
     return model.flat
 
 

@@ -1,10 +1,10 @@
 """Gradient checkpointing: forget the cache, run forward again
 
-The caches of a deep model take most of its memory. A layer wrapped in `Recompute` keeps its inputs only, and runs its
+The caches of a deep model take most of its memory. A layer wrapped in `Recompute` keeps only its inputs, and runs its
 forward a second time when its backward needs the cache. This costs one more forward.
 
-Nothing may differ in the second forward: with dropout, it must draw the same mask. Here the mask depends on nothing but
-the `key` among the options.
+Nothing may differ in the second forward: with dropout, it must draw the same mask. Here the mask depends only on
+`key`, one of the options.
 """
 
 
@@ -77,7 +77,7 @@ def check(student):
     if set(vars(recompute)) != before:
         kept = ", ".join(sorted(set(vars(recompute)) - before))
         raise Wrong(f"the layer keeps self.{kept}: when it is used twice, the second use overwrites the first's")
-    if (count := numbers_in(cache)) > 2 * x.size:
+    if (count := numbers_in(cache)) >= 2 * x.size:
         raise Wrong(f"the cache holds {count} numbers; the input has {x.size}, and nothing else is needed")
     recompute.forward(other, key=Key(4))  # backward must not depend on the latest forward
     block.zero_grad()

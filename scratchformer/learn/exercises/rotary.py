@@ -67,6 +67,12 @@ MISTAKES = (
     ),
     Mistake(
         "da = du * cos + dw * sin",
+        "da = du * cos - dw * sin",
+        "wrong gradient at x",
+        "the sine in da has the wrong sign",
+    ),
+    Mistake(
+        "da = du * cos + dw * sin",
         "da = du * cos",
         "wrong gradient at x",
         "da leaves out that a is in both halves of y",

@@ -42,7 +42,7 @@ from ..exercise import Mistake
 from ..grading import expect_close, normal
 
 HINTS = (
-    "For τ = 0 nothing can be divided by it: it is the same as top_k = 1. Subtract the maximum before the exponential.",
+    "You cannot divide by τ = 0, but it means the same as top_k = 1. Subtract the maximum before the exponential.",
     "Sort the tokens by their scores; those after the first k get probability 0. Divide by the sum again.",
     "A token stays in the set of top_p if the sum of the likelier ones is below top_p: np.cumsum(p) - p < top_p.",
 )
@@ -97,4 +97,4 @@ def check(student):
             settings = ", ".join(f"{name}={value}" for name, value in case.items())
             with np.errstate(all="ignore"):
                 p = student.probabilities(logits.copy(), **case)
-            expect_close("p", p, library(logits[None], **case)[0], f"That is with {settings}{of}.")
+            expect_close("p", p, library(logits[None], **case)[0], f"This is with {settings}{of}")

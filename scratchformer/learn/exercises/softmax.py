@@ -45,6 +45,12 @@ MISTAKES = (
         "wrong gradient at z",
         "the sum runs over the rows, not within each row",
     ),
+    Mistake(
+        "(dy * y).sum(axis=-1, keepdims=True))\n    return dz",
+        "(dy * y).sum())\n    return dz",
+        "wrong gradient at z",
+        "the sum runs over all rows together: each row needs its own",
+    ),
     Mistake("keepdims=True))\n    return dz", "keepdims=True)) / len(y)\n    return dz", "wrong gradient at z"),
     Mistake("dz = y * (", "dz = (", "wrong gradient at z"),
 )

@@ -1,7 +1,7 @@
 """The derivation of softmax
 
 Fill in each `?`. Each equation is evaluated on small arrays, in order; the first one that is not true is named.
-Type d_ik for δ_ik and sum_i for Σ_i, if your keyboard lacks them. ∂ may not occur in what you write.
+Type d_ik for δ_ik and sum_i for Σ_i, if your keyboard lacks them. Do not use ∂ in an answer.
 """
 
 import numpy as np
@@ -47,6 +47,18 @@ HINTS = (
 )
 LIBRARY = ops.softmax
 MISTAKES = (
+    Mistake(
+        "∂Z/∂z_k = exp(z_k)",
+        "∂Z/∂z_k = Z",
+        "∂Z/∂z_k.*is not true",
+        "the whole sum is kept: only one of its terms contains z_k",
+    ),
+    Mistake(
+        "= y_i (δ_ik − y_k)",
+        "= y_i (1 − y_i)",
+        "∂y_i/∂z_k.*is not true",
+        "only the case i = k is considered",
+    ),
     Mistake("∂y_i/∂z_k = y_i (δ_ik − y_k)", "∂y_i/∂z_k = y_i (1 − y_k)", "line 21: .*is not true"),
     Mistake("y_k (dy_k − Σ_i dy_i y_i)", "y_k (dy_k − Σ_i dy_i)", "line 25"),
     Mistake("∂Z/∂z_k = exp(z_k)", "∂Z/∂z_k = Z", "line 20"),

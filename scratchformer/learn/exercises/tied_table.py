@@ -47,6 +47,7 @@ MISTAKES = (
     Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] += dx", "at table", "a repeated id is counted once"),
     Mistake("np.add.at(dtable, ids, dx)", "dtable[ids] = dx", "at table", "the input's term overwrites the output's"),
     Mistake(" * (1 - h**2)", "", "at table", "the slope of tanh is left out"),
+    Mistake(" * (1 - h**2)", " * (1 - np.tanh(h) ** 2)", "at table", "tanh is taken twice: h is tanh(x) already"),
     Mistake("dtable = dlogits.T @ h", "dtable = np.zeros_like(table)", "at table", "only the input's use counts"),
 )
 

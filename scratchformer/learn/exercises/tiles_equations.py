@@ -5,7 +5,7 @@ never holds them all: it takes W keys at a time. Forward keeps one number for ea
 scores, and backward computes the probabilities of each tile again. Fill in each `?`.
 
 Three ideas make this work. A probability follows from its own score and lse. The results of tiles can be put together
-afterwards. And the sum in the softmax's backward, over a whole row, can be had without the row.
+afterwards. And the sum in the softmax's backward, over a whole row, can be found without the row.
 """
 
 import math
@@ -98,7 +98,7 @@ RESTRICTED = (
     (
         "r_t = Σ_s p_ts dp_ts = ",
         "p_t|v_s",
-        "Write it in terms of dy and y: p and v of all keys are never there at once",
+        "Write it in terms of dy and y: p and v of all keys are never in memory at once",
     ),
     ("dz_ts = ", "Σ|sum", "Write it with r_t, without a sum: a tile has only some of the keys"),
 )
