@@ -74,7 +74,7 @@ def overview(args: argparse.Namespace) -> None:
     passed = sum(progress.of(name).passed for name in NAMES)
     out.print(f"\n{passed} of {len(NAMES)} done", end="")
     following = next_step(progress)
-    out.print(f"; next: [bold]{following}[/]" if following else ", all of them!", highlight=False)
+    out.print(f"; next: [bold]{following}[/]" if following else ", all of them!")
 
 
 def mark(progress: Progress, name: str) -> str:
@@ -106,8 +106,8 @@ def run_start(args: argparse.Namespace) -> None:
         write_new(progress, each)
         if len(exercises) == 1:
             out.print(f"[bold]{each.title}[/]\n")
-            out.print(each.task + "\n", markup=False, highlight=False)
-        out.print(f"{path}", markup=False, highlight=False)
+            out.print(each.task + "\n", markup=False)
+        out.print(f"{path}", markup=False)
     if len(exercises) == 1:
         out.print("Open it in your editor, then: [bold]scratchformer learn check[/] (or [bold]watch[/])")
 
@@ -140,9 +140,9 @@ def check_one(progress: Progress, name: str) -> bool:
     verdict = grade(exercise(name), progress.path(name))
     if not verdict.passed:
         out.print(f"[red]✗[/] [bold]{name}[/]")
-        out.print(indented(verdict.message), markup=False, highlight=False)
+        out.print(indented(verdict.message), markup=False)
         return False
-    out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip(), highlight=False)
+    out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip())
     progress.of(name).passed = True
     progress.save()
     return True
@@ -150,7 +150,7 @@ def check_one(progress: Progress, name: str) -> bool:
 
 def print_next(progress: Progress) -> None:
     if following := next_step(progress):
-        console().print(f"  next: {following}", style="dim", markup=False, highlight=False)
+        console().print(f"  next: {following}", style="dim", markup=False)
     else:
         console().print("  That was the last one. Well done!")
 
@@ -172,7 +172,7 @@ def give_hint(progress: Progress, name: str) -> None:
     record.hints = min(record.hints + 1, len(hints))
     progress.save()
     for number, hint in enumerate(hints[: record.hints], 1):
-        console().print(f"{name}, hint {number} of {len(hints)}: {hint}", markup=False, highlight=False)
+        console().print(f"{name}, hint {number} of {len(hints)}: {hint}", markup=False)
 
 
 def run_solution(args: argparse.Namespace) -> None:
@@ -184,10 +184,10 @@ def run_solution(args: argparse.Namespace) -> None:
     record = progress.of(name)
     record.solution |= not record.passed
     progress.save()
-    out.print("\n".join(each.answers), markup=False, highlight=False)
+    out.print("\n".join(each.answers), markup=False)
     if each.library is not None:
         out.print(f"\n[bold]The derivation of {each.library.__name__} in the library[/]\n")
-        out.print(inspect.getdoc(each.library), markup=False, highlight=False)
+        out.print(inspect.getdoc(each.library), markup=False)
 
 
 def run_reset(args: argparse.Namespace) -> None:
@@ -201,7 +201,7 @@ def run_reset(args: argparse.Namespace) -> None:
     record = progress.of(name)
     record.passed, record.hints = False, 0
     write_new(progress, exercise(name))
-    console().print(f"{path} starts over; what you wrote is in {kept}", markup=False, highlight=False)
+    console().print(f"{path} starts over; what you wrote is in {kept}", markup=False)
 
 
 def run_watch(args: argparse.Namespace) -> None:
@@ -214,7 +214,10 @@ def run_watch(args: argparse.Namespace) -> None:
     if not any(map(progress.started, NAMES)):
         raise ValueError(f"no exercises in {progress.folder}: start one with `scratchformer learn start`")
     name = chosen(progress, None)
-    out.print(f"Watching {progress.folder}: save a file to check it; h gives a hint, q ends (then Enter)", markup=False)
+    out.print(
+        f"Watching {progress.folder}: save a file to check it; type h and Enter for a hint, q and Enter to stop",
+        markup=False,
+    )
     if check_one(progress, name):
         print_next(progress)
     typed = typed_lines()
@@ -282,4 +285,4 @@ def console() -> Console:
         from rich.console import Console
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError("the exercises need rich: pip install rich") from error
-    return Console(file=sys.stdout, soft_wrap=True)
+    return Console(file=sys.stdout, soft_wrap=True, highlight=False)

@@ -59,6 +59,7 @@ from .runs import (
 )
 
 _EPS = float(np.finfo(np.float64).eps)
+_OTHERS = 6  # how many other wrong tensors a message names
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # how many are printed with a report
@@ -330,13 +331,17 @@ def _raise_worst(
             f"  {len(wrong[name])} of {len(found[name][kind])} comparisons of {name} disagree",
         ]
         lines += [f"  {worst.note}"] * bool(worst.kink)
+        if len(others) > _OTHERS:
+            others[_OTHERS:] = [f"{len(others) - _OTHERS} more tensors"]
         lines += [f"  and others of {', '.join(others)}"] * bool(others)
-        if cause := not_linear():
-            lines.append(f"  {cause}")
+        cause = not_linear()
+        lines += [f"  {cause}"] * bool(cause)
         if not diagnosis.wanted():
             raise GradientError("\n".join(lines))
         diagnoses = explain()
-        raise GradientError("\n".join([*lines, *diagnosis.paragraph(diagnoses)]), diagnoses)
+        if diagnoses or not cause:
+            lines += diagnosis.paragraph(diagnoses)
+        raise GradientError("\n".join(lines), diagnoses)
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:

@@ -34,7 +34,8 @@ TESTS = {
     "ops/activations.py": f"tests/ops/test_activations.py {EVERY_OPERATION} {PRECISION} -k 'activations or lu or tanh'",
     "ops/attention.py": f"tests/ops/test_attention.py {TWINS} {EVERY_OPERATION} {PRECISION} "
     "-k '(test_attention.py or not_finite or attention and (broadcast or bounds)) and not strict'",
-    "ops/cross_entropy.py": f"tests/ops/test_cross_entropy.py {EVERY_OPERATION} {PRECISION} -k 'cross_entropy or large_scores'",
+    "ops/cross_entropy.py": f"tests/ops/test_cross_entropy.py {EVERY_OPERATION} {PRECISION} "
+    "-k 'cross_entropy or large_scores'",
     "ops/dense.py": f"tests/ops/test_dense.py {EVERY_OPERATION} -k dense",
     "ops/dropout.py": f"tests/ops/test_dropout.py {EVERY_OPERATION} {PRECISION} -k dropout",
     "ops/embedding.py": f"tests/ops/test_embedding.py {EVERY_OPERATION} -k embedding",

@@ -93,7 +93,7 @@ MISTAKES = (
         "− Σ_s' p_ts' dp_ts'",
         "− Σ_t' p_t's dp_t's",
         r"line \d+: dz_ts = .*differs from",
-        "the sum runs over the queries and not over the keys",
+        "the sum runs over the queries, not over the keys",
     ),
     Mistake("da_ts = dz_ts/√D", "da_ts = dz_ts", r"line \d+: da_ts = .*differs from", "the division by √D is left out"),
     Mistake("dk_sd = Σ_t da_ts q_td", "dk_sd = Σ_t da_ts q_sd", r"dk_sd = .*index s has size 4 in q, but 5 elsewhere"),

@@ -71,7 +71,7 @@ MISTAKES = (
         "dx_k.*is not true",
         "γ is outside the means: it differs from element to element, so it belongs to g",
     ),
-    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is taken for a constant"),
+    Mistake("(δ_ck − 1/C − x̂_c x̂_k/C)/σ", "(δ_ck − 1/C)/σ", "∂x̂_c/∂x_k.*is not true", "σ is treated as a constant"),
     Mistake("= x̂_k/C\n", "= x̂_k\n", "∂σ/∂x_k.*is not true"),
     Mistake("Σ_n dy_nc x̂_nc", "dy_c x̂_c", "dγ_c.*is not true", "the sum over the rows is left out"),
     Mistake("Σ_n dy_nc x̂_nc", "1 dgamma_c", r"line \d+: dγ_c is on both sides"),

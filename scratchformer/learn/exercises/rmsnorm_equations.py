@@ -47,7 +47,7 @@ HINTS = (
 )
 LIBRARY = ops.rmsnorm
 MISTAKES = (
-    Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true", "ρ is taken for a constant"),
+    Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "g_k/ρ", "dx_k.*is not true", "ρ is treated as a constant"),
     Mistake("(g_k − x̂_k mean_c(g_c x̂_c))/ρ", "γ_k (dy_k − x̂_k mean_c(dy_c x̂_c))/ρ", "dx_k.*is not true"),
     Mistake("= x̂_k/C\n", "= x_k/C\n", "∂ρ/∂x_k.*is not true"),
     Mistake("(δ_ck − x̂_c x̂_k/C)/ρ", "(1 − x̂_c x̂_k/C)/ρ", "∂x̂_c/∂x_k.*is not true"),

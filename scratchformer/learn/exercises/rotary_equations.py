@@ -77,7 +77,7 @@ MISTAKES = (
         "x_tj = Σ_i R_tij y_ti",
         "x_tj = Σ_i R_tji y_ti",
         r"line \d+: x_tj = .*is not true",
-        "y is turned once more, not back",
+        "y is turned again instead of back",
     ),
     Mistake(
         "= R_{s−t,j,k} for",
