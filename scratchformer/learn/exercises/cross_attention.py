@@ -4,8 +4,8 @@ The decoder of a translator looks at the source sentence: its queries come from 
 from the encoder's output, the memory (B, M, C). So there are two inputs, and each needs its gradient.
 
 The forward begins with three products. Which input does each of them read? In the backward, `attention_backward` gives
-dq, dk and dv, and `linear_backward` takes each gradient back through its own product. An input that is used twice gets the
-sum of two gradients. (One head is enough here; more are reshapes around `attention`.)
+dq, dk and dv, and `linear_backward` takes each gradient back through its own product. An input that is used twice gets
+the sum of two gradients. (One head is enough here; more are reshapes around `attention`.)
 """
 
 import math
