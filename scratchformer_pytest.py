@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from scratchformer.testing.plugin import Gradients
 
 
+_LONG = 300  # characters of a call in the list of counterexamples
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("scratchformer", "gradient checks")
     group.addoption(
@@ -141,7 +144,8 @@ class _Counterexamples:
         if self.found:
             terminalreporter.section("gradient counterexamples")
             for each in self.found:
-                terminalreporter.line(f"{each['nodeid']}: {each['call']}")
+                call = each["call"] if len(each["call"]) <= _LONG else each["call"][:_LONG] + "..."
+                terminalreporter.line(f"{each['nodeid']}: {call}")
             terminalreporter.line(self.last_line)
 
 

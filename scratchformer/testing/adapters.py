@@ -97,7 +97,7 @@ class _Pair(ABC):
     def check(self, checker: str, options: dict[str, Any]) -> Report:
         """check_gradients of the pair; its messages name the function, the arguments and `checker`."""
         keys = {f"constant {n}": n for n in self.constants}  # they are keyword arguments, which get no gradient
-        zero: set[str] = set()  # the arguments whose gradient is zero everywhere
+        reached: set[str] = set()  # the arguments whose gradient is not always zero
 
         def op(*arrays: Any, **kwargs: Any) -> tuple[Any, Any]:
             given = dict(zip(self.variables, arrays, strict=True))
@@ -106,7 +106,7 @@ class _Pair(ABC):
 
         def op_backward(dy: Any, cache: Any) -> tuple:
             gradients = self.gradients(as_tuple(dy), cache)
-            zero.update(n for n, g in gradients.items() if not g.any())
+            reached.update(n for n, g in gradients.items() if g.any())
             return tuple(gradients.values())
 
         op.__name__, op_backward.__name__ = self.name, f"the backward of {self.name}"
@@ -117,8 +117,8 @@ class _Pair(ABC):
             return check_gradients(op, op_backward, *map(self.to_numpy, self.variables.values()), **options)
         except GradientError as error:
             message, repeat, call = str(error).rpartition("\nRepeat with")
-            for n in zero:
-                if re.search(rf"wrong gradient at {re.escape(n)}[\[: ]", message):
+            for n in self.variables:
+                if n not in reached and re.search(rf"wrong gradient at {re.escape(n)}[\[: ]", message):
                     message += f"\n  no gradient reaches {n}: look for {self.cut}"
             call = call.replace(f"check_gradients({self.name}, {op_backward.__name__}", f"{checker}({self.name}")
             error.args = (message + repeat + call,)
@@ -196,7 +196,7 @@ class _TorchPair(_Pair):
         self.constants = {n: x for n, x in floating.items() if marked and n not in marked}
         self.constants |= {n: p for n, p in parameters.items() if not p.requires_grad}
         self.variables = {n: x for n, x in (inputs | parameters).items() if n not in self.constants}
-        self.parameters = list(parameters)
+        self.parameters = {n: tuple(p.shape) for n, p in parameters.items()}
 
     def to_numpy(self, x: Any) -> Any:
         if not isinstance(x, self.torch.Tensor):
@@ -208,6 +208,9 @@ class _TorchPair(_Pair):
 
     def forward(self, arrays: dict[str, Any], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         torch = self.torch
+        for n in self.parameters:  # `check_empty` tries fewer rows, and with those an LSTM reads beyond its memory
+            if arrays[n].shape != self.parameters[n]:
+                raise ValueError(f"{n}: expected shape {self.parameters[n]}, got {arrays[n].shape}")
         tensors = {n: self.tensor(x) for n, x in arrays.items()}
         tensors |= {n: tensors[n].contiguous() for n in self.parameters}  # a module chooses their layout
         inexact = {n: t for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}

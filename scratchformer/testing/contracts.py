@@ -116,7 +116,9 @@ def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
         shares_memory = array_module(x).shares_memory
         for other, y in arrays.items():
             if type(x) is type(y) and shares_memory(x, y):
-                raise GradientError(f"{name} shares memory with {other}: writing to one would change the other")
+                raise GradientError(
+                    f"{name} shares memory with {other}: writing to one would change the other, so return a copy"
+                )
 
 
 def expect_equal(
@@ -165,7 +167,9 @@ def expect_type(named: Mapping[str, Any], dtype: Any) -> None:
     dtype = np.dtype(dtype)
     for name, x in named.items():
         if hasattr(x, "dtype") and x.dtype != dtype:
-            raise GradientError(f"{name} is {x.dtype} where all floating-point inputs are {dtype}")
+            cause = " (often a float64 number such as np.sqrt(n): use math.sqrt(n); or a constant array: use x.dtype)"
+            wide = dtype == np.float32 and x.dtype == np.float64
+            raise GradientError(f"{name} is {x.dtype} where all floating-point inputs are {dtype}" + cause * wide)
 
 
 class Untouched:

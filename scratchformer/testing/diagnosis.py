@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import re
 import time
 import warnings
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 EXACT = 1e-9  # relative to the largest element: two computations of one gradient
 LARGEST = 1000  # elements of a tensor, beyond which no derivation is evaluated
+EPS = (1e-5, 1e-6, 1e-8, 1e-12, 0.0)  # that norms commonly add
 SECONDS = 1.0  # that a Jacobian, or the search in a derivation, may take
 
 _wanted = ContextVar("diagnosis", default=True)
@@ -139,8 +141,8 @@ def of_pair(evidence: Evidence, run: PairRun, dy: Any) -> list[Diagnosis]:
     def catalogue() -> Iterator[Diagnosis]:
         for operation, derivation in derived:
             yield from known_mistakes(evidence, operation, derivation)
-        for operation in operations:
-            yield from known_code(evidence, operation, args, kwargs, y, dy)
+        for operation, options in operations.items():
+            yield from known_code(evidence, operation, args, options, y, dy)
 
     def equations() -> Iterator[Diagnosis]:
         for _, derivation in derived:
@@ -211,7 +213,12 @@ def likeliest(
 
 
 def derivations(
-    op: Callable, op_backward: Callable, operations: Sequence[str], args: list, kwargs: dict[str, Any], dy: Any
+    op: Callable,
+    op_backward: Callable,
+    operations: dict[str, dict[str, Any]],
+    args: list,
+    kwargs: dict[str, Any],
+    dy: Any,
 ) -> Iterator[tuple[str, Derived]]:
     """Evaluated derivations, by name: that of the pair itself, named "", and those of the package's operations."""
     from ..notation import DerivationError, NotationError
@@ -220,10 +227,10 @@ def derivations(
     from .derivations.case import DerivationCase
     from .derivations.operations import reference
 
-    for name in ("", *operations):
+    for name, options in {"": kwargs, **operations}.items():
         try:
-            case = reference(name, *args, **kwargs) if name else DerivationCase(op, op_backward, tuple(args))
-            derivation = consequences(case.op, case.op_backward, *args, names=case.names, dy=dy, **kwargs)
+            case = reference(name, *args, **options) if name else DerivationCase(op, op_backward, tuple(args))
+            derivation = consequences(case.op, case.op_backward, *args, names=case.names, dy=dy, **options)
         except (DerivationError, NotationError, TypeError, ValueError, KeyError):
             continue  # it has no derivation, or one that is not true or cannot be evaluated
         floating = [n for n, x in zip(argument_names(case.op, tuple(args)), args, strict=True) if is_floating(x)]
@@ -237,20 +244,26 @@ def on_cpu(x: Any) -> Any:
     return to_cpu(x) if is_array(x) else x
 
 
-def known(args: list, kwargs: dict[str, Any], y: Any) -> list[str]:
-    """The names of the package's operations that give the same y."""
+def known(args: list, kwargs: dict[str, Any], y: Any) -> dict[str, dict[str, Any]]:
+    """The package's operations that give the same y, by name, with the keyword arguments for which they do: `eps` may
+    be a constant of the user's own.
+    """
     from .. import ops
 
-    found = []
+    found = {}
     for name in ops.__all__ if is_array(y) or np.isscalar(y) else ():
         if f"{name}_backward" not in ops.__all__:
             continue
-        try:
-            other = getattr(ops, name).reference(*args, **kwargs)[0]
-        except Exception:  # these are not arguments of this operation
-            continue
-        if np.shape(other) == np.shape(y) and same(np.asarray(other), np.asarray(y)):
-            found.append(name)
+        reference = getattr(ops, name).reference
+        eps = EPS if "eps" in inspect.signature(reference).parameters and "eps" not in kwargs else ()
+        for options in (kwargs, *({**kwargs, "eps": value} for value in eps)):
+            try:
+                other = reference(*args, **options)[0]
+            except Exception:  # these are not arguments of this operation
+                break
+            if np.shape(other) == np.shape(y) and same(np.asarray(other), np.asarray(y)):
+                found[name] = options
+                break
     return found
 
 

@@ -52,7 +52,10 @@ _NUDGES = 4  # evaluations for measuring noise
 
 @dataclass
 class Tensor:
-    """A variable of the derivatives: its name in messages, the array (perturbed in place), its analytic gradient."""
+    """A variable of the derivatives: its name in messages, the array (perturbed in place), its analytic gradient.
+
+    scale: the size of its largest element. reach: how far a random direction may move each element.
+    """
 
     name: str
     array: Array
@@ -63,6 +66,8 @@ class Tensor:
         self.base = to_cpu(self.array).copy()
         largest = float(np.abs(self.base).max(initial=0))
         self.scale = largest if largest > 0 else 1.0
+        far = np.abs(self.base) / (100 * STEPS[0])  # the smallest step moves no number but 0 by over a hundredth
+        self.reach = np.where(far > 0, np.minimum(far, self.scale), self.scale)
 
     def write(self, values: np.ndarray) -> None:
         """Overwrite the array with NumPy values."""
@@ -205,7 +210,12 @@ class Differences:
             tensor.write(tensor.base)
 
     def estimate(
-        self, move: Callable[[float], None], scale: float, rtol: float, analytic: float | None = None
+        self,
+        move: Callable[[float], None],
+        scale: float,
+        rtol: float,
+        analytic: float | None = None,
+        steps: tuple[float, ...] = STEPS,
     ) -> Estimate:
         """Σ y′(0) dy along the line of `move`, from the step with the smallest estimated error; see the module's text.
 
@@ -216,7 +226,8 @@ class Differences:
         """
         best, secants = Estimate(np.nan, np.inf), None
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
-        left, place = list(STEPS), STEPS.index(self.best_step)
+        left = list(steps)
+        place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
         with np.errstate(all="ignore"):  # a step may leave the domain of a logarithm
             while left:
                 h = left[place] * scale
@@ -247,7 +258,7 @@ class Differences:
                     left = left[:place]
                     place = len(left) - 1
             if secants and best.doubt > rtol * abs(best.value):
-                if h == STEPS[0] * scale and doubt > round_off:
+                if h == steps[0] * scale and doubt > round_off:
                     best = self._with_near_kink(best, half, whole, round_off)
                 else:
                     best = best._replace(kink=self._kink(*secants))
@@ -332,9 +343,20 @@ def compare_elements(
     found = []
     for index in indices:
         analytic = float(tensor.gradient[index])
-        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic)
+        steps = _steps_for(float(tensor.base[index]), tensor.scale)
+        estimate = differences.estimate(tensor.along_element(index), tensor.scale, rtol, analytic, steps)
         found.append(compare(label(tensor.name, index), analytic, estimate, tensor.noise, rtol))
     return found
+
+
+def _steps_for(x: float, scale: float) -> tuple[float, ...]:
+    """STEPS, and smaller ones for a number so small beside `scale` that these would leave it far behind: near the pole
+    of 1/x, or the edge of the domain of log x.
+    """
+    smaller: list[float] = []
+    while x and (smaller or STEPS)[0] * scale > 1e-2 * abs(x):
+        smaller.insert(0, (smaller or STEPS)[0] / 10)
+    return (*smaller, *STEPS)
 
 
 def _together(moves: list[Callable[[float], None]]) -> Callable[[float], None]:
@@ -350,13 +372,13 @@ def compare_directions(
 ) -> list[Comparison]:
     """Compare the gradients of `tensors` along `count` random directions with central differences.
 
-    A direction moves every element of all of them, each tensor in proportion to its scale.
+    A direction moves every element of all of them, each tensor in proportion to its scale, and tiny elements less.
     """
     scale = max(t.scale for t in tensors)
     where = f"{' and '.join(t.name for t in tensors)} along a random direction"
     found = []
     for _ in range(count):
-        directions = [t.scale / scale * rng.standard_normal(t.base.shape) for t in tensors]
+        directions = [t.reach / scale * rng.standard_normal(t.base.shape) for t in tensors]
         moves = [t.along(direction) for t, direction in zip(tensors, directions, strict=True)]
         estimate = differences.estimate(_together(moves), scale, rtol)
         analytic = sum(float(np.sum(t.gradient * d)) for t, d in zip(tensors, directions, strict=True))

@@ -31,7 +31,12 @@ def forms(evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) -> list[Form]:
         if one is None:
             return []
         first.setdefault(one, []).append(name)
-    return [(text.format(of=of(names)), form) for (text, form), names in first.items()]
+    return together([(text.format(of=of(names)), form) for (text, form), names in first.items()])
+
+
+def together(found: list[Form]) -> list[Form]:
+    """One form of several, of which each explains some of the gradients."""
+    return [(" ".join(text for text, _ in found), found[0][1])] if found else []
 
 
 def agree(found: np.ndarray, right: np.ndarray) -> bool:
@@ -65,10 +70,11 @@ def constant_factors(evidence: Evidence, arrays: Mapping[str, Any]) -> list[Form
             return []  # any number is some multiple of another
         same = next((other for other in by_factor if math.isclose(other, factor, rel_tol=ROUND_OFF)), factor)
         by_factor.setdefault(same, []).append(name)
-    return [
+    forms = [
         (f"{of(names)} {times(factor, arrays, 'it' if len(names) == 1 else 'they')}.", named(factor, arrays))
         for factor, names in by_factor.items()
     ]
+    return together(sorted(forms, key=lambda form: form[1] != "unknown factor"))
 
 
 def named(factor: float, arrays: Mapping[str, Any]) -> str:
@@ -90,16 +96,16 @@ def times(factor: float, arrays: Mapping[str, Any], they: str) -> str:
 def meaning(factor: float, arrays: Mapping[str, Any]) -> tuple[str, str] | None:
     """The factor as one would write it, and what it may come from: ("1/√5", "5 is the size of axis 3 of q")."""
     sign = "−" if factor < 0 else ""
+    simple = {"2": 2.0, "1/2": 0.5, "4": 4.0, "1/4": 0.25}
+    plain = next((text for text, value in simple.items() if math.isclose(abs(factor), value, rel_tol=ROUND_OFF)), "")
     for number, reasons in sizes(arrays).items():
         written = f"{number:.6g}"
         powers = {written: 1, f"1/{written}": -1, f"√{written}": 0.5, f"1/√{written}": -0.5}
         for amount, power in powers.items():
             if number > 0 and math.isclose(abs(factor), number**power, rel_tol=ROUND_OFF):
-                return sign + amount, f"{written} is {' or '.join(reasons[:3])}"
-    for amount, value in {"2": 2, "1/2": 0.5, "4": 4, "1/4": 0.25}.items():
-        if math.isclose(abs(factor), value, rel_tol=ROUND_OFF):
-            return sign + amount, ""
-    return None
+                root = f"perhaps √{written}, where " * bool(plain and abs(power) < 1)
+                return sign + (plain or amount), f"{root}{written} is {' or '.join(reasons[:3])}"
+    return (sign + plain, "") if plain else None
 
 
 def sizes(arrays: Mapping[str, Any]) -> dict[float, list[str]]:
@@ -132,6 +138,9 @@ def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) 
     """The forms of one gradient: sentences that begin with {of}, and the names of the forms."""
     found, right = evidence.found[name], evidence.right[name]
     whole = bool(np.isfinite(right).all())
+    if whole and (digits := right_digits(found, right)) > 2:
+        yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
+        return  # it is nearly equal to whatever the right one is equal to
     if not isinstance(dy, tuple) and np.shape(dy) == found.shape:
         if agree(found, dy):
             yield "{of} dy itself, passed on unchanged.", "dy passed on"
@@ -144,8 +153,6 @@ def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) 
     if whole:
         yield from places(found, right)
     yield from factors(name, evidence, arrays)
-    if whole and (digits := right_digits(found, right)) > 2:
-        yield f"{{of}} right to {digits} digits: is a constant rounded, or something computed in float32?", "rounded"
     jacobian = evidence.jacobian(name) if not isinstance(dy, tuple) else None
     if jacobian is not None:
         yield from of_jacobian(found, jacobian, np.asarray(dy), arrays)
@@ -191,7 +198,7 @@ def factors(name: str, evidence: Evidence, arrays: Mapping[str, Any]) -> Iterato
     """A factor left out or put in: another array of the call, broadcast to the shape of the gradient."""
     found, right = evidence.found[name], evidence.right[name]
     for other, x in arrays.items():
-        if not hasattr(x, "shape") or x.dtype.kind != "f" or not x.size or np.ptp(x) == 0:
+        if not hasattr(x, "shape") or x.dtype.kind not in "fb" or not x.size or np.all(x == x.flat[0]):
             continue
         try:
             wide = np.broadcast_to(x, found.shape)

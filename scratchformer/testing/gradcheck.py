@@ -57,6 +57,7 @@ from .runs import (
     name_of,
     normal_like,
 )
+from .shrink import library
 
 _EPS = float(np.finfo(np.float64).eps)
 _OTHERS = 6  # how many other wrong tensors a message names
@@ -138,7 +139,10 @@ def check_gradients(
     not finite, or only at kinks (such as zeros before a ReLU); if y has no elements; unless 0 <= rtol < 1; if
     `max_elements` and `directions` are both 0, or one is negative.
     """
+    if not callable(op):
+        raise TypeError(f"op: expected a function, got {type(op).__name__}")
     names = argument_names(op, args)
+    _expect_no_tensors(dict(zip(names, args, strict=True)) | kwargs)
     _expect_comparisons(rtol, max_elements, directions)
     given = dict(zip(names, args, strict=True))
     _expect_tensors({n: x for n, x in given.items() if is_floating(x)}, given)
@@ -203,6 +207,7 @@ def check_layer(
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.
     """
+    _expect_layer(layer)
     _expect_comparisons(rtol, max_elements, directions)
     if together < 1:
         raise ValueError(f"together: expected a number >= 1, got {together}")
@@ -338,6 +343,8 @@ def _raise_worst(
         lines += [f"  {cause}"] * bool(cause)
         if not diagnosis.wanted():
             raise GradientError("\n".join(lines))
+        if np.isnan(worst.numeric):
+            raise GradientError("\n".join([*lines, "Nothing is known of the right value there: use other arguments."]))
         diagnoses = explain()
         if diagnoses or not cause:
             lines += diagnosis.paragraph(diagnoses)
@@ -353,6 +360,21 @@ def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]])
                 f"{name}: expected values at which y is differentiable, "
                 f"got a kink at every element that was compared{first}"
             )
+
+
+def _expect_layer(layer: Any) -> None:
+    methods = ("forward", "backward", "named_parameters", "zero_grad", "to")
+    missing = [name for name in methods if not hasattr(layer, name)]
+    if isinstance(layer, type) or missing:
+        what = f"the class {layer.__name__}" if isinstance(layer, type) else f"a {type(layer).__name__}"
+        without = f" without {', '.join(missing)}" if missing else ""
+        raise TypeError(f"layer: expected an object such as an nn.Layer, got {what}{without}")
+
+
+def _expect_no_tensors(given: dict[str, Any]) -> None:
+    for name, x in given.items():
+        if library(x) == "torch":
+            raise TypeError(f"{name}: expected an array, got a {type(x).__name__} of PyTorch: use check_torch")
 
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:

@@ -21,6 +21,7 @@ from .runs import argument_names, name_of
 from .shrink import library, values
 
 _WIDTH = 100
+_MANY = 20  # zeros, which are not written one by one
 _MODULES = {"np": "numpy", "torch": "torch", "jnp": "jax.numpy", "cp": "cupy"}  # by the names they are used by
 
 
@@ -143,8 +144,9 @@ class _Source:
             prefix=" " * (indent + len(head)),
             formatter={"all": str},
         )
-        if not numbers.size:
-            return f"{name}.zeros({numbers.shape}{self._dtype(x, name)})"
+        if not numbers.size or (numbers.size > _MANY and not numbers.any()):
+            other = f", dtype={self._type(x.dtype)}" if name == "np" and x.dtype != np.float64 else ""
+            return f"{name}.zeros({numbers.shape}{self._dtype(x, name) or other})"
         one_line = " ".join(text.split())
         return f"{head}{one_line if len(one_line) <= _WIDTH else text}{self._dtype(x, name)})"
 

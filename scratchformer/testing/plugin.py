@@ -124,7 +124,8 @@ def _diagnoses(call: Call) -> list[str]:
 
 def _name(nodeid: str) -> str:
     """`swish_counterexample` for `tests/test_swish.py::test_swish`."""
-    return nodeid.rpartition("::")[2].partition("[")[0].removeprefix("test_") + "_counterexample"
+    name = nodeid.rpartition("::")[2].partition("[")[0]
+    return name.removeprefix("test_").removesuffix("_counterexample") + "_counterexample"
 
 
 def _in_short(error: GradientError) -> str:

@@ -253,7 +253,8 @@ def _changes(x: np.ndarray) -> Iterator[Change]:
     for place in range(x.size):
         part = slice(place, place + 1)
         yield from (functools.partial(_replaced, part=part, number=number) for number in _NUMBERS)
-        yield from (functools.partial(_rounded, decimals=decimals, part=part) for decimals in _DECIMALS)
+        if x.dtype.kind == "f":
+            yield from (functools.partial(_rounded, decimals=decimals, part=part) for decimals in _DECIMALS)
     for one, other in itertools.permutations(range(min(x.size, _MANY_VALUES)), 2):
         yield functools.partial(_merged, one=one, other=other)
 

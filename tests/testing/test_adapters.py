@@ -95,6 +95,7 @@ def test_torch_a_wrong_gradient_is_reported_as_for_a_pair(cube_of, torch, x):
     said = complaint(check_torch, cube_of(lambda x, dy: 1.0001 * slope(x, dy)), torch.tensor(x), seed=3)
     assert said.startswith("Cube: wrong gradient at x[")
     assert said.endswith("check_torch(Cube, ..., seed=3)")
+    assert "no gradient reaches" not in said
 
 
 CONTRACT = {
@@ -148,6 +149,19 @@ def test_torch_a_module_is_checked_with_its_parameters_and_does_not_change(torch
     state = torch.get_rng_state()
     check_torch(module, torch.zeros(5, 3))
     assert torch.equal(state, torch.get_rng_state())
+
+
+def test_torch_parameters_never_get_another_shape(torch, x):
+    """An LSTM whose weights have lost rows reads memory that is not its own, and may end the process."""
+    shapes = set()
+
+    class Scale(torch.nn.Linear):
+        def forward(self, x):
+            shapes.add((self.weight.shape, self.bias.shape))
+            return super().forward(x)
+
+    check_torch(Scale(3, 2), torch.tensor(x))
+    assert len(shapes) == 1
 
 
 def test_torch_a_wrong_parameter_is_named(cube_of, torch, x):

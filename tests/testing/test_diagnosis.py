@@ -349,6 +349,50 @@ class Stale(nn.Linear):
         return super().backward(dy, cache._replace(x=self.x))
 
 
+def test_what_is_said_of_several_gradients_is_one_explanation():
+    def product(a, b):
+        return a**2 * b**3, (a, b)
+
+    a, b = RNG.normal(size=(2, 3, 4))
+    factors = diagnose(product, lambda dy, c: (dy * c[0] * c[1] ** 3, dy * c[0] ** 2 * c[1] ** 2), a, b)
+    assert len(factors) == 1
+    assert factors[0].what.startswith("The gradient of a is 1/2 of what it should be: perhaps √4, where 4 is the size")
+    assert "The gradient of b is 1/3 of what it should be: 3 is the size of axis 0 of a" in factors[0].what
+
+
+def test_a_gradient_that_is_nearly_right_is_not_taken_for_another():
+    def rounded(dy, x):
+        return (1 + 2e-6 * (np.abs(x) < np.abs(x).max() / 3)).astype(x.dtype) * 2 * x * dy
+
+    (found,) = diagnose(lambda x: (x**2, x), rounded, X[0])
+    assert found.name == "rounded"
+
+
+def test_a_mask_that_is_left_out():
+    mask = np.random.default_rng(1).random((3, 5)) > 0.4
+    (found,) = diagnose(lambda x, *, mask: (np.where(mask, 3 * x, 0 * x), mask), lambda dy, _: 3 * dy, X[0], mask=mask)
+    assert found.what == "The gradient of x is not multiplied by mask, as it should be."
+
+
+def test_a_norm_is_known_whatever_its_eps():
+    def norm(x, gamma):
+        root = np.sqrt((x * x).mean(axis=-1, keepdims=True) + x.dtype.type(1e-5))
+        return gamma * x / root, (x / root, root, gamma)
+
+    def wrong(dy, cache):
+        xhat, root, gamma = cache
+        return dy * gamma / root, (dy * xhat).sum(axis=0)
+
+    first = diagnose(norm, wrong, X[0], GAMMA)[0]
+    assert first.name == "RMS norm: backward without the term of the root mean square"
+
+
+def test_where_there_is_no_numeric_value_nothing_is_said():
+    with pytest.raises(GradientError, match="Nothing is known of the right value there") as caught:
+        check_gradients(lambda x: (np.log(x - 1), x), lambda dy, x: dy / (x - 1), np.array([1 + 1e-9, 5.0]))
+    assert not caught.value.diagnoses
+
+
 def test_layers():
     class Twice(nn.Linear):
         def backward(self, dy, cache):

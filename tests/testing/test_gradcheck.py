@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from scratchformer import nn
 from scratchformer.backend import CPU, array_module, to_cpu
-from scratchformer.testing import GradientError, Report, check_gradients, differences
+from scratchformer.testing import GradientError, Report, check_gradients, check_layer, differences
 from scratchformer.testing.runs import normal_like
 from scratchformer.testing.strategies import arrays, ids, tensors
 from scratchformer.testing.strict import STRICT
@@ -333,19 +334,48 @@ def test_a_kink_at_every_element():
     assert "6 of 6 comparisons of x disagree" in message and "a kink at this value" in message
 
 
+def test_what_is_no_function_array_or_layer_is_refused():
+    x, tensor = np.ones(3), type("Tensor", (), {"__module__": "torch"})()
+    for said, call in {
+        "op: expected a function, got ndarray": lambda: check_gradients(x, relu),
+        "x: expected an array, got a Tensor of PyTorch: use check_torch": lambda: check_gradients(relu, relu, tensor),
+        "layer: expected an object such as an nn.Layer, got the class Linear": lambda: check_layer(nn.Linear, x),
+        "got a function without forward, backward, named_parameters, zero_grad, to": lambda: check_layer(relu, x),
+    }.items():
+        with pytest.raises(TypeError, match=re.escape(said)):
+            call()
+
+
 def test_kinks_are_named_in_the_report():
-    x = np.array([[0.0, 1e-9, 1.0]])
-    report = check_gradients(relu, relu_backward, x)
+    def shifted(x):
+        return relu(x - np.array([0, 0.5, 0], x.dtype))
+
+    x = np.array([[0.0, 0.5 + 1e-9, 1.0]])
+    report = check_gradients(shifted, relu_backward, x)
     at, near = report.kinks
     dy = normal_like(x, 0, CPU, np.float64)[0, 0]
     sides = f"one-sided derivatives are 0 and {dy:.6g}"
     assert at == f"x[0, 0]: a kink at this value: {sides}; any value between is accepted"
     assert near.startswith("x[0, 1]: a kink within 1e-07 of this value:") and "; compared to within 0." in near
     assert str(report).splitlines()[2:] == [at, near]
-    directions = check_gradients(relu, relu_backward, x, max_elements=0).kinks
+    directions = check_gradients(shifted, relu_backward, x, max_elements=0).kinks
     assert len(directions) == 2 and directions[0].startswith("x along a random direction: a kink")
     assert check_gradients(relu, relu_backward, np.array([[1e-3, 1e-5, 1.0]])).kinks == ()
-    assert "x[0, 2]" in fails(relu, lambda dy, positive: 3 * dy * positive, x)
+    assert "x[0, 2]" in fails(shifted, lambda dy, positive: 3 * dy * positive, x)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_numbers_much_smaller_than_the_largest(seed):
+    """Steps in proportion to the largest would cross the pole, and leave the domain of the logarithm."""
+    x = np.array([1e-12, 1e-4, -1e-3, 1.0, 1e4])
+    check_gradients(lambda x: (1 / x, x), lambda dy, x: -dy / x**2, x[1:], seed=seed)
+    check_gradients(lambda x: (np.log(x), x), lambda dy, x: dy / x, np.abs(x), seed=seed)
+    for i in range(4):
+
+        def wrong(dy, x, i=i):
+            return dy / x * (1 + (np.arange(5) == i)).astype(x.dtype)
+
+        assert "1 of 5 comparisons of x disagree" in fails(lambda x: (np.log(x), x), wrong, np.abs(x), seed=seed)
 
 
 # Wrong values.

@@ -162,6 +162,15 @@ def test_the_reason_stays_the_same():
         shrink(check_gradients, (ops.relu, ops.relu_backward, normal(3)))
 
 
+def test_a_mask_of_booleans_is_shrunk():
+    def masked(x, mask):
+        return np.where(mask, x, 0 * x), mask
+
+    mask = np.array([[True, False, True], [False, True, True]])
+    x, mask = shrink(lambda *args: check_gradients(masked, lambda dy, mask: dy.copy(), *args), (normal(2, 3), mask))
+    assert (x.shape, mask.tolist()) == ((1, 1), [[False]])
+
+
 def test_time_limit():
     x = normal(3, 4)
     search = Search(check_gradients, (leaky, wrong_if_negative, x), seconds=0)
@@ -209,6 +218,14 @@ def test_sources():
         else:
             assert seen[0] == value and type(seen[0]) is type(value)
         assert max(map(len, text.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.int64, np.bool_])
+def test_many_zeros_are_short_and_keep_their_type(dtype):
+    source = as_test(check_gradients, (leaky, wrong_if_negative, np.zeros((5, 6), dtype)))
+    (line,) = (line for line in source.splitlines() if "x = " in line)
+    x = eval(line.partition(" = ")[2], {"np": np})
+    assert x.shape == (5, 6) and x.dtype == dtype and len(line) < 50
 
 
 def test_names_of_arguments_and_imports():
