@@ -151,12 +151,9 @@ def check_gradients(
         run = PairRun(op, op_backward, names, args, kwargs, device, np.float64, same_bits)
         dy = normal_like(run.y, seed, device, np.float64)
         gradients = run.check_contract(dy)
-        with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
-            single = PairRun(op, op_backward, names, args, kwargs, device, np.float32)
-            single.check_types(normal_like(single.y, seed, device, np.float32))
         tensors = [Tensor(name, x, to_cpu(gradients[name])) for name, x in run.floating.items()]
         extra = _complex_comparisons(run, dy) if complex_step else None
-        return _compare_all(
+        report = _compare_all(
             run,
             dy,
             tensors,
@@ -168,6 +165,10 @@ def check_gradients(
             extra=extra,
             explain=lambda evidence: diagnosis.of_pair(evidence, run, dy),
         )
+        with np.errstate(all="ignore"):  # only types are checked here: values may overflow in float32
+            single = PairRun(op, op_backward, names, args, kwargs, device, np.float32)
+            single.check_types(normal_like(single.y, seed, device, np.float32))
+        return report
 
 
 @repeatable
@@ -219,9 +220,6 @@ def check_layer(
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))
         dy = normal_like(run.forward()[0], seed, device, np.float64)
         gradients = run.check_contract(dy, Key(seed))
-        with np.errstate(all="ignore"):
-            single = LayerRun(layer, inputs, kwargs, device, np.float32)
-            single.check_types(normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
         report = _compare_all(
             run,
@@ -235,6 +233,9 @@ def check_layer(
             layouts=layouts,
             explain=lambda evidence: diagnosis.of_layer(evidence, run, dy),
         )
+        with np.errstate(all="ignore"):
+            single = LayerRun(layer, inputs, kwargs, device, np.float32)
+            single.check_types(normal_like(single.forward()[0], seed, device, np.float32))
         original.check("the check of a deep copy")
         return report
 
