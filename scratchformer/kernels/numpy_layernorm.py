@@ -81,7 +81,7 @@ def layernorm_backward(dy: np.ndarray, cache: NumpyLayerNormCache) -> tuple[np.n
     """(dx, dgamma, dbeta), as `ops.layernorm_backward`."""
     xhat, rstd, gamma = cache
     expect_like("dy", dy, xhat.shape)
-    C = gamma.shape[0]
+    C = gamma.size
     ones = np.ones(dy.size // C, dy.dtype)
     u = dy * xhat
     dgamma, dbeta = ones @ u.reshape(-1, C), ones @ dy.reshape(-1, C)

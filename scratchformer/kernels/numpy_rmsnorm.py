@@ -68,7 +68,7 @@ def rmsnorm_backward(dy: np.ndarray, cache: NumpyRMSNormCache) -> tuple[np.ndarr
     """(dx, dgamma), as `ops.rmsnorm_backward`."""
     xhat, rrms, gamma = cache
     expect_like("dy", dy, xhat.shape)
-    C = gamma.shape[0]
+    C = gamma.size
     u = dy * xhat
     dgamma = np.ones(u.size // C, u.dtype) @ u.reshape(-1, C)
     mean_gx = u @ (gamma / C)

@@ -122,9 +122,9 @@ def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
 def attention_backward(dy: Array, cache: AttentionCache) -> tuple[Array, Array, Array]:
     """(dq, dk, dv): see `attention`."""
     q, k, v, probabilities = cache
-    scale = 1 / math.sqrt(q.shape[-1])
-    expect_like("dy", dy, q.shape)
     shape, G = q.shape, k.shape[1]
+    scale = 1 / math.sqrt(shape[-1])
+    expect_like("dy", dy, shape)
     q, dy, probabilities = (stack_groups(x, G) for x in (q, dy, probabilities))
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)

@@ -116,4 +116,4 @@ def max_pool_backward(dy: Array, cache: MaxPoolCache) -> Array:
     xp = array_module(dy)
     steps = xp.arange(cache.length)[None, :, None]  # (1, T, 1)
     dx = xp.where(steps == winner[:, None, :], dy[:, None, :] * live[:, :, None], 0)
-    return dx.astype(dy.dtype, copy=False)
+    return dx

@@ -219,8 +219,9 @@ def relative_attention_backward(
 ) -> tuple[Array, Array, Array, Array, Array, Array]:
     """(dq, dk, dv, dr, dcontent_bias, dposition_bias): see `relative_attention`."""
     q, k, v, r, content_bias, position_bias, shift, probabilities = cache
-    scale = 1 / math.sqrt(q.shape[-1])
-    expect_like("dy", dy, q.shape)
+    shape = q.shape
+    scale = 1 / math.sqrt(shape[-1])
+    expect_like("dy", dy, shape)
     dv = probabilities.swapaxes(-1, -2) @ dy
     dp = dy @ v.swapaxes(-1, -2)
     dp = widen(dp)

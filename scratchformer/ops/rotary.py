@@ -177,6 +177,5 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 def rotary_backward(dy: Array, cache: RotaryCache) -> Array:
     """dx: see `rotary`."""
     expect_like("dy", dy, cache.shape)
-    dtype, dy = dy.dtype, widen(dy)
     dx = rotate(dy, cache.cos, -cache.sin)
-    return dx.astype(dtype, copy=False)
+    return dx.astype(dy.dtype, copy=False)

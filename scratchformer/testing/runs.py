@@ -164,15 +164,17 @@ class PairRun(Run):
         return first
 
     def _forward_of_others(self) -> bool:
-        """Run forward on other numbers; False if it does not accept them."""
+        """Run forward on other numbers, of other signs where it accepts them; False if it accepts none."""
         rng = Key(0).fold("other numbers").generator()
-        others = {n: to_cpu(x) * rng.uniform(0.5, 1, x.shape) for n, x in self.floating.items()}
-        try:
-            with np.errstate(all="ignore"):
-                self.forward({n: to_device(x, self.device, self.dtype) for n, x in others.items()})
-        except Exception:
-            return False
-        return True
+        for least in (-1.0, 0.5):
+            others = {n: to_cpu(x) * rng.uniform(least, 1, x.shape) for n, x in self.floating.items()}
+            try:
+                with np.errstate(all="ignore"):
+                    self.forward({n: to_device(x, self.device, self.dtype) for n, x in others.items()})
+                return True
+            except Exception:  # such numbers are not in its domain
+                continue
+        return False
 
     def check_types(self, dy: Any) -> None:
         """Check that y and the gradients have the dtype of the arguments."""

@@ -180,3 +180,15 @@ def test_sums_over_sequences_run_in_float32_for_float16(device):
 def test_a_boolean_mask_is_refused():
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):
         ops.relative_attention(*draw(4, 4), np.ones((4, 4), bool))
+
+
+def test_biases_of_half_precision_are_summed_in_float32():
+    half = [x.astype(np.float16) for x in draw(4096, 2, B=1, H=1, D=2)]
+    exact = [x.astype(np.float64) for x in half]
+    dy = normal(1, 1, 4096, 2, seed=6).astype(np.float16)
+    found, right = (
+        ops.relative_attention_backward.reference(dy.astype(each[0].dtype), ops.relative_attention.reference(*each)[1])
+        for each in (half, exact)
+    )
+    for bias in (4, 5):  # sums over 4,096 queries
+        np.testing.assert_allclose(found[bias], right[bias], rtol=0, atol=0.01 * np.abs(right[bias]).max())

@@ -497,8 +497,8 @@ MISTAKES = (
         file="ops/attention.py",
         replacements=(
             (
-                "    q, k, v, probabilities = cache\n    scale = 1 / math.sqrt(q.shape[-1])",
-                ("    q, k, v, probabilities = cache\n    scale = array_module(q).ones(1) / math.sqrt(q.shape[-1])"),
+                "k.shape[1]\n    scale = 1 / math.sqrt(shape[-1])",
+                "k.shape[1]\n    scale = array_module(q).ones(1) / math.sqrt(shape[-1])",
             ),
         ),
     ),
