@@ -38,7 +38,7 @@ def run(pytester):
     """Runs tests, which may use OPERATIONS, in this process. Returns the result."""
 
     def run(tests, *options):
-        pytester.makepyfile(operations=OPERATIONS, test_it=f"from operations import *\n{tests}")
+        pytester.makepyfile(leaky_ops=OPERATIONS, test_it=f"from leaky_ops import *\n{tests}")
         pytester.syspathinsert()
         return pytester.runpytest_inprocess("-p", "scratchformer_pytest", *options)
 
@@ -74,7 +74,7 @@ class Test(unittest.TestCase):
             "",
             "test_it.py:*: GradientError",
             "*- counterexample -*",
-            "from operations import leaky, wrong",
+            "from leaky_ops import leaky, wrong",
             "def test_pair_counterexample():",
             "    check_gradients(leaky, wrong, x)  # wrong gradient at x?0, 0?: analytic 0.399, numeric 0.00399",
             "Repeat with --gradient-seed 5",

@@ -508,8 +508,12 @@ def test_a_folder_that_cannot_be_made_is_one_error(tmp_path, make_model):
 
 
 def test_nothing_in_the_package_can_run_code_from_a_file():
-    """No pickle, and nothing that uses it: numpy.load and numpy.save, shelve, torch."""
+    """No pickle, and nothing that uses it: numpy.load and numpy.save, shelve, torch.
+
+    Only a student's own answers are executed, and the package's own modules with a mistake in them.
+    """
     package = Path(scratchformer.__file__).parent
+    own_code = {package / "learn" / "grading.py", package / "testing" / "mistakes" / "mistake.py"}
     for path in package.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import | ast.ImportFrom):
@@ -523,7 +527,7 @@ def test_nothing_in_the_package_can_run_code_from_a_file():
             ):
                 assert node.attr not in ("load", "save", "savez"), path
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-                assert node.func.id not in ("eval", "exec"), path
+                assert node.func.id not in ("eval", "exec") or path in own_code, path
 
 
 @pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")

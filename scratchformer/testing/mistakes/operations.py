@@ -491,7 +491,7 @@ MISTAKES = (
     ),
     Mistake(
         name="float64 from float32",
-        title="An array of float64 ones as a factor",
+        title="An array of float64 ones as a factor, and no cast",
         effect="The gradients of float32 arrays are float64.",
         operation="attention",
         file="ops/attention.py",
@@ -499,6 +499,10 @@ MISTAKES = (
             (
                 "k.shape[1]\n    scale = 1 / math.sqrt(shape[-1])",
                 "k.shape[1]\n    scale = array_module(q).ones(1) / math.sqrt(shape[-1])",
+            ),
+            (
+                "    dq, dk, dv = (x.astype(dy.dtype, copy=False) for x in (dq.reshape(shape), dk, dv))\n",
+                "    dq = dq.reshape(shape)\n",
             ),
         ),
     ),
