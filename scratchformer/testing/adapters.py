@@ -175,8 +175,9 @@ class _TorchPair(_Pair):
         name = type(function).__name__ if self.module else name_of(function)
         kind = function if isinstance(function, type) else getattr(function, "__self__", None)
         if isinstance(kind, type) and issubclass(kind, torch.autograd.Function):
-            function, name, forward = kind.apply, kind.__name__, kind.forward
-            if kind.setup_context is torch.autograd.Function.setup_context:
+            own: Any = kind
+            function, name, forward = own.apply, own.__name__, own.forward
+            if own.setup_context is torch.autograd.Function.setup_context:
                 forward = functools.partial(forward, None)  # without ctx
         super().__init__(function, name, forward, tensors, _pytree)
         self._add_parameters()
