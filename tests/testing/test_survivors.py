@@ -119,6 +119,20 @@ EQUAL: dict[str, dict[str, str]] = {
         "(_, H, _, D), (_, G, S, _) = q.shape, k.shape -> (_, H, _, D), (_, G, S, _) = y.shape, k.shape": SHAPE,
         "(_, H, _, D), (_, G, S, _) = q.shape, k.shape -> (_, H, _, D), (_, G, S, _) = q.shape, v.shape": SHAPE,
         "keys = keys if finite else np.nan_to_num(keys) -> keys = np.nan_to_num(keys)": "the same in more time",
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, k))": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, v, k))": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, v, v))": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (y, k, v))": SHAPE,
+        "for part, runs in groups(pattern, q.shape, S, q.dtype, shared): -> "
+        "for part, runs in groups(pattern, dq.shape, S, q.dtype, shared):": SHAPE,
+        "for part, runs in groups(pattern, q.shape, S, q.dtype, shared): -> "
+        "for part, runs in groups(pattern, y.shape, S, q.dtype, shared):": SHAPE,
+        "by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum) -> "
+        "by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift)": "both are subtracted, in either order",
     },
     "kernels/numpy_cross_entropy.py::cross_entropy_backward": {
         "share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1) -> "
@@ -133,6 +147,16 @@ EQUAL: dict[str, dict[str, str]] = {
         "if not dtable.flags.c_contiguous:": "np.add.at converts dy as the reference does",
     },
     "kernels/numpy_relative.py::relative_attention_backward": {
+        'expect_like("dy", dy, q.shape) -> expect_like("dy", dy, y.shape)': SHAPE,
+        "(_, _, T, D), S = q.shape, k.shape[2] -> (_, _, T, D), S = y.shape, k.shape[2]": SHAPE,
+        "(_, _, T, D), S = q.shape, k.shape[2] -> (_, _, T, D), S = q.shape, v.shape[2]": "v is as long as k",
+        "for part, runs in groups(pattern, q.shape, S, q.dtype): -> "
+        "for part, runs in groups(pattern, y.shape, S, q.dtype):": SHAPE,
+        "shifted(db)[...] = da -> shifted(db)[...] += da": "db is 0 before",
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, k))": SHAPE,
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
+        "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, v, v))": SHAPE,
         "for part, runs in groups(pattern, q.shape, S, q.dtype): -> "
         "for part, runs in groups(pattern, dq.shape, S, q.dtype):": SHAPE,
         "dq, dk, dv = (heads_inside(x.shape, q.dtype) for x in (q, k, v)) -> "
