@@ -19,6 +19,7 @@ import numpy as np
 from ..notation import DerivationError, NotationError, check_derivation
 from ..notation.check import read_and_run
 from ..notation.grammar import canonical, parse
+from ..notation.layout import normal as normal_space
 from ..notation.mistakes import in_words, mistakes
 from ..notation.run import run
 from ..notation.spelling import spelled
@@ -205,10 +206,6 @@ def given_part(line: str) -> str:
 def names_in(text: str) -> list[str]:
     """The names in an equation, without their indices, spelled in ASCII."""
     return [canonical(name) for name in re.findall(r"(?<![_\w])[^\W\d_\u0302][^\W_\u0302]*\u0302?", text)]
-
-
-def normal_space(line: str) -> str:
-    return " ".join(line.split())
 
 
 def in_file(error: Exception, text: str) -> str:

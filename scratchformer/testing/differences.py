@@ -350,8 +350,8 @@ def compare_elements(
 
 
 def _steps_for(x: float, scale: float) -> tuple[float, ...]:
-    """STEPS, and smaller ones for a number so small beside `scale` that these would leave it far behind: near the pole
-    of 1/x, or the edge of the domain of log x.
+    """STEPS, and smaller ones for a number much smaller than `scale`: near the pole of 1/x, or the edge of the domain
+    of log x, steps must be small compared with the number itself.
     """
     smaller: list[float] = []
     while x and (smaller or STEPS)[0] * scale > 1e-2 * abs(x):

@@ -49,7 +49,8 @@ TESTS = {
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} {PRECISION} -k rotary",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
-    "kernels/numpy_attention.py": f"{TWINS} {EVERY_OPERATION} -k 'not_finite or attention and (agrees or refused)'",
+    "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
+    "-k 'not_finite or without_heads or attention and (agrees or refused)'",
     "kernels/numpy_cross_entropy.py": f"{TWINS} tests/ops/test_cross_entropy.py {EVERY_OPERATION} -k cross_entropy",
     "kernels/numpy_dense.py": f"{TWINS} tests/ops/test_dense.py {EVERY_OPERATION} -k dense",
     "kernels/numpy_dropout.py": f"{TWINS} tests/ops/test_dropout.py {EVERY_OPERATION} -k dropout",
@@ -132,7 +133,7 @@ EQUAL: dict[str, dict[str, str]] = {
         "for part, runs in groups(pattern, q.shape, S, q.dtype, shared): -> "
         "for part, runs in groups(pattern, y.shape, S, q.dtype, shared):": SHAPE,
         "by_key_head(x[part], heads, shared) for x in (q, y, dq, shift, log_sum) -> "
-        "by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift)": "both are subtracted, in either order",
+        "by_key_head(x[part], heads, shared) for x in (q, y, dq, log_sum, shift)": "both are subtracted, in any order",
     },
     "kernels/numpy_cross_entropy.py::cross_entropy_backward": {
         "share = (counted * (dloss / max(1, n))).astype(z.dtype)  # (N, 1) -> "
