@@ -1,0 +1,5 @@
+"""All areas of the campaign, in the order in which they take turns."""
+
+from archives import Archives
+
+AREAS = (Archives,)
