@@ -31,9 +31,8 @@ def main() -> None:
     names = [area.name for area in AREAS]
     default = [area.name for area in AREAS if not area.only_when_named]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "areas", nargs="*", metavar="AREA", help=f"of {', '.join(names)} (default: {', '.join(default)})"
-    )
+    which = f"of {', '.join(names)} (default: {', '.join(default)})"
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=which)
     parser.add_argument("--minutes", type=float, default=5, help="how long to go on (default: 5)")
     parser.add_argument("--cases", type=int, metavar="N", help="cases of each area, however long they take")
     parser.add_argument("--seed", type=int, default=0)
