@@ -145,8 +145,12 @@ def differences(run: Path, reference: Path) -> Iterator[str]:
 
 def _content(path: Path) -> Any:
     if path.suffix == ".safetensors":
-        name, config, state, *parts = load_snapshot(path)
-        return name, config, state, [[(n, a.dtype, a.shape, a.tobytes()) for n, a in part.items()] for part in parts]
+        found = load_snapshot(path)
+        parts = [
+            {name: (a.dtype, a.shape, a.tobytes()) for name, a in part.items()}
+            for part in (found.model, found.optimizer, found.batches)
+        ]
+        return found.model_class, found.config, found.state, parts
     if path.name == "metrics.jsonl":
         return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
     return path.read_bytes()
