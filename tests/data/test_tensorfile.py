@@ -24,5 +24,5 @@ def test_the_safetensors_library_reads_what_is_written(tmp_path):
     start = 8 + int.from_bytes(path.read_bytes()[:8], "little")
     assert start % 8 == 0
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
-    with pytest.raises(SafetensorError, match="c: expected one of .*float32.*, got complex64"):
+    with pytest.raises(SafetensorError, match=r"c: expected one of .*float32.*, got complex64"):
         save_file({"c": np.zeros(2, np.complex64)}, path, {})
