@@ -1,5 +1,5 @@
-"""Tiny runs of four programs of examples/: `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a
-tiny model and snapshots every few steps.
+"""Tiny runs of four programs: `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a tiny model
+and with snapshots every few steps.
 """
 
 from __future__ import annotations
