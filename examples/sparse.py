@@ -24,7 +24,7 @@ PRESETS = {
 MEASURED = 5  # steps that are timed, after one to warm up
 OPTIONS = {
     "minutes": dict(
-        type=float, metavar="M", least=0.01, most=10**6, help="train for about M minutes, instead of a number of steps"
+        type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
     ),
 }
 

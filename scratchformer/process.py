@@ -57,8 +57,8 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
 
 
 def in_words(error: Exception) -> str:
-    """The message of an error, in one line."""
-    text = " ".join(str(error).split("\n"))
+    """The message of an error, for a user."""
+    text = str(error)
     if isinstance(error, MemoryError):
         return f"out of memory in {_place(error)}{': ' * bool(text)}{text}; {LESS_MEMORY}"
     if isinstance(error, RecursionError):

@@ -144,7 +144,7 @@ def test_patches_are_squares_of_the_image(units):
 @pytest.mark.parametrize(
     ("program", "options", "message"),
     [
-        ("sparse", ["--minutes", 0], "--minutes: expected at least 0.01, got 0.0"),
+        ("sparse", ["--minutes", 0], "--minutes: expected at least 1e-06, got 0.0"),
         ("sparse", ["--minutes", "inf"], "--minutes: expected at most 1,000,000, got inf"),
         *(
             ("sparse", ["--minutes", 1, *steps], "--minutes: this sets the number of steps, so leave out --steps")
