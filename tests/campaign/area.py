@@ -51,9 +51,11 @@ class Area:
     """A kind of cases. Case number N of seed S is always the same: `draw` depends on nothing else.
 
     seconds: after which a case counts as a hang. memory: how many bytes a case may take, whatever its size.
+    only_when_named: the area takes so long that it is left out unless the command names it.
     """
 
     name: ClassVar[str]
+    only_when_named: ClassVar[bool] = False
     seconds: ClassVar[float] = 15
     memory: ClassVar[int] = 64 * MEGABYTE
 

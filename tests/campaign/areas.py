@@ -1,5 +1,6 @@
-"""All areas of the campaign, in the order in which they take turns."""
+"""All areas of the campaign."""
 
 from archives import Archives
+from planted import Planted
 
-AREAS = (Archives,)
+AREAS = (Archives, Planted)
