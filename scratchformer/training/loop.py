@@ -6,7 +6,6 @@ import json
 import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -21,6 +20,7 @@ from ..nn import Layer
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
+from ..process import Stopped, signals_caught
 from ..rng import Key
 from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
@@ -90,8 +90,8 @@ def train(
     Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
     ValueError if an argument is out of range, if `out` holds a run and resume is False, or if the run has done more
-    than `steps` steps; InUse if another process trains in `out`. Ctrl-C saves a snapshot after the current step and
-    raises KeyboardInterrupt.
+    than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the
+    current step and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
@@ -215,8 +215,8 @@ def train(
                     for old in kept_snapshots(out)[:-keep]:
                         old.unlink()
                 save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
-            if interrupted and done < steps:
-                raise KeyboardInterrupt(f"step {done} is saved in {last}")
+            if interrupted and (done < steps or interrupted != [signal.SIGINT]):
+                raise Stopped(interrupted[-1], f"step {done} is saved in {last}")
     return state
 
 
@@ -282,20 +282,17 @@ def _progress(start: int, steps: int) -> Any:
 
 
 @contextmanager
-def _interrupts() -> Iterator[list]:
-    """A list that is empty until Ctrl-C is pressed; a second Ctrl-C interrupts immediately."""
-    pressed: list[bool] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield pressed
-        return
+def _interrupts() -> Iterator[list[int]]:
+    """A list that is empty until Ctrl-C is pressed or a request to end (SIGTERM, SIGHUP) comes, then has the signal.
 
-    def press(_signal: int, _frame: Any) -> None:
-        if pressed:
-            raise KeyboardInterrupt
-        pressed.append(True)
+    Ctrl-C after that stops immediately.
+    """
+    received: list[int] = []
 
-    before = signal.signal(signal.SIGINT, press)
-    try:
-        yield pressed
-    finally:
-        signal.signal(signal.SIGINT, before)
+    def receive(number: int, _frame: Any) -> None:
+        if received and number == signal.SIGINT:
+            raise Stopped(number)
+        received.append(number)
+
+    with signals_caught(receive):
+        yield received
