@@ -29,7 +29,6 @@ from .snapshot import (
     save_snapshot,
 )
 
-
 LEAST = 1_000  # texts on which a short run is scored, if there are as many
 
 
