@@ -21,6 +21,7 @@ from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
 from ..process import Stopped, signals_caught
+from ..progress import progress_bar
 from ..rng import Key
 from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
@@ -182,7 +183,7 @@ def train(
         locked(out),
         closing(begin()) as metrics,
         _interrupts() as interrupted,
-        _progress(state["step"], steps) as bar,
+        progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True) as bar,
     ):
         for step in range(state["step"], steps):
             key = Key(seed).fold("train", step)
@@ -265,20 +266,6 @@ def _load_run(
 
 def _nonfinite_parameter(model: Layer) -> str | None:
     return nonfinite_tensor({name: p.data for name, p in model.named_parameters().items()})
-
-
-def _progress(start: int, steps: int) -> Any:
-    """A progress bar; if standard error is not a terminal, a line about every ten seconds."""
-    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
-
-    return tqdm(
-        initial=start,
-        total=steps,
-        unit="step",
-        dynamic_ncols=True,
-        mininterval=0.5 if sys.stderr.isatty() else 10,
-        maxinterval=60,
-    )
 
 
 @contextmanager

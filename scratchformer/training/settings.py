@@ -20,7 +20,7 @@ NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch"
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 # Attributes of a Run that are not saved.
-PASSING = ("device", "out", "resume", "estimate", "given", "state")
+PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
 
 
 class Run(argparse.Namespace):
@@ -32,6 +32,7 @@ class Run(argparse.Namespace):
     estimate: bool
     given: frozenset[str]  # names of the settings that were given on the command line
     state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
+    preset_steps: int = 0  # of the preset; 0 if the run is only scored
 
     def replicas_on_device(self) -> dict[str, int | None]:
         """The arguments of `Replicas`."""
@@ -99,7 +100,8 @@ def start_run(
             settings[path] = str(Path(settings[path]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
-    return Run(**settings, **passed, given=frozenset(given))
+    usual = presets.get(settings["preset"], presets["small"])["steps"]
+    return Run(**settings, **passed, given=frozenset(given), preset_steps=usual)
 
 
 def open_run(
