@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import make_folder, replacing
 from ..data.reading import parsed, shown
-from ..data.tensorfile import save_file
 from ..nn import Layer, add_lora
 from ..optim.optimizer import Optimizer
 from ..rng import Zeros, room_for
