@@ -17,6 +17,7 @@ from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
 from ..ops.checks import expect_at_least
+from ..progress import counted
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
@@ -163,7 +164,8 @@ def translate(
     threads = cores() if model.device is CPU else 1
     found: list[str] = [""] * len(sentences)
     with threadpool_limits(1 if threads > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
-        for batch, translations in zip(batches, pool.map(work, batches), strict=True):
+        pairs = zip(batches, pool.map(work, batches), strict=True)
+        for batch, translations in counted(pairs, "translating", "sentences", len(ids), lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):
                 found[i] = subwords.decode(translation.ids)
     return found
