@@ -30,10 +30,8 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         unfinished.unlink(missing_ok=True)
         unfinished.touch()
-        mode = unfinished.stat().st_mode
         with _naming(path):
             yield unfinished
-            unfinished.chmod(mode)  # safetensors makes files that only the owner may read
             force_to_disk(unfinished)
             os.replace(unfinished, path)
             force_to_disk(path.parent)
