@@ -236,7 +236,7 @@ def test_resuming_with_other_reviews_or_without_the_vocabulary(fail, imdb_copy, 
     (imdb_copy / "vocabulary.txt").unlink()
     before = content(imdb_copy)
     line = fail("imdb", "--resume", imdb_copy, "--steps", 7)
-    assert line == f"error: vocabulary {imdb_copy / 'vocabulary.txt'}: No such file or directory"
+    assert line == f"error: {imdb_copy / 'vocabulary.txt'}: No such file or directory"
     assert content(imdb_copy) == before
 
 
