@@ -11,6 +11,8 @@ from ..data.reading import shown
 from .metrics import LARGEST_STEP, METRICS, is_number, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
+SETTINGS = "settings.json"
+WORDS, SUBWORDS = VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
 UNSAVED = "no-snapshot-yet"  # a file that exists from the start of training until last.safetensors is first saved
 
 

@@ -1,6 +1,7 @@
 """All areas of the campaign."""
 
 from archives import Archives
+from folders import Folders
 from planted import Planted
 
-AREAS = (Archives, Planted)
+AREAS = (Archives, Folders, Planted)
