@@ -47,7 +47,7 @@ def read_run(folder: Path) -> Snapshot | None:
     if os.path.lexists(metrics):
         kept_records(metrics, snapshot.state["step"], snapshot.state.get("records"))
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
-        load_snapshot(path)
+        _check_state(path, load_snapshot(path).state)
     return snapshot
 
 

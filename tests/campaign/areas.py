@@ -3,5 +3,6 @@
 from archives import Archives
 from folders import Folders
 from planted import Planted
+from power import Power
 
-AREAS = (Archives, Folders, Planted)
+AREAS = (Archives, Folders, Planted, Power)
