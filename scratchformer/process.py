@@ -188,8 +188,8 @@ def _survive(name: str, new: Stream) -> None:
         return
     with suppress(OSError):
         stream.flush()
-    options = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
-    setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **options))
+    kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+    setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **kept))
 
 
 def take_any_text() -> None:
