@@ -59,7 +59,7 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
 def in_words(error: Exception) -> str:
     """The message of an error, for a user."""
     text = str(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or text == "can't start new thread":
         return f"out of memory in {_place(error)}{': ' * bool(text)}{text}; {LESS_MEMORY}"
     if isinstance(error, RecursionError):
         return f"the input is nested too deeply for {_place(error)}"

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from area import MEGABYTE, Area, Case
 from runs import EXAMPLES, SIZES, command, make_data, with_intervals
 
@@ -139,23 +140,29 @@ class Surroundings(Area):
         return Case(f"{' '.join(argv)}{where}, {broken}, {environment}", run, expect="either")
 
     def limits(self, draw: random.Random, folder: Path) -> Case:
-        """Training with little disk, few files, little memory or few threads."""
-        kind = draw.choice(["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_AS"])
-        held = resource.getpagesize() * int(Path("/proc/self/statm").read_text().split()[0])
-        most = {
-            "RLIMIT_FSIZE": int(2 ** draw.uniform(0, 18)),
-            "RLIMIT_NOFILE": draw.randrange(3, 40),
-            "RLIMIT_AS": held + int(2 ** draw.uniform(10, 28)),
-        }[kind]
+        """Training with little disk, few files, no more threads, or no more memory."""
+        kind = draw.choice(["RLIMIT_FSIZE", "RLIMIT_NOFILE", "RLIMIT_NPROC", "memory"])
+        most = {"RLIMIT_FSIZE": int(2 ** draw.uniform(0, 18)), "RLIMIT_NOFILE": draw.randrange(3, 40)}.get(kind, 0)
+        owner, name, call = draw.choice([(stage.Replicas, "gradients", 3), (stage.Replicas, "rows", 0)])
+        fail = draw.choice([partial(np.empty, 1 << 60), no_memory])
 
         def run() -> None:
-            resource.setrlimit(getattr(resource, kind), (most, resource.getrlimit(getattr(resource, kind))[1]))
+            if kind == "memory":
+                at(owner, name, call, fail, getattr(owner, name))
+                return self.train(folder / "run")
+            if kind == "RLIMIT_NPROC":
+                os.setuid(NOBODY)
+            soft, hard = resource.getrlimit(getattr(resource, kind))
+            resource.setrlimit(getattr(resource, kind), (most, hard))
             try:
                 self.train(folder / "run")
             finally:
-                resource.setrlimit(getattr(resource, kind), (resource.getrlimit(getattr(resource, kind))[1],) * 2)
+                resource.setrlimit(getattr(resource, kind), (soft, hard))
 
-        return Case(f"training, {kind} {most}", run, expect="either", check=partial(self.readable, folder / "run"))
+        expect = "refused" if kind in ("memory", "RLIMIT_NPROC") else "either"
+        names = ("memory",) if expect == "refused" else ()
+        what = f"training, {kind} {most or (name, getattr(fail, '__name__', 'numpy.empty'))}"
+        return Case(what, run, expect, names, check=partial(self.readable, folder / "run"))
 
     def folders(self, draw: random.Random, folder: Path) -> Case:
         """The run's folder cannot be written, or vanishes, or is exchanged, while the run goes on."""
@@ -283,6 +290,10 @@ def break_streams(broken: dict[int, str], python: bool = True) -> None:
             os.close(write)
         if python and how == "closed":
             setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+
+
+def no_memory() -> None:
+    raise MemoryError
 
 
 def at(owner: Any, name: str, call: int, happening: Callable[[], None], function: Callable) -> None:
