@@ -8,6 +8,7 @@ CuPy is imported only when a GPU is requested.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def get_device(name: str = "auto") -> Device:
     GPU is requested by name and cannot be used.
     """
     kind, _, number = name.partition(":")
-    if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
+    if not re.fullmatch("auto|cpu|gpu(:[0-9]+)?", name):
         raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
     if kind == "cpu":
         return CPU
