@@ -1,5 +1,6 @@
 """All areas of the campaign, in the order in which they take turns."""
 
 from archives import Archives
+from library import Library
 
-AREAS = (Archives,)
+AREAS = (Archives, Library)
