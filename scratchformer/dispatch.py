@@ -26,6 +26,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import numpy as np
+
 __all__ = ["Operation", "backward", "operation", "reference_only"]
 
 Arguments = ParamSpec("Arguments")
@@ -77,16 +79,45 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
 
 
 def backward(reference: Callable) -> Operation[...]:
-    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`."""
+    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`.
+
+    If the cache is annotated as a NamedTuple or an Array, anything else raises TypeError.
+    """
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
+    expected = cache_type(reference, second)
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
-        return twins.get(type(cache), reference)(*args, **kwargs)
+        twin = twins.get(type(cache))
+        if twin is None:
+            expect_cache(second, cache, expected)
+            twin = reference
+        return twin(*args, **kwargs)
 
     return _with_twins(dispatched, reference, twins)
+
+
+def cache_type(backward: Callable, argument: str) -> type | None:
+    """The type of the cache that `backward` takes, by its annotation: a NamedTuple, or ndarray for "Array" (of any
+    library). None for any other annotation.
+    """
+    annotation = inspect.signature(backward).parameters[argument].annotation
+    if annotation == "Array":
+        return np.ndarray
+    if isinstance(annotation, str):
+        annotation = getattr(backward, "__globals__", {}).get(annotation)
+    return annotation if hasattr(annotation, "_fields") else None
+
+
+def expect_cache(name: str, cache: Any, expected: type | None) -> None:
+    """Raise TypeError unless the cache is of the type that `cache_type` found."""
+    if expected is None or isinstance(cache, expected) or (expected is np.ndarray and hasattr(cache, "dtype")):
+        return
+    kind = "array" if expected is np.ndarray else expected.__name__
+    found = "None" if cache is None else type(cache).__name__
+    raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
 
 
 def _with_twins(dispatched: Callable, reference: Callable, twins: dict[type, Callable]) -> Any:
