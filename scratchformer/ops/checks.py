@@ -153,11 +153,14 @@ def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
         raise TypeError(f"{name}: expected a {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
 
 
-def expect_number(name: str, x: float, zero: bool = True) -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0, or > 0 if not `zero`."""
+def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False) -> None:
+    """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
+    infinite: whether infinity is.
+    """
     _expect_real(name, x)
-    if not (0 <= x <= MOST and (zero or x)):
-        raise ValueError(f"{name}: expected a finite number {'>=' if zero else '>'} 0, got {_number(x)}")
+    if not (0 <= x <= MOST or (infinite and x == math.inf)) or not (zero or x):
+        finite = "" if infinite else "finite "
+        raise ValueError(f"{name}: expected a {finite}number {'>=' if zero else '>'} 0, got {_number(x)}")
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:

@@ -37,7 +37,7 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
-    expect_number("max_norm", max_norm, zero=False)
+    expect_number("max_norm", max_norm, zero=False, infinite=True)
     norm = global_norm(grad, map)
     if math.isfinite(norm) and norm > max_norm:
 
