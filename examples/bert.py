@@ -173,15 +173,19 @@ class Classification(BertStage):
         return dict(evaluate_every=max(100, len(self.batches) // 2), select=("accuracy", "max"))
 
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, self.texts[part], self.length, "both")
+        return evaluate_classifier(replicas, self.scored_texts(part), self.length, "both")
+
+    def scored_texts(self, part):
+        whole = self.texts[part]
+        return whole.evenly(self.scored(len(whole.labels), self.steps * self.run.tuning_batch_size))
 
     def describe(self):
         pass
 
     def report(self, state, test):
         print(f"best on validation: {state['best']}")
-        reviews = len(self.data.test.labels)
-        print(f"{self.folder}: test accuracy on {reviews:,} reviews: {100 * test['accuracy']:.2f}%")
+        reviews = self.share(len(self.scored_texts("test").labels), len(self.data.test.labels), "reviews")
+        print(f"{self.folder}: test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
 
 
 class Bert(Program):

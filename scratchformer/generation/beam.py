@@ -15,7 +15,8 @@ from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
-from ..ops.checks import expect_array, expect_at_least, expect_lengths, expect_number, expect_positive
+from ..ops.checks import expect_array, expect_at_least, expect_instance, expect_lengths, expect_number, expect_positive
+from ..progress import counted
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
@@ -144,8 +145,7 @@ def translate(
     `beam_search`; TypeError for a single text instead of a list.
     """
     expect_options(beam, LONGER, length_penalty)
-    if isinstance(sentences, str):  # its characters would be translated one by one
-        raise TypeError("sentences: expected a list of texts, got str")
+    expect_texts("sentences", sentences)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
@@ -166,10 +166,19 @@ def translate(
     threads = cores() if model.device is CPU else 1
     found: list[str] = [""] * len(sentences)
     with threadpool_limits(1 if threads > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
-        for batch, translations in zip(batches, pool.map(work, batches), strict=True):
+        pairs = zip(batches, pool.map(work, batches), strict=True)
+        for batch, translations in counted(pairs, "translating", "sentences", len(ids), lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):
                 found[i] = subwords.decode(translation.ids)
     return found
+
+
+def expect_texts(name: str, texts: list[str]) -> None:
+    """Raise TypeError unless they are a list of texts; the characters of a single text would be taken one by one."""
+    if not isinstance(texts, list | tuple):
+        raise TypeError(f"{name}: expected a list of texts, got {type(texts).__name__}")
+    for i, text in enumerate(texts):
+        expect_instance(f"{name}[{i}]", text, str)
 
 
 def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
@@ -178,6 +187,8 @@ def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
     Raises ValueError unless there are as many references as translations, and at least one. Source: Post, "A call for
     clarity in reporting BLEU scores", 2018.
     """
+    for name, texts in ("found", found), ("references", references):
+        expect_texts(name, texts)
     if not 0 < len(found) == len(references):
         raise ValueError(
             f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"

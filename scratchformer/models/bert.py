@@ -96,9 +96,7 @@ class Bert(Model):
         self.norm = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
-        self.blocks = repeated(
-            lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth
-        )
+        self.blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
 
     @property
     def embedding(self) -> EmbeddingSum:

@@ -9,6 +9,7 @@ from ..backend import Array
 from ..nn import Linear
 from ..ops.checks import expect_lengths, expect_one_of, expect_positive, expect_range
 from ..ops.cross_entropy import IGNORED
+from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
 from .predictor import ClassPredictor
@@ -73,6 +74,7 @@ class Classifier(ClassPredictor):
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
         from 1 to T. pattern: which positions may attend to which; None for all.
         """
+        expect_pattern(pattern)
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])

@@ -98,9 +98,7 @@ class EncoderDecoder(Predictor):
         self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, fold(key, "tokens"))
         self.positions = SinusoidalPositions()
         self.dropout = Dropout(dropout)
-        self.encoder = repeated(
-            lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth
-        )
+        self.encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
         self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
         self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
         self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None

@@ -21,6 +21,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from ..nn import Layer, Param
+from ..progress import counted
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
@@ -141,7 +142,7 @@ def load_weights(
         for name in copies:
             if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
-        for name, tensor in tensors.items():
+        for name, tensor in counted(tensors.items(), "loading", "tensors"):
             source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
 

@@ -110,6 +110,7 @@ class PositionEmbedding(Layer):
         max_length, C = self.table.data.shape
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=C)
+        expect_at_least(0, start=start)
         stop = start + x.shape[1]
         if stop > max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
@@ -166,6 +167,7 @@ class GridPositions(Layer):
     def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
+        expect_at_least(0, start=start)
         stop = start + x.shape[1]
         if stop > self.max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {self.max_length}, got T = {stop}")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backend import Array
-from ..ops.checks import expect_floating, expect_instance, expect_one_of
+from ..ops.checks import expect_instance, expect_one_of
 from ..rng import Key
 from .dropout import Dropout
 from .layer import Layer

@@ -150,7 +150,9 @@ class MultiHeadLoop(Layer):
         expect_positive(d_model=d_model, heads=heads)
         if d_model % heads:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
-        self.heads = [SingleHeadAttention(d_model, d_model // heads, causal, fold(key, "head", h)) for h in range(heads)]
+        self.heads = [
+            SingleHeadAttention(d_model, d_model // heads, causal, fold(key, "head", h)) for h in range(heads)
+        ]
         self.unify = Linear(d_model, d_model, key=fold(key, "unify"))
 
     def forward(self, x: Array) -> tuple[Array, MultiHeadLoopCache]:

@@ -76,14 +76,14 @@ def _found(x: Any) -> Any:
 
 
 def shown(x: Any) -> str:
-    """`x` for a message: one line, not much longer than a word, however large `x` is."""
+    """`x` for a message: its repr on one line, cut after 80 characters."""
     if isinstance(x, type):
         return f"the class {x.__name__}"
     if isinstance(x, int) and x.bit_length() > 64:
         return f"a number of {int(x.bit_length() * math.log10(2)) + 1} digits"
     try:
         text = " ".join(repr(x).split())
-    except ValueError:  # a number that Python refuses to print, somewhere inside
+    except (RecursionError, ValueError):  # nested too deeply; too many digits
         text = f"a {type(x).__name__}"
     return text if len(text) <= 80 else f"{text[:77]}..."
 

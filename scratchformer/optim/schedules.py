@@ -29,6 +29,7 @@ class Constant:
         check(self.peak, self.warmup)
 
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         return self.peak * warm_up(step, self.warmup)
 
 
@@ -53,6 +54,7 @@ class Cosine:
         expect_number("floor", self.floor)
 
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         if step < self.warmup:
             return self.peak * warm_up(step, self.warmup)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
@@ -75,6 +77,7 @@ class InverseSquareRoot:
         check(self.peak, self.warmup)
 
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         return self.peak * min(warm_up(step, self.warmup), math.sqrt(max(1, self.warmup) / (step + 1)))
 
 

@@ -1,6 +1,8 @@
-"""All areas of the campaign, in the order in which they take turns."""
+"""All areas of the campaign."""
 
 from archives import Archives
+from kills import Kills
 from library import Library
+from planted import Planted
 
-AREAS = (Archives, Library)
+AREAS = (Archives, Kills, Library, Planted)

@@ -219,7 +219,10 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "Group": lambda: call_of(
         "Group",
         lambda **given: optim.SGD(nn.Linear(3, 2).parameters(), 0.1, groups=[optim.Group(**given)]),
-        match="w", lr=0.1, weight_decay=0.1, frozen=False,
+        match="w",
+        lr=0.1,
+        weight_decay=0.1,
+        frozen=False,
     ),  # fmt: skip
     "Constant": lambda: of_schedule(optim.Constant),
     "Cosine": lambda: of_schedule(optim.Cosine, total=9, floor=0.01),
@@ -247,12 +250,23 @@ OTHERS: dict[str, Callable[[], Call]] = {
         "Stack", nn.Stack, blocks=[nn.TransformerBlock(8, 2)], norm=nn.LayerNorm(8), recompute=True
     ),
     "EmbeddingSum": lambda: call_of(
-        "EmbeddingSum", nn.EmbeddingSum, embeddings=[nn.TokenEmbedding(5, 4)], positions=nn.PositionEmbedding(6, 4),
-        norm=nn.LayerNorm(4), dropout=nn.Dropout(0.1), scale=2.0,
+        "EmbeddingSum",
+        nn.EmbeddingSum,
+        embeddings=[nn.TokenEmbedding(5, 4)],
+        positions=nn.PositionEmbedding(6, 4),
+        norm=nn.LayerNorm(4),
+        dropout=nn.Dropout(0.1),
+        scale=2.0,
     ),  # fmt: skip
     "Block": lambda: call_of(
-        "Block", nn.Block, attention=nn.SelfAttention(8, 2), feedforward=nn.FeedForward(8, 9), norm1=nn.LayerNorm(8),
-        norm2=nn.LayerNorm(8), norm="pre", dropout=0.1,
+        "Block",
+        nn.Block,
+        attention=nn.SelfAttention(8, 2),
+        feedforward=nn.FeedForward(8, 9),
+        norm1=nn.LayerNorm(8),
+        norm2=nn.LayerNorm(8),
+        norm="pre",
+        dropout=0.1,
     ),  # fmt: skip
     "load_state_dict": lambda: call_of(
         "load_state_dict", nn.Linear(4, 3).load_state_dict, state=nn.Linear(4, 3).state_dict()
@@ -271,7 +285,12 @@ OTHERS: dict[str, Callable[[], Call]] = {
     ),
     "rotary_frequencies": lambda: call_of("rotary_frequencies", ops.rotary_frequencies, head_width=6, base=100.0),
     "probabilities": lambda: call_of(
-        "probabilities", generation.probabilities, logits=LOGITS, temperature=0.7, top_k=3, top_p=0.9,
+        "probabilities",
+        generation.probabilities,
+        logits=LOGITS,
+        temperature=0.7,
+        top_k=3,
+        top_p=0.9,
         allowed=np.ones(11, bool),
     ),  # fmt: skip
     "sample": lambda: call_of("sample", generation.sample, p=np.full((2, 4), 0.25), key=KEY),
@@ -279,39 +298,79 @@ OTHERS: dict[str, Callable[[], Call]] = {
         "generate", generated, prompt=np.array([[1, 2, 3]]), tokens=4, temperature=0.7, top_k=3, top_p=0.9, key=KEY
     ),
     "stream_text": lambda: call_of(
-        "stream_text", lambda **given: list(generation.stream_text(small_model(), **given)),
-        prompt="A text", tokens=3, temperature=0.7,
+        "stream_text",
+        lambda **given: list(generation.stream_text(small_model(), **given)),
+        prompt="A text",
+        tokens=3,
+        temperature=0.7,
     ),  # fmt: skip
     "beam_search": lambda: call_of(
-        "beam_search", lambda **given: generation.beam_search(small_translator(), **given),
-        source=np.array([[4, 5, 2]]), lengths=np.array([3]), begin=1, end=2, beam=2, length_penalty=0.6, longer=3,
+        "beam_search",
+        lambda **given: generation.beam_search(small_translator(), **given),
+        source=np.array([[4, 5, 2]]),
+        lengths=np.array([3]),
+        begin=1,
+        end=2,
+        beam=2,
+        length_penalty=0.6,
+        longer=3,
     ),  # fmt: skip
     "bleu": lambda: call_of("bleu", generation.bleu, found=["A text."], references=["A text."]),
     "cache_for": lambda: call_of(
-        "cache_for", lambda model, batch_size, ids: generation.cache_for(model, batch_size).logits(ids),
-        model=small_model(), batch_size=2, ids=np.array([[1, 2], [3, 4]]),
+        "cache_for",
+        lambda model, batch_size, ids: generation.cache_for(model, batch_size).logits(ids),
+        model=small_model(),
+        batch_size=2,
+        ids=np.array([[1, 2], [3, 4]]),
     ),  # fmt: skip
     "Replicas": lambda: call_of("Replicas", training.Replicas, model=small_model(), count=2, micro_batch=3),
     "train": lambda: call_of(
-        "train", trained, batches=data.TextBatches(TEXT, 2, 12, KEY), schedule=optim.Constant(0.1), steps=1, out=Path("run"),
-        evaluate_every=0, select=("loss", "min"), snapshot_every=1, keep=0, log_every=1, clip=1.0, seed=1,
+        "train",
+        trained,
+        batches=data.TextBatches(TEXT, 2, 12, KEY),
+        schedule=optim.Constant(0.1),
+        steps=1,
+        out=Path("run"),
+        evaluate_every=0,
+        select=("loss", "min"),
+        snapshot_every=1,
+        keep=0,
+        log_every=1,
+        clip=1.0,
+        seed=1,
     ),  # fmt: skip
     "evaluate_language_model": lambda: call_of(
-        "evaluate_language_model", lambda **given: scored(training.evaluate_language_model, **given),
-        data=TEXT, stride=5, batch_size=2,
+        "evaluate_language_model",
+        lambda **given: scored(training.evaluate_language_model, **given),
+        data=TEXT,
+        stride=5,
+        batch_size=2,
     ),  # fmt: skip
     "TextBatches": lambda: call_of("TextBatches", text_batches, data=TEXT, batch_size=2, context=5, key=KEY),
     "SegmentBatches": lambda: call_of(
-        "SegmentBatches", lambda **given: data.SegmentBatches(**given).batch(0),
-        data=TEXT, batch_size=2, context=5, key=KEY, depth=1, d_model=4,
+        "SegmentBatches",
+        lambda **given: data.SegmentBatches(**given).batch(0),
+        data=TEXT,
+        batch_size=2,
+        context=5,
+        key=KEY,
+        depth=1,
+        d_model=4,
     ),  # fmt: skip
     "DrawnBatches": lambda: call_of(
-        "DrawnBatches", lambda **given: data.DrawnBatches(**given).batch(1),
-        whole=data.TextBatch(TEXT.reshape(6, 10), TEXT.reshape(6, 10)), batch_size=2, key=KEY,
+        "DrawnBatches",
+        lambda **given: data.DrawnBatches(**given).batch(1),
+        whole=data.TextBatch(TEXT.reshape(6, 10), TEXT.reshape(6, 10)),
+        batch_size=2,
+        key=KEY,
     ),  # fmt: skip
     "LabelledBatches": lambda: call_of(
-        "LabelledBatches", lambda **given: data.LabelledBatches(**given).batch(1),
-        dataset=LABELLED, batch_size=1, max_length=6, key=KEY,
+        "LabelledBatches",
+        lambda **given: data.LabelledBatches(**given).batch(1),
+        dataset=LABELLED,
+        batch_size=1,
+        max_length=6,
+        key=KEY,
     ),  # fmt: skip
     "in_order": lambda: call_of(
         "in_order", lambda **given: consumed(data.in_order, **given), dataset=LABELLED, batch_size=1, max_length=6
@@ -325,12 +384,20 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "Vocabulary.decode": lambda: call_of("Vocabulary.decode", data.Vocabulary(["a"]).decode, ids=np.array([2, 1])),
     "tokenize": lambda: call_of("tokenize", data.tokenize, text="a text"),
     "check_gradients": lambda: call_of(
-        "check_gradients", lambda x, **given: testing.check_gradients(ops.tanh, ops.tanh_backward, x, **given),
-        x=np.ones((2, 3)), seed=1, directions=1, max_elements=3,
+        "check_gradients",
+        lambda x, **given: testing.check_gradients(ops.tanh, ops.tanh_backward, x, **given),
+        x=np.ones((2, 3)),
+        seed=1,
+        directions=1,
+        max_elements=3,
     ),  # fmt: skip
     "check_layer": lambda: call_of(
-        "check_layer", lambda layer, x, **given: testing.check_layer(layer, x, **given),
-        layer=nn.Linear(3, 2), x=np.ones((2, 3)), seed=1, directions=1, max_elements=3,
+        "check_layer",
+        lambda layer, x, **given: testing.check_layer(layer, x, **given),
+        layer=nn.Linear(3, 2),
+        x=np.ones((2, 3)),
+        seed=1,
+        directions=1,
+        max_elements=3,
     ),  # fmt: skip
 }
-

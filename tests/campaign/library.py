@@ -123,7 +123,9 @@ ANY_INTEGER = {"word", "part", "ignore_index", "seed"}
 
 
 def wrong_integers(name: str) -> Iterator[Wrong]:
-    yield from (Wrong(repr(x), x) for x in ("8", b"8", [8], (8,), {}, 2.5, float("nan"), float("inf"), 1j, Key, Decimal("8.5")))
+    yield from (
+        Wrong(repr(x), x) for x in ("8", b"8", [8], (8,), {}, 2.5, float("nan"), float("inf"), 1j, Key, Decimal("8.5"))
+    )
     yield from (Wrong(repr(x), x) for x in (np.array([8]), np.array("8"), True, 8.0, np.float32(8)))
     yield Wrong("None", None, certain=name not in MAY_BE_NONE)
     yield Wrong("-1", -1, certain=name not in ANY_INTEGER)
