@@ -101,15 +101,15 @@ def backward(reference: Callable) -> Operation[...]:
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:
-    """The type of the cache that `backward` takes, by its annotation: a NamedTuple, or ndarray for "Array" (of any
-    library). None for any other annotation.
+    """The type of the cache that `backward` takes, by its annotation: a NamedTuple, a slice, or ndarray for "Array" (of
+    any library). None for any other annotation.
     """
     annotation = inspect.signature(backward).parameters[argument].annotation
     if annotation == "Array":
         return np.ndarray
     if isinstance(annotation, str):
-        annotation = getattr(backward, "__globals__", {}).get(annotation)
-    return annotation if hasattr(annotation, "_fields") else None
+        annotation = getattr(backward, "__globals__", {}).get(annotation, {"slice": slice}.get(annotation))
+    return annotation if annotation is slice or hasattr(annotation, "_fields") else None
 
 
 def expect_cache(name: str, cache: Any, expected: type | None) -> None:

@@ -29,7 +29,7 @@ class Key:
     def __init__(self, *words: int) -> None:
         for word in words:
             if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
-                raise TypeError(f"seed: expected non-negative integers, got {word!r:.80}")
+                raise TypeError(f"seed: expected non-negative integers, got {type(word).__name__}")
             if word < 0:
                 raise ValueError(f"seed: expected non-negative integers, got {words!r:.80}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))

@@ -57,7 +57,10 @@ class Vocabulary:
     words: tuple[str, ...]
 
     def __init__(self, words: Iterable[str]) -> None:
+        expect_instance("words", words, Iterable)
         self.words = (*SPECIALS, *words)
+        for i, word in enumerate(self.words):
+            expect_instance(f"words: number {i}", word, str)
         self._index = {word: i for i, word in enumerate(self.words)}
         if len(self._index) < len(self.words):
             word, count = Counter(self.words).most_common(1)[0]
@@ -73,6 +76,7 @@ class Vocabulary:
         Equally frequent words are sorted alphabetically, so the order of `texts` does not matter.
         """
         expect_at_least(0, size=size)
+        expect_instance("texts", texts, Iterable)
         if size < len(SPECIALS):
             raise ValueError(f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}")
         counts: Counter[str] = Counter()

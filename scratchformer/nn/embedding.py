@@ -117,6 +117,7 @@ class PositionEmbedding(Layer):
         return x + self.table.data[start:stop], slice(start, stop)
 
     def backward(self, dy: Array, cache: slice) -> Array:
+        expect_shape("dy", dy, "B T C", T=cache.stop - cache.start, C=self.table.data.shape[1])
         self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
 

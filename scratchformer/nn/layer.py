@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
 from ..dispatch import cache_type, expect_cache
-from ..ops.checks import expect_floating, expect_instance, expect_memory, expect_positive
+from ..ops.checks import expect_instance, expect_memory, expect_positive, expect_real
 from ..rng import Key, expect_key
 
 LAYER_OBJECTS = 1 << 12  # what Python's objects of a block take, counted in float32 numbers
@@ -298,12 +298,12 @@ def _checked(backward: Callable) -> Callable:
     if len(names) < 2:
         return backward
     first, second = names
-    expected, floating = cache_type(backward, second.name), first.annotation == "Array"
+    expected, real = cache_type(backward, second.name), first.annotation == "Array"
 
     @wraps(backward)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if floating:
-            expect_floating(**{first.name: args[0] if args else kwargs.get(first.name)})
+        if real:
+            expect_real(first.name, args[0] if args else kwargs.get(first.name))
         expect_cache(second.name, args[1] if len(args) > 1 else kwargs.get(second.name), expected)
         return backward(self, *args, **kwargs)
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
+from ..ops.checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
 from ..rng import Key, fold
 from .layer import Layer
 from .linear import Linear
@@ -58,6 +58,7 @@ class BasicSelfAttention(Layer):
 
     def backward(self, dy: Array, cache: BasicCache) -> Array:
         x, weights, softmax = cache
+        expect_like("dy", dy, x.shape)
         dz = ops.softmax_backward(dy @ x.swapaxes(-1, -2), softmax)
         dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
         return dx

@@ -27,7 +27,7 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
     words = _words(letters)
     shape = getattr(x, "shape", None)
     if shape is None:
-        raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {_found(x)}")
+        raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {describe(x)}")
     if len(words) == len(shape):
         if not sizes:
             return
@@ -54,7 +54,14 @@ def expect_floating(**arrays: Array) -> None:
     """
     for name, x in arrays.items():
         if not (type(x) is np.ndarray and x.dtype.kind == "f") and not _is_inexact(x):
-            raise TypeError(f"{name}: expected a floating-point array, got {_found(x)}{_advice(name, x)}")
+            raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
+
+
+def expect_real(name: str, x: Array) -> None:
+    """Raise TypeError unless `x` is an array of real floating-point numbers."""
+    expect_floating(**{name: x})
+    if x.dtype.kind == "c":
+        raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
 
 
 def _kind(x: Any) -> str | None:
@@ -68,7 +75,7 @@ def _is_inexact(x: Any) -> bool:
     return _kind(x) in ("f", "c") or (_kind(x) == "V" and is_floating_type(x.dtype))
 
 
-def _found(x: Any) -> Any:
+def describe(x: Any) -> Any:
     """What `x` is: the dtype of an array, otherwise its class."""
     if x is None:
         return "None"
@@ -182,7 +189,7 @@ def _number(x: Any) -> str:
 def expect_lengths(lengths: Array, **sizes: int) -> None:
     """Raise TypeError unless `lengths` is an array of integers, ValueError unless it has the shape (B,)."""
     if not hasattr(lengths, "dtype"):
-        raise TypeError(f"lengths: expected an array of integers (B,), got {_found(lengths)}")
+        raise TypeError(f"lengths: expected an array of integers (B,), got {describe(lengths)}")
     expect_shape("lengths", lengths, "B", **sizes)
     expect_integers("lengths", lengths)
 
@@ -202,7 +209,7 @@ def expect_integers(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of integers."""
     if _kind(x) not in ("i", "u") or isinstance(x, UNLIKE_ARRAYS):
         what = "an array of integers" if _kind(x) is None else "integers"
-        raise TypeError(f"{name}: expected {what}, got {_found(x)}")
+        raise TypeError(f"{name}: expected {what}, got {describe(x)}")
 
 
 def expect_ids(name: str, ids: Array, size: int) -> None:
