@@ -10,7 +10,6 @@ the official archive is downloaded; without a network, the program says so and t
 standard library, as with --data stdlib.
 """
 
-import math
 import time
 
 from scratchformer.models import LanguageModel, SparseTransformer
@@ -24,7 +23,9 @@ PRESETS = {
 }
 MEASURED = 5  # steps that are timed, after one to warm up
 OPTIONS = {
-    "minutes": dict(type=float, metavar="M", help="train for about M minutes, instead of a number of steps"),
+    "minutes": dict(
+        type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
+    ),
 }
 
 
@@ -36,9 +37,6 @@ class Sparse(LanguageProgram):
     evaluations = 10
 
     def check(self):
-        minutes = self.run.minutes
-        if minutes is not None and not 0 < minutes < math.inf:
-            raise ValueError(f"--minutes: expected a number > 0, got {minutes}")
         if {"minutes", "steps"} <= self.run.given:
             raise ValueError("--minutes: this sets the number of steps, so leave out --steps")
 

@@ -89,10 +89,7 @@ class Units(Program):
     name = "units"
     description = __doc__
     presets = PRESETS
-
-    def check(self):
-        if self.run.data or self.run.estimate:
-            raise ValueError("--data, --estimate: not supported; the data comes with scikit-learn and networkx")
+    without = ("data", "estimate")
 
     def load(self):
         self.digits = load_digits()

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -33,7 +36,8 @@ class Key:
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
-        return np.random.Generator(np.random.Philox(self.seed_sequence()))
+        bits = np.random.Philox(self.seed_sequence())
+        return np.random.Generator(bits) if _room.get() is None else BoundedGenerator(bits)
 
     def seed_sequence(self) -> np.random.SeedSequence:
         """NumPy's hash of the words and of their number, since NumPy pads short tuples with zeros."""
@@ -63,10 +67,46 @@ class ZeroGenerator(np.random.Generator):
     """NumPy's generator, with zeros for `standard_normal` and for `uniform`."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        _take_room(size)
         return np.zeros(() if size is None else size, dtype)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        _take_room(size)
         return np.zeros(() if size is None else size, np.float32)
+
+
+class BoundedGenerator(np.random.Generator):
+    """NumPy's generator inside `room_for`, for the two methods that the layers here use."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **options: Any) -> Any:
+        _take_room(size)
+        return super().standard_normal(size, *args, **options)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        _take_room(size)
+        return super().uniform(low, high, size)
+
+
+_room: ContextVar[list[int] | None] = ContextVar("room", default=None)  # how many numbers there is room for
+
+
+@contextmanager
+def room_for(numbers: int) -> Iterator[None]:
+    """Inside, drawing weights of many times `numbers` numbers raises ValueError, before they fill the memory: for a
+    model whose sizes were read from a file that may be damaged, and whose number of weights is known.
+    """
+    token = _room.set([4 * numbers + 1000])  # some models draw their weights more than once
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def _take_room(size: Any) -> None:
+    if (room := _room.get()) is not None:
+        room[0] -= math.prod(size) if isinstance(size, tuple | list) else size or 1
+        if room[0] < 0:
+            raise ValueError("the sizes make a model many times as large as the saved one")
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.

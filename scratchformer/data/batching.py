@@ -16,8 +16,8 @@ import numpy as np
 from ..ops import IGNORED
 from ..ops.checks import expect_positive
 from ..rng import Key
-from .download import DataError
 from .imdb import Labelled
+from .reading import DataError
 from .vocabulary import PAD, UNKNOWN
 
 _CHUNK = 64  # batches whose texts are sorted by length together

@@ -11,9 +11,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
-
-class DataError(ValueError):
-    """A data file is missing, damaged or not what it should be, or a download failed."""
+from .reading import DataError, expect_file
 
 
 class NoConnection(DataError):
@@ -53,6 +51,7 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     import pooch
 
     algorithm, _, expected = checksum.partition(":")
+    expect_file(path)
     try:
         found = pooch.file_hash(str(path), alg=algorithm)
     except OSError as error:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from .download import DataError
 from .files import replacing
+from .reading import VOCABULARY_MOST, DataError, read_text
 
 PAD, UNKNOWN = 0, 1
 SPECIALS = ("<pad>", "<unk>")
@@ -110,23 +110,18 @@ class Vocabulary:
         Raises DataError if the file is missing or damaged, or if `fingerprint` is given and the words do not have it:
         only this shows that a file was truncated at the end of a line.
         """
-        try:
-            lines = Path(path).read_bytes().decode().split("\n")
-        except OSError as error:
-            raise DataError(f"vocabulary {path}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            raise DataError(f"vocabulary {path} is damaged: not UTF-8 at byte {error.start}") from error
+        lines = read_text(path, most=VOCABULARY_MOST).split("\n")
         if lines.pop() != "":
-            raise DataError(f"vocabulary {path} is damaged: its last line is cut short")
+            raise DataError(f"{path} is damaged: its last line is cut short")
         if tuple(lines[: len(SPECIALS)]) != SPECIALS:
-            raise DataError(f"vocabulary {path} is damaged: it does not begin with {' and '.join(SPECIALS)}")
+            raise DataError(f"{path} is damaged: it does not begin with {' and '.join(SPECIALS)}")
         try:
             vocabulary = cls(lines[len(SPECIALS) :])
         except ValueError as error:
-            raise DataError(f"vocabulary {path} is damaged: {error}") from error
+            raise DataError(f"{path} is damaged: {error}") from error
         if fingerprint is not None and vocabulary.fingerprint != fingerprint:
             raise DataError(
-                f"vocabulary {path}: expected fingerprint {fingerprint[:12]}, "
+                f"{path}: expected fingerprint {fingerprint[:12]}, "
                 f"got {vocabulary.fingerprint[:12]} ({len(vocabulary)} words); it is damaged or a different one"
             )
         return vocabulary

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..backend import Device, cores, get_device
 from ..data.files import locked, replacing
+from ..options import MOST_STEPS, MOST_THREADS, SEED, Parser
 from .folder import holds_run, read_run
 
 SETTINGS = "settings.json"
@@ -56,18 +57,19 @@ def start_run(
     argv: list[str] | None,
     options: Mapping[str, Mapping[str, Any]] = {},
     passing: Collection[str] = (),
+    without: Collection[str] = (),
 ) -> Run:
     """Parse the command line of a program; with --resume, read the settings from the run's folder.
 
     presets: settings by name. The default is the preset with the name of a given option, if there is one, else "small".
-    options: the program's own options, by name, with the arguments of argparse's `add_argument`; their values become
-    settings. An option with the metavar PATH is a path.
+    options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
+    become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
+    not take these options.
     A resumed run keeps its settings: only --device, --data, --steps and the options in `passing` may be given, and an
     option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
     --resume, if it holds none.
     """
-    args = _parser(name, description, presets, options).parse_args(argv)
-    _check_numbers(args)
+    args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
     device = get_device(args.device)
@@ -154,31 +156,34 @@ def saved_settings(
 
 
 def _parser(
-    name: str, description: str, presets: Collection[str], options: Mapping[str, Mapping[str, Any]]
-) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)")
-    parser.add_argument("--data", metavar="PATH", help="a local archive, file or folder, instead of a download")
-    parser.add_argument("--preset", choices=presets, help="sizes and settings (default: small)")
-    parser.add_argument("--steps", type=int, metavar="N", help="training steps, instead of the preset's number")
-    parser.add_argument("--seed", type=int, help="random seed for weights, batches and dropout (default: 0)")
-    parser.add_argument("--out", metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)")
-    parser.add_argument("--resume", metavar="DIR", help="continue the run in this folder")
-    parser.add_argument("--replicas", type=int, metavar="N", help="threads on a CPU (default: one for each core)")
-    parser.add_argument("--micro-batch", type=int, metavar="N", help="rows computed at once (default: automatic)")
-    parser.add_argument("--estimate", action="store_true", help="print how much memory the run will take, and stop")
-    parser.add_argument("--tensorboard", action="store_true", default=None, help="log to TensorBoard too")
+    name: str,
+    description: str,
+    presets: Collection[str],
+    options: Mapping[str, Mapping[str, Any]],
+    without: Collection[str] = (),
+) -> Parser:
+    number: dict[str, Any] = {"type": int, "metavar": "N", "least": 1}
+    common: dict[str, dict[str, Any]] = {
+        "device": dict(default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"),
+        "data": dict(metavar="PATH", help="a local archive, file or folder, instead of a download"),
+        "preset": dict(choices=presets, help="sizes and settings (default: small)"),
+        "steps": dict(**number, most=MOST_STEPS, help="training steps, instead of the preset's number"),
+        "seed": dict(**SEED, help="random seed for weights, batches and dropout (default: 0)"),
+        "out": dict(metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)"),
+        "resume": dict(metavar="DIR", help="continue the run in this folder"),
+        "replicas": dict(**number, most=MOST_THREADS, help="threads on a CPU (default: one for each core)"),
+        "micro-batch": dict(**number, help="rows computed at once (default: automatic)"),
+        "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
+        "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
+    }
+    parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.set_defaults(data=None, estimate=False)
+    for option, described in common.items():
+        if option not in without:
+            parser.add_argument(f"--{option}", **described)
     for option, described in options.items():
         parser.add_argument(f"--{option}", **{**described, "default": None})
     return parser
-
-
-def _check_numbers(args: argparse.Namespace) -> None:
-    if args.seed is not None and args.seed < 0:
-        raise ValueError(f"--seed: expected a number >= 0, got {args.seed}")
-    for option, value in (("steps", args.steps), ("replicas", args.replicas), ("micro-batch", args.micro_batch)):
-        if value is not None and value < 1:
-            raise ValueError(f"--{option}: expected at least 1, got {value}")
 
 
 def _setting(option: str) -> str:

@@ -1,5 +1,7 @@
-"""All areas of the campaign, in the order in which they take turns."""
+"""All areas of the campaign."""
 
 from archives import Archives
+from kills import Kills
+from planted import Planted
 
-AREAS = (Archives,)
+AREAS = (Archives, Kills, Planted)

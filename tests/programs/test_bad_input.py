@@ -45,8 +45,10 @@ def edit_settings(run, **changes):
     [
         (["--steps", 0], "--steps: expected at least 1, got 0"),
         (["--steps", -3], "--steps: expected at least 1, got -3"),
-        (["--seed", -1], "--seed: expected a number >= 0, got -1"),
+        (["--seed", -1], "--seed: expected at least 0, got -1"),
         (["--replicas", 0], "--replicas: expected at least 1, got 0"),
+        (["--replicas", 1000000], "--replicas: expected at most 512, got 1000000"),
+        (["--data", ""], "--data: expected at least one character"),
         (["--micro-batch", 0], "--micro-batch: expected at least 1, got 0"),
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
         (["--device", "gpu:x"], "device: expected auto, cpu, gpu or gpu:N, got 'gpu:x'"),
@@ -75,6 +77,8 @@ def test_an_unknown_option_or_preset_shows_the_usage(call):
     assert "invalid choice: 'huge'" in call("enwik8", "--preset", "huge", status=2).stderr
     assert "invalid choice: 'xxl'" in call("enwik8", "--model", "xxl", status=2).stderr
     assert "unrecognized arguments: --stepps" in call("imdb", "--stepps", 3, status=2).stderr
+    for program in "digits", "units":  # whose data comes with a library
+        assert "unrecognized arguments: --data x" in call(program, "--data", "x", status=2).stderr
     assert "usage" in call("scratchformer", status=2).stderr
 
 
@@ -406,13 +410,13 @@ def test_generate_from_a_classifier(fail, imdb_run):
     ("options", "message"),
     [
         (["--prompt", ""], "--prompt: expected at least one character"),
-        (["--tokens", -1], "--tokens: expected a number >= 0, got -1"),
-        (["--seed", -1], "seed: expected non-negative integers"),
+        (["--tokens", -1], "--tokens: expected at least 0, got -1"),
+        (["--seed", -1], "--seed: expected at least 0, got -1"),
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
-        (["--temperature", -1], "temperature: expected a number >= 0, got -1.0"),
-        (["--temperature", "nan"], "temperature: expected a number >= 0, got nan"),
-        (["--top-k", 0], "top_k: expected a number >= 1, got 0"),
-        (["--top-p", 2], "top_p: expected 0 < top_p <= 1, got 2.0"),
+        (["--temperature", -1], "--temperature: expected at least 0, got -1.0"),
+        (["--temperature", "nan"], "--temperature: expected at least 0, got nan"),
+        (["--top-k", 0], "--top-k: expected at least 1, got 0"),
+        (["--top-p", 2], "--top-p: expected at most 1, got 2.0"),
     ],
     ids=str,
 )

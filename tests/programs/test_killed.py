@@ -113,7 +113,7 @@ def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, unint
     wait_until(lambda: last_step(run) >= 10, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 1
+    assert process.returncode == 128 + signal.SIGINT
     assert err.strip().splitlines()[-1] == (
         f"interrupted; step {last_step(run)} is saved in {run / 'last.safetensors'}: continue with --resume"
     )
@@ -124,13 +124,15 @@ def test_ctrl_c_saves_and_the_run_continues_exactly(start, call, tmp_path, unint
 
 
 @pytest.mark.parametrize("saved", [(), ("step 3 is saved in run/last.safetensors",)])
-def test_ctrl_c_reports_a_snapshot_only_if_one_was_saved(saved):
+def test_ctrl_c_reports_a_snapshot_only_if_one_was_saved(saved, capsys):
     def program():
         raise KeyboardInterrupt(*saved)
 
     with pytest.raises(SystemExit) as raised:
         run_program(program)
-    assert raised.value.code == "interrupted" + "".join(f"; {text}: continue with --resume" for text in saved)
+    assert raised.value.code == 128 + signal.SIGINT
+    said = "".join(f"; {text}: continue with --resume" for text in saved)
+    assert capsys.readouterr().err == f"interrupted{said}\n"
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_leaves_the_last_snapshot(call, tmp_path, uninterrupted):
