@@ -282,7 +282,8 @@ def test_doctor_reports(call):
 
 
 def test_check_checks_the_named_cases(call):
-    lines = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
+    *lines, empty, verdict = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
+    assert not empty and re.fullmatch(rf"all {len(lines) - 1} right in \d+ s", verdict)
     names = [line.split("  ")[0] for line in lines[1:]]
     assert "linear" in names
     assert "SelfAttention" in names
