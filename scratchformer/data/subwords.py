@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ops.checks import shown
 from ..progress import counted
 from .files import replacing
-from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text, shown
+from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

@@ -21,8 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json, shown
+from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json
 from ..nn import Layer, Param
+from ..ops.checks import shown
 from ..progress import counted
 
 WEIGHTS = "model.safetensors"

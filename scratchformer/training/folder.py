@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import shown
+from ..ops.checks import shown
 from .metrics import LARGEST_STEP, METRICS, is_number, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 

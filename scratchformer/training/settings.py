@@ -18,7 +18,8 @@ from typing import Any
 
 from ..backend import Device, cores, get_device
 from ..data.files import locked, make_folder, replacing
-from ..data.reading import decoded, parsed, read_bytes, shown
+from ..data.reading import decoded, parsed, read_bytes
+from ..ops.checks import shown
 from ..options import MOST_STEPS, MOST_THREADS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 

@@ -33,8 +33,9 @@ from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import make_folder, replacing
-from ..data.reading import parsed, shown
+from ..data.reading import parsed
 from ..nn import Layer, add_lora
+from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
 from ..rng import Zeros, room_for
 from .diagnose import nonfinite_tensor

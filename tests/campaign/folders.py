@@ -133,7 +133,9 @@ class Folders(Area):
         path = draw.choice(files(run))
         other = draw.choice([one for one in SIZES if one != name])
         found = [
-            p for p in files(self.runs[other]) if (p.suffix == path.suffix and p.name != path.name) or p.name == path.name
+            p
+            for p in files(self.runs[other])
+            if (p.suffix == path.suffix and p.name != path.name) or p.name == path.name
         ]
         foreign = draw.choice(found or files(self.runs[other]))
         if path.name.startswith("step-") and draw.random() < 0.5:
