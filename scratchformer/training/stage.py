@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
@@ -12,7 +13,7 @@ from typing import Any
 from ..nn import Layer
 from ..optim import Adam, AdamW, Constant, Cosine
 from ..optim.optimizer import Optimizer
-from ..rng import Key
+from ..rng import Key, room_for
 from .estimate import estimate
 from .loop import train
 from .memory import resident_bytes
@@ -20,9 +21,11 @@ from .readers import MEAN
 from .replicas import Replicas
 from .settings import Run
 from .snapshot import (
+    LAST,
     SnapshotError,
     average_snapshots,
     best_snapshot,
+    count_weights,
     kept_snapshots,
     load_snapshot,
     restore,
@@ -139,7 +142,9 @@ class Stage:
 
     @cached_property
     def model(self) -> Any:
-        return self.make_model(self.key.fold("weights")).to(self.run.device)
+        weights = count_weights(self.out / LAST) if self.run.resume else None
+        with nullcontext() if weights is None else room_for(weights):
+            return self.make_model(self.key.fold("weights")).to(self.run.device)
 
     @cached_property
     def batches(self) -> Any:
