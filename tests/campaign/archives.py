@@ -228,7 +228,7 @@ class Archives(Area):
             return Case(f"{kind} of {size} × {unit[:9]!r}", lambda: load_multi30k(folder), "refused", (kind,))
         path = folder / "aclImdb.tar.gz"
         if kind == "many":
-            count = size // 20_000
+            count = size // 50_000
             text = (unit * 1000)[:1000]
             members = (
                 part for i in range(count) for part in (_header(f"aclImdb/train/pos/{i}_9.txt", 1000), text + bytes(24))
