@@ -58,10 +58,7 @@ class Digits(Program):
     name = "digits"
     description = __doc__
     presets = PRESETS
-
-    def check(self):
-        if self.run.data:
-            raise ValueError("--data: the digits come with scikit-learn, so leave it out")
+    without = ("data",)
 
     def load(self):
         self.digits = load_digits()

@@ -10,10 +10,10 @@ the official archive is downloaded; without a network, the program says so and t
 standard library, as with --data stdlib.
 """
 
-import math
 import time
 
 from scratchformer.models import LanguageModel, SparseTransformer
+from scratchformer.progress import counted
 from scratchformer.training import LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)
@@ -24,7 +24,9 @@ PRESETS = {
 }
 MEASURED = 5  # steps that are timed, after one to warm up
 OPTIONS = {
-    "minutes": dict(type=float, metavar="M", help="train for about M minutes, instead of a number of steps"),
+    "minutes": dict(
+        type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
+    ),
 }
 
 
@@ -36,9 +38,6 @@ class Sparse(LanguageProgram):
     evaluations = 10
 
     def check(self):
-        minutes = self.run.minutes
-        if minutes is not None and not 0 < minutes < math.inf:
-            raise ValueError(f"--minutes: expected a number > 0, got {minutes}")
         if {"minutes", "steps"} <= self.run.given:
             raise ValueError("--minutes: this sets the number of steps, so leave out --steps")
 
@@ -57,7 +56,7 @@ class Sparse(LanguageProgram):
 
     def seconds_per_step(self, replicas):
         """The mean time of forward and backward, which take nearly all of a step, over a few steps."""
-        for step in range(1 + MEASURED):
+        for step in counted(range(1 + MEASURED), "timing", "steps"):
             if step == 1:
                 start = time.perf_counter()
             replicas.gradients(self.batches.batch(step), self.key)

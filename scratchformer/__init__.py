@@ -19,6 +19,7 @@ There are also keys for random numbers, devices, and `reference_only`. One impor
 
 from importlib.util import find_spec
 
+from . import process as process  # first, for Ctrl-C while the rest is loaded  # isort: skip
 from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .dispatch import reference_only

@@ -4,18 +4,36 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from . import __version__
 from .learn.command import add_command as add_learn
-from .training.program import run_program, take_any_text
+from .options import MOST_THREADS, SEED, Parser
+from .process import run_program
+
+MOST_BEAM = 256  # hypotheses of a sentence; the literature has 4 to 50
+DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
 
 
 def main(argv: list[str] | None = None) -> None:
     """Parse the command line and run one command; an error gives one line and exit status 1."""
-    take_any_text()  # before anything is printed, the help included
-    parser = argparse.ArgumentParser(prog="scratchformer", description=__doc__)
+    run_program(lambda: run_command(sys.argv[1:] if argv is None else argv))
+
+
+def run_command(argv: list[str]) -> None:
+    """Parse this command line and run its command; errors are raised."""
+    end = argv.index("--") if "mutate" in argv[:1] and "--" in argv else len(argv)
+    args = make_parser().parse_args(argv[:end])
+    args.pytest = argv[end + 1 :]
+    args.run(args)
+
+
+def make_parser() -> Parser:
+    parser = Parser(prog="scratchformer", description=__doc__)
+    parser.add_argument("--version", action="version", version=f"scratchformer {__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     command = commands.add_parser("doctor", help="print what a bug report needs")
@@ -24,8 +42,8 @@ def main(argv: list[str] | None = None) -> None:
     command = commands.add_parser("check", help="check the gradients of all operations and layers, or of those named")
     command.add_argument("names", nargs="*", metavar="NAME", help="for example attention, SelfAttention, LanguageModel")
     command.add_argument("--only", choices=("reference", "twin"), help="references or fast twins (default: both)")
-    command.add_argument("--device", default="cpu", help="cpu, gpu, gpu:1")
-    command.add_argument("--seed", type=int, default=0)
+    command.add_argument("--device", default="cpu", help="auto, cpu, gpu or gpu:1 (default: cpu)")
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the arrays (default: 0)")
     command.add_argument(
         "--dtype", choices=("float16", "bfloat16", "float32"), help="check the precision in this type instead"
     )
@@ -45,39 +63,45 @@ def main(argv: list[str] | None = None) -> None:
         "names", nargs="+", metavar="MODULE[::FUNCTION]", help="for example my_ops.py::cube_backward, my_ops"
     )
     command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
-    command.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one for each core)")
-    command.add_argument("--limit", type=int, metavar="N", help="plant N mistakes, drawn at random")
-    command.add_argument("--seed", type=int, default=0)
+    number = {"type": int, "metavar": "N", "least": 1}
+    command.add_argument("-j", "--jobs", **number, most=MOST_THREADS, help="processes (default: one for each core)")
+    command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
+    command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
-    command.add_argument("--json", type=Path, metavar="FILE", help="write every outcome to this file")
+    command.add_argument("--json", metavar="FILE", help="write every outcome to this file")
     command.set_defaults(run=mutate)
 
     command = commands.add_parser("generate", help="generate text with a trained language model")
     add_run(command, "folder of a run, a snapshot, or a published GPT-2, Llama, Mistral or Qwen2")
     command.add_argument("--prompt", default="\n", help="what to continue (default: a new line)")
-    command.add_argument(
-        "--tokens", type=int, default=500, help="how many tokens (bytes or sub-words) to write (default: 500)"
-    )
-    command.add_argument("--temperature", type=float, default=0.8, help="0 is greedy (default: 0.8)")
-    command.add_argument("--top-k", type=int)
-    command.add_argument("--top-p", type=float)
-    command.add_argument("--seed", type=int, default=0)
-    command.add_argument("--device", default="auto")
+    tokens = "how many tokens (bytes or sub-words) to write (default: 500)"
+    command.add_argument("--tokens", type=int, default=500, metavar="N", least=0, help=tokens)
+    number = {"type": float, "metavar": "X", "least": 0}
+    command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
+    likely = "draw only from the K most likely tokens (default: from all)"
+    command.add_argument("--top-k", type=int, metavar="K", least=1, help=likely)
+    likely = "draw only from the fewest tokens whose probabilities sum to at least P (default: from all)"
+    command.add_argument("--top-p", type=float, metavar="P", least=0, most=1, help=likely)
+    command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
+    command.add_argument("--device", **DEVICE)
     command.set_defaults(run=generate)
 
     command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
-    command.add_argument("--beam", type=int, help="number of hypotheses; 1 is greedy (default: as in the run)")
-    command.add_argument("--length-penalty", type=float, help="(default: as in the run)")
-    command.add_argument("--device", default="auto")
+    beam = "number of hypotheses; 1 is greedy (default: as in the run)"
+    command.add_argument("--beam", type=int, metavar="K", least=1, most=MOST_BEAM, help=beam)
+    penalty = "how much longer translations are preferred; 0 is not at all (default: as in the run)"
+    command.add_argument("--length-penalty", **number, help=penalty)
+    command.add_argument("--device", **DEVICE)
     command.set_defaults(run=translate)
 
     command = commands.add_parser("evaluate", help="score a trained model on held-out data")
     add_run(command, "folder of a run")
     command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
-    command.add_argument("--part", choices=("validation", "test"), default="test")
-    command.add_argument("--device", default="auto")
+    parts = "the part of the data to score (default: test)"
+    command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
+    command.add_argument("--device", **DEVICE)
     command.set_defaults(run=evaluate)
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
@@ -87,15 +111,10 @@ def main(argv: list[str] | None = None) -> None:
     command.set_defaults(run=plot)
 
     add_learn(commands)
-
-    argv = sys.argv[1:] if argv is None else argv
-    end = argv.index("--") if "mutate" in argv[:1] and "--" in argv else len(argv)
-    args = parser.parse_args(argv[:end])
-    args.pytest = argv[end + 1 :]
-    run_program(lambda: args.run(args))
+    return parser
 
 
-def add_run(command: argparse.ArgumentParser, what: str) -> None:
+def add_run(command: Parser, what: str) -> None:
     command.add_argument("run_folder", metavar="RUN", help=what)
     command.add_argument(
         "--program", metavar="FILE", help="the file that defines the run's program, if it is not found automatically"
@@ -111,7 +130,7 @@ def doctor(args: argparse.Namespace) -> None:
 
 def check(args: argparse.Namespace) -> None:
     from .backend import get_device
-    from .testing.cases import check_cases
+    from .testing.cases import check_cases, select_cases
 
     if args.derivations:
         from .testing.derivations import check_all
@@ -119,18 +138,21 @@ def check(args: argparse.Namespace) -> None:
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")
         return
+    started = time.perf_counter()
     if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
         sys.exit(f"wrong: {', '.join(wrong)}")
+    count = len(select_cases(args.names, args.dtype))
+    print(f"\nall {count} right in {time.perf_counter() - started:.0f} s")
 
 
 def mutate(args: argparse.Namespace) -> None:
     from .testing.mutate import mutate
 
-    for option, number in ("--jobs", args.jobs), ("--limit", args.limit):
-        if number is not None and number < 1:
-            raise ValueError(f"{option}: expected a number >= 1, got {number}")
+    output = None if args.json is None else Path(args.json)
+    if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
+        raise ValueError(f"--json: {output} is not a file that can be written")
     options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
-    if not mutate(args.names, args.pytest, only_list=args.list, output=args.json, **options):
+    if not mutate(args.names, args.pytest, only_list=args.list, output=output, **options):
         sys.exit(1)
 
 
@@ -141,10 +163,6 @@ def generate(args: argparse.Namespace) -> None:
     from .training.program import use_models_of
     from .training.readers import load_writer
 
-    if not args.prompt:
-        raise ValueError("--prompt: expected at least one character")
-    if args.tokens < 0:
-        raise ValueError(f"--tokens: expected a number >= 0, got {args.tokens}")
     use_models_of(Path(args.run_folder), args.program)
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
@@ -170,10 +188,12 @@ def translate(args: argparse.Namespace) -> None:
     given = {"beam": args.beam, "length_penalty": args.length_penalty}
     options: dict[str, Any] = {name: settings.get(name) if value is None else value for name, value in given.items()}
     options = {name: value for name, value in options.items() if value is not None}
-    sentences = [as_typed(sentence) for sentence in args.sentences or map(str.strip, sys.stdin)]
+    lines = [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
-    for text in generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options):
-        print(generation.printable(text))
+    sentences = [line for line in lines if line.strip()]
+    found = iter(generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options))
+    for line in lines:
+        print(generation.printable(next(found)) if line.strip() else "")  # a blank line stays one
 
 
 def evaluate(args: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..progress import counted, progress_bar
 from ..rng import Key
 from .download import fetch
 from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
@@ -61,6 +62,11 @@ class Labelled(NamedTuple):
 
     ids: list[np.ndarray]
     labels: np.ndarray
+
+    def evenly(self, count: int) -> Labelled:
+        """`count` of the texts, at equal distances, so that sorted classes keep their shares."""
+        chosen = np.arange(count) * len(self.labels) // count
+        return Labelled([self.ids[i] for i in chosen], self.labels[chosen])
 
 
 class Imdb(NamedTuple):
@@ -108,10 +114,10 @@ def load_imdb(
     parts = read_splits(path, ("train", "test"))
     train, held_out = _held_out(*parts["train"], validation, seed)
     if vocabulary is None:
-        vocabulary = Vocabulary.build(train[0], vocabulary_size)
+        vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
-        return Labelled([vocabulary.encode(text) for text in texts], labels)
+        return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
     return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
 
@@ -148,15 +154,14 @@ def load_imdb_subwords(
     return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary, unlabelled)
 
 
-def read_reviews(path: str | os.PathLike[str], split: str, progress: bool = False) -> tuple[list[str], np.ndarray]:
+def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:
     """The reviews of one `split`, "train", "test" or "unsup": see `read_splits`."""
-    return read_splits(path, (split,), progress)[split]
+    return read_splits(path, (split,))[split]
 
 
 def read_splits(
     path: str | os.PathLike[str],
     splits: Collection[str] = SPLITS,
-    progress: bool = False,
     optional: Collection[str] = (),
 ) -> dict[str, tuple[list[str], np.ndarray]]:
     """The reviews at `path`, read once: for each of `splits` the texts and their labels, an int64 array.
@@ -170,13 +175,11 @@ def read_splits(
     have lines; if two reviews with the same class, number and rating have different texts (the same text in two
     archives counts once); or if a review is not UTF-8, contains no word, or is longer than a megabyte.
     """
-    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
-
     for split in splits:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
     found: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
-    with tqdm(unit=" reviews", disable=not progress) as bar:
+    with progress_bar("reading", unit="reviews") as bar:
         for source in _sources(Path(path)):
             members = _folder_members if source.is_dir() else _archive_members
             for where, split, place, data in members(source, splits):

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from typing import Any
 
+from ..ops.checks import shown
+
 MEGABYTE = 1 << 20
 MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
 JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
@@ -105,18 +107,9 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """`value` as a message shows it: its repr, cut after `most` characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply; too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= most else text[:most] + "..."
-
-
 def printable(text: str, most: int = 200) -> str:
     """`text` from a file as a message shows it: as it is, unless it is long or has characters that are not printed."""
-    return text if len(text) <= most and text.isprintable() else shown(text, most)
+    return text if len(text) <= most and text.isprintable() else shown(text)
 
 
 def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:

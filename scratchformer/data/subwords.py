@@ -19,8 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ops.checks import shown
+from ..progress import counted
 from .files import replacing
-from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text, shown
+from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -32,7 +34,7 @@ BERT_SETTINGS = {
     "tokenize_chinese_chars": ("handle_chinese_chars", True),
 }
 
-_LINES = 10_000  # encoded at once
+_TEXTS = 1_000  # encoded at once
 _SPECIAL = re.compile(r"[<\[].*[A-Za-z].*[>\]]")  # such as <pad>; merges never join letters and punctuation
 # The characters that GPT-2 uses for bytes: printable bytes are their own characters, the others start at 256.
 _PRINTING = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
@@ -101,7 +103,7 @@ class Subwords:
         if size <= len(specials):
             raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
         trainer = trainer(vocab_size=size, special_tokens=list(specials), show_progress=False, **options)
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(counted(texts, "learning sub-words", "texts"), trainer)
         return cls(tokenizer)
 
     @classmethod
@@ -157,12 +159,15 @@ class Subwords:
         """The token ids of `text`, int32 (T,), without special tokens. The name of one in the text, such as "[SEP]",
         "<eos>" or "<|endoftext|>", is read as plain text; `self["[SEP]"]` is its id.
         """
-        return self.encode_all([text])[0]
+        return self._encode([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` for many texts, on all cores."""
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-        return [np.array(e.ids, np.int32) for e in encoded]
+        parts = [texts[start : start + _TEXTS] for start in range(0, len(texts), _TEXTS)]
+        found: list[np.ndarray] = []
+        for part in counted(parts, "encoding", "texts", len(texts), len):
+            found += self._encode(part)
+        return found
 
     def encode_long(self, text: str) -> np.ndarray:
         """`encode` for a whole corpus, on all cores and in little memory; for a byte-level encoding (`byte_bpe`).
@@ -171,8 +176,11 @@ class Subwords:
         same.
         """
         lines = re.split(r"(?<=\S\n)(?=\S)", text)
-        parts = (self.encode_all(lines[start : start + _LINES]) for start in range(0, len(lines), _LINES))
-        return np.concatenate([ids for part in parts for ids in part])
+        return np.concatenate(self.encode_all(lines))
+
+    def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        return [np.array(e.ids, np.int32) for e in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of `ids` (T,), without special tokens; raises IndexError if an id is out of range."""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import shown
 from ..nn import Layer
-from ..ops.checks import expect_number
+from ..ops.checks import expect_number, shown
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
 from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, read_config, stored_name

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json, shown
+from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json
 from ..nn import Layer, Param
+from ..ops.checks import shown
+from ..progress import counted
 
 WEIGHTS = "model.safetensors"
 INDEX = WEIGHTS + ".index.json"  # of weights in several files
@@ -164,7 +166,7 @@ def load_weights(
         for name in copies:
             if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
-        for name, tensor in tensors.items():
+        for name, tensor in counted(tensors.items(), "loading", "tensors"):
             source = stored[tensor.name].read()[..., tensor.columns]
             params[name].data[...] = source.T if tensor.transposed else source
 

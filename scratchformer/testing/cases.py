@@ -19,6 +19,7 @@ import numpy as np
 from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
 from ..dispatch import reference_only
+from ..progress import on_terminal, progress_bar
 from ..rng import Key
 from .gradcheck import Report, Row, check_gradients, check_layer
 from .precision import as_type, check_precision
@@ -535,30 +536,38 @@ def check_cases(
     type is checked instead, and the table shows the worst error as a fraction of its bound. Raises ValueError for an
     unknown name or `only`, before anything is checked, and if there was nothing to check.
     """
+    cases = select_cases(names, dtype)
+    if only not in (None, *IMPLEMENTATIONS):
+        raise ValueError(f"only: expected one of {', '.join(IMPLEMENTATIONS)}, got {only!r}")
+    columns = [only] if only else IMPLEMENTATIONS
+    width = max(map(len, cases))
+    print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
+    checked, wrong = False, dict[str, None]()
+    with progress_bar("checking", len(cases), "cases", disable=not on_terminal()) as bar:  # elsewhere the rows suffice
+        for name, check in cases.items():
+            results = [_check_with(column, check, name, Draw(seed, device=device)) for column in columns]
+            checked |= any(result is not None for result in results)
+            with bar.external_write_mode():  # above the bar
+                _print_results(name, results, width, details)
+                for column, result in zip(columns, results, strict=True):
+                    if isinstance(result, str):
+                        print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
+                        wrong[f"{name.partition(',')[0]} ({column})"] = None
+            bar.update()
+    if not checked:
+        raise ValueError(f"nothing to check: on {device} no twin runs for {', '.join(names) or 'any case'}")
+    return list(wrong)
+
+
+def select_cases(names: Sequence[str], dtype: Any = None) -> dict[str, Callable]:
+    """The cases `names` (all if empty), see `check_cases`, each with the function that checks it."""
     cases = {name: check_operation for name in OPERATIONS} | {name: _check_some_elements for name in LAYERS}
     if dtype is not None:
         cases = {name: partial(check_operation_in, as_type("dtype", dtype)) for name in OPERATIONS}
     known = {name.partition(",")[0] for name in cases}
     if unknown := set(names) - known - cases.keys():
         raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(sorted(known))}")
-    if only not in (None, *IMPLEMENTATIONS):
-        raise ValueError(f"only: expected one of {', '.join(IMPLEMENTATIONS)}, got {only!r}")
-    chosen = [name for name in cases if not names or {name, name.partition(",")[0]} & set(names)]
-    columns = [only] if only else IMPLEMENTATIONS
-    width = max(map(len, chosen))
-    print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
-    checked, wrong = False, dict[str, None]()
-    for name in chosen:
-        results = [_check_with(column, cases[name], name, Draw(seed, device=device)) for column in columns]
-        checked |= any(result is not None for result in results)
-        _print_results(name, results, width, details)
-        for column, result in zip(columns, results, strict=True):
-            if isinstance(result, str):
-                print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
-                wrong[f"{name.partition(',')[0]} ({column})"] = None
-    if not checked:
-        raise ValueError(f"nothing to check: on {device} no twin runs for {', '.join(names) or 'any case'}")
-    return list(wrong)
+    return {name: check for name, check in cases.items() if not names or {name, name.partition(",")[0]} & set(names)}
 
 
 def _check_some_elements(name: str, draw: Draw) -> Report:

@@ -32,10 +32,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -44,6 +43,8 @@ from typing import Any, ClassVar, Self
 from safetensors import SafetensorError, safe_open
 
 from ..data.files import locked
+from ..data.reading import parsed
+from ..process import run_program
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
 from .settings import open_run, read_settings, start_run
@@ -58,7 +59,7 @@ class Program(Stage):
 
     name: the default folder of a run is runs/NAME. description: for --help. presets: settings by name; one of them is
     "small", the default. Every preset has "steps"; the defaults of `Stage` also read "lr" and "warmup". options,
-    passing: see `start_run`.
+    passing, without: see `start_run`.
     """
 
     name: ClassVar[str] = ""
@@ -66,6 +67,7 @@ class Program(Stage):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     options: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     passing: ClassVar[Collection[str]] = ()
+    without: ClassVar[Collection[str]] = ()
     vocabulary: Any = None  # set by `load` if there is one; saved with the run
 
     def check(self) -> None:
@@ -85,12 +87,13 @@ class Program(Stage):
     @classmethod
     def main(cls) -> None:
         """Run the program; a user's mistake ends it with a one-line message."""
-        run_program(cls.start)
+        run_program(cls.start, needs_output=False)
 
     @classmethod
     def start(cls, argv: list[str] | None = None) -> None:
         """Run the program with this command line; errors are raised."""
-        run = start_run(cls.name, cls.description or cls.__doc__ or "", cls.presets, argv, cls.options, cls.passing)
+        description = cls.description or cls.__doc__ or ""
+        run = start_run(cls.name, description, cls.presets, argv, cls.options, cls.passing, cls.without)
         run.made_by = source_of(cls)
         program = cls(run)
         program.check()
@@ -108,6 +111,8 @@ class Program(Stage):
     @classmethod
     def open(cls, run: Path, device: str, data: str | None = None) -> Self:
         """The program of a run, with its data loaded, for scoring its model."""
+        if data is not None and "data" in cls.without:
+            raise ValueError(f"--data: {cls.name} takes none, so leave it out")
         program = cls(open_run(cls.name, cls.presets, cls.options, run, device, data))
         program.load()
         return program
@@ -223,7 +228,7 @@ def _model_class(snapshot: Path) -> str:
     """The name of the model's class in a snapshot; "" if it has none, for which `load_model` has the better message."""
     try:
         with safe_open(snapshot, framework="numpy") as opened:
-            return str(json.loads(opened.metadata()["model"])["class"])
+            return str(parsed(opened.metadata()["model"], snapshot)["class"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return ""
 
@@ -232,27 +237,3 @@ def _is_importable(path: Path) -> bool:
     """Whether a file is where Python or `python -m` would import it from, or below the package's parent folder."""
     folders = {Path(folder or ".").resolve() for folder in ("", *sys.path)}
     return path.is_absolute() and (path.resolve().parent in folders or PACKAGE in path.resolve().parents)
-
-
-def run_program(program: Callable[[], None]) -> None:
-    """Run a program's main function: an error in the input ends it with one line and exit status 1.
-
-    Characters that the terminal cannot show are printed as "?".
-    """
-    take_any_text()
-    try:
-        program()
-    except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
-        sys.stderr.close()
-        sys.exit(1)
-    except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
-        sys.exit(f"error: {error}")
-    except KeyboardInterrupt as saved:  # `train` says which snapshot it saved
-        sys.exit(f"interrupted; {saved}: continue with --resume" if saved.args else "interrupted")
-
-
-def take_any_text() -> None:
-    """Keep going on characters that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot decode."""
-    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors=errors)

@@ -1,11 +1,12 @@
 """Try to break scratchformer for as long as one likes: damaged files, bad input, bad arguments, kills.
 
-    python tests/campaign --minutes 10                      # all areas in turn
+    python tests/campaign --minutes 10                      # all areas, each for an equal part of the time
     python tests/campaign --cases 500 --seed 7 archives     # 500 cases of one area
     python tests/campaign --repeat 123 --seed 7 archives    # one case again, with all that it writes
 
 A case is good if bad input is refused with a message that helps, in time and without much memory, or if it is right and
-accepted. Everything else is listed at the end with the command that repeats it, and gives exit status 1.
+accepted. Everything else is listed at the end with the command that repeats it, and gives exit status 1. Ctrl-C ends
+the campaign early, with the table of what was done.
 """
 
 from __future__ import annotations
@@ -18,66 +19,96 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 
 from area import GOOD, OUTCOMES, Area
 from areas import AREAS
 from child import Result, Task, run_all
+from tqdm import tqdm
 
 
 def main() -> None:
     names = [area.name for area in AREAS]
+    default = [area.name for area in AREAS if not area.only_when_named]
+    slow = [area.name for area in AREAS if area.slow]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("areas", nargs="*", metavar="AREA", help=f"(default: all) {', '.join(names)}")
+    which = f"of {', '.join(names)} (default: {', '.join(default)})"
+    parser.add_argument("areas", nargs="*", metavar="AREA", help=which)
     parser.add_argument("--minutes", type=float, default=5, help="how long to go on (default: 5)")
     parser.add_argument("--cases", type=int, metavar="N", help="cases of each area, however long they take")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", type=int, metavar="N", help="only case number N")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help=f"leave out areas with slow cases: {', '.join(slow)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result to this file")
     args = parser.parse_args()
     if unknown := {*args.areas} - {*names}:
         parser.error(f"no such area: {', '.join(sorted(unknown))}")
-    chosen = [area() for area in AREAS if not args.areas or area.name in args.areas]
+    names = [name for name in args.areas or default if not (args.quick and name in slow)]
+    chosen = [area() for area in AREAS if area.name in names]
+    results, turns = [], Turns(chosen, args)
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         for area in chosen:
             (Path(folder) / area.name).mkdir()
             area.prepare(Path(folder) / area.name)
-        results, started = [], time.monotonic()
-        for result in run_all(tasks(chosen, args), args.processes):
-            results.append(result)
-            if args.json:
-                with open(args.json, "a", encoding="utf-8") as file:
-                    file.write(json.dumps(as_json(result)) + "\n")
-            if args.repeat is not None:
-                print(f"{result.what}\n{result.verdict}\n{result.seconds:.2f} s, {result.peak >> 20} MB")
+        started = time.monotonic()
+        try:
+            for result in tqdm(run_all(turns, args.processes), unit=" cases", disable=not sys.stderr.isatty()):
+                results.append(result)
+                turns.count(result)
+                if args.json:
+                    with open(args.json, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(as_json(result)) + "\n")
+                if args.repeat is not None:
+                    print(f"{result.what}\n{result.verdict}\n{result.seconds:.2f} s, {result.peak >> 20} MB")
+        except KeyboardInterrupt:
+            print("interrupted")
     failures = [result for result in results if result.verdict.outcome not in GOOD]
-    print_table(chosen, results, time.monotonic() - started)
+    print_table(chosen, results, time.monotonic() - started, args.seed)
     print_failures(failures)
     sys.exit(bool(failures))
 
 
-def tasks(areas: list[Area], args: argparse.Namespace) -> Iterator[Task]:
-    """The areas in turn, until the time is over or each has had its number of cases."""
-    if args.repeat is not None:
-        yield from (Task(area, args.seed, args.repeat) for area in areas)
-        return
-    end = time.monotonic() + 60 * args.minutes
-    for number in range(args.cases) if args.cases else count():
-        for area in areas:
+class Turns:
+    """The tasks, in an order that gives each area an equal part of the time, or as many cases as were asked for."""
+
+    def __init__(self, areas: list[Area], args: argparse.Namespace) -> None:
+        self.areas, self.args = areas, args
+        self.started, self.ended, self.seconds = Counter[Area](), Counter[Area](), Counter[Area]()
+
+    def __iter__(self) -> Iterator[Task]:
+        args = self.args
+        if args.repeat is not None:
+            yield from (Task(area, args.seed, args.repeat) for area in self.areas)
+            return
+        end = time.monotonic() + 60 * args.minutes
+        while waiting := [area for area in self.areas if not args.cases or self.started[area] < args.cases]:
             if not args.cases and time.monotonic() > end:
                 return
-            yield Task(area, args.seed, number)
+            area = min(waiting, key=lambda area: (self.spent(area), self.started[area]))
+            self.started[area] += 1
+            yield Task(area, args.seed, self.started[area] - 1)
+
+    def count(self, result: Result) -> None:
+        self.ended[result.task.area] += 1
+        self.seconds[result.task.area] += result.seconds
+
+    def spent(self, area: Area) -> float:
+        """The seconds that the cases of an area take, if those that still run take as long as the others did."""
+        return self.seconds[area] / max(1, self.ended[area]) * self.started[area]
 
 
-def print_table(areas: list[Area], results: list[Result], seconds: float) -> None:
-    print("".join(f"{title:>10}" for title in ("area", "cases", *OUTCOMES)))
+def print_table(areas: list[Area], results: list[Result], seconds: float, seed: int) -> None:
+    print(f"{'area':<13}" + "".join(f"{title:>10}" for title in ("cases", *OUTCOMES)))
     for area in areas:
         own = [result for result in results if result.task.area is area]
         found = Counter(result.verdict.outcome for result in own)
-        print("".join(f"{cell:>10}" for cell in (area.name[:9], len(own), *(found[o] or "" for o in OUTCOMES))))
-    print(f"{len(results):,} cases in {seconds:.0f} s")
+        print(f"{area.name:<13}" + "".join(f"{cell:>10}" for cell in (len(own), *(found[o] or "" for o in OUTCOMES))))
+    for area in areas:
+        told = [r.verdict for r in results if r.task.area is area and r.verdict.outcome == "accepted"]
+        if (messages := [verdict.message for verdict in told if verdict.message]) and (line := area.summary(messages)):
+            print(f"{area.name}: {line}")
+    print(f"{len(results):,} cases in {seconds:.0f} s, seed {seed}")
 
 
 def print_failures(failures: list[Result]) -> None:

@@ -42,11 +42,26 @@ class Result(NamedTuple):
 
 
 class Running(NamedTuple):
+    """A case that has begun. said: what its process has sent so far."""
+
     task: Task
     process: int
     pipe: int
     folder: Path
     started: float
+    said: bytearray
+
+    def listen(self) -> bool:
+        """Take what the process has sent; True if that was all."""
+        part = os.read(self.pipe, 1 << 16)
+        self.said.extend(part)
+        return not part or (b'"outcome"' in self.said and self.said.endswith(b"\n"))
+
+    def too_late(self) -> bool:
+        return time.monotonic() - self.started > self.task.area.seconds
+
+    def too_large(self) -> bool:
+        return _memory("VmRSS", self.process) > CEILING
 
 
 def run_all(tasks: Iterable[Task], processes: int) -> Iterator[Result]:
@@ -60,10 +75,10 @@ def run_all(tasks: Iterable[Task], processes: int) -> Iterator[Result]:
             if not running:
                 return
             ready, _, _ = select.select(list(running), [], [], 0.05)
-            now = time.monotonic()
-            late = [pipe for pipe, r in running.items() if now - r.started > r.task.area.seconds or _grown(r)]
-            for pipe in {*ready, *late}:
-                yield _end(running.pop(pipe), pipe in ready)
+            ended = {pipe for pipe in ready if running[pipe].listen()}
+            stopped = {pipe for pipe, r in running.items() if r.too_late() or r.too_large()} - ended
+            for pipe in ended | stopped:
+                yield _end(running.pop(pipe), pipe in ended)
     finally:
         for r in running.values():
             _end(r, False)
@@ -82,7 +97,7 @@ def _start(task: Task) -> Running:
         finally:
             os._exit(0)
     os.close(write)
-    return Running(task, process, read, folder, time.monotonic())
+    return Running(task, process, read, folder, time.monotonic(), bytearray())
 
 
 def _run(task: Task, folder: Path, pipe: int) -> None:
@@ -112,21 +127,18 @@ def _end(running: Running, finished: bool) -> Result:
     """Collect the result of a process; one that has not finished is stopped."""
     if not finished:
         _kill(running.process)
-    parts: list[bytes] = []
-    while part := os.read(running.pipe, 1 << 16):
-        parts.append(part)
     os.close(running.pipe)
     _, status = os.waitpid(running.process, 0)
     _kill(running.process)  # what the case has left running in its group
     shutil.rmtree(running.folder, ignore_errors=True)
     running.folder.with_name(running.folder.name + ".errors").unlink(missing_ok=True)
     said: dict = {"what": "before the case was made"}
-    for line in b"".join(parts).splitlines():
+    for line in running.said.splitlines():
         said |= json.loads(line)
     seconds = time.monotonic() - running.started
     if "outcome" in said:
         verdict = Verdict(said["outcome"], said["message"], said.get("where", ""))
-    elif not finished and seconds > running.task.area.seconds:
+    elif not finished and running.too_late():
         verdict = Verdict("hang", f"not finished after {running.task.area.seconds} s")
     elif not finished:
         verdict = Verdict("memory", f"stopped at {CEILING >> 30} GB")
@@ -140,10 +152,6 @@ def _kill(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         pass
-
-
-def _grown(running: Running) -> bool:
-    return _memory("VmRSS", running.process) > CEILING
 
 
 def _memory(name: str, process: int | str = "self") -> int:

@@ -75,7 +75,7 @@ def test_what_is_read_from_an_archive(tmp_path):
     texts, labels = read_reviews(archive, "unsup")
     assert texts == [f"unsup number{number}" for number in range(5)]
     assert labels.tolist() == [-1] * 5
-    assert len(read_reviews(archive, "train", progress=True)[0]) == 24
+    assert len(read_reviews(archive, "train")[0]) == 24
     with pytest.raises(ValueError, match="train, test, unsup, got 'valid'"):
         read_reviews(archive, "valid")
 

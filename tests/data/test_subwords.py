@@ -99,7 +99,7 @@ def test_many_texts_at_once(learned, kind):
 @pytest.mark.parametrize("at_once", [1, 2, 1000])
 @pytest.mark.parametrize("text", [TEXT, UNSEEN, TEXT * 3 + UNSEEN * 2, "", "\n", "\n\n", "a\n b\n\nc\n\n\n d\n"])
 def test_a_long_text_in_parts_gives_the_same_tokens(learned, monkeypatch, text, at_once):
-    monkeypatch.setattr("scratchformer.data.subwords._LINES", at_once)
+    monkeypatch.setattr("scratchformer.data.subwords._TEXTS", at_once)
     vocabulary = learned["byte_bpe"]
     found = vocabulary.encode_long(text)
     assert found.dtype == np.int32

@@ -5,6 +5,7 @@ import http.server
 import importlib.util
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -32,8 +33,9 @@ def imdb_copy(imdb_run, tmp_path):
 
 
 def edit_settings(run, **changes):
+    """As the message for edited settings says: without their checksum."""
     path = run / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes | {"sha256": None}))
 
 
 # Options
@@ -45,8 +47,10 @@ def edit_settings(run, **changes):
     [
         (["--steps", 0], "--steps: expected at least 1, got 0"),
         (["--steps", -3], "--steps: expected at least 1, got -3"),
-        (["--seed", -1], "--seed: expected a number >= 0, got -1"),
+        (["--seed", -1], "--seed: expected at least 0, got -1"),
         (["--replicas", 0], "--replicas: expected at least 1, got 0"),
+        (["--replicas", 1000000], "--replicas: expected at most 512, got 1000000"),
+        (["--data", ""], "--data: expected at least one character"),
         (["--micro-batch", 0], "--micro-batch: expected at least 1, got 0"),
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
         (["--device", "gpu:x"], "device: expected auto, cpu, gpu or gpu:N, got 'gpu:x'"),
@@ -75,6 +79,8 @@ def test_an_unknown_option_or_preset_shows_the_usage(call):
     assert "invalid choice: 'huge'" in call("enwik8", "--preset", "huge", status=2).stderr
     assert "invalid choice: 'xxl'" in call("enwik8", "--model", "xxl", status=2).stderr
     assert "unrecognized arguments: --stepps" in call("imdb", "--stepps", 3, status=2).stderr
+    for program in "digits", "units":  # whose data comes with a library
+        assert "unrecognized arguments: --data x" in call(program, "--data", "x", status=2).stderr
     assert "usage" in call("scratchformer", status=2).stderr
 
 
@@ -277,6 +283,9 @@ def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
     lines = words.read_text().splitlines()
     lines[5], lines[6] = lines[6], lines[5]
     words.write_text("\n".join(lines) + "\n")
+    for command in ("imdb", "--resume", imdb_copy), ("scratchformer", "evaluate", imdb_copy):
+        assert f"{words} is damaged: it does not have the checksum in settings.json" in fail(*command)
+    edit_settings(imdb_copy, files={})
     before = content(imdb_copy)
     assert f"made with another vocabulary than {words}" in fail("imdb", "--resume", imdb_copy)
     line = fail("scratchformer", "evaluate", imdb_copy)
@@ -304,6 +313,38 @@ def test_a_snapshot_of_xl_without_its_memory(fail, xl_run, tmp_path):
     before = content(run)
     assert "does not fit: " in fail("enwik8", "--resume", run, "--steps", 7)
     assert content(run) == before
+
+
+def test_edited_settings_say_what_to_do(fail, enwik8_copy):
+    path = enwik8_copy / "settings.json"
+    path.write_text(path.read_text().replace('"lr": 0.002', '"lr": 0.003'))
+    for command in ("enwik8", "--resume", enwik8_copy), ("scratchformer", "evaluate", enwik8_copy):
+        assert fail(*command).endswith(
+            f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
+            'or, to use it as it is, make it end with "sha256": null'
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("d_model", "8", "a whole number"),
+        ("depth", 1.0, "a whole number"),
+        ("heads", True, "a whole number"),
+        ("context", -1, "a whole number in range"),
+        ("replicas", 10**6, "a whole number in range"),
+        ("lr", [1], "a number"),
+        ("lr", math.inf, "a number"),
+        ("norm", None, "text"),
+        ("data", 3, "text or null"),
+        ("tensorboard", 1, "true or false"),
+        ("positions", {}, ""),
+    ],
+)
+def test_settings_of_a_wrong_type_are_named(fail, enwik8_copy, name, value, expected):
+    edit_settings(enwik8_copy, **{name: value})
+    line = fail("enwik8", "--resume", enwik8_copy)
+    assert f"settings.json is damaged: {name} is {value!r}" in line and expected in line
 
 
 def test_the_settings_of_another_model(fail, xl_run, tmp_path):
@@ -353,7 +394,7 @@ def test_a_missing_setting_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_pa
     ):
         settings = json.loads((run / "settings.json").read_text())
         del settings[name]
-        (run / "settings.json").write_text(json.dumps(settings))
+        (run / "settings.json").write_text(json.dumps(settings | {"sha256": None}))
         assert fail(program, "--resume", run).endswith(f"settings.json is damaged: {name} missing")
 
 
@@ -406,13 +447,13 @@ def test_generate_from_a_classifier(fail, imdb_run):
     ("options", "message"),
     [
         (["--prompt", ""], "--prompt: expected at least one character"),
-        (["--tokens", -1], "--tokens: expected a number >= 0, got -1"),
-        (["--seed", -1], "seed: expected non-negative integers"),
+        (["--tokens", -1], "--tokens: expected at least 0, got -1"),
+        (["--seed", -1], "--seed: expected at least 0, got -1"),
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
-        (["--temperature", -1], "temperature: expected a number >= 0, got -1.0"),
-        (["--temperature", "nan"], "temperature: expected a number >= 0, got nan"),
-        (["--top-k", 0], "top_k: expected a number >= 1, got 0"),
-        (["--top-p", 2], "top_p: expected 0 < top_p <= 1, got 2.0"),
+        (["--temperature", -1], "--temperature: expected at least 0, got -1.0"),
+        (["--temperature", "nan"], "--temperature: expected at least 0, got nan"),
+        (["--top-k", 0], "--top-k: expected at least 1, got 0"),
+        (["--top-p", 2], "--top-p: expected at most 1, got 2.0"),
     ],
     ids=str,
 )

@@ -197,7 +197,7 @@ def test_ctrl_c_prints_what_was_found_and_leaves_nothing_behind(project):
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
         printed, errors = process.communicate(timeout=60)
-    assert process.returncode == 1 and errors.strip() == "interrupted"
+    assert process.returncode == 128 + signal.SIGINT and errors.strip() == "interrupted"
     assert "\nmy_ops.py:18 in normalise_backward: " in printed and "; stopped after " in printed
     assert (project / "my_ops.py").read_text(encoding="utf-8") == OPS
     assert processes_in(project) == {os.getpid()}
@@ -230,7 +230,7 @@ def test_tests_that_fail_without_a_mistake(project, capsys):
         ),
         (["nothing.py"], "nothing.py: there is no such file"),
         (["scratchformer.nothing"], "scratchformer.nothing: there is no module scratchformer.nothing"),
-        (["my_ops.py", "--limit", "0"], "--limit: expected a number >= 1, got 0"),
+        (["my_ops.py", "--limit", "0"], "--limit: expected at least 1, got 0"),
         (
             ["my_ops.py", "--", "test_shapes.py", "-k", "nothing"],
             "pytest test_shapes.py -k nothing: found no tests",

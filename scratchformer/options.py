@@ -1,0 +1,92 @@
+"""The command lines of commands and programs: argparse, with limits for numbers and options anywhere."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Sequence
+from textwrap import shorten
+from typing import Any
+
+LARGEST = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
+MOST_STEPS = 10**9  # twelve days, if a step took a millisecond
+MOST_THREADS = 512  # more than the cores of the largest machines
+SEED = {"type": int, "metavar": "N", "least": 0, "most": LARGEST}
+LITERAL = "\0"  # stands before an argument that is no option; it cannot be part of an argument
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with two more rules, for all its arguments: none may be empty, and every number has limits.
+
+    `add_argument` also takes `least` and `most`, both inclusive; by default a number is finite and has 64 bits. An
+    argument out of range raises ValueError. Options may stand between the other arguments.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.limits: list[tuple[argparse.Action, float, float]] = []
+        self.intermixing = self.has_commands = False
+        super().__init__(*args, **kwargs)
+
+    def add_argument(self, *names: Any, least: float = -LARGEST, most: float = LARGEST, **kwargs: Any) -> Any:
+        action = super().add_argument(*names, **kwargs)
+        self.limits.append((action, least, most))
+        return action
+
+    def add_subparsers(self, **kwargs: Any) -> Any:
+        self.has_commands = True
+        return super().add_subparsers(**kwargs)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if self.intermixing:
+            return super().parse_known_args(args, namespace)
+        args = _marked(sys.argv[1:] if args is None else args)
+        if self.has_commands:
+            namespace, unknown = super().parse_known_args(args, namespace)
+        else:
+            self.intermixing = True
+            try:
+                namespace, unknown = self.parse_known_intermixed_args(_without_end(args), namespace)
+            finally:
+                self.intermixing = False
+        for action, least, most in self.limits:
+            if isinstance(value := getattr(namespace, action.dest, None), str | list):
+                setattr(namespace, action.dest, value := _unmarked(value))
+            for each in value if isinstance(value, list) else [value]:
+                _expect_in_range(_name(action), each, least, most)
+        return namespace, _unmarked(unknown)
+
+    def error(self, message: str) -> Any:
+        super().error(shorten(_unmarked(message.replace(repr(LITERAL)[1:-1], "")), 500, placeholder=" ..."))
+
+
+def _marked(args: Sequence[str]) -> list[str]:
+    """Mark a "--" that is the value of an option, which argparse would leave out."""
+    end = list(args).index("--") if "--" in args else len(args)
+    return [*(re.sub("^(-[^-]|-[^=]+=)--$", rf"\1{LITERAL}--", argument) for argument in args[:end]), *args[end:]]
+
+
+def _without_end(args: list[str]) -> list[str]:
+    """Leave out the "--" that ends the options, and mark what follows, so that argparse finds no options in it."""
+    end = args.index("--") if "--" in args else len(args)
+    return args[:end] + [LITERAL + argument for argument in args[end + 1 :]]
+
+
+def _unmarked(value: Any) -> Any:
+    return [_unmarked(each) for each in value] if isinstance(value, list) else value.replace(LITERAL, "")
+
+
+def _name(action: argparse.Action) -> str:
+    return max(action.option_strings, key=len, default=str(action.metavar or action.dest))
+
+
+def _expect_in_range(name: str, value: Any, least: float, most: float) -> None:
+    if value == "":
+        raise ValueError(f"{name}: expected at least one character")
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return
+    if math.isnan(value) or value < least:
+        raise ValueError(f"{name}: expected at least {least}, got {value}")
+    if value > most:
+        raise ValueError(f"{name}: expected at most {most:,}, got {value}")

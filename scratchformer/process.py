@@ -1,0 +1,203 @@
+"""How a program starts and ends: signals, standard streams, and errors in one line.
+
+This module is imported first and imports nothing of the package: loading the rest takes a third of a second, in which
+Ctrl-C must not show a traceback to somebody who only called a command.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+LESS_MEMORY = "a smaller model, batch, text or file takes less, and so do fewer --replicas"
+
+
+class Stopped(KeyboardInterrupt):
+    """Ctrl-C (SIGINT), or a request to end (SIGTERM, SIGHUP). Its text, if any, says what was saved."""
+
+    def __init__(self, number: int, *saved: str) -> None:
+        super().__init__(*saved)
+        self.number = number
+
+
+def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
+    """Run a program's main function: an error in the input ends it with one line and exit status 1.
+
+    SIGTERM and SIGHUP end it as Ctrl-C does. The exit status is then 128 plus the signal's number, as in a shell, so
+    that whatever started the program can tell this from an error. Without standard error the program goes on; without
+    standard output only if it does not need it. Characters that the terminal cannot show are printed as "?".
+    """
+    prepare_streams(needs_output)
+    try:
+        with signals_caught(_stop):
+            program()
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader of standard output, such as `head`, has gone
+        sys.exit(1)
+    except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
+        sys.exit(f"error: {in_words(error)}")
+    except KeyboardInterrupt as stopped:  # `train` says which snapshot it saved
+        if is_program():
+            end_on_interrupt()
+        number = getattr(stopped, "number", signal.SIGINT)
+        how = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+        print(f"{how}; {stopped}: continue with --resume" if stopped.args else how, file=sys.stderr)
+        sys.exit(128 + number)
+
+
+def in_words(error: Exception) -> str:
+    """The message of an error, for a user."""
+    text = str(error)
+    if isinstance(error, MemoryError) or text == "can't start new thread":
+        return f"out of memory in {_place(error)}{': ' * bool(text)}{text}; {LESS_MEMORY}"
+    if isinstance(error, RecursionError):
+        return f"the input is nested too deeply for {_place(error)}"
+    if isinstance(error, OSError) and error.strerror and text.startswith("[Errno"):
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return text or f"{type(error).__name__} in {_place(error)}"
+
+
+def _place(error: Exception) -> str:
+    """The innermost function of the package, or of a program, in which an error was raised."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if PACKAGE in Path(frame.filename).parents] or frames
+    return f"{own[-1].name} ({Path(own[-1].filename).name})"
+
+
+# Signals
+
+
+@contextmanager
+def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Call `handler` for Ctrl-C, SIGTERM and SIGHUP inside the block.
+
+    Ignored signals stay ignored, as SIGHUP is under nohup, and so does a handler of the user's own for SIGTERM and
+    SIGHUP. Does nothing outside the main thread, where Python handles no signals.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {
+        number: found
+        for number, found in before.items()
+        if found in (signal.SIG_DFL, _stop) or (number == signal.SIGINT and found not in (signal.SIG_IGN, None))
+    }
+    try:
+        for number in taken:
+            signal.signal(number, handler)
+        yield
+    finally:
+        for number, found in taken.items():
+            signal.signal(number, found)
+
+
+def _stop(number: int, _frame: Any) -> None:
+    raise Stopped(number)
+
+
+def end_on_interrupt() -> None:
+    """From here on, Ctrl-C ends the process immediately: while it starts or ends, nothing can be lost."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, _frame: Any) -> None:
+    with suppress(OSError):
+        os.write(2, b"interrupted\n")
+    os._exit(128 + number)
+
+
+def is_program() -> bool:
+    """Whether this process was started to run the command or a program of examples/, not a script or session that
+    imports the package.
+    """
+    started = getattr(sys, "argv", None) or [""]
+    if started[0] not in sys.orig_argv[1:] or sys.flags.interactive or "bdb" in sys.modules:
+        return False
+    if started[0] == "-m":
+        return any(argument.partition(".")[0] == PACKAGE.name for argument in sys.orig_argv)
+    path = Path(started[0])
+    return path.stem == PACKAGE.name or path.absolute().parent == PACKAGE.parent / "examples"
+
+
+# Standard streams
+
+
+class Stream(io.FileIO):
+    """Standard output or standard error, which may lose its reader or fill its disk.
+
+    What is written after that is lost. The first failure is raised if the stream is `needed`.
+    """
+
+    def __init__(self, number: int, name: str, needed: bool) -> None:
+        super().__init__(number, "w", closefd=False)
+        self.title, self.needed = name, needed
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.needed:
+                raise OSError(error.errno, error.strerror, self.title) from error
+            if self.fileno() == 1 and error.errno != errno.EPIPE:
+                print(f"{self.title}: {error.strerror}; what follows is not shown", file=sys.stderr)
+            return len(data)
+
+
+def prepare_streams(needs_output: bool = True) -> None:
+    """Let the standard streams be open, take any text, and fail only where `run_program` says.
+
+    A closed one is opened on the null device, so that no file gets its number: what another library prints would be
+    written into a snapshot.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            null = os.open(os.devnull, os.O_RDWR)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))
+    for number, name, title in (1, "stdout", "standard output"), (2, "stderr", "standard error"):
+        _survive(name, Stream(number, title, needs_output and number == 1))
+    take_any_text()
+
+
+def _survive(name: str, new: Stream) -> None:
+    """Let sys.stdout or sys.stderr write to `new`, unless it is not the process's own: in a test, in a notebook."""
+    stream = getattr(sys, name)
+    buffer = getattr(stream, "buffer", None)
+    old = getattr(buffer, "raw", buffer)  # `python -u` has no buffer between
+    if not (isinstance(old, io.FileIO) and old.fileno() == new.fileno()):
+        return
+    with suppress(OSError):
+        stream.flush()
+    kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+    setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **kept))
+
+
+def take_any_text() -> None:
+    """Keep going on characters that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot decode."""
+    for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=errors)
+
+
+if is_program():
+    end_on_interrupt()

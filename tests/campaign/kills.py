@@ -1,0 +1,194 @@
+"""Runs that are killed at random moments, continued, and killed again, and then compared with an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from area import Area, Case, last_line
+from runs import ARGUMENTS, command, make_data
+
+from scratchformer.training import load_snapshot, read_metrics
+
+STEPS = 20
+MOMENTS = ("time", "line", "write", "write", "end")
+
+
+class Reference(NamedTuple):
+    """A run that nobody disturbed. begun: its folder just before the first step. seconds: how long it took."""
+
+    begun: Path
+    folder: Path
+    seconds: float
+
+
+class Kills(Area):
+    """A run is killed up to four times: at a random time, some milliseconds after a random line of its metrics, while
+    it writes a file, or after its last step. After each kill every snapshot is readable; in the end the run has the
+    weights, moments, best models, settings and metrics of the undisturbed run, bit for bit.
+    """
+
+    name = "kills"
+    slow = True
+    seconds = 300
+
+    def prepare(self, folder: Path) -> None:
+        self.data = make_data(folder)
+        self.references = {name: self.undisturbed(name, folder / name) for name in self.data}
+
+    def undisturbed(self, name: str, folder: Path) -> Reference:
+        folder.mkdir()
+        run, begun, started = folder / "run", folder / "begun", time.monotonic()
+        process = self.start(name, run)
+        _wait(process, lambda: _files(run, "no-snapshot-yet"))
+        process.kill()
+        process.wait()
+        shutil.copytree(run, begun)
+        _finish(self.start(name, run), run)
+        return Reference(begun, run, time.monotonic() - started)
+
+    def start(self, name: str, run: Path) -> subprocess.Popen:
+        """Start a program in a process of its own. It resumes the run in this folder if there is one."""
+        if (run / "settings.json").exists():
+            arguments = ["--resume", run]
+        else:
+            options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
+            arguments = ["--out", run, *options]
+        with open(run.with_name("output"), "w") as output:
+            return subprocess.Popen(command(name, *arguments, "--device", "cpu"), stdout=output, stderr=output)
+
+    def case(self, draw: random.Random, folder: Path) -> Case:
+        name, run = draw.choice(list(self.data)), folder / "run"
+        moments = [draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))]
+        reference = self.references[name]
+        if name == "bert" or draw.random() < 0.5:  # BERT's sub-words differ whenever they are learned
+            shutil.copytree(reference.begun, run)
+        return Case(
+            f"{name}, killed at: {', '.join(moments)}",
+            lambda: self.kill(name, run, moments, draw),
+            expect="accepted",
+            check=lambda _: next(differences(run, reference.folder), None),
+        )
+
+    def kill(self, name: str, run: Path, moments: list[str], draw: random.Random) -> str:
+        """Kill a run at each of these moments, and let it end; returns what was done."""
+        kills = []
+        for moment in moments:
+            process = self.start(name, run)
+            try:
+                hit = kill_at(moment, process, run, self.references[name], draw)
+            finally:
+                process.kill()
+                process.wait()
+            if hit:
+                kills.append(hit)
+            for path in _files(run, ".safetensors"):
+                load_snapshot(path)
+        _finish(self.start(name, run), run)
+        writes = sum(kill.startswith("writing") for kill in kills)
+        return f"{name}: {len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
+
+    def summary(self, messages: list[str]) -> str:
+        kills, writes, runs = 0, 0, Counter[str]()
+        for message in messages:
+            name, *counts = re.match(r"(\w+): (\d+) kills, (\d+)", message).groups()
+            kills, writes, runs[name] = kills + int(counts[0]), writes + int(counts[1]), runs[name] + 1
+        which = ", ".join(f"{count} {name}" for name, count in runs.items())
+        return f"{kills} kills of {len(messages)} runs ({which}), {writes} of them during a write"
+
+
+def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Reference, draw: random.Random) -> str:
+    """Kill a process at a moment; returns what it was doing, or "" if it ended before that."""
+    total = _lines(reference.folder)
+    target = draw.randint(min(_lines(run), total - 1), total - 1)
+    if moment == "time":
+        seconds = draw.uniform(0, reference.seconds)
+        end = time.monotonic() + seconds
+        reached = _wait(process, lambda: time.monotonic() > end)
+        doing = f"{seconds:.2f} s after the start"
+    elif moment == "line":
+        reached = _wait(process, lambda: _lines(run) > target)
+        time.sleep(draw.uniform(0, 0.02))
+        doing = f"after line {target + 1} of {total} of the metrics"
+    elif moment == "write":
+        reached = _wait(process, lambda: _lines(run) >= target) and _wait(
+            process, lambda: _stopped_in_write(process, run)
+        )
+        doing = f"writing {', '.join(path.stem for path in _files(run, '.unfinished'))}"
+    else:
+        reached = _wait(process, lambda: _lines(run) >= total)
+        time.sleep(draw.uniform(0, 0.3))
+        doing = "after the last step"
+    process.kill()
+    return doing if reached and process.wait() == -signal.SIGKILL else ""
+
+
+def differences(run: Path, reference: Path) -> Iterator[str]:
+    """What differs between two finished runs, apart from the speed in their metrics."""
+    contents, expected = ({p.relative_to(root): p for p in root.rglob("*") if p.is_file()} for root in (run, reference))
+    for name in sorted(contents.keys() | expected.keys()):
+        if name not in expected:
+            yield f"{name} is in the folder of the killed run only"
+        elif name not in contents:
+            yield f"{name} is missing in the folder of the killed run"
+        elif _content(contents[name]) != _content(expected[name]):
+            yield f"{name} differs"
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        found = load_snapshot(path)
+        parts = [
+            {name: (a.dtype, a.shape, a.tobytes()) for name, a in part.items()}
+            for part in (found.model, found.optimizer, found.batches)
+        ]
+        return found.model_class, found.config, found.state, parts
+    if path.name == "metrics.jsonl":
+        return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
+    return path.read_bytes()
+
+
+def _lines(run: Path) -> int:
+    """How far a run has come: the lines of the metrics of all its stages."""
+    return sum(path.read_bytes().count(b"\n") for path in _files(run, "metrics.jsonl"))
+
+
+def _files(run: Path, ending: str) -> list[Path]:
+    """The files in a folder and below whose names end so; they may come and go meanwhile."""
+    return [Path(folder, name) for folder, _, names in os.walk(run) for name in names if name.endswith(ending)]
+
+
+def _finish(process: subprocess.Popen, run: Path) -> None:
+    if status := process.wait():
+        output = run.with_name("output").read_text(errors="replace")
+        raise RuntimeError(f"the program ended with status {status}: {last_line(output)}")
+
+
+def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds; False if the process ends before that."""
+    while not condition():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def _stopped_in_write(process: subprocess.Popen, run: Path) -> bool:
+    """Pause the process if it is writing a file; True if it still is then, else it goes on."""
+    if not _files(run, ".unfinished"):
+        return False
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.005)
+    if _files(run, ".unfinished"):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False

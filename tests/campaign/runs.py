@@ -1,0 +1,74 @@
+"""Tiny runs of four programs: `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a tiny model
+and with snapshots every few steps.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from scratchformer.training import stage
+from scratchformer.training.program import Program, load_file, program_in
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)
+SIZES: dict[str, dict[str, Any]] = {
+    "plain": LANGUAGE,
+    "xl": LANGUAGE,
+    "translate": dict(d_model=16, heads=2, depth=1, d_ff=32, vocabulary=100, max_length=32, tokens=200, average=3),
+    "bert": dict(d_model=16, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16)
+    | dict(tuning_batch_size=8, finetune_epochs=1, scratch_epochs=1),
+}
+ARGUMENTS = {"xl": ["--model", "xl"]}  # besides --data, --out, --steps
+INTERVALS = dict(snapshot_every=3, evaluate_every=7, log_every=1)
+WORDS = "a the film story acting plot was is not very good bad dull bright long short never again café straße".split()
+
+
+def command(name: str, *arguments: object) -> list[str]:
+    """The command that starts a program in a process of its own."""
+    return [sys.executable, __file__, name, *map(str, arguments)]
+
+
+def make_data(folder: Path) -> dict[str, Path]:
+    """Data for each program, below `folder`."""
+    draw = random.Random(0)
+    text, sentences, reviews = folder / "text.txt", folder / "sentences", folder / "aclImdb"
+    text.write_text(" ".join(draw.choices(WORDS, k=12_000)), encoding="utf-8")
+    sentences.mkdir()
+    for stem, count in ("train", 100), ("val", 12), ("test_2016_flickr", 12):
+        lines = [" ".join(draw.choices(WORDS, k=5)) for _ in range(count)]
+        (sentences / f"{stem}.en").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        (sentences / f"{stem}.de").write_text("\n".join(lines).upper() + "\n", encoding="utf-8")
+    for split, count in ("train", 1300), ("test", 40):
+        for kind in "pos", "neg":
+            (reviews / split / kind).mkdir(parents=True)
+            for number in range(count):
+                words = draw.choices(WORDS, k=draw.randrange(3, 12))
+                path = reviews / split / kind / f"{number}_{9 if kind == 'pos' else 2}.txt"
+                path.write_text(" ".join([kind, *words]), encoding="utf-8")
+    return {"plain": text, "xl": text, "translate": sentences, "bert": reviews}
+
+
+def with_intervals(train: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *args, **options: train(*args, **options | INTERVALS)
+
+
+def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
+    """The program of `name`, with these sizes in its default preset."""
+    file = {"plain": "enwik8", "xl": "enwik8"}.get(name, name)
+    program = program_in(load_file(EXAMPLES / f"{file}.py"), file)
+    program.presets["small"].update(sizes)
+    return program
+
+
+def main() -> None:
+    name = sys.argv.pop(1)
+    stage.train = with_intervals(stage.train)
+    tiny(name, SIZES[name]).main()
+
+
+if __name__ == "__main__":
+    main()
