@@ -116,6 +116,8 @@ class Archives(Area):
         (folder / "aclImdb/train/labeledBow.feat").write_text("1:1\n" * 40)
         load = draw.choice((_imdb, _splits))
         one = folder / draw.choice([*self.reviews, "aclImdb/train/labeledBow.feat", "aclImdb/train/pos"])
+        if "unsup" in one.parts:
+            load = _splits  # the other does not read it
         what = one.name
         roll = draw.random()
         if roll < 0.1:
