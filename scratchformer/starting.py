@@ -1,4 +1,4 @@
-"""Ctrl-C while a program starts. This module is loaded first, and imports little: the rest takes a third of a second."""
+"""Ctrl-C while a program starts. This module is loaded before all others, which take a third of a second."""
 
 from __future__ import annotations
 
