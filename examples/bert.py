@@ -124,7 +124,7 @@ class Classification(BertStage):
     def make_model(self, key):
         last, program = self.out / "last.safetensors", self.program
         if last.exists():
-            model = load_model(last)[0]
+            model, _ = load_model(last, BertClassifier)
         elif self.run.pretrained:
             model = program.published or program.load_published()
         else:
@@ -173,15 +173,19 @@ class Classification(BertStage):
         return dict(evaluate_every=max(100, len(self.batches) // 2), select=("accuracy", "max"))
 
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, self.texts[part], self.length, "both")
+        return evaluate_classifier(replicas, self.scored_texts(part), self.length, "both")
+
+    def scored_texts(self, part):
+        whole = self.texts[part]
+        return whole.evenly(self.scored(len(whole.labels), self.steps * self.run.tuning_batch_size))
 
     def describe(self):
         pass
 
     def report(self, state, test):
         print(f"best on validation: {state['best']}")
-        reviews = len(self.data.test.labels)
-        print(f"{self.folder}: test accuracy on {reviews:,} reviews: {100 * test['accuracy']:.2f}%")
+        reviews = self.share(len(self.scored_texts("test").labels), len(self.data.test.labels), "reviews")
+        print(f"{self.folder}: test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
 
 
 class Bert(Program):
@@ -215,7 +219,7 @@ class Bert(Program):
         return BertClassifier.from_pretrained(self.run.pretrained, 2, key=key, new_head=self.run.new_head)
 
     def load_pretrained(self):
-        model, state = load_model(best_snapshot(self.run.out / "pretrain"))
+        model, state = load_model(best_snapshot(self.run.out / "pretrain"), BertPretraining)
         print(f"starts from the pre-trained model of step {state['step']} of {self.run.steps}")
         return model
 

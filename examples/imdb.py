@@ -62,8 +62,13 @@ class Imdb(Program):
     def training(self):
         return dict(evaluate_every=len(self.batches) // 2, select=("accuracy", "max"))
 
+    def texts(self, part):
+        """The reviews of a part that are scored."""
+        whole = getattr(self.data, part)
+        return whole.evenly(self.scored(len(whole.labels), self.steps * self.run.batch_size))
+
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, getattr(self.data, part), self.run.max_length, self.run.keep)
+        return evaluate_classifier(replicas, self.texts(part), self.run.max_length, self.run.keep)
 
     def describe(self):
         reviews, words = len(self.data.train.labels), len(self.vocabulary)
@@ -71,7 +76,8 @@ class Imdb(Program):
 
     def report(self, state, test):
         print(f"best on validation: {state['best']}")
-        print(f"test accuracy on {len(self.data.test.labels):,} reviews: {100 * test['accuracy']:.2f}%")
+        reviews = self.share(len(self.texts("test").labels), len(self.data.test.labels), "reviews")
+        print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
 
 
 if __name__ == "__main__":

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,8 +27,11 @@ class Key:
     words: tuple[int, ...]
 
     def __init__(self, *words: int) -> None:
-        if any(w < 0 for w in words):
-            raise ValueError(f"seed: expected non-negative integers, got {words}")
+        for word in words:
+            if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
+                raise TypeError(f"seed: expected non-negative integers, got {type(word).__name__}")
+            if word < 0:
+                raise ValueError(f"seed: expected non-negative integers, got {words!r:.80}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:
@@ -33,15 +40,24 @@ class Key:
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
-        return np.random.Generator(np.random.Philox(self.seed_sequence()))
+        bits = np.random.Philox(self.seed_sequence())
+        return np.random.Generator(bits) if _room.get() is None else BoundedGenerator(bits)
 
     def seed_sequence(self) -> np.random.SeedSequence:
         """NumPy's hash of the words and of their number, since NumPy pads short tuples with zeros."""
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
+def expect_key(key: Any, none: bool = False) -> None:
+    """Raise TypeError unless `key` is a Key, or None if `none`."""
+    if not (isinstance(key, Key) or (none and key is None)):
+        found = "None" if key is None else f"the {type(key).__name__} {key}" if type(key) is int else type(key).__name__
+        raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {found}")
+
+
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
+    expect_key(key, none=True)
     return None if key is None else key.fold(*parts)
 
 
@@ -63,10 +79,46 @@ class ZeroGenerator(np.random.Generator):
     """NumPy's generator, with zeros for `standard_normal` and for `uniform`."""
 
     def standard_normal(self, size: Any = None, dtype: Any = np.float64, out: Any = None) -> Any:
+        _take_room(size)
         return np.zeros(() if size is None else size, dtype)
 
     def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        _take_room(size)
         return np.zeros(() if size is None else size, np.float32)
+
+
+class BoundedGenerator(np.random.Generator):
+    """NumPy's generator inside `room_for`, for the two methods that the layers here use."""
+
+    def standard_normal(self, size: Any = None, *args: Any, **options: Any) -> Any:
+        _take_room(size)
+        return super().standard_normal(size, *args, **options)
+
+    def uniform(self, low: Any = 0.0, high: Any = 1.0, size: Any = None) -> Any:
+        _take_room(size)
+        return super().uniform(low, high, size)
+
+
+_room: ContextVar[list[int] | None] = ContextVar("room", default=None)  # how many numbers there is room for
+
+
+@contextmanager
+def room_for(numbers: int) -> Iterator[None]:
+    """Inside, drawing weights of many times `numbers` numbers raises ValueError, before they fill the memory: for a
+    model whose sizes were read from a file that may be damaged, and whose number of weights is known.
+    """
+    token = _room.set([4 * numbers + 1000])  # some models draw their weights more than once
+    try:
+        yield
+    finally:
+        _room.reset(token)
+
+
+def _take_room(size: Any) -> None:
+    if (room := _room.get()) is not None:
+        room[0] -= math.prod(size) if isinstance(size, tuple | list) else size or 1
+        if room[0] < 0:
+            raise ValueError("the sizes make a model many times as large as the saved one")
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.
@@ -85,6 +137,7 @@ def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
     shift and exclusive-or are needed, so every array library gives the same bits.
     """
+    expect_key(key)
     start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
     words *= np.uint64(_GAMMA)

@@ -7,21 +7,30 @@ http://mattmahoney.net/dc/textdata.html.
 from __future__ import annotations
 
 import codecs
-import gzip
 import hashlib
-import io
+import lzma
 import os
 import platform
 import sysconfig
 import zipfile
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from ..rng import Key
-from .download import DataError, fetch
+from .download import fetch
+from .reading import (
+    RATIO,
+    UNPACKED_MOST,
+    DataError,
+    Unpacking,
+    open_file,
+    read_all,
+    read_bytes,
+    read_unpacked,
+    unpacking_errors,
+)
 
 URL = "http://mattmahoney.net/dc/enwik8.zip"
 CHECKSUM = "sha256:547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
@@ -73,7 +82,8 @@ def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
     complete, "enwik8 (first N bytes)" if it is the beginning of enwik8, and after its file if it is another text. The
     path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
 
-    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt.
+    Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, or if it unpacks to far more than
+    text does.
     """
     if path == STANDARD_LIBRARY:
         return load_standard_library()
@@ -110,7 +120,7 @@ def load_standard_library() -> Corpus:
     for i in Key(0).fold("standard library").generator().permutation(len(files)):
         if size >= _STANDARD_LIBRARY_LIMIT:
             break
-        source = (folder / files[i]).read_bytes()
+        source = read_bytes(folder / files[i])
         if _is_utf8(source):
             parts.append(source)
             size += len(source)
@@ -144,31 +154,34 @@ def _find(path: Path) -> Path:
     raise DataError(f"{path}: no file {MEMBER}, {FILENAME} or {MEMBER}*.gz in it")
 
 
-def _read(path: Path, member: str) -> bytes:
+def _read(path: Path, member: str) -> bytes | bytearray:
     """The bytes of the file at `path`, unpacked if it is a gzip, or of its `member` if it is a zip."""
-    try:
-        data = packed = path.read_bytes()
-        if packed and (path.suffix == ".zip" or packed.startswith(b"PK\x03\x04")):
-            data = _unzip(packed, member)
-        elif path.suffix == ".gz" or packed.startswith(b"\x1f\x8b"):
-            data = gzip.decompress(packed)
-    except OSError as error:  # gzip's own error is one too, but without a message from the system
-        raise DataError(f"{path}: {error.strerror or f'truncated or corrupt ({error})'}") from error
-    except KeyError as error:
-        raise DataError(f"{path}: no member {member} in it") from error
-    except (EOFError, zlib.error, zipfile.BadZipFile, RuntimeError, ValueError) as error:
-        raise DataError(f"{path}: truncated or corrupt ({error})") from error
+    with open_file(path) as file:
+        start = file.read(4)
+    data = _unzip(path, member) if start == b"PK\x03\x04" or (start and path.suffix == ".zip") else read_unpacked(path)
     if not data:
         raise DataError(f"{path}: empty")
     return data
 
 
-def _unzip(packed: bytes, member: str) -> bytes:
-    with zipfile.ZipFile(io.BytesIO(packed)) as archive:
-        return archive.read(member)
+def _unzip(path: Path, member: str) -> bytearray:
+    try:
+        with (
+            open_file(path) as file,
+            unpacking_errors(path, DataError),
+            zipfile.ZipFile(file) as archive,
+            archive.open(member) as packed,
+        ):
+            return read_all(Unpacking(packed, path, DataError, UNPACKED_MOST, RATIO))
+    except DataError:
+        raise
+    except KeyError as error:
+        raise DataError(f"{path}: no member {member} in it") from error
+    except (zipfile.BadZipFile, lzma.LZMAError, RuntimeError, ValueError) as error:
+        raise DataError(f"{path}: truncated or corrupt ({error})") from error
 
 
-def _name(data: bytes, path: Path) -> str:
+def _name(data: bytes | bytearray, path: Path) -> str:
     if not data.startswith(_BEGINNING) or len(data) > MEMBER_SIZE:
         return path.name
     if len(data) < MEMBER_SIZE:
@@ -178,8 +191,9 @@ def _name(data: bytes, path: Path) -> str:
     return MEMBER
 
 
-def _split(name: str, data: bytes) -> Corpus:
+def _split(name: str, data: bytes | bytearray) -> Corpus:
     array = np.frombuffer(data, dtype=np.uint8)
+    array.flags.writeable = False
     return Corpus(name, *np.split(array, [len(array) * 90 // 100, len(array) * 95 // 100]))
 
 

@@ -1,10 +1,12 @@
-"""Writing files atomically, and locking a folder."""
+"""Writing files so that they survive a kill or a power cut, and locking a folder."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -20,30 +22,64 @@ class InUse(RuntimeError):
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; at the end the new file is flushed to disk and renamed to `path`.
+    """A path to write to, in a folder of its own beside `path`; at the end the new file is flushed to disk and renamed
+    to `path`.
 
-    If the program is killed or the disk is full, the old file is still there. The umask sets the permissions.
+    If the program is killed, the power fails or the disk is full, the old file is still there. What a killed program
+    leaves, temporary files of other libraries included, is in that folder, which the next write removes. The umask
+    sets the permissions.
     """
-    unfinished = path.with_name(path.name + ".unfinished")
+    folder = path.with_name(path.name + ".unfinished")
+    unfinished = folder / "new"
+    _remove(folder)
     try:
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch()
-        mode = unfinished.stat().st_mode
         with _naming(path):
+            folder.mkdir()
+            unfinished.touch()
+            mode = unfinished.stat().st_mode
             yield unfinished
             unfinished.chmod(mode)  # safetensors makes files that only the owner may read
-            _force_to_disk(unfinished, os.O_RDWR)
+            force_to_disk(unfinished)
             os.replace(unfinished, path)
-            if os.name == "posix":  # Windows cannot open folders
-                _force_to_disk(path.parent, os.O_RDONLY)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+            force_to_disk(path.parent)
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of unfinished files, or the unfinished file of an earlier version, if it is there."""
+    with contextlib.suppress(OSError):
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_folder(folder: Path) -> list[Path]:
+    """Create `folder` and its parents, where missing, and flush each to disk. Returns the new ones, innermost first."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in made:
+        force_to_disk(path.parent)
+    return made
+
+
+def force_to_disk(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk: they then survive a power cut."""
+    folder = path.is_dir()
+    if folder and os.name != "posix":  # Windows cannot open folders
+        return
+    try:
+        descriptor = os.open(path, os.O_RDONLY if folder else os.O_RDWR)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if not (folder and error.errno in (errno.EACCES, errno.EINVAL)):  # a folder that may or can not be flushed
+            raise
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to the end of a text file."""
+    """Add a line to the end of a text file. Only `force_to_disk` makes sure that it survives a power cut."""
     with _naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 
@@ -56,9 +92,7 @@ def locked(folder: Path) -> Iterator[None]:
     it when the process ends, even if it is killed; a file left by a killed process does no harm. At the end the file is
     removed, as is the folder if it was created here and is still empty. A warning says if the file system has no locks.
     """
-    made = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
-    file = None
+    made, file = make_folder(folder), None
     try:
         file = _lock_file(folder)
         yield
@@ -134,11 +168,3 @@ def _naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
-
-
-def _force_to_disk(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,25 +4,26 @@ Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment
 
 Archives are read as a stream, in memory. Nothing is extracted to disk, so no member can be written outside a folder,
 whatever its name. Only regular files named `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or
-`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped.
+`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. So are the extended
+headers of tar, for long names: these names are short.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import os
 import re
 import tarfile
-import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..progress import counted, progress_bar
 from ..rng import Key
-from .download import DataError, fetch
+from .download import fetch
+from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
 
@@ -36,6 +37,20 @@ SPLITS = tuple(FOLDERS)
 # The dataset's tables of word counts: one line for each review.
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
+REVIEW_MOST = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
+ARCHIVE_MOST, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # what an archive may unpack to: see `Unpacking`. The dataset has 4.
+TABLE_MOST = 256 * MEGABYTE
+
+_BLOCK = 512  # bytes, of which a tar has a whole number
+_PIECE = 128 * _BLOCK
+_WITHOUT_CONTENT = (
+    tarfile.LNKTYPE,
+    tarfile.SYMTYPE,
+    tarfile.CHRTYPE,
+    tarfile.BLKTYPE,
+    tarfile.DIRTYPE,
+    tarfile.FIFOTYPE,
+)
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
 
 
@@ -47,6 +62,11 @@ class Labelled(NamedTuple):
 
     ids: list[np.ndarray]
     labels: np.ndarray
+
+    def evenly(self, count: int) -> Labelled:
+        """`count` of the texts, at equal distances, so that sorted classes keep their shares."""
+        chosen = np.arange(count) * len(self.labels) // count
+        return Labelled([self.ids[i] for i in chosen], self.labels[chosen])
 
 
 class Imdb(NamedTuple):
@@ -94,10 +114,10 @@ def load_imdb(
     parts = read_splits(path, ("train", "test"))
     train, held_out = _held_out(*parts["train"], validation, seed)
     if vocabulary is None:
-        vocabulary = Vocabulary.build(train[0], vocabulary_size)
+        vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
-        return Labelled([vocabulary.encode(text) for text in texts], labels)
+        return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
     return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
 
@@ -134,15 +154,14 @@ def load_imdb_subwords(
     return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary, unlabelled)
 
 
-def read_reviews(path: str | os.PathLike[str], split: str, progress: bool = False) -> tuple[list[str], np.ndarray]:
+def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:
     """The reviews of one `split`, "train", "test" or "unsup": see `read_splits`."""
-    return read_splits(path, (split,), progress)[split]
+    return read_splits(path, (split,))[split]
 
 
 def read_splits(
     path: str | os.PathLike[str],
     splits: Collection[str] = SPLITS,
-    progress: bool = False,
     optional: Collection[str] = (),
 ) -> dict[str, tuple[list[str], np.ndarray]]:
     """The reviews at `path`, read once: for each of `splits` the texts and their labels, an int64 array.
@@ -154,15 +173,13 @@ def read_splits(
     Raises DataError, naming the file or member, if `path` is missing or damaged; if a split is empty and not in
     `optional`; if a split has reviews of only one class; if a folder has fewer reviews than its tables of word counts
     have lines; if two reviews with the same class, number and rating have different texts (the same text in two
-    archives counts once); or if a review is not UTF-8 or contains no word.
+    archives counts once); or if a review is not UTF-8, contains no word, or is longer than a megabyte.
     """
-    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
-
     for split in splits:
         if split not in SPLITS:
             raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
     found: dict[str, dict[tuple[int, ...], str]] = {split: {} for split in splits}
-    with tqdm(unit=" reviews", disable=not progress) as bar:
+    with progress_bar("reading", unit="reviews") as bar:
         for source in _sources(Path(path)):
             members = _folder_members if source.is_dir() else _archive_members
             for where, split, place, data in members(source, splits):
@@ -186,7 +203,7 @@ def _check_whole(folder: Path, found: Mapping[str, Mapping]) -> None:
     """Raise DataError if the folder aclImdb has fewer reviews than its tables have lines."""
     for split, reviews in found.items():
         table = folder / TABLES[split]
-        if reviews and table.is_file() and len(reviews) < (lines := table.read_bytes().count(b"\n")):
+        if reviews and table.is_file() and len(reviews) < (lines := read_bytes(table, most=TABLE_MOST).count(b"\n")):
             raise DataError(
                 f"{folder}: expected {lines:,} reviews in {_folders(split)}, as in {table.name}, got {len(reviews):,}; "
                 f"unpack the archive again, or delete {table.name} if you want only a part"
@@ -214,22 +231,40 @@ _Member = tuple[str, str, tuple[int, ...], bytes]
 
 def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member]:
     """The reviews of `splits` in a tar.gz, in its own order; raises DataError if it is truncated or corrupt."""
-    try:
-        # Read one block of 512 bytes at a time, so that nothing after the end marker is read with it.
-        with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r|", bufsize=512) as tar:
-            for member in tar:
-                parsed = _parse(member.name, splits)
-                if parsed and member.isreg() and (file := tar.extractfile(member)):
-                    yield f"{archive}: {member.name}", *parsed, file.read()
-            # tarfile stops at a damaged header just as at the end marker, which is two or more blocks of zeros.
-            # Reading the rest shows which it was, and makes gzip verify its checksum.
-            rest = stream.read()
-    except (EOFError, zlib.error, gzip.BadGzipFile, tarfile.TarError) as error:
-        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive ({error})") from error
-    except OSError as error:
-        raise DataError(f"{archive}: {error.strerror or error}") from error
+    with open_gzip(archive, DataError, ARCHIVE_MOST, ARCHIVE_RATIO) as stream:
+        while (header := _read(stream, _BLOCK, archive)).strip(b"\0"):
+            try:
+                member = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+            except tarfile.HeaderError as error:
+                raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive ({error})") from error
+            size = 0 if member.type in _WITHOUT_CONTENT else member.size
+            padded = -(-size // _BLOCK) * _BLOCK
+            parsed = _parse(member.name, splits) if member.type in (tarfile.REGTYPE, tarfile.AREGTYPE) else None
+            if parsed is None:
+                _skip(stream, padded, archive)
+            elif not 0 <= size <= REVIEW_MOST:
+                raise DataError(f"{archive}: {member.name}: expected at most {REVIEW_MOST:,} bytes, got {size:,}")
+            else:
+                yield f"{archive}: {member.name}", *parsed, _read(stream, padded, archive)[:size]
+        # The end marker is two or more blocks of zeros. Reading on makes gzip verify its checksum.
+        rest = stream.read(_PIECE)
+        while rest.strip(b"\0") == b"" != rest and (more := stream.read(_PIECE)):
+            rest = more
     if not rest or rest.strip(b"\0"):
         raise DataError(f"{archive}: truncated or corrupt (the archive does not end with its end marker)")
+
+
+def _read(stream: Any, size: int, archive: Path) -> bytes:
+    """The next `size` bytes of an archive."""
+    data = stream.read(size)
+    if len(data) < size:
+        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive (it ends within a file)")
+    return data
+
+
+def _skip(stream: Any, size: int, archive: Path) -> None:
+    while size > 0:
+        size -= len(_read(stream, min(size, _PIECE), archive))
 
 
 def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
@@ -237,11 +272,8 @@ def _folder_members(folder: Path, splits: Collection[str]) -> Iterator[_Member]:
     for part in (part for split in splits for part in FOLDERS[split]):
         for file in sorted((folder / part).glob("*.txt")):
             parsed = _parse(f"aclImdb/{part}/{file.name}", splits)
-            if parsed and file.is_file():
-                try:
-                    yield str(file), *parsed, file.read_bytes()
-                except OSError as error:
-                    raise DataError(f"{file}: {error.strerror or error}") from error
+            if parsed:
+                yield str(file), *parsed, read_bytes(file, most=REVIEW_MOST)
 
 
 def _parse(name: str, splits: Collection[str]) -> tuple[str, tuple[int, ...]] | None:
@@ -261,10 +293,7 @@ def _folders(split: str) -> str:
 
 
 def _review(data: bytes, where: str) -> str:
-    try:
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: not UTF-8 at byte {error.start}") from error
+    text = decoded(data, where)
     if not has_word(text):
         raise DataError(f"{where}: an empty review (no word in it)")
     return text

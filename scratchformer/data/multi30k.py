@@ -6,14 +6,14 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
+import io
 import os
-import zlib
 from pathlib import Path
 from typing import NamedTuple
 
-from .download import DataError, fetch
+from .download import fetch
+from .reading import MEGABYTE, DataError, decoded, read_unpacked
 
 URL = "https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/"
 CHECKSUMS = {
@@ -64,13 +64,14 @@ def load_multi30k(path: str | os.PathLike[str] | None = None, source: str = "en"
 
 def _pairs(path: str | os.PathLike[str] | None, stem: str, source: str, target: str) -> Pairs:
     files = [_file(path, f"{stem}.{language}") for language in (source, target)]
-    pairs = Pairs(*(_lines(file) for file in files))
-    if len(pairs.source) != len(pairs.target):
+    texts = [_text(file) for file in files]
+    lines = [text.count("\n") + 1 for text in texts]
+    if lines[0] != lines[1]:
         raise DataError(
-            f"{files[0]} has {len(pairs.source):,} lines, but {files[1].name} has {len(pairs.target):,}: "
+            f"{files[0]} has {lines[0]:,} lines, but {files[1].name} has {lines[1]:,}: "
             "they are not translations of each other"
         )
-    return pairs
+    return Pairs(*([line.strip() for line in text.split("\n")] for text in texts))
 
 
 def _file(path: str | os.PathLike[str] | None, name: str) -> Path:
@@ -84,17 +85,10 @@ def _file(path: str | os.PathLike[str] | None, name: str) -> Path:
     raise DataError(f"{path}: neither {name} nor {name}.gz in it")
 
 
-def _lines(file: Path) -> list[str]:
-    try:
-        data = file.read_bytes()
-        text = (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not UTF-8 at byte {error.start}") from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{file}: truncated or corrupt ({error})") from error
-    except OSError as error:
-        raise DataError(f"{file}: {error.strerror or error}") from error
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    if "" in lines:
-        raise DataError(f"{file}: line {lines.index('') + 1} is empty")
-    return lines
+def _text(file: Path) -> str:
+    """The lines of a file, none of them empty."""
+    text = decoded(read_unpacked(file, most=MEGABYTE), file).removesuffix("\n")
+    for number, line in enumerate(io.StringIO(text or "\n"), 1):
+        if not line.strip():
+            raise DataError(f"{file}: line {number} is empty")
+    return text

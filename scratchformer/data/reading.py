@@ -15,13 +15,18 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from io import BufferedReader
+from typing import Any
+
+from ..ops.checks import shown
 
 MEGABYTE = 1 << 20
 MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
 JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
+VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
 UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
 RATIO = 8  # of a larger one, to the size of the compressed file; English text has 3 to 4
+GZIP = b"\x1f\x8b"  # its first bytes
 
 _PIECE = MEGABYTE
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -34,7 +39,7 @@ class DataError(ValueError):
     """A data file is missing, damaged or not what it should be, or a download failed."""
 
 
-def expect_file(path: PathLike, error: Error = DataError, most: int = MOST) -> int:
+def expect_file(path: PathLike, error: Error = DataError, most: float = MOST) -> int:
     """The size of the file at `path`. Raises `error` unless it is a regular file of at most `most` bytes."""
     with _reading(path, error):
         try:
@@ -102,13 +107,9 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """`value` as a message shows it: its repr, cut after `most` characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply; too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= most else text[:most] + "..."
+def printable(text: str, most: int = 200) -> str:
+    """`text` from a file as a message shows it: as it is, unless it is long or has characters that are not printed."""
+    return text if len(text) <= most and text.isprintable() else shown(text)
 
 
 def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
@@ -118,7 +119,7 @@ def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED
     own size.
     """
     with open_file(path, error) as file, _reading(path, error):
-        packed = str(path).endswith(".gz") or file.peek(2)[:2] == b"\x1f\x8b"  # type: ignore[attr-defined] # buffered
+        packed = str(path).endswith(".gz") or file.peek(2)[:2] == GZIP
     if not packed:
         return read_bytes(path, error)
     with open_gzip(path, error, most) as stream:
@@ -126,9 +127,9 @@ def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED
 
 
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError) -> Iterator[BinaryIO]:
+def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> Iterator[BufferedReader]:
     """The file at `path`, open for reading: see `expect_file`."""
-    expect_file(path, error)
+    expect_file(path, error, most)
     with _reading(path, error):
         file = open(path, "rb")
     with file:
@@ -139,6 +140,10 @@ def open_file(path: PathLike, error: Error = DataError) -> Iterator[BinaryIO]:
 def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST, ratio: int = RATIO) -> Iterator[Any]:
     """A gzip, open for reading what it unpacks to: see `Unpacking`. Errors of reading it are raised as `error`."""
     with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
+        if (start := file.peek(2)[:2]) != GZIP:
+            raise error(
+                f"{path}: expected a gzip, got a file that begins with {start!r}" if start else f"{path}: empty"
+            )
         yield Unpacking(stream, path, error, most, ratio)
 
 
@@ -189,8 +194,6 @@ def _reading(path: PathLike, error: Error) -> Iterator[None]:
     """Raise what the system says about `path` as `error`."""
     try:
         yield
-    except FileNotFoundError as problem:
-        raise error(f"{path}: no such file") from problem
     except OSError as problem:
         raise error(f"{path}: {problem.strerror or problem}") from problem
 

@@ -10,8 +10,8 @@ import numpy as np
 from ..ops import IGNORED
 from ..rng import Key
 from .batching import count_of, slices, width_of
-from .download import DataError
 from .multi30k import Pairs
+from .reading import DataError
 from .subwords import BEGIN, END, PAD, Subwords
 
 

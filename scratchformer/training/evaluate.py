@@ -21,9 +21,13 @@ from ..data import (
     pairs_in_order,
     windows,
 )
+from ..data.batching import expect_text
 from ..ops import IGNORED
-from ..ops.checks import expect_ids
+from ..ops.checks import expect_ids, expect_instance
+from ..progress import counted, progress_bar
 from .replicas import Replicas
+
+SCORING = "scoring"  # what the progress bars say
 
 
 def evaluate_language_model(
@@ -40,6 +44,8 @@ def evaluate_language_model(
     at least that much text before it. batch_size: windows per batch; by default as many as in training. sizes: the
     number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
+    expect_instance("replicas", replicas, Replicas)
+    expect_text(data)
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
@@ -50,8 +56,10 @@ def evaluate_language_model(
         loss, _ = model.loss(*batch)
         return float(loss) * int(counted.sum())
 
-    total = math.fsum(replicas.map_models(nats, windows(data, context, stride, batch_size)))
     tokens = len(data) - 1
+    items = windows(data, context, stride, batch_size)
+    items = counted(items, SCORING, "tokens", tokens, lambda item: int(item[1].sum()))
+    total = math.fsum(replicas.map_models(nats, items))
     predicted = tokens if sizes is None else int(sizes[data[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
@@ -72,7 +80,9 @@ def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, sub
 
     tokens: per side of a batch; see `data.TranslationBatches`.
     """
-    return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords))}
+    batches = pairs_in_order(pairs, tokens, subwords)
+    batches = counted(batches, SCORING, "sentences", len(pairs.target), lambda batch: len(batch.lengths))
+    return {"loss": mean_loss(replicas, batches)}
 
 
 def evaluate_transformer_xl(
@@ -113,11 +123,14 @@ def evaluate_transformer_xl(
             loss, cache = model.loss(*batch, kept)
             kept = model.remember(cache[0], memory)
             del cache  # to free it before the next forward
+            if rows[0] == 0:  # the replicas go at the same pace: one counts
+                bar.update()
             total += float(loss) * int(counted[segment].sum())
         return total, int(counted[rows].sum())
 
     rows = np.array_split(np.arange(streams), min(replicas.count, streams))
-    sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
+    with progress_bar(SCORING, math.ceil((early + own) / context), "segments") as bar:
+        sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
     loss = math.fsum(sums) / sum(counts)
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}
 
@@ -139,8 +152,10 @@ def evaluate_classifier(
         own = np.take_along_axis(log_probabilities, batch.labels[:, None], axis=1)
         return -float(own.sum(dtype=np.float64)), int((log_probabilities.argmax(axis=1) == batch.labels).sum())
 
-    losses, right = zip(*replicas.map_models(score, in_order(dataset, batch_size, max_length, keep)), strict=True)
     n = len(dataset.labels)
+    batches = in_order(dataset, batch_size, max_length, keep)
+    batches = counted(batches, SCORING, "texts", n, lambda batch: len(batch.labels))
+    losses, right = zip(*replicas.map_models(score, batches), strict=True)
     return {"loss": math.fsum(losses) / n, "accuracy": sum(right) / n}
 
 
@@ -160,7 +175,8 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
 
     rows = at_once(replicas, batches.max_length)
     micro_batches = (micro for step in range(count) for micro in batches.batch(step).split(rows))
-    tasks = zip(*replicas.map_models(score, micro_batches), strict=True)
+    shown = counted(micro_batches, SCORING, "texts", count * batches.batch_size, lambda micro: len(micro.ids))
+    tasks = zip(*replicas.map_models(score, shown), strict=True)
     losses, accuracies = [], []
     for task in tasks:
         loss, right, n = (math.fsum(column) for column in zip(*task, strict=True))

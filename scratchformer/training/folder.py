@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from .metrics import METRICS, read_metrics
+from ..ops.checks import shown
+from .metrics import LARGEST_STEP, METRICS, is_number, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
+SETTINGS = "settings.json"
+WORDS, SUBWORDS = VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
 UNSAVED = "no-snapshot-yet"  # a file that exists from the start of training until last.safetensors is first saved
 
 
@@ -23,20 +28,37 @@ def read_run(folder: Path) -> Snapshot | None:
     """The snapshot from which the run in `folder` resumes; None if none was saved yet, so the run starts at step 0.
 
     Changes nothing. Raises SnapshotError if last.safetensors was saved but is missing, if it was not made by `train`,
-    or if it or the best model is damaged; ValueError if metrics.jsonl is damaged.
+    or if it, the best model or a snapshot that was kept is damaged; ValueError if metrics.jsonl is damaged.
     """
-    last, best = folder / LAST, folder / BEST
-    if os.path.lexists(folder / METRICS):
-        read_metrics(folder / METRICS)
+    last, best, metrics = folder / LAST, folder / BEST, folder / METRICS
     if not os.path.lexists(last):
-        if holds_run(folder) and not (folder / UNSAVED).exists():
-            raise SnapshotError(f"{last} is missing, so the run cannot go on: put it back, or choose another folder")
+        if not (folder / UNSAVED).exists():
+            if holds_run(folder):
+                raise SnapshotError(
+                    f"{last} is missing, so the run cannot go on: put it back, or choose another folder"
+                )
+        elif os.path.lexists(metrics):
+            kept_records(metrics, 0, 0)  # to see that it can be read
         return None
     if not last.is_file():
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
     snapshot = load_snapshot(last)
-    if type(snapshot.state.get("step")) is not int or "best" not in snapshot.state:
-        raise SnapshotError(f"{last} is not a snapshot of a run: it has no step or no best score")
-    if os.path.lexists(best):
-        load_snapshot(best)
+    _check_state(last, snapshot.state)
+    if os.path.lexists(metrics):
+        kept_records(metrics, snapshot.state["step"], snapshot.state.get("records"))
+    for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
+        _check_state(path, load_snapshot(path).state)
     return snapshot
+
+
+def _check_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Raise SnapshotError unless the state is one that `train` saved."""
+    if "step" not in state or "best" not in state:
+        raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
+    for name in ("step", "records"):
+        value = state.get(name, 0)  # an earlier version did not save how many records there are
+        if type(value) is not int or not 0 <= value <= LARGEST_STEP:
+            raise SnapshotError(f"{path} is not a snapshot of a run: {name} is {shown(value)}, not a whole number")
+    best = state["best"]
+    if best is not None and not (isinstance(best, dict) and best and all(map(is_number, best.values()))):
+        raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, neither null nor scores")

@@ -43,10 +43,16 @@ class LanguageProgram(Program):
         return TextBatches(training, self.run.batch_size, self.model.context, key)
 
     def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
+        tokens = self.scored_tokens(part)
         if isinstance(replicas.model, TransformerXL):
-            return evaluate_transformer_xl(replicas, self.tokens(part), **options)
+            return evaluate_transformer_xl(replicas, tokens, **options)
         sizes = None if self.vocabulary is None else self.vocabulary.sizes
-        return evaluate_language_model(replicas, self.tokens(part), sizes=sizes, **options)
+        return evaluate_language_model(replicas, tokens, sizes=sizes, **options)
+
+    def scored_tokens(self, part: str) -> np.ndarray:
+        """The beginning of a part, as long as `scored` says; of the validation part all that `tokens` returns."""
+        tokens, trained = self.tokens(part), self.steps * self.run.batch_size * self.model.context
+        return tokens[: self.scored(len(tokens), trained, VALIDATION_BYTES)]
 
     def identity(self) -> dict[str, Any]:
         subwords = {} if self.vocabulary is None else {"subwords": self.vocabulary.fingerprint}
@@ -69,6 +75,9 @@ class LanguageProgram(Program):
         nats = "" if self.vocabulary is None else f" ({test['loss']:.4f} nats per token)"
         limit = getattr(self.run, "test_bytes", None)
         where = "the last 5%" if limit is None else f"{limit:,} bytes of the last 5%"
+        count, size = len(self.scored_tokens("test")), len(self.tokens("test"))
+        if count < size:
+            where = "the first " + self.share(count, size, "bytes" if self.vocabulary is None else "tokens")
         bits = test["bits_per_byte"]
         print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")
         self.write()

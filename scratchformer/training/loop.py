@@ -16,10 +16,12 @@ from typing import Any
 
 from ..data.files import locked, replacing
 from ..nn import Layer
+from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
 from ..process import Stopped, signals_caught
+from ..progress import progress_bar
 from ..rng import Key
 from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
@@ -34,6 +36,7 @@ from .snapshot import (
     describe,
     expect_model,
     kept_snapshots,
+    load_snapshot,
     restore,
     save_snapshot,
 )
@@ -82,33 +85,35 @@ def train(
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
-    Returns the state at the end: "step", and "best" (the metrics of the best model).
+    Returns the state at the end: "step", "records" (how many metrics.jsonl has), and "best" (the metrics of the best
+    model).
 
     Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
-    ValueError if an argument is out of range, or if `out` holds a run and resume is False; InUse if another process
-    trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the current step and raises KeyboardInterrupt.
+    ValueError if an argument is out of range, if `out` holds a run and resume is False, or if the run has done more
+    than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the
+    current step and raises KeyboardInterrupt.
     """
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
-    metric, direction = select
+    expect_instance("select", select, tuple)
+    metric, direction = select if len(select) == 2 else (None, None)
+    expect_instance("select", metric, str)
     if direction not in ("min", "max"):
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
-    if snapshot_every < 1 or log_every < 1 or evaluate_every < 0 or keep < 0:
-        numbers = f"{snapshot_every}, {log_every}, {evaluate_every}, {keep}"
-        raise ValueError(
-            f"snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got {numbers}"
-        )
+    expect_positive(snapshot_every=snapshot_every, log_every=log_every)
+    expect_at_least(0, steps=steps, evaluate_every=evaluate_every, keep=keep)
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in optimizer.stepped):
         raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip: expected None or a number > 0, got {clip}")
+    if clip is not None:
+        expect_number("clip", clip, zero=False, infinite=True)
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
         "schedule": repr(schedule),
         "best": None,
+        "records": 0,
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
@@ -121,13 +126,20 @@ def train(
     def begin() -> Metrics:
         """Check everything that can make a run be refused, and only then write to the folder."""
         nonlocal saved
+        records = None
         if resume:
-            saved = _load_run(out, model, optimizer, remember and batches, state, ("seed", *(identity or {})))
+            fixed = ("seed", *(identity or {}))
+            saved, records = _load_run(out, model, optimizer, remember and batches, state, fixed, metric)
+            if state["step"] > steps:
+                raise ValueError(
+                    f"steps: the run in {out} has done {state['step']}, expected at least as many, got {steps}"
+                )
         elif holds_run(out):
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
         if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
-        metrics = Metrics(out, state["step"], tensorboard)
+        metrics = Metrics(out, state["step"], tensorboard, records)
+        state["records"] = metrics.count
         on_start()
         if saved is not None:
             (out / UNSAVED).unlink(missing_ok=True)  # left by a run that was killed right after its first snapshot
@@ -141,6 +153,8 @@ def train(
         return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
 
     def save(path: Path, *parts: Any) -> None:
+        metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
+        state["records"] = metrics.count
         try:
             save_snapshot(path, model, *parts, **state)
         except NotFinite as error:
@@ -168,7 +182,7 @@ def train(
         locked(out),
         closing(begin()) as metrics,
         _interrupts() as interrupted,
-        _progress(state["step"], steps) as bar,
+        progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True) as bar,
     ):
         for step in range(state["step"], steps):
             key = Key(seed).fold("train", step)
@@ -207,51 +221,50 @@ def train(
 
 
 def _load_run(
-    out: Path, model: Layer, optimizer: Optimizer, memory: Any, state: dict[str, Any], fixed: Iterable[str]
-) -> int | None:
+    out: Path,
+    model: Layer,
+    optimizer: Optimizer,
+    memory: Any,
+    state: dict[str, Any],
+    fixed: Iterable[str],
+    metric: str,
+) -> tuple[int | None, int | None]:
     """Load the last snapshot of the run in `out` into the model, the optimizer, the batches' memory, and `state`.
-    Returns its step, or None if none was saved yet. Raises SnapshotError if the snapshot has another value for one of
-    the entries `fixed` of `state`, or is of another model or optimizer.
+
+    Returns its step, or None if none was saved yet, and how many records of metrics come before it, or None if it does
+    not say. Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its
+    best score is not by `metric`, or if it or one that was kept is of another model or optimizer.
     """
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
         for name in names:
             if (found := snapshot.state.get(name)) != state[name]:
                 found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
-                raise SnapshotError(f"{out / LAST} has {name} {found}, this run has {own}")
+                raise SnapshotError(f"{snapshot.path} has {name} {found}, this run has {own}")
 
     snapshot = read_run(out)
     if snapshot is None:
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
-        return None
+        return None, 0
     expect_same(snapshot, fixed)
     expect_model(snapshot, model)
     expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
+    for path in kept_snapshots(out):
+        expect_model(load_snapshot(path), model)
+    step, best = snapshot.state["step"], snapshot.state["best"]
+    if best is not None and best.get(metric) is None:
+        raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, memory)
-    state |= {"step": snapshot.state["step"], "best": snapshot.state["best"]}
-    if state["best"] and not (out / BEST).exists():
+    state |= {"step": step, "best": best}
+    if best is not None and not (out / BEST).exists():
         print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
         state["best"] = None
-    return state["step"]
+    return step, snapshot.state.get("records")
 
 
 def _nonfinite_parameter(model: Layer) -> str | None:
     return nonfinite_tensor({name: p.data for name, p in model.named_parameters().items()})
-
-
-def _progress(start: int, steps: int) -> Any:
-    """A progress bar; if standard error is not a terminal, a line about every ten seconds."""
-    from tqdm import tqdm  # here, since it takes a tenth of the package's import time
-
-    return tqdm(
-        initial=start,
-        total=steps,
-        unit="step",
-        dynamic_ncols=True,
-        mininterval=0.5 if sys.stderr.isatty() else 10,
-        maxinterval=60,
-    )
 
 
 @contextmanager

@@ -4,52 +4,130 @@ from __future__ import annotations
 
 import json
 import math
+import re
+import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
-from ..data.files import append, replacing
+from ..data.files import append, force_to_disk, replacing
+from ..data.reading import parsed, read_bytes
 
-METRICS = "metrics.jsonl"
+METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
+LARGEST_STEP = 1 << 53  # up to which a float64 is exact
+_SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     """The records of a metrics file, oldest first. An incomplete last line, left by a killed run, is skipped.
 
-    Raises ValueError if any other line is not a JSON object with a "step".
+    Raises ValueError if any other line is damaged: if its checksum does not match, or if it is not a JSON object with
+    a whole number as "step" and a number or null as every other value.
     """
-    records, lines = [], Path(path).read_bytes().splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if isinstance(record, dict) and type(record.get("step")) is int:
-            records.append(record)
-        elif number < len(lines):
-            raise ValueError(f"{path} line {number} is damaged")
+    records, damage = _read(path)
+    if damage:
+        raise ValueError(damage)
     return records
+
+
+def kept_records(path: Path | str, step: int, count: int | None = None) -> tuple[list[dict[str, Any]], str]:
+    """The records of a metrics file that a run keeps if it is resumed at `step`, and what is wrong with later ones.
+
+    count: how many there must be, according to the snapshot; a snapshot of an earlier version does not say. Raises
+    ValueError if one of them is damaged or missing. What comes after them may be damaged: it is from steps that will be
+    repeated, and a power cut may have left anything there.
+    """
+    records, damage = _read(path)
+    kept = [record for record in records if record["step"] <= step]
+    if damage and (count is None or len(kept) < count):
+        raise ValueError(damage)
+    if count is not None and len(kept) != count:
+        raise ValueError(f"{path} is damaged: expected {count} records up to step {step}, got {len(kept)}")
+    return kept, damage
+
+
+def _read(path: Path | str) -> tuple[list[dict[str, Any]], str]:
+    """The records before the first damaged line, and what is wrong with it; "" if all are right."""
+    *lines, last = read_bytes(path, ValueError).split(b"\n")
+    sealed = any(map(_SEALED.fullmatch, (*lines, last, last[:-1])))  # a file of an earlier version has no checksums
+    records, before = [], 0
+    for number, line in enumerate([*lines, last], 1):
+        record, crc = _record(line, sealed, before)
+        if record is not None:
+            records.append(record)
+            before = crc
+        elif number <= len(lines) or _record(last[:-1], sealed, before)[0] is not None:  # its new line was changed
+            return records, f"{path} line {number} is damaged"
+    return records, ""
+
+
+def _record(line: bytes, sealed: bool, before: int) -> tuple[dict[str, Any] | None, int]:
+    """The record in a line, None if the line is damaged, and its checksum. before: that of the line before."""
+    if sealed:
+        found = _SEALED.fullmatch(line)
+        crc = 0 if found is None else zlib.crc32(found[1], before)
+        if found is None or crc != int(found[2], 16):
+            return None, before
+        line, before = found[1] + b"}", crc
+    try:
+        record = parsed(line.decode(), "")
+    except ValueError:
+        return None, before
+    step, *values = record.get("step"), *record.values()
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP or not all(map(is_number, values)):
+        return None, before
+    return record, before
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a finite number, or null."""
+    return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
+
+
+def seal(line: str, before: int) -> tuple[str, int]:
+    """A line of JSON with its checksum, and the checksum. before: that of the line before; 0 for the first."""
+    content = line.removesuffix("}")
+    crc = zlib.crc32(content.encode(), before)
+    return f'{content}, "crc32": "{crc:08x}"}}', crc
 
 
 class Metrics:
     """Appends records to RUN/metrics.jsonl, each with its "step", counted from 1. NaN becomes null.
 
-    resume_at: keep the records up to this step, and drop those of later steps, which will be repeated.
+    resume_at: keep the records up to this step, and drop those of later steps, which will be repeated. expected: how
+    many are kept; None if that is not known. The attribute `count` is the number of records in the file.
     tensorboard: also write scalars to RUN/tensorboard (requires: pip install 'scratchformer[tensorboard]').
     """
 
-    def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False) -> None:
+    def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False, expected: int | None = None) -> None:
         self.path = run / METRICS
-        kept = [r for r in read_metrics(self.path) if r["step"] <= resume_at] if self.path.exists() else []
+        kept: list[dict[str, Any]] = []
+        if self.path.exists():
+            kept, damage = kept_records(self.path, resume_at, expected)
+            if damage:
+                print(f"{damage}: it is left out, as it comes after the last snapshot", file=sys.stderr)
+        elif expected:
+            print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
+        self.count = self.crc = 0
         with replacing(self.path) as unfinished:
-            unfinished.write_text("".join(json.dumps(r) + "\n" for r in kept), encoding="utf-8")
+            unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
 
     def write(self, step: int, **values: float) -> None:
         record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
-        append(self.path, json.dumps(record))
+        append(self.path, self._sealed(record))
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
+
+    def _sealed(self, record: dict[str, Any]) -> str:
+        line, self.crc = seal(json.dumps(record), self.crc)
+        self.count += 1
+        return line
+
+    def flush(self) -> None:
+        """Wait until all records are on the disk."""
+        force_to_disk(self.path)
 
     def close(self) -> None:
         if self.board is not None:

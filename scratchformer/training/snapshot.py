@@ -20,6 +20,7 @@ import hashlib
 import importlib
 import inspect
 import json
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,16 +32,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from .. import models
-from ..data.files import replacing
+from ..data.files import make_folder, replacing
+from ..data.reading import parsed
 from ..nn import Layer, add_lora
+from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
-from ..rng import Zeros
+from ..rng import Zeros, room_for
 from .diagnose import nonfinite_tensor
 
 FORMAT = "scratchformer snapshot 2"
 EARLIER = ("scratchformer snapshot 1",)
 LAST, BEST = "last.safetensors", "best.safetensors"
 PARTS = ("model", "optimizer", "batches")
+DTYPES = ("F16", "F32", "F64", "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")  # that NumPy has
 MODELS = {name: getattr(models, name) for name in models.__all__ if hasattr(getattr(models, name), "loss")}
 MODELS["Bert"] = models.Bert
 
@@ -60,6 +64,7 @@ class Snapshot(NamedTuple):
     model: dict[str, np.ndarray]
     optimizer: dict[str, np.ndarray]
     batches: dict[str, np.ndarray]
+    path: Path  # of the file, for messages
 
 
 def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
@@ -101,7 +106,7 @@ def save_snapshot(
         raise NotFinite(f"cannot save {path}: {bad} is not finite")
     header["sha256"] = checksum(header, tensors)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         with replacing(path) as unfinished:
             save_file(tensors, unfinished, header)
     except (OSError, SafetensorError) as error:
@@ -241,10 +246,7 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
     if not path.is_file():
         raise SnapshotError(f"no snapshot at {path}")
     try:
-        with safe_open(path, framework="numpy") as file:
-            header = file.metadata() or {}
-            _check_format(path, header)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}
+        header, tensors = _read(path)
         if header["format"] in EARLIER:
             if not earlier:
                 raise SnapshotError(f"{path} was made by an earlier version: it has no checksum to verify")
@@ -253,54 +255,94 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
             )
         elif header["sha256"] != checksum(header, tensors):
             raise ValueError("the checksum does not match")
-        _check_types(tensors)
-        described, state = json.loads(header["model"]), dict(json.loads(header["state"]))
-        model_class, config = str(described["class"]), dict(described["config"])
+        _check_tensors(tensors)
     except SnapshotError:
         raise
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except SafetensorError as error:
+        raise SnapshotError(f"{path} is damaged or not a snapshot: it is not a whole safetensors file") from error
+    except (OSError, ValueError) as error:
         raise SnapshotError(f"{path} is damaged or not a snapshot: {error}") from error
+    described, state = (parsed(header.get(name, ""), f"{path}, {name},", SnapshotError) for name in ("model", "state"))
+    model_class, config = described.get("class"), described.get("config")
+    if not isinstance(model_class, str) or not isinstance(config, dict):
+        got = f"{shown(model_class)} and {shown(config)}"
+        raise SnapshotError(f"{path} is damaged: expected the name of a class and its arguments, got {got}")
     own = {
         part: {name.partition(".")[2]: a for name, a in tensors.items() if name.startswith(part + ".")}
         for part in PARTS
     }
-    return Snapshot(model_class, config, state, **own)
+    return Snapshot(model_class, config, state, **own, path=path)
+
+
+def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """The header and the tensors of a snapshot. Raises SnapshotError if it is not one, ValueError if it is damaged."""
+    with safe_open(path, framework="numpy") as file:
+        header = file.metadata() or {}
+        _check_format(path, header)
+        for name in file.keys():
+            if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
+                raise ValueError(f"{name} has the type {dtype}, expected one of {', '.join(DTYPES)}")
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
+    with open(path, "rb") as raw:  # after the JSON there may only be spaces, which no checksum covers
+        text = raw.read(int.from_bytes(raw.read(8), "little"))
+    if not text.rstrip(b" ").endswith(b"}"):
+        raise ValueError("the end of the header was changed")
+    return header, tensors
 
 
 def _check_format(path: Path, header: Mapping[str, str]) -> None:
     found = header.get("format")
     if found != FORMAT and found not in EARLIER:
         raise SnapshotError(f"{path} is a safetensors file, but not a {FORMAT}")
+    if ("sha256" in header) != (found == FORMAT):
+        raise ValueError(f"a {found} {'without' if found == FORMAT else 'with'} a checksum")
 
 
-def _check_types(tensors: Mapping[str, np.ndarray]) -> None:
-    """Raise ValueError unless all tensors are finite and the weights have the same floating-point dtype."""
+def count_weights(path: Path) -> int | None:
+    """The number of weights in a snapshot, from its header alone; None if there is none that can be read."""
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = [name for name in file.keys() if name.startswith("model.")]
+            return sum(math.prod(file.get_slice(name).get_shape()) for name in names)
+    except (SafetensorError, OSError):
+        return None
+
+
+def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
+    """Raise ValueError unless all tensors belong to a part and are finite, and the weights have the same floating-point
+    dtype.
+    """
     weights = {name: a.dtype for name, a in tensors.items() if name.startswith("model.")}
     for name, dtype in weights.items():
         if not np.issubdtype(dtype, np.floating):
             raise ValueError(f"{name} is {dtype}, not floating-point")
     if len(kinds := {str(dtype) for dtype in weights.values()}) > 1:
         raise ValueError(f"weights of several types: {', '.join(sorted(kinds))}")
+    if strange := [name for name in tensors if not name.startswith(tuple(f"{part}." for part in PARTS))]:
+        raise ValueError(f"{shown(strange[0])} belongs to none of {', '.join(PARTS)}")
     if bad := nonfinite_tensor(tensors):
         raise ValueError(f"{bad} is not finite")
 
 
-def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
+def load_model(path: Path | str, expected: type[Any] = Layer) -> tuple[Any, dict[str, Any]]:
     """The model of a snapshot, created again with its weights in the saved precision, and the state of its run.
 
     The class of a model that is not part of this project is imported: see the beginning of this module. A snapshot of
-    an earlier version, which has no checksum, is read with a warning. Raises SnapshotError if the snapshot is damaged,
-    or if its model cannot be created here.
+    an earlier version, which has no checksum, is read with a warning. expected: the class that the model must have.
+    Raises SnapshotError if the snapshot is damaged, or if its model is of another class or cannot be created here.
     """
     snapshot = load_snapshot(path, earlier=True)
     try:
-        model = _make(snapshot)
+        if not issubclass(find_class(snapshot.model_class), expected):
+            raise SnapshotError(f"it holds a {snapshot.model_class}, expected a {expected.__name__}")
+        with room_for(sum(a.size for a in snapshot.model.values())):
+            model = _make(snapshot)
     except SnapshotError as error:
-        raise SnapshotError(f"{path}: {error}") from error
+        raise SnapshotError(f"{snapshot.path}: {error}") from error
     try:
         model.load_state_dict(snapshot.model)
     except ValueError as error:
-        raise SnapshotError(f"{path}: snapshot does not fit: {error}") from error
+        raise SnapshotError(f"{snapshot.path}: snapshot does not fit: {error}") from error
     return model, snapshot.state
 
 
@@ -330,13 +372,11 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
             for name in sorted(snapshot.config.keys() | config.keys())
             if snapshot.config.get(name) != config.get(name)
         }
-        raise SnapshotError(f"snapshot of another model ({snapshot.model_class}): {differing}")
+        raise SnapshotError(f"{snapshot.path}: snapshot of another model ({snapshot.model_class}): {differing}")
     for name, p in model.named_parameters().items():
         if name in snapshot.model and snapshot.model[name].dtype != p.data.dtype:
-            found = snapshot.model[name].dtype
-            raise SnapshotError(
-                f"snapshot does not fit: {name} is {found} in the snapshot, {p.data.dtype} in the model"
-            )
+            types = f"{snapshot.model[name].dtype} in the snapshot, {p.data.dtype} in the model"
+            raise SnapshotError(f"{snapshot.path}: snapshot does not fit: {name} is {types}")
 
 
 def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None, batches: Any = None) -> None:
@@ -355,4 +395,4 @@ def restore(snapshot: Snapshot, model: Layer, optimizer: Optimizer | None = None
             optimizer.load_state_dict(snapshot.optimizer)
     except (TypeError, ValueError) as error:
         model.load_state_dict(before)
-        raise SnapshotError(f"snapshot does not fit: {error}") from error
+        raise SnapshotError(f"{snapshot.path}: snapshot does not fit: {error}") from error

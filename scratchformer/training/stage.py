@@ -29,6 +29,8 @@ from .snapshot import (
     save_snapshot,
 )
 
+LEAST = 1_000  # texts on which a short run is scored, if there are as many
+
 
 class Stage:
     """One training stage of a run. Most programs are a single stage (see `Program`); BERT's has three.
@@ -84,6 +86,19 @@ class Stage:
 
     def prepare(self, replicas: Replicas) -> None:
         """Called just before training; it may change settings of the run, such as the number of steps."""
+
+    def scored(self, size: int, trained: int, least: int = LEAST) -> int:
+        """How many of the `size` texts (or bytes) of a part the run is scored on: all, unless the run has fewer steps
+        than its preset. Then no more than it is trained on, `trained`, but at least `least`. `scratchformer evaluate`
+        scores all.
+        """
+        return size if self.run.steps >= self.run.preset_steps else min(size, max(least, trained))
+
+    def share(self, count: int, size: int, what: str) -> str:
+        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews" and why."""
+        if count == size:
+            return f"{size:,} {what}"
+        return f"{count:,} of {size:,} {what}, since the run has only {self.steps:,} steps"
 
     def test(self, replicas: Replicas) -> dict[str, float]:
         """The scores of the best model, for `report`."""

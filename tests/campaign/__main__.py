@@ -30,6 +30,7 @@ from tqdm import tqdm
 def main() -> None:
     names = [area.name for area in AREAS]
     default = [area.name for area in AREAS if not area.only_when_named]
+    slow = [area.name for area in AREAS if area.slow]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = f"of {', '.join(names)} (default: {', '.join(default)})"
     parser.add_argument("areas", nargs="*", metavar="AREA", help=which)
@@ -38,11 +39,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat", type=int, metavar="N", help="only case number N")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--quick", action="store_true", help=f"leave out areas with slow cases: {', '.join(slow)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result to this file")
     args = parser.parse_args()
     if unknown := {*args.areas} - {*names}:
         parser.error(f"no such area: {', '.join(sorted(unknown))}")
-    chosen = [area() for area in AREAS if area.name in (args.areas or default)]
+    names = [name for name in args.areas or default if not (args.quick and name in slow)]
+    chosen = [area() for area in AREAS if area.name in names]
     results, turns = [], Turns(chosen, args)
     with tempfile.TemporaryDirectory(prefix="campaign-") as folder:
         for area in chosen:
@@ -101,6 +104,10 @@ def print_table(areas: list[Area], results: list[Result], seconds: float, seed: 
         own = [result for result in results if result.task.area is area]
         found = Counter(result.verdict.outcome for result in own)
         print(f"{area.name:<13}" + "".join(f"{cell:>10}" for cell in (len(own), *(found[o] or "" for o in OUTCOMES))))
+    for area in areas:
+        told = [r.verdict for r in results if r.task.area is area and r.verdict.outcome == "accepted"]
+        if (messages := [verdict.message for verdict in told if verdict.message]) and (line := area.summary(messages)):
+            print(f"{area.name}: {line}")
     print(f"{len(results):,} cases in {seconds:.0f} s, seed {seed}")
 
 

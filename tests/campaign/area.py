@@ -28,7 +28,8 @@ class Case(NamedTuple):
 
     what: the case in words. run: what a user does; it is called in a process of its own. expect: "refused", "accepted",
     or "either" where only tracebacks, hangs and memory count. names: texts of which the message must contain one.
-    size: of the input, in bytes. check: says what is wrong with the result of `run`; None if nothing is.
+    size: of the input, in bytes. check: says what is wrong with the result of `run`; None if nothing is. If `run`
+    returns a text, it is the message of an accepted case.
     """
 
     what: str
@@ -51,11 +52,13 @@ class Area:
     """A kind of cases. Case number N of seed S is always the same: `draw` depends on nothing else.
 
     seconds: after which a case counts as a hang. memory: how many bytes a case may take, whatever its size.
-    only_when_named: the area takes so long that it is left out unless the command names it.
+    only_when_named: the area takes so long that it is left out unless the command names it. slow: its cases take
+    seconds, and --quick leaves it out.
     """
 
     name: ClassVar[str]
     only_when_named: ClassVar[bool] = False
+    slow: ClassVar[bool] = False
     seconds: ClassVar[float] = 15
     memory: ClassVar[int] = 64 * MEGABYTE
 
@@ -65,6 +68,10 @@ class Area:
     def case(self, draw: random.Random, folder: Path) -> Case:
         """A case, with its files in the empty `folder`. Called in the process in which the case will run."""
         raise NotImplementedError
+
+    def summary(self, messages: list[str]) -> str:
+        """A line below the table, from the messages of the accepted cases that have one."""
+        return ""
 
 
 def judge(case: Case, errors: Callable[[], str]) -> Verdict:
@@ -94,7 +101,7 @@ def _accepted(case: Case, result: Any) -> Verdict:
         return Verdict("silent", "accepted")
     if case.check is not None and (wrong := case.check(result)):
         return Verdict("wrong", wrong)
-    return Verdict("accepted")
+    return Verdict("accepted", result if isinstance(result, str) else "")
 
 
 def _refused(case: Case, message: str, where: str = "") -> Verdict:

@@ -9,12 +9,12 @@ import shutil
 import signal
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from area import Area, Case
+from area import Area, Case, last_line
 from runs import ARGUMENTS, command, make_data
 
 from scratchformer.training import load_snapshot, read_metrics
@@ -32,8 +32,8 @@ class Reference(NamedTuple):
 
 
 class Kills(Area):
-    """A run is killed up to four times: at a random time, some milliseconds after a random line of its metrics, while it
-    writes a file, or after its last step. After each kill every snapshot is readable; in the end the run has the
+    """A run is killed up to four times: at a random time, some milliseconds after a random line of its metrics, while
+    it writes a file, or after its last step. After each kill every snapshot is readable; in the end the run has the
     weights, moments, best models, settings and metrics of the undisturbed run, bit for bit.
     """
 
@@ -49,11 +49,11 @@ class Kills(Area):
         folder.mkdir()
         run, begun, started = folder / "run", folder / "begun", time.monotonic()
         process = self.start(name, run)
-        _wait(process, lambda: any(run.rglob("no-snapshot-yet")))
-        os.killpg(process.pid, signal.SIGKILL)
+        _wait(process, lambda: _files(run, "no-snapshot-yet"))
+        process.kill()
         process.wait()
         shutil.copytree(run, begun)
-        _finish(self.start(name, run))
+        _finish(self.start(name, run), run)
         return Reference(begun, run, time.monotonic() - started)
 
     def start(self, name: str, run: Path) -> subprocess.Popen:
@@ -64,9 +64,7 @@ class Kills(Area):
             options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
             arguments = ["--out", run, *options]
         with open(run.with_name("output"), "w") as output:
-            return subprocess.Popen(
-                command(name, *arguments, "--device", "cpu"), stdout=output, stderr=output, start_new_session=True
-            )
+            return subprocess.Popen(command(name, *arguments, "--device", "cpu"), stdout=output, stderr=output)
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         name, run = draw.choice(list(self.data)), folder / "run"
@@ -93,16 +91,19 @@ class Kills(Area):
                 process.wait()
             if hit:
                 kills.append(hit)
-            for path in sorted(run.rglob("*.safetensors")):
+            for path in _files(run, ".safetensors"):
                 load_snapshot(path)
-        _finish(self.start(name, run))
-        writes = sum("writing" in kill for kill in kills)
-        return f"{len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
+        _finish(self.start(name, run), run)
+        writes = sum(kill.startswith("writing") for kill in kills)
+        return f"{name}: {len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
 
     def summary(self, messages: list[str]) -> str:
-        counts = [list(map(int, re.findall(r"\d+", message)[:2])) for message in messages]
-        kills, writes = map(sum, zip(*counts, strict=True))
-        return f"{kills} kills in {len(messages)} runs, {writes} of them during a write"
+        kills, writes, runs = 0, 0, Counter[str]()
+        for message in messages:
+            name, *counts = re.match(r"(\w+): (\d+) kills, (\d+)", message).groups()
+            kills, writes, runs[name] = kills + int(counts[0]), writes + int(counts[1]), runs[name] + 1
+        which = ", ".join(f"{count} {name}" for name, count in runs.items())
+        return f"{kills} kills of {len(messages)} runs ({which}), {writes} of them during a write"
 
 
 def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Reference, draw: random.Random) -> str:
@@ -119,8 +120,10 @@ def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Refere
         time.sleep(draw.uniform(0, 0.02))
         doing = f"after line {target + 1} of {total} of the metrics"
     elif moment == "write":
-        reached = _wait(process, lambda: _lines(run) >= target) and _wait(process, lambda: _stopped_in_write(process, run))
-        doing = f"writing {', '.join(path.stem for path in run.rglob('*.unfinished'))}"
+        reached = _wait(process, lambda: _lines(run) >= target) and _wait(
+            process, lambda: _stopped_in_write(process, run)
+        )
+        doing = f"writing {', '.join(path.stem for path in _files(run, '.unfinished'))}"
     else:
         reached = _wait(process, lambda: _lines(run) >= total)
         time.sleep(draw.uniform(0, 0.3))
@@ -130,11 +133,62 @@ def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Refere
 
 
 def differences(run: Path, reference: Path) -> Iterator[str]:
-    """What differs between two runs, except for the speed in their metrics and the checksums of lines and files."""
-    names, expected = ({p.relative_to(r) for r in [root] for p in r.rglob("*") if p.is_file()} for root in (run, reference))
-    if names != expected:
-        yield f"other files: {', '.join(map(str, sorted(names ^ expected)))}"
-    for name in sorted(names & expected):
-        one, other = read(run / name), read(reference / name)
-        if one != other:
+    """What differs between two finished runs, apart from the speed in their metrics."""
+    contents, expected = ({p.relative_to(root): p for p in root.rglob("*") if p.is_file()} for root in (run, reference))
+    for name in sorted(contents.keys() | expected.keys()):
+        if name not in expected:
+            yield f"{name} is in the folder of the killed run only"
+        elif name not in contents:
+            yield f"{name} is missing in the folder of the killed run"
+        elif _content(contents[name]) != _content(expected[name]):
             yield f"{name} differs"
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        found = load_snapshot(path)
+        parts = [
+            {name: (a.dtype, a.shape, a.tobytes()) for name, a in part.items()}
+            for part in (found.model, found.optimizer, found.batches)
+        ]
+        return found.model_class, found.config, found.state, parts
+    if path.name == "metrics.jsonl":
+        return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
+    return path.read_bytes()
+
+
+def _lines(run: Path) -> int:
+    """How far a run has come: the lines of the metrics of all its stages."""
+    return sum(path.read_bytes().count(b"\n") for path in _files(run, "metrics.jsonl"))
+
+
+def _files(run: Path, ending: str) -> list[Path]:
+    """The files in a folder and below whose names end so; they may come and go meanwhile."""
+    return [Path(folder, name) for folder, _, names in os.walk(run) for name in names if name.endswith(ending)]
+
+
+def _finish(process: subprocess.Popen, run: Path) -> None:
+    if status := process.wait():
+        output = run.with_name("output").read_text(errors="replace")
+        raise RuntimeError(f"the program ended with status {status}: {last_line(output)}")
+
+
+def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
+    """Wait until the condition holds; False if the process ends before that."""
+    while not condition():
+        if process.poll() is not None:
+            return False
+        time.sleep(0.0005)
+    return True
+
+
+def _stopped_in_write(process: subprocess.Popen, run: Path) -> bool:
+    """Pause the process if it is writing a file; True if it still is then, else it goes on."""
+    if not _files(run, ".unfinished"):
+        return False
+    process.send_signal(signal.SIGSTOP)
+    time.sleep(0.005)
+    if _files(run, ".unfinished"):
+        return True
+    process.send_signal(signal.SIGCONT)
+    return False

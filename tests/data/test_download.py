@@ -150,5 +150,5 @@ def test_verify(tmp_path):
     assert verify(str(file), MD5.upper().replace("MD5", "md5")) == file
     with pytest.raises(DataError, match=r"file\.txt.*expected sha256 0000"):
         verify(file, WRONG)
-    with pytest.raises(DataError, match=r"absent\.txt: no such file"):
+    with pytest.raises(DataError, match=r"absent\.txt: No such file"):
         verify(tmp_path / "absent.txt", SHA256)

@@ -75,7 +75,7 @@ def test_what_is_read_from_an_archive(tmp_path):
     texts, labels = read_reviews(archive, "unsup")
     assert texts == [f"unsup number{number}" for number in range(5)]
     assert labels.tolist() == [-1] * 5
-    assert len(read_reviews(archive, "train", progress=True)[0]) == 24
+    assert len(read_reviews(archive, "train")[0]) == 24
     with pytest.raises(ValueError, match="train, test, unsup, got 'valid'"):
         read_reviews(archive, "valid")
 
@@ -165,7 +165,8 @@ def test_truncated_archive_at_every_place(tmp_path):
     archive = tmp_path / "cut.tar.gz"
     for size in range(len(whole)):
         archive.write_bytes(whole[:size])
-        with pytest.raises(DataError, match=r"cut\.tar\.gz: truncated"):
+        expected = "truncated" if size > 1 else "expected a gzip" if size else "empty"
+        with pytest.raises(DataError, match=rf"cut\.tar\.gz: {expected}"):
             read_splits(archive)
 
 
@@ -215,7 +216,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
     tar[place + 1] ^= 1
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(gzip.compress(bytes(tar)))
-    with pytest.raises(DataError, match="end marker"):
+    with pytest.raises(DataError, match="bad checksum"):
         read_splits(archive)
 
 
@@ -223,7 +224,7 @@ def test_a_damaged_header_in_the_middle_is_not_taken_for_the_end(tmp_path):
 def test_what_is_not_an_archive(tmp_path, content):
     archive = tmp_path / "a.tar.gz"
     archive.write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.tar\.gz: .*not a tar\.gz archive"):
+    with pytest.raises(DataError, match=r"a\.tar\.gz: (empty|expected a gzip|.*not a tar\.gz archive)"):
         read_splits(archive)
 
 

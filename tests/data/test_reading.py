@@ -22,7 +22,7 @@ def test_only_regular_files_are_opened(tmp_path):
         (tmp_path, "expected a file, got a folder"),
         ("/dev/zero", "expected a regular file, got a device"),
         (tmp_path / "loop", "Too many levels of symbolic links"),
-        (tmp_path / "none", "no such file"),
+        (tmp_path / "none", "No such file or directory"),
         (tmp_path / "file" / "none", "Not a directory"),
         ("a\0b", "not the name of a file"),
     ]:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from scratchformer.training import Metrics, read_metrics
+from scratchformer.training.metrics import kept_records
 
 
 def test_records_come_back_in_order(tmp_path):
@@ -52,17 +53,29 @@ def test_a_failure_while_the_file_is_rewritten_loses_no_record(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(
-    "bad", [b"", b'{"step": 2, "lo', b"3", b"[]", b"null", b'{"loss": 1}', b'{"step": "2"}', b"\xff"]
+    "bad",
+    [
+        b"",
+        b'{"step": 2, "lo',
+        b"3",
+        b"[]",
+        b"null",
+        b'{"loss": 1}',
+        b'{"step": "2"}',
+        b"\xff",
+        b'{"step": 2, "lr": "1"}',
+    ],
 )
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_only_the_last_line_may_be_damaged(tmp_path, bad, number):
+def test_a_damaged_line_of_an_earlier_version_is_refused(tmp_path, bad, number):
+    """Its lines have no checksums. Only a last line that was cut short is skipped."""
     lines = [b'{"step": %d}' % i for i in (1, 2, 3)]
     lines[number - 1] = bad
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b"\n".join(lines) + b"\n")
     if number == 3:
+        path.write_bytes(b"\n".join(lines))
         assert read_metrics(path) == [{"step": 1}, {"step": 2}]
-        return
+    path.write_bytes(b"\n".join(lines) + b"\n")
     before = path.read_bytes()
     for read in (lambda: read_metrics(path)), (lambda: Metrics(tmp_path, resume_at=3)):
         with pytest.raises(ValueError, match=rf"metrics\.jsonl line {number} is damaged$"):
@@ -71,10 +84,47 @@ def test_only_the_last_line_may_be_damaged(tmp_path, bad, number):
     assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
 
 
+def test_any_byte_changed_is_noticed(tmp_path):
+    """If the line is not yet covered by a snapshot, resuming leaves it out."""
+    metrics = Metrics(tmp_path)
+    for step in 1, 2, 3:
+        metrics.write(step, loss=0.25)
+    whole = metrics.path.read_bytes()
+    for place in range(len(whole)):
+        for change in 1, 2, 32, 128:
+            metrics.path.write_bytes(whole[:place] + bytes([whole[place] ^ change]) + whole[place + 1 :])
+            line = 1 + whole[:place].count(b"\n")
+            with pytest.raises(ValueError, match=rf"metrics\.jsonl line {line} is damaged"):
+                read_metrics(metrics.path)
+            with pytest.raises(ValueError, match="damaged"):
+                kept_records(metrics.path, 3, 3)
+            if line == 3:
+                assert len(kept_records(metrics.path, 2, 2)[0]) == 2
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_records_that_are_missing_or_added_are_noticed(tmp_path, count):
+    metrics = Metrics(tmp_path)
+    for step in 1, 2, 3:
+        metrics.write(step, loss=0.25)
+    with pytest.raises(ValueError, match=f"expected {count} records up to step 2, got 2"):
+        Metrics(tmp_path, resume_at=2, expected=count)
+
+
+def test_what_a_power_cut_leaves_after_the_last_snapshot_is_left_out(tmp_path, capsys):
+    metrics = Metrics(tmp_path)
+    metrics.write(1, loss=0.25)
+    before = metrics.path.read_bytes()
+    metrics.path.write_bytes(before + bytes(50) + b"\n" + before)
+    metrics = Metrics(tmp_path, resume_at=1, expected=1)
+    assert metrics.count == 1 and metrics.path.read_bytes() == before
+    assert "line 2 is damaged: it is left out, as it comes after the last snapshot" in capsys.readouterr().err
+
+
 def test_numpy_numbers_and_numbers_that_are_not_finite(tmp_path):
     Metrics(tmp_path).write(1, a=np.float32(0.5), b=math.nan, c=math.inf, d=np.float64("-inf"), e=7, f=np.int64(8))
     assert (tmp_path / "metrics.jsonl").read_text() == (
-        '{"step": 1, "a": 0.5, "b": null, "c": null, "d": null, "e": 7, "f": 8.0}\n'
+        '{"step": 1, "a": 0.5, "b": null, "c": null, "d": null, "e": 7, "f": 8.0, "crc32": "ac7131da"}\n'
     )
 
 

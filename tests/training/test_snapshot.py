@@ -363,7 +363,7 @@ def test_a_local_class_is_saved_with_a_warning_and_named_when_it_is_loaded(tmp_p
         ("os:", "unknown model 'os:'"),
         (":Scale", "unknown model ':Scale'"),
         ("Scale", "unknown model 'Scale'"),
-        (3, "unknown model '3'"),
+        (3, "expected the name of a class and its arguments, got 3 and "),
     ],
 )
 def test_a_class_that_cannot_be_imported_is_named(tmp_path, name, message):

@@ -89,8 +89,8 @@ def test_the_metrics_file_has_every_step_in_json_lines(tmp_path, train_tiny, kin
     train_tiny(kind, tmp_path, 10, log_every=4, evaluate_every=5)
     records = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     score = "bits_per_byte" if kind == "LanguageModel" else "accuracy"
-    training = ["step", "loss", "lr", "gradient_norm", "tokens_per_second"]
-    validation = ["step", "validation_loss", f"validation_{score}"]
+    training = ["step", "loss", "lr", "gradient_norm", "tokens_per_second", "crc32"]
+    validation = ["step", "validation_loss", f"validation_{score}", "crc32"]
     assert [(r["step"], list(r)) for r in records] == [
         (4, training),
         (5, validation),
@@ -100,7 +100,7 @@ def test_the_metrics_file_has_every_step_in_json_lines(tmp_path, train_tiny, kin
     ]
     schedule = Cosine(0.01, 4, 20)
     assert [r["lr"] for r in records if "lr" in r] == [schedule(3), schedule(7), schedule(9)]
-    assert all(r[name] > 0 for r in records for name in training if "lr" in r)
+    assert all(r[name] > 0 for r in records for name in training[:-1] if "lr" in r)
 
 
 @pytest.mark.parametrize(
@@ -347,18 +347,12 @@ def test_a_run_is_not_overwritten(tmp_path, train_tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"snapshot_every": 0},
-            "snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got 0, 1, 4, 0",
-        ),
-        (
-            {"keep": -1},
-            "snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got 3, 1, 4, -1",
-        ),
-        ({"log_every": 0}, "got 3, 0, 4"),
-        ({"evaluate_every": -1}, "got 3, 1, -1"),
-        ({"clip": 0}, "clip: expected None or a number > 0, got 0"),
-        ({"clip": float("nan")}, "clip: expected None or a number > 0, got nan"),
+        ({"snapshot_every": 0}, "snapshot_every: expected a number >= 1, got 0"),
+        ({"keep": -1}, "keep: expected a number >= 0, got -1"),
+        ({"log_every": 0}, "log_every: expected a number >= 1, got 0"),
+        ({"evaluate_every": -1}, "evaluate_every: expected a number >= 0, got -1"),
+        ({"clip": 0}, "clip: expected a number > 0, got 0"),
+        ({"clip": float("nan")}, "clip: expected a number > 0, got nan"),
         ({"select": ("loss", "least")}, "select: expected 'min' or 'max', got 'least'"),
     ],
 )
