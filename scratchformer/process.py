@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -67,9 +68,10 @@ def in_words(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The innermost function of the package, or of a program, in which an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if PACKAGE in Path(frame.filename).parents] or frames
-    return f"{own[-1].name} ({Path(own[-1].filename).name})"
+    libraries = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
+    places = [(frame.name, Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__)]
+    name, path = [(n, p) for n, p in places if PACKAGE in p.parents or not libraries & {*p.parents}][-1]
+    return f"{name} ({path.name})"
 
 
 # Signals

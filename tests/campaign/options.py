@@ -241,8 +241,9 @@ def varied(
     if kind == "right" and option.right:
         given[option.name] = draw.choice(option.right)
     elif kind == "bare" and option.name and option.name != "--details":
-        argv = [*positional, *(part for pair in given.items() for part in pair if pair[0] != option.name), option.name]
-        return Case(shown(name, argv), partial(run, argv), names=(option.name,))
+        others = (part for pair in given.items() if pair[0] != option.name for part in pair if part)
+        argv = [*positional, *others, option.name]
+        return Case(shown(name, argv), partial(run, argv), names=(option.name,) * (option.name != "--nonsense"))
     elif kind == "unknown":
         unknown = draw.choice(
             ["--nonsense", "--steppps", "-q", "--\udcff", "--device-of-mine", "---", "--=", "-" * 3000]
@@ -257,9 +258,7 @@ def wrong_position(
     draw: random.Random, name: str, positional: list[str], given: dict[str, str], run: Callable
 ) -> tuple[str, Callable]:
     """A command line whose first argument is wrong."""
-    value = draw.choice(
-        [*NO_PATH[:6], "file", "empty", "noise", "/dev/null", "my_ops", "::", "a::b", "my_ops.py::nothing"]
-    )
+    value = draw.choice([*NO_PATH[:6], "file", "empty", "noise", "/dev/null", "my_ops", "::", "my_ops.py::nothing"])
     argv = ["--", value] if value.startswith("-") else written(draw, [value], given)
     return shown(name, argv), partial(run, argv)
 
