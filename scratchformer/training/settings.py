@@ -273,11 +273,10 @@ def _parser(
     }
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(data=None, estimate=False)
-    for option, described in common.items():
-        if option not in without:
-            parser.add_argument(f"--{option}", **described)
-    for option, described in options.items():
-        parser.add_argument(f"--{option}", **{**described, "default": None})
+    described = {option: common[option] for option in common if option not in without}
+    described |= {option: {**own, "default": None} for option, own in options.items()}
+    for option, arguments in described.items():
+        parser.add_argument(f"--{option}", **arguments)
     return parser
 
 

@@ -184,7 +184,7 @@ class Options(Area):
             [
                 ("generate", [plain], GENERATE, {"--tokens": "3", "--device": "cpu"}),
                 ("generate", [plain], GENERATE, {"--tokens": "3", "--device": "cpu"}),
-                ("translate", [translate, "a film", " ", "good and bad"], TRANSLATE, {"--device": "cpu"}),
+                ("translate", [translate, "a film", "x", "good and bad"], TRANSLATE, {"--device": "cpu"}),
                 ("translate", [translate], TRANSLATE, {"--device": "cpu"}),
                 ("evaluate", [plain], EVALUATE, {"--device": "cpu"}),
                 ("check", ["relu", "linear, no bias"], CHECK, {}),
