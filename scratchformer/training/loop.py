@@ -216,7 +216,7 @@ def train(
                         old.unlink()
                 save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
             if interrupted and (done < steps or interrupted != [signal.SIGINT]):
-                raise Stopped(interrupted[-1], f"step {done} is saved in {last}")
+                raise Stopped(interrupted[0], f"step {done} is saved in {last}")
     return state
 
 
@@ -271,12 +271,12 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 def _interrupts() -> Iterator[list[int]]:
     """A list that is empty until Ctrl-C is pressed or a request to end (SIGTERM, SIGHUP) comes, then has the signal.
 
-    Ctrl-C after that stops immediately.
+    A second Ctrl-C stops immediately.
     """
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
-        if received and number == signal.SIGINT:
+        if number == signal.SIGINT and number in received:
             raise Stopped(number)
         received.append(number)
 
