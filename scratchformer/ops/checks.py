@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from numbers import Integral, Real
@@ -14,7 +13,6 @@ import numpy as np
 from ..backend import Array, array_module, is_floating_type, memory
 
 LARGEST = 2**31 - 1  # of a size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
-MOST = sys.float_info.max
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
 
 
@@ -164,22 +162,30 @@ def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False
     """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
     infinite: whether infinity is.
     """
-    _expect_real(name, x)
-    if not (0 <= x <= MOST or (infinite and x == math.inf)) or not (zero or x):
+    expect_real_number(name, x)
+    if not (x >= 0 and (_is_finite(x) or infinite) and (zero or x)):
         finite = "" if infinite else "finite "
         raise ValueError(f"{name}: expected a {finite}number {'>=' if zero else '>'} 0, got {_number(x)}")
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
     """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
-    _expect_real(name, x)
+    expect_real_number(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {_number(x)}")
 
 
-def _expect_real(name: str, x: Any) -> None:
+def expect_real_number(name: str, x: Any) -> None:
+    """Raise TypeError unless `x` is a number, of any size."""
     if type(x) is not float and (not isinstance(x, Real) or isinstance(x, bool)):
         raise TypeError(f"{name}: expected a number, got {shown(x)}")
+
+
+def _is_finite(x: float) -> bool:
+    try:
+        return math.isfinite(x)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _number(x: Any) -> str:
