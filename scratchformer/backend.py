@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def get_device(name: str = "auto") -> Device:
     if not isinstance(name, str):
         raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
     kind, _, number = name.partition(":")
-    if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
+    if not re.fullmatch("auto|cpu|gpu(:[0-9]+)?", name):
         raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
     if kind == "cpu":
         return CPU

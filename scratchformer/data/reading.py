@@ -107,6 +107,11 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
+def printable(text: str, most: int = 200) -> str:
+    """`text` from a file as a message shows it: as it is, unless it is long or has characters that are not printed."""
+    return text if len(text) <= most and text.isprintable() else shown(text)
+
+
 def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
     """The contents of a file, unpacked if it is a gzip by its name (.gz) or its first bytes.
 
@@ -122,9 +127,9 @@ def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED
 
 
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError) -> Iterator[BufferedReader]:
+def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> Iterator[BufferedReader]:
     """The file at `path`, open for reading: see `expect_file`."""
-    expect_file(path, error)
+    expect_file(path, error, most)
     with _reading(path, error):
         file = open(path, "rb")
     with file:

@@ -15,9 +15,8 @@ from textwrap import shorten
 from typing import Any
 
 from ..data.files import locked, replacing
-from ..data.reading import shown
 from ..nn import Layer
-from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive
+from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
