@@ -383,6 +383,50 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "Vocabulary.encode": lambda: call_of("Vocabulary.encode", data.Vocabulary(["a"]).encode, text="a text"),
     "Vocabulary.decode": lambda: call_of("Vocabulary.decode", data.Vocabulary(["a"]).decode, ids=np.array([2, 1])),
     "tokenize": lambda: call_of("tokenize", data.tokenize, text="a text"),
+    "model.allocate": lambda: call_of("allocate", small_model().allocate, batch_size=2),
+    "KeyValueCache.logits": lambda: call_of(
+        "KeyValueCache.logits", generation.KeyValueCache(small_model(), 2).logits, ids=np.array([[1, 2], [3, 4]])
+    ),
+    "DecoderCache": lambda: call_of(
+        "DecoderCache", lambda ids, **given: generation.DecoderCache(**given).logits(ids), model=small_translator(),
+        source=np.array([[4, 5, 2]]), lengths=np.array([3]), length=4, copies=2, ids=np.array([[1], [2]]),
+    ),  # fmt: skip
+    "DecoderCache.reorder": lambda: call_of(
+        "DecoderCache.reorder",
+        generation.DecoderCache(small_translator(), np.array([[4, 5, 2]]), np.array([3]), 4, 2).reorder,
+        rows=np.array([1, 0]),
+    ),
+    "Replicas.gradients": lambda: call_of(
+        "Replicas.gradients", training.Replicas(small_model(), 1).gradients,
+        batch=data.TextBatches(TEXT, 2, 12, KEY).batch(0), key=KEY,
+    ),  # fmt: skip
+    "loss": lambda: call_of("loss", small_model().loss, ids=TEXT[None, :12], targets=TEXT[None, 1:13], key=KEY),
+    "loss_backward": lambda: call_of(
+        "loss_backward", (model := small_model()).loss_backward, dloss=1.0,
+        cache=model.loss(TEXT[None, :12], TEXT[None, 1:13])[1],
+    ),  # fmt: skip
+    "TransformerXL.remember": lambda: call_of(
+        "remember", (model := models.TransformerXL(11, 8, 2, 1, 5, 3)).remember,
+        cache=model.forward(np.array([[1, 2, 3]]))[1], length=2,
+    ),  # fmt: skip
+    "evaluate_classifier": lambda: call_of(
+        "evaluate_classifier",
+        lambda **given: training.evaluate_classifier(
+            training.Replicas(models.Classifier(12, 2, 8, 2, 1, 8), 1), **given
+        ),
+        dataset=LABELLED, max_length=6, keep="head", batch_size=2,
+    ),  # fmt: skip
+    "evaluate_transformer_xl": lambda: call_of(
+        "evaluate_transformer_xl",
+        lambda **given: training.evaluate_transformer_xl(
+            training.Replicas(models.TransformerXL(256, 8, 2, 1, 5, 3), 1), **given
+        ),
+        data=TEXT, memory=4, streams=2,
+    ),  # fmt: skip
+    "Param.grad": lambda: call_of(
+        "Param.grad = ", lambda **given: setattr(nn.Linear(3, 2).w, "grad", given["grad"]), grad=np.ones((3, 2))
+    ),
+    "Subwords.bpe": lambda: call_of("Subwords.bpe", data.Subwords.bpe, texts=["a text", "a word"], size=20),
     "check_gradients": lambda: call_of(
         "check_gradients",
         lambda x, **given: testing.check_gradients(ops.tanh, ops.tanh_backward, x, **given),
