@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-
 LIMIT = 2**128  # of a word, as many as Philox has counters
 
 
