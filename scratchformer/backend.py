@@ -173,7 +173,10 @@ def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     with device.current():
         if library is not None and device_of(x) != device:
             x = to_cpu(x)
-        return device.xp.asarray(x, dtype=dtype)
+        moved = device.xp.asarray(x, dtype=dtype)
+    if library is None and moved.dtype.kind == "O":
+        raise TypeError(f"x: expected an array or numbers, got {type(x).__name__}")
+    return moved
 
 
 def to_cpu(x: Array) -> np.ndarray:

@@ -155,7 +155,8 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
 def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
     """Raise TypeError unless `x` is a `kind`, or None if `none`."""
     if not (isinstance(x, kind) or (none and x is None)):
-        raise TypeError(f"{name}: expected a {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name}: expected {article} {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
 
 
 def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False) -> None:

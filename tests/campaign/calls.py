@@ -1,4 +1,4 @@
-"""Every public name of the package with right arguments, by their names in its signature: what `library` makes wrong."""
+"""Calls of the public functions and classes of the package with right arguments, which the area `library` makes wrong."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scratchformer.testing.contracts import is_array
 
 KEY = rng.Key(3)
 SIZES = {"d_model": 8, "heads": 2, "vocab_size": 11, "depth": 2, "context": 12, "max_length": 12, "num_classes": 3}
-# Right values of the arguments of layers and models, by name; a list has what differs from class to class.
+# Right values of the arguments of layers and models; OTHERWISE has what differs from class to class.
 RIGHT = SIZES | dict(
-    d_in=8, d_out=6, d_head=4, d_ff=6, kv_heads=2, head_width=4, window=3, width=1, stride=4, memory=3, rank=2, units=None,
-    bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True, recompute=True, tied=True,
-    merged=False, next_sentence=True, dropout=0.1, p=0.1, eps=1e-5, std=0.5, embedding_std=0.5, label_smoothing=0.1,
-    base=100.0, alpha=3.0, scale=2.0, norm="pre", activation="gelu", positions="learned", pool="mean", kind="fixed",
-    key=KEY,
+    d_in=8, d_out=6, d_head=4, d_ff=6, kv_heads=2, head_width=4, window=3, width=1, stride=4, memory=3, rank=2,
+    units=None, bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True,
+    recompute=True, tied=True, merged=False, next_sentence=True, dropout=0.1, p=0.1, eps=1e-5, std=0.5,
+    embedding_std=0.5, label_smoothing=0.1, base=100.0, alpha=3.0, scale=2.0, norm="pre", activation="gelu",
+    positions="learned", pool="mean", kind="fixed", key=KEY,
 )  # fmt: skip
 
 
@@ -388,8 +388,14 @@ OTHERS: dict[str, Callable[[], Call]] = {
         "KeyValueCache.logits", generation.KeyValueCache(small_model(), 2).logits, ids=np.array([[1, 2], [3, 4]])
     ),
     "DecoderCache": lambda: call_of(
-        "DecoderCache", lambda ids, **given: generation.DecoderCache(**given).logits(ids), model=small_translator(),
-        source=np.array([[4, 5, 2]]), lengths=np.array([3]), length=4, copies=2, ids=np.array([[1], [2]]),
+        "DecoderCache",
+        lambda ids, **given: generation.DecoderCache(**given).logits(ids),
+        model=small_translator(),
+        source=np.array([[4, 5, 2]]),
+        lengths=np.array([3]),
+        length=4,
+        copies=2,
+        ids=np.array([[1], [2]]),
     ),  # fmt: skip
     "DecoderCache.reorder": lambda: call_of(
         "DecoderCache.reorder",
@@ -397,31 +403,42 @@ OTHERS: dict[str, Callable[[], Call]] = {
         rows=np.array([1, 0]),
     ),
     "Replicas.gradients": lambda: call_of(
-        "Replicas.gradients", training.Replicas(small_model(), 1).gradients,
-        batch=data.TextBatches(TEXT, 2, 12, KEY).batch(0), key=KEY,
+        "Replicas.gradients",
+        training.Replicas(small_model(), 1).gradients,
+        batch=data.TextBatches(TEXT, 2, 12, KEY).batch(0),
+        key=KEY,
     ),  # fmt: skip
     "loss": lambda: call_of("loss", small_model().loss, ids=TEXT[None, :12], targets=TEXT[None, 1:13], key=KEY),
     "loss_backward": lambda: call_of(
-        "loss_backward", (model := small_model()).loss_backward, dloss=1.0,
+        "loss_backward",
+        (model := small_model()).loss_backward,
+        dloss=1.0,
         cache=model.loss(TEXT[None, :12], TEXT[None, 1:13])[1],
     ),  # fmt: skip
     "TransformerXL.remember": lambda: call_of(
-        "remember", (model := models.TransformerXL(11, 8, 2, 1, 5, 3)).remember,
-        cache=model.forward(np.array([[1, 2, 3]]))[1], length=2,
+        "remember",
+        (model := models.TransformerXL(11, 8, 2, 1, 5, 3)).remember,
+        cache=model.forward(np.array([[1, 2, 3]]))[1],
+        length=2,
     ),  # fmt: skip
     "evaluate_classifier": lambda: call_of(
         "evaluate_classifier",
         lambda **given: training.evaluate_classifier(
             training.Replicas(models.Classifier(12, 2, 8, 2, 1, 8), 1), **given
         ),
-        dataset=LABELLED, max_length=6, keep="head", batch_size=2,
+        dataset=LABELLED,
+        max_length=6,
+        keep="head",
+        batch_size=2,
     ),  # fmt: skip
     "evaluate_transformer_xl": lambda: call_of(
         "evaluate_transformer_xl",
         lambda **given: training.evaluate_transformer_xl(
             training.Replicas(models.TransformerXL(256, 8, 2, 1, 5, 3), 1), **given
         ),
-        data=TEXT, memory=4, streams=2,
+        data=TEXT,
+        memory=4,
+        streams=2,
     ),  # fmt: skip
     "Param.grad": lambda: call_of(
         "Param.grad = ", lambda **given: setattr(nn.Linear(3, 2).w, "grad", given["grad"]), grad=np.ones((3, 2))

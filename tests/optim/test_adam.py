@@ -120,7 +120,7 @@ def test_a_value_out_of_range_is_refused_by_name(device, make, name):
         (dict(betas=0.9), "betas: expected two numbers, got 0.9"),
         (dict(lr=math.inf), "lr: expected a finite number >= 0, got inf"),
         (dict(lr=10**400), "lr: expected a finite number >= 0, got a number of 401 digits"),
-        (dict(params=3), "params: expected a Iterable, got 3"),
+        (dict(params=3), "params: expected an Iterable, got 3"),
         (dict(params=[np.ones(3)]), r"params\[0\]: expected a Param, got array"),
     ],
     ids=str,
