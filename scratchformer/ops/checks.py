@@ -103,8 +103,8 @@ def _advice(name: str, x: Any) -> str:
 
 
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raise TypeError unless `x` is a floating-point array, ValueError unless its shape is exactly `shape`."""
-    expect_floating(**{name: x})
+    """Raise TypeError unless `x` is a real floating-point array, ValueError unless its shape is exactly `shape`."""
+    expect_real(name, x)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 

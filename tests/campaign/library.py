@@ -28,6 +28,7 @@ class Wrong(NamedTuple):
     what: str
     value: Any
     certain: bool = True
+    shape: bool = False  # only the shape is wrong, which the shape of another argument may make right
     same: bool = False  # whether an accepted value must give the result of the right one
 
 
@@ -47,7 +48,7 @@ class Library(Area):
         wrong = {name: draw.choice(list(wrong_values(call, name, draw))) for name in names}
         arguments = call.arguments | {name: w.value for name, w in wrong.items()}
         what = ", ".join(f"{name}={w.what}" for name, w in wrong.items())
-        certain = any(w.certain for w in wrong.values())
+        certain = any(w.certain and (len(wrong) == 1 or not w.shape) for w in wrong.values())
         same = all(w.same for w in wrong.values())
         right = call.function(**call.arguments) if same else None
         return Case(
@@ -199,8 +200,8 @@ def wrong_arrays(call: Call, name: str, x: np.ndarray, draw: random.Random) -> I
     for axis, letter in enumerate(call.letters.get(name, ())):
         others = [of for other, of in call.letters.items() if other != name]
         certain = letter == "fixed" or (letter != "" and any(letter in of for of in others))
-        yield Wrong(f"of size 1 along axis {axis}", x.take([0], axis), certain and x.shape[axis] > 1)
-        yield Wrong(f"larger along axis {axis}", np.concatenate([x, x], axis), certain)
+        yield Wrong(f"of size 1 along axis {axis}", x.take([0], axis), certain and x.shape[axis] > 1, True)
+        yield Wrong(f"larger along axis {axis}", np.concatenate([x, x], axis), certain, True)
 
 
 def read_only(x: np.ndarray) -> np.ndarray:
