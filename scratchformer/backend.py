@@ -168,12 +168,15 @@ def memory() -> float:
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     """`x` as an array on `device` (and of `dtype`, if given); copied only if necessary."""
     if not isinstance(device, Device):
-        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {device!r}")
+        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {type(device).__name__}")
     library = _library(x)
     with device.current():
         if library is not None and device_of(x) != device:
             x = to_cpu(x)
-        return device.xp.asarray(x, dtype=dtype)
+        moved = device.xp.asarray(x, dtype=dtype)
+    if library is None and moved.dtype.kind == "O":
+        raise TypeError(f"x: expected an array or numbers, got {type(x).__name__}")
+    return moved
 
 
 def to_cpu(x: Array) -> np.ndarray:

@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+LIMIT = 2**128  # of a word, as many as Philox has counters
+
 
 @dataclass(frozen=True)
 class Key:
@@ -29,9 +31,11 @@ class Key:
     def __init__(self, *words: int) -> None:
         for word in words:
             if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
-                raise TypeError(f"seed: expected non-negative integers, got {type(word).__name__}")
-            if word < 0:
-                raise ValueError(f"seed: expected non-negative integers, got {words!r:.80}")
+                found = "None" if word is None else type(word).__name__
+                raise TypeError(f"seed: expected non-negative integers, got {found}")
+            if not 0 <= word < LIMIT:
+                found = f"{words}" if -LIMIT < word < 0 else "a number of hundreds of bits"
+                raise ValueError(f"seed: expected non-negative integers, got {found}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.checks import shown
+from ..ops.checks import expect_at_least, expect_instance, shown
 from ..progress import counted
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
@@ -100,6 +100,8 @@ class Subwords:
     def _train(
         cls, tokenizer: Any, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
     ) -> Subwords:
+        expect_instance("texts", texts, Iterable)
+        expect_at_least(1, size=size)
         if size <= len(specials):
             raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
         trainer = trainer(vocab_size=size, special_tokens=list(specials), show_progress=False, **options)

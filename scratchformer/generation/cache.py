@@ -11,7 +11,7 @@ from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, LanguageModel, TransformerXL
 from ..models.encoder_decoder import expect_tokens
-from ..ops.checks import expect_ids, expect_instance, expect_positive, expect_shape
+from ..ops.checks import expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -115,6 +115,7 @@ class DecoderCache:
         Raises ValueError unless every rows[i] belongs to the same source as i.
         """
         expect_shape("rows", rows, "rows", rows=self.rows)
+        expect_integers("rows", rows)
         if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
             raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
         if (rows == np.arange(len(rows))).all():  # always true with one hypothesis

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_number, expect_shape
+from ..ops.checks import expect_array, expect_at_least, expect_number, expect_real_number, expect_shape
 from ..rng import Key, expect_key
 
 
@@ -29,8 +29,8 @@ def probabilities(
     if top_k is not None:
         expect_at_least(1, top_k=top_k)
     if top_p is not None:
-        expect_number("top_p", top_p, zero=False)
-        if top_p > 1:
+        expect_real_number("top_p", top_p)
+        if not 0 < top_p <= 1:
             raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
     z = expect_array("logits", logits, np.float64)
     expect_shape("logits", z, "B V")

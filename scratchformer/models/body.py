@@ -146,6 +146,7 @@ class Body(Model):
         """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
         if not self.causal:
             raise ValueError("causal: this body is not causal, so it cannot generate")
+        expect_positive(batch_size=batch_size)
         weights = self.parameters()[0].data
         return self.stack.allocate(
             array_module(weights).empty((batch_size, 0, self.d_model), weights.dtype), self.max_length

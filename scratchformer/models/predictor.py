@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import describe
 from .model import Model
 
 
@@ -28,6 +29,8 @@ class Predictor(Model):
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        if not isinstance(cache, tuple) or len(cache) != 2:
+            raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
         forward, cross_entropy = cache
         dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
         self.logits_backward(dlogits, forward)

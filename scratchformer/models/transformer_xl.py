@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
-from ..ops.checks import expect_at_least, expect_positive
+from ..ops.checks import expect_at_least, expect_instance, expect_positive
 from ..ops.cross_entropy import IGNORED
 from ..rng import Key, fold
 from .body import Body
@@ -92,6 +92,7 @@ class TransformerXL(LanguageModel):
         For each layer it has the last M vectors of the old memory followed by the segment. M is `length`, by default
         the model's `memory`, or less if there are fewer vectors. The arrays of the cache are copied.
         """
+        expect_instance("cache", cache, LanguageModelCache)
         length = self.memory if length is None else length
         expect_at_least(0, length=length)
         (B, depth, M, C), T = cache.memory.shape, cache.body.stack.block_inputs[0].shape[1]

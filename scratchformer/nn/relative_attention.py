@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_floating, expect_shape
+from ..ops.checks import expect_at_least, expect_boolean, expect_floating, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal
 from .layer import Param
@@ -93,6 +93,7 @@ class RelativeSelfAttention(CrossAttention):
         expect_shape("x", x, "B S C", C=self.d_model)
         S = x.shape[1]
         T = S if queries is None else queries
+        expect_at_least(0, queries=T)
         if not 1 <= T <= S:
             raise ValueError(f"queries: expected a number from 1 to {S}, the length of x, got {T}")
         if self.causal:

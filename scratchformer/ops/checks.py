@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable
 from functools import lru_cache
 from numbers import Integral, Real
@@ -14,7 +13,6 @@ import numpy as np
 from ..backend import Array, array_module, is_floating_type, memory
 
 LARGEST = 2**31 - 1  # of a size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
-MOST = sys.float_info.max
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
 
 
@@ -105,8 +103,8 @@ def _advice(name: str, x: Any) -> str:
 
 
 def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
-    """Raise TypeError unless `x` is a floating-point array, ValueError unless its shape is exactly `shape`."""
-    expect_floating(**{name: x})
+    """Raise TypeError unless `x` is a real floating-point array, ValueError unless its shape is exactly `shape`."""
+    expect_real(name, x)
     if tuple(x.shape) != tuple(shape):
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 
@@ -157,29 +155,38 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
 def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
     """Raise TypeError unless `x` is a `kind`, or None if `none`."""
     if not (isinstance(x, kind) or (none and x is None)):
-        raise TypeError(f"{name}: expected a {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise TypeError(f"{name}: expected {article} {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
 
 
 def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False) -> None:
     """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
     infinite: whether infinity is.
     """
-    _expect_real(name, x)
-    if not (0 <= x <= MOST or (infinite and x == math.inf)) or not (zero or x):
+    expect_real_number(name, x)
+    if not (x >= 0 and (_is_finite(x) or infinite) and (zero or x)):
         finite = "" if infinite else "finite "
         raise ValueError(f"{name}: expected a {finite}number {'>=' if zero else '>'} 0, got {_number(x)}")
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
     """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
-    _expect_real(name, x)
+    expect_real_number(name, x)
     if not 0 <= x < 1:
         raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {_number(x)}")
 
 
-def _expect_real(name: str, x: Any) -> None:
+def expect_real_number(name: str, x: Any) -> None:
+    """Raise TypeError unless `x` is a number, of any size."""
     if type(x) is not float and (not isinstance(x, Real) or isinstance(x, bool)):
         raise TypeError(f"{name}: expected a number, got {shown(x)}")
+
+
+def _is_finite(x: float) -> bool:
+    try:
+        return math.isfinite(x)
+    except OverflowError:  # an integer beyond the largest float
+        return False
 
 
 def _number(x: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
-from ..ops.checks import expect_at_least, expect_fraction
+from ..ops.checks import expect_at_least, expect_fraction, expect_positive
 from ..rng import Key
 from . import diagnosis
 from .contracts import (
@@ -211,8 +211,8 @@ def check_layer(
     """
     _expect_layer(layer)
     _expect_comparisons(rtol, max_elements, directions)
-    if together < 1:
-        raise ValueError(f"together: expected a number >= 1, got {together}")
+    expect_positive(together=together)
+    Key(seed)  # raises an error unless it is a seed
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
         original = Untouched(layer_arrays(layer))

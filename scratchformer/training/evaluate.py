@@ -23,7 +23,7 @@ from ..data import (
 )
 from ..data.batching import expect_text
 from ..ops import IGNORED
-from ..ops.checks import expect_ids, expect_instance
+from ..ops.checks import expect_at_least, expect_ids, expect_instance
 from ..progress import counted, progress_bar
 from .replicas import Replicas
 
@@ -96,9 +96,12 @@ def evaluate_transformer_xl(
     training, but few enough that each predicts at least four times as many bytes as the model sees at once.
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
+    expect_instance("replicas", replicas, Replicas)
+    expect_text(data)
     model = replicas.model
     context = model.context
     memory = model.memory if memory is None else memory
+    expect_at_least(0, memory=memory, **({} if streams is None else {"streams": streams}))
     predictions = len(data) - 1
     if predictions < 1:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")

@@ -96,6 +96,9 @@ def train(
     """
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
+    expect_instance("schedule", schedule, Callable)
+    if not hasattr(batches, "batch"):
+        raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
     expect_instance("select", select, tuple)
     metric, direction = select if len(select) == 2 else (None, None)
     expect_instance("select", metric, str)

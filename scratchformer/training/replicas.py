@@ -19,7 +19,7 @@ from ..backend import CPU, Array, cores, to_cpu, to_device
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive
 from ..optim.optimizer import pieces
-from ..rng import Key
+from ..rng import Key, expect_key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
@@ -146,6 +146,8 @@ class Replicas:
         in order, as NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or its parameters were
         changed, after the replicas were made.
         """
+        expect_instance("batch", batch, tuple)
+        expect_key(key)
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
         total = max(1, batch.weight)

@@ -1,4 +1,4 @@
-"""Every public name of the package with right arguments, by their names in its signature: what `library` makes wrong."""
+"""Calls of public functions and classes with right arguments, which the area `library` makes wrong."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from scratchformer.testing.contracts import is_array
 
 KEY = rng.Key(3)
 SIZES = {"d_model": 8, "heads": 2, "vocab_size": 11, "depth": 2, "context": 12, "max_length": 12, "num_classes": 3}
-# Right values of the arguments of layers and models, by name; a list has what differs from class to class.
+# Right values of the arguments of layers and models; OTHERWISE has what differs from class to class.
 RIGHT = SIZES | dict(
-    d_in=8, d_out=6, d_head=4, d_ff=6, kv_heads=2, head_width=4, window=3, width=1, stride=4, memory=3, rank=2, units=None,
-    bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True, recompute=True, tied=True,
-    merged=False, next_sentence=True, dropout=0.1, p=0.1, eps=1e-5, std=0.5, embedding_std=0.5, label_smoothing=0.1,
-    base=100.0, alpha=3.0, scale=2.0, norm="pre", activation="gelu", positions="learned", pool="mean", kind="fixed",
-    key=KEY,
+    d_in=8, d_out=6, d_head=4, d_ff=6, kv_heads=2, head_width=4, window=3, width=1, stride=4, memory=3, rank=2,
+    units=None, bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True,
+    recompute=True, tied=True, merged=False, next_sentence=True, dropout=0.1, p=0.1, eps=1e-5, std=0.5,
+    embedding_std=0.5, label_smoothing=0.1, base=100.0, alpha=3.0, scale=2.0, norm="pre", activation="gelu",
+    positions="learned", pool="mean", kind="fixed", key=KEY,
 )  # fmt: skip
 
 
@@ -223,7 +223,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         lr=0.1,
         weight_decay=0.1,
         frozen=False,
-    ),  # fmt: skip
+    ),
     "Constant": lambda: of_schedule(optim.Constant),
     "Cosine": lambda: of_schedule(optim.Cosine, total=9, floor=0.01),
     "InverseSquareRoot": lambda: of_schedule(optim.InverseSquareRoot),
@@ -257,7 +257,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         norm=nn.LayerNorm(4),
         dropout=nn.Dropout(0.1),
         scale=2.0,
-    ),  # fmt: skip
+    ),
     "Block": lambda: call_of(
         "Block",
         nn.Block,
@@ -267,7 +267,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         norm2=nn.LayerNorm(8),
         norm="pre",
         dropout=0.1,
-    ),  # fmt: skip
+    ),
     "load_state_dict": lambda: call_of(
         "load_state_dict", nn.Linear(4, 3).load_state_dict, state=nn.Linear(4, 3).state_dict()
     ),
@@ -292,7 +292,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         top_k=3,
         top_p=0.9,
         allowed=np.ones(11, bool),
-    ),  # fmt: skip
+    ),
     "sample": lambda: call_of("sample", generation.sample, p=np.full((2, 4), 0.25), key=KEY),
     "generate": lambda: call_of(
         "generate", generated, prompt=np.array([[1, 2, 3]]), tokens=4, temperature=0.7, top_k=3, top_p=0.9, key=KEY
@@ -303,7 +303,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         prompt="A text",
         tokens=3,
         temperature=0.7,
-    ),  # fmt: skip
+    ),
     "beam_search": lambda: call_of(
         "beam_search",
         lambda **given: generation.beam_search(small_translator(), **given),
@@ -314,7 +314,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         beam=2,
         length_penalty=0.6,
         longer=3,
-    ),  # fmt: skip
+    ),
     "bleu": lambda: call_of("bleu", generation.bleu, found=["A text."], references=["A text."]),
     "cache_for": lambda: call_of(
         "cache_for",
@@ -322,7 +322,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         model=small_model(),
         batch_size=2,
         ids=np.array([[1, 2], [3, 4]]),
-    ),  # fmt: skip
+    ),
     "Replicas": lambda: call_of("Replicas", training.Replicas, model=small_model(), count=2, micro_batch=3),
     "train": lambda: call_of(
         "train",
@@ -338,14 +338,14 @@ OTHERS: dict[str, Callable[[], Call]] = {
         log_every=1,
         clip=1.0,
         seed=1,
-    ),  # fmt: skip
+    ),
     "evaluate_language_model": lambda: call_of(
         "evaluate_language_model",
         lambda **given: scored(training.evaluate_language_model, **given),
         data=TEXT,
         stride=5,
         batch_size=2,
-    ),  # fmt: skip
+    ),
     "TextBatches": lambda: call_of("TextBatches", text_batches, data=TEXT, batch_size=2, context=5, key=KEY),
     "SegmentBatches": lambda: call_of(
         "SegmentBatches",
@@ -356,14 +356,14 @@ OTHERS: dict[str, Callable[[], Call]] = {
         key=KEY,
         depth=1,
         d_model=4,
-    ),  # fmt: skip
+    ),
     "DrawnBatches": lambda: call_of(
         "DrawnBatches",
         lambda **given: data.DrawnBatches(**given).batch(1),
         whole=data.TextBatch(TEXT.reshape(6, 10), TEXT.reshape(6, 10)),
         batch_size=2,
         key=KEY,
-    ),  # fmt: skip
+    ),
     "LabelledBatches": lambda: call_of(
         "LabelledBatches",
         lambda **given: data.LabelledBatches(**given).batch(1),
@@ -371,7 +371,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         batch_size=1,
         max_length=6,
         key=KEY,
-    ),  # fmt: skip
+    ),
     "in_order": lambda: call_of(
         "in_order", lambda **given: consumed(data.in_order, **given), dataset=LABELLED, batch_size=1, max_length=6
     ),
@@ -383,6 +383,67 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "Vocabulary.encode": lambda: call_of("Vocabulary.encode", data.Vocabulary(["a"]).encode, text="a text"),
     "Vocabulary.decode": lambda: call_of("Vocabulary.decode", data.Vocabulary(["a"]).decode, ids=np.array([2, 1])),
     "tokenize": lambda: call_of("tokenize", data.tokenize, text="a text"),
+    "model.allocate": lambda: call_of("allocate", small_model().allocate, batch_size=2),
+    "KeyValueCache.logits": lambda: call_of(
+        "KeyValueCache.logits", generation.KeyValueCache(small_model(), 2).logits, ids=np.array([[1, 2], [3, 4]])
+    ),
+    "DecoderCache": lambda: call_of(
+        "DecoderCache",
+        lambda ids, **given: generation.DecoderCache(**given).logits(ids),
+        model=small_translator(),
+        source=np.array([[4, 5, 2]]),
+        lengths=np.array([3]),
+        length=4,
+        copies=2,
+        ids=np.array([[1], [2]]),
+    ),
+    "DecoderCache.reorder": lambda: call_of(
+        "DecoderCache.reorder",
+        generation.DecoderCache(small_translator(), np.array([[4, 5, 2]]), np.array([3]), 4, 2).reorder,
+        rows=np.array([1, 0]),
+    ),
+    "Replicas.gradients": lambda: call_of(
+        "Replicas.gradients",
+        training.Replicas(small_model(), 1).gradients,
+        batch=data.TextBatches(TEXT, 2, 12, KEY).batch(0),
+        key=KEY,
+    ),
+    "loss": lambda: call_of("loss", small_model().loss, ids=TEXT[None, :12], targets=TEXT[None, 1:13], key=KEY),
+    "loss_backward": lambda: call_of(
+        "loss_backward",
+        (model := small_model()).loss_backward,
+        dloss=1.0,
+        cache=model.loss(TEXT[None, :12], TEXT[None, 1:13])[1],
+    ),
+    "TransformerXL.remember": lambda: call_of(
+        "remember",
+        (model := models.TransformerXL(11, 8, 2, 1, 5, 3)).remember,
+        cache=model.forward(np.array([[1, 2, 3]]))[1],
+        length=2,
+    ),
+    "evaluate_classifier": lambda: call_of(
+        "evaluate_classifier",
+        lambda **given: training.evaluate_classifier(
+            training.Replicas(models.Classifier(12, 2, 8, 2, 1, 8), 1), **given
+        ),
+        dataset=LABELLED,
+        max_length=6,
+        keep="head",
+        batch_size=2,
+    ),
+    "evaluate_transformer_xl": lambda: call_of(
+        "evaluate_transformer_xl",
+        lambda **given: training.evaluate_transformer_xl(
+            training.Replicas(models.TransformerXL(256, 8, 2, 1, 5, 3), 1), **given
+        ),
+        data=TEXT,
+        memory=4,
+        streams=2,
+    ),
+    "Param.grad": lambda: call_of(
+        "Param.grad = ", lambda **given: setattr(nn.Linear(3, 2).w, "grad", given["grad"]), grad=np.ones((3, 2))
+    ),
+    "Subwords.bpe": lambda: call_of("Subwords.bpe", data.Subwords.bpe, texts=["a text", "a word"], size=20),
     "check_gradients": lambda: call_of(
         "check_gradients",
         lambda x, **given: testing.check_gradients(ops.tanh, ops.tanh_backward, x, **given),
@@ -390,7 +451,7 @@ OTHERS: dict[str, Callable[[], Call]] = {
         seed=1,
         directions=1,
         max_elements=3,
-    ),  # fmt: skip
+    ),
     "check_layer": lambda: call_of(
         "check_layer",
         lambda layer, x, **given: testing.check_layer(layer, x, **given),
@@ -399,5 +460,5 @@ OTHERS: dict[str, Callable[[], Call]] = {
         seed=1,
         directions=1,
         max_elements=3,
-    ),  # fmt: skip
+    ),
 }

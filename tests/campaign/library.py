@@ -28,6 +28,7 @@ class Wrong(NamedTuple):
     what: str
     value: Any
     certain: bool = True
+    shape: bool = False  # only the shape is wrong, which the shape of another argument may make right
     same: bool = False  # whether an accepted value must give the result of the right one
 
 
@@ -47,7 +48,7 @@ class Library(Area):
         wrong = {name: draw.choice(list(wrong_values(call, name, draw))) for name in names}
         arguments = call.arguments | {name: w.value for name, w in wrong.items()}
         what = ", ".join(f"{name}={w.what}" for name, w in wrong.items())
-        certain = any(w.certain for w in wrong.values())
+        certain = any(w.certain and (len(wrong) == 1 or not w.shape) for w in wrong.values())
         same = all(w.same for w in wrong.values())
         right = call.function(**call.arguments) if same else None
         return Case(
@@ -105,18 +106,18 @@ def wrong_values(call: Call, name: str, draw: random.Random) -> Iterator[Wrong]:
     elif isinstance(right, tuple) and name not in ("betas", "select", "dy", "dlogits", "whole", "shape"):
         yield from wrong_caches(right, none=call.name.startswith("nn.Dropout"))
     else:
-        certain = right is not None and right is not PARAMS
-        yield from (Wrong(repr(x), x, certain) for x in (3, 1.5, True, lambda: 1, Layer))
+        certain = right is not None and right is not PARAMS and name != "part"
+        yield from (Wrong(repr(x), x, certain) for x in (3, 1.5, True, Layer))
         yield from (Wrong(repr(x), x, False) for x in ([], "text", b"bytes", {}, (), [None], [3, "a"], [[1]]))
         yield Wrong("None", None, False)
 
 
 FREE_TEXT = {"prompt", "text", "name", "part", "match"}
 MAY_BE_NONE = {
-    "key", "norm", "positions", "final_norm", "dropout", "top_k", "top_p", "allowed", "count", "micro_batch", "clip", "stride",
-    "batch_size", "max_elements", "pattern", "memory", "lengths", "ignore_index", "kv_heads", "head_width", "window", "d_ff",
-    "b", "device", "dtype", "d_head", "max_length", "lr", "weight_decay", "segments", "first", "second", "length", "seed",
-    "directions", "alpha", "queries",
+    "key", "norm", "positions", "final_norm", "dropout", "top_k", "top_p", "allowed", "count", "micro_batch",
+    "clip", "stride", "batch_size", "max_elements", "pattern", "memory", "lengths", "ignore_index", "kv_heads",
+    "head_width", "window", "d_ff", "b", "device", "dtype", "d_head", "max_length", "lr", "weight_decay",
+    "segments", "first", "second", "length", "seed", "directions", "alpha", "queries",
 }  # fmt: skip
 HUGE = {"d_model", "vocab_size", "depth", "d_ff", "d_in", "d_out", "num_classes", "beam", "batch_size", "heads"}
 ANY_INTEGER = {"word", "part", "ignore_index", "seed"}
@@ -199,8 +200,8 @@ def wrong_arrays(call: Call, name: str, x: np.ndarray, draw: random.Random) -> I
     for axis, letter in enumerate(call.letters.get(name, ())):
         others = [of for other, of in call.letters.items() if other != name]
         certain = letter == "fixed" or (letter != "" and any(letter in of for of in others))
-        yield Wrong(f"of size 1 along axis {axis}", x.take([0], axis), certain and x.shape[axis] > 1)
-        yield Wrong(f"larger along axis {axis}", np.concatenate([x, x], axis), certain)
+        yield Wrong(f"of size 1 along axis {axis}", x.take([0], axis), certain and x.shape[axis] > 1, True)
+        yield Wrong(f"larger along axis {axis}", np.concatenate([x, x], axis), certain, True)
 
 
 def read_only(x: np.ndarray) -> np.ndarray:

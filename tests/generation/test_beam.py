@@ -204,7 +204,7 @@ def test_sentences_that_are_not_translated(subwords):
     message = f"^sentence 2: expected at most {length - 1} tokens with END, got {length}$"
     with pytest.raises(ValueError, match=message):
         translate(model, subwords, ["man", "the man eats"], max_length=length - 1)
-    with pytest.raises(ValueError, match=r"^beam, longer, length_penalty: expected"):
+    with pytest.raises(TypeError, match=r"^beam: expected an integer, got 1.5$"):
         translate(model, subwords, ["a man"], beam=1.5)
     with pytest.raises(ValueError, match=r"^max_length: expected a number >= 1, got -1$"):
         translate(model, subwords, [], max_length=-1)

@@ -171,7 +171,7 @@ def test_without_next_sentence_rows_have_no_logits(device):
     """Without the task the loss ignores `unrelated`; with it, the loss requires `unrelated`."""
     model = pretraining(device, next_sentence=False)
     assert loss_and_gradient(model, device, BATCH[:5])[0] == loss_and_gradient(model, device, BATCH)[0]
-    with pytest.raises(TypeError, match=r"^unrelated: expected an array \(B\), got NoneType$"):
+    with pytest.raises(TypeError, match=r"^unrelated: expected an array \(B\), got None$"):
         pretraining(device).loss(*moved(BATCH[:5], device))
 
 

@@ -134,7 +134,7 @@ def test_config_makes_the_same_model_again():
 
 
 def test_unknown_pool():
-    with pytest.raises(ValueError, match="pool: expected 'mean', 'max' or 'none', got 'sum'"):
+    with pytest.raises(ValueError, match="pool: expected one of mean, max, none, got 'sum'"):
         Classifier(V, K, 8, 2, 2, T, pool="sum")
 
 

@@ -125,7 +125,7 @@ def test_a_snapshot_makes_the_same_model_again(options, tmp_path):
         (dict(stride=0), "stride: expected a number >= 1, got 0"),
         (dict(kind="fixed", width=4), "width: expected at most the stride, 3, got 4"),
         (dict(width=9), "width: only for kind 'fixed', expected 1 for kind 'strided', got 9"),
-        (dict(width=0), "width: only for kind 'fixed', expected 1 for kind 'strided', got 0"),
+        (dict(width=0), "width: expected a number >= 1, got 0"),
         (dict(causal=False), "causal: a SparseTransformer always is, and takes no such option"),
         (dict(positions="rotary"), "positions: expected one of learned, sinusoidal, relative, none, got 'rotary'"),
         (dict(context=0), "context: expected a number >= 1, got 0"),

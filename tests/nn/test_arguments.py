@@ -1,5 +1,6 @@
 """Layers and models reject invalid sizes, flags and numbers by name, before anything is created."""
 
+import inspect
 import math
 import re
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from scratchformer import models, nn, ops
+from scratchformer.testing.cases import LAYERS, Draw
 
 
 @pytest.mark.parametrize("size", [8.0, True, np.True_, "8", None, np.array(8)], ids=repr)
@@ -91,3 +93,85 @@ def test_numbers_out_of_range(make, name, zero):
             make(wrong)
     make(1)
     make(np.float32(0.1))
+
+
+SIZES = dict(d_in=4, d_out=4, d_model=8, heads=2, vocab_size=5, depth=1, context=4, max_length=4, num_classes=2)
+SIZES |= dict(width=2, d_ff=4, memory=2, stride=2, embedding=nn.TokenEmbedding(5, 8), rank=2, linear=nn.Linear(4, 4))
+WITH_KEY = [
+    made
+    for module in (nn, models)
+    for made in (getattr(module, name) for name in module.__all__)
+    if inspect.isclass(made) and "key" in inspect.signature(made.__init__).parameters
+]
+
+
+@pytest.mark.parametrize("made", WITH_KEY)
+def test_what_is_not_a_key_is_refused(made):
+    """By every layer and model with random initial weights."""
+    needed = [p.name for p in inspect.signature(made.__init__).parameters.values() if p.default is p.empty]
+    sizes = {n: SIZES[n] for n in needed if n in SIZES}
+    for wrong, found in ((0, "the int 0"), (None, "None"), ("key", "str"), ((1, 2), "tuple")):
+        with pytest.raises(TypeError, match=rf"^key: expected a Key, such as Key\(0\)(?: or None)?, got {found}$"):
+            made(**sizes, key=wrong)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_cache_of_another_layer_is_refused(name):
+    """And a dy that is no array of real numbers. Both are named, whatever the layer calls them."""
+    case = LAYERS[name](Draw())
+    y, cache = case.layer.forward(*case.inputs, **case.options)
+    dy = tuple(map(np.ones_like, y)) if isinstance(y, tuple) else np.ones_like(y)
+    dy_name, cache_name, *_ = inspect.signature(case.layer.backward).parameters
+    _, other = ops.swiglu(np.ones(2), np.ones(2))
+    if cache is not None:
+        for wrong in (other, (), [cache], 3, {}):
+            message = rf"^\w+: expected the \w+ that forward returned, got {type(wrong).__name__}$"
+            with pytest.raises(TypeError, match=message):
+                case.layer.backward(dy, wrong)
+    if not isinstance(y, tuple):
+        for wrong in ([1.0], 3, 1j * dy, dy > 0):
+            with pytest.raises(TypeError, match=f"^{dy_name}: expected "):
+                case.layer.backward(**{dy_name: wrong, cache_name: cache})
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Linear(2**20, 2**30), "d_in, d_out: expected sizes whose weights fit in"),
+        (lambda: nn.TokenEmbedding(2**30, 2**20), "vocab_size, d_model: expected sizes whose weights fit in"),
+        (lambda: nn.LayerNorm(2**40), "d_model: expected a number <= 2147483647, got 1099511627776"),
+        (lambda: nn.Linear(10**5000, 2), "d_in: expected a number <= 2147483647, got a number of 5001 digits"),
+        (lambda: models.LanguageModel(5, 4, 2, 10**8, 3), "depth: expected sizes whose weights fit in"),
+        (lambda: models.EncoderDecoder(5, 4, 2, 10**8), "depth: expected sizes whose weights fit in"),
+        (lambda: models.Bert(5, 4, 2, 10**8, 3), "depth: expected sizes whose weights fit in"),
+        (lambda: nn.FeedForward(4, 2**40), "d_ff: expected a number <= 2147483647"),
+    ],
+    ids=str,
+)
+def test_sizes_that_no_memory_holds(make, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nn.Stack([nn.Linear]), r"blocks\[0\]: expected a Layer, got the class Linear"),
+        (lambda: nn.Stack(None), "blocks: expected an Iterable, got None"),
+        (lambda: nn.Recompute(None), "layer: expected a Layer, got None"),
+        (lambda: nn.Residual(nn.Linear(2, 2), nn.LayerNorm), "norm: expected a Layer, got the class LayerNorm"),
+        (lambda: nn.TiedOutput(np.ones((3, 4))), "embedding: expected a TokenEmbedding, got array"),
+        (lambda: nn.Linear(2, 3).load_state_dict([1]), r"state: expected a Mapping, got \[1\]"),
+        (lambda: nn.Linear(list(range(1000)), 2), r"d_in: expected an integer, got \[0, 1, .{60,}\.\.\.$"),
+    ],
+    ids=str,
+)
+def test_parts_that_are_not_layers(make, message):
+    with pytest.raises(TypeError, match=f"^{message}"):
+        make()
+
+
+@pytest.mark.parametrize("wrong", [np.matrix, np.ma.MaskedArray])
+def test_arrays_that_multiply_otherwise_are_refused(wrong):
+    with pytest.raises(TypeError, match=r"^x: expected a floating-point array, got .*; convert it with np.asarray"):
+        nn.Linear(2, 3)(np.ones((2, 2), np.float32).view(wrong))

@@ -163,7 +163,7 @@ def test_feedforward_is_four_times_as_wide():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'batch'"):
+    with pytest.raises(ValueError, match="norm: expected one of post, pre, got 'batch'"):
         nn.TransformerBlock(C, 2, norm="batch")
     with pytest.raises(ValueError, match="activation: expected one of relu, gelu, gelu_tanh, silu, got 'swish'"):
         nn.TransformerBlock(C, 2, activation="swish")

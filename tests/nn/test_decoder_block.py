@@ -104,5 +104,5 @@ def test_extend_agrees_with_forward(norm, device):
 
 
 def test_unknown_norm():
-    with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'batch'"):
+    with pytest.raises(ValueError, match="norm: expected one of post, pre, got 'batch'"):
         nn.DecoderBlock(C, 2, norm="batch")

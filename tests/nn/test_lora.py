@@ -124,7 +124,7 @@ def test_copies_and_replicas_of_an_adapted_model(device):
     ("act", "message"),
     [
         (lambda: LoRA(Linear(3, 3), 0), "rank: expected"),
-        (lambda: LoRA(Linear(3, 3), 2, alpha=0.0), "alpha: expected a number > 0, got 0.0"),
+        (lambda: LoRA(Linear(3, 3), 2, alpha=0.0), "alpha: expected a finite number > 0, got 0.0"),
         (lambda: LoRA(Linear(3, 3, activation="relu"), 2), "linear: expected a Linear without an activation"),
         (
             lambda: add_lora(language_model(), 2, layers=["*.queries"]),

@@ -108,3 +108,23 @@ def test_a_changed_learning_rate_holds_from_the_next_step(device):
 def test_a_value_out_of_range_is_refused_by_name(device, make, name):
     with pytest.raises(ValueError, match=f"^{name}: expected"):
         make([parameter(device)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (dict(eps=-1), "eps: expected a finite number >= 0, got -1"),
+        (dict(eps=math.nan), "eps: expected a finite number >= 0, got nan"),
+        (dict(eps="1e-8"), "eps: expected a number, got '1e-8'"),
+        (dict(betas=(0.9, 1.0)), "betas: expected 0 <= beta < 1, got 1.0"),
+        (dict(betas=0.9), "betas: expected two numbers, got 0.9"),
+        (dict(lr=math.inf), "lr: expected a finite number >= 0, got inf"),
+        (dict(lr=10**400), "lr: expected a finite number >= 0, got a number of 401 digits"),
+        (dict(params=3), "params: expected an Iterable, got 3"),
+        (dict(params=[np.ones(3)]), r"params\[0\]: expected a Param, got array"),
+    ],
+    ids=str,
+)
+def test_arguments_out_of_range(options, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        Adam(**{"params": [Param(np.ones(3), "w")], "lr": 0.1} | options)

@@ -65,3 +65,23 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, tota
     value = Cosine(PEAK, warmup, total, FLOOR)(step)
     assert 0 < value <= PEAK
     assert value >= FLOOR or step < warmup
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Constant(math.nan), "peak: expected a finite number >= 0, got nan"),
+        (lambda: Constant(math.inf), "peak: expected a finite number >= 0, got inf"),
+        (lambda: Cosine(-PEAK, 1, TOTAL), "peak: expected a finite number >= 0, got -"),
+        (lambda: InverseSquareRoot("0.1", 1), "peak: expected a number, got '0.1'"),
+        (lambda: InverseSquareRoot(PEAK, -1), "warmup: expected a number >= 0, got -1"),
+        (lambda: Constant(PEAK, 1.5), "warmup: expected an integer, got 1.5"),
+        (lambda: Cosine(PEAK, 0, 0), "total: expected a number >= 1, got 0"),
+        (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
+        (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),
+    ],
+    ids=str,
+)
+def test_numbers_out_of_range(make, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        make()
