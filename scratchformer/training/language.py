@@ -78,8 +78,8 @@ class LanguageProgram(Program):
         limit = getattr(self.run, "test_bytes", None)
         where = "the last 5%" if limit is None else f"{limit:,} bytes of the last 5%"
         count, size = len(self.scored_tokens("test")), len(self.tokens("test"))
-        unit = "bytes" if self.vocabulary is None else "tokens"
         if count < size:
+            unit = "bytes" if self.vocabulary is None else "tokens"
             where = "the first " + self.share(count, size, f"{unit} of the last 5%")
         bits = test["bits_per_byte"]
         print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")

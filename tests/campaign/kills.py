@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -48,7 +49,7 @@ class Kills(Area):
         folder.mkdir()
         run, begun, started = folder / "run", folder / "begun", time.monotonic()
         process = self.start(name, run)
-        _wait(process, lambda: any(run.rglob("no-snapshot-yet")))
+        _wait(process, lambda: _files(run, "no-snapshot-yet"))
         process.kill()
         process.wait()
         shutil.copytree(run, begun)
@@ -90,7 +91,7 @@ class Kills(Area):
                 process.wait()
             if hit:
                 kills.append(hit)
-            for path in sorted(run.rglob("*.safetensors")):
+            for path in _files(run, ".safetensors"):
                 load_snapshot(path)
         _finish(self.start(name, run), run)
         writes = sum(kill.startswith("writing") for kill in kills)
@@ -122,7 +123,7 @@ def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Refere
         reached = _wait(process, lambda: _lines(run) >= target) and _wait(
             process, lambda: _stopped_in_write(process, run)
         )
-        doing = f"writing {', '.join(path.stem for path in run.rglob('*.unfinished'))}"
+        doing = f"writing {', '.join(path.stem for path in _files(run, '.unfinished'))}"
     else:
         reached = _wait(process, lambda: _lines(run) >= total)
         time.sleep(draw.uniform(0, 0.3))
@@ -158,7 +159,12 @@ def _content(path: Path) -> Any:
 
 def _lines(run: Path) -> int:
     """How far a run has come: the lines of the metrics of all its stages."""
-    return sum(path.read_bytes().count(b"\n") for path in run.rglob("metrics.jsonl"))
+    return sum(path.read_bytes().count(b"\n") for path in _files(run, "metrics.jsonl"))
+
+
+def _files(run: Path, ending: str) -> list[Path]:
+    """The files in a folder and below whose names end so; they may come and go meanwhile."""
+    return [Path(folder, name) for folder, _, names in os.walk(run) for name in names if name.endswith(ending)]
 
 
 def _finish(process: subprocess.Popen, run: Path) -> None:
@@ -172,16 +178,17 @@ def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
     while not condition():
         if process.poll() is not None:
             return False
+        time.sleep(0.0005)
     return True
 
 
 def _stopped_in_write(process: subprocess.Popen, run: Path) -> bool:
     """Pause the process if it is writing a file; True if it still is then, else it goes on."""
-    if not any(run.rglob("*.unfinished")):
+    if not _files(run, ".unfinished"):
         return False
     process.send_signal(signal.SIGSTOP)
     time.sleep(0.005)
-    if any(run.rglob("*.unfinished")):
+    if _files(run, ".unfinished"):
         return True
     process.send_signal(signal.SIGCONT)
     return False

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from scratchformer.training import stage
-from scratchformer.training.program import load_file, program_in
+from scratchformer.training.program import Program, load_file, program_in
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)
@@ -56,13 +56,18 @@ def with_intervals(train: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **options: train(*args, **options | INTERVALS)
 
 
+def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
+    """The program of `name`, with these sizes in its default preset."""
+    file = {"plain": "enwik8", "xl": "enwik8"}.get(name, name)
+    program = program_in(load_file(EXAMPLES / f"{file}.py"), file)
+    program.presets["small"].update(sizes)
+    return program
+
+
 def main() -> None:
     name = sys.argv.pop(1)
-    file = "enwik8" if name in ("plain", "xl") else name
-    program = program_in(load_file(EXAMPLES / f"{file}.py"), file)
-    program.presets["small"].update(SIZES[name])
     stage.train = with_intervals(stage.train)
-    program.main()
+    tiny(name, SIZES[name]).main()
 
 
 if __name__ == "__main__":
