@@ -98,10 +98,10 @@ class Stage:
         return size if self.run.steps >= self.run.preset_steps else min(size, max(least, trained))
 
     def share(self, count: int, size: int, what: str) -> str:
-        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews" and why."""
+        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews (...)" and why."""
         if count == size:
             return f"{size:,} {what}"
-        return f"{count:,} of {size:,} {what}, since the run has only {self.steps:,} steps"
+        return f"{count:,} of {size:,} {what} (the run has only {self.steps:,} steps)"
 
     def test(self, replicas: Replicas) -> dict[str, float]:
         """The scores of the best model, for `report`."""
