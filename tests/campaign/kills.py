@@ -56,7 +56,7 @@ class Kills(Area):
         _finish(self.start(name, run), run)
         return Reference(begun, run, time.monotonic() - started)
 
-    def start(self, name: str, run: Path) -> subprocess.Popen:
+    def start(self, name: str, run: Path, **environment: str) -> subprocess.Popen:
         """Start a program in a process of its own. It resumes the run in this folder if there is one."""
         if (run / "settings.json").exists():
             arguments = ["--resume", run]
@@ -64,7 +64,10 @@ class Kills(Area):
             options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
             arguments = ["--out", run, *options]
         with open(run.with_name("output"), "w") as output:
-            return subprocess.Popen(command(name, *arguments, "--device", "cpu"), stdout=output, stderr=output)
+            streams = dict(stdout=output, stderr=output)
+            return subprocess.Popen(
+                command(name, *arguments, "--device", "cpu"), env=os.environ | environment, **streams
+            )
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         name, run = draw.choice(list(self.data)), folder / "run"
@@ -81,21 +84,47 @@ class Kills(Area):
 
     def kill(self, name: str, run: Path, moments: list[str], draw: random.Random) -> str:
         """Kill a run at each of these moments, and let it end; returns what was done."""
-        kills = []
+        kills: list[str] = []
         for moment in moments:
-            process = self.start(name, run)
-            try:
-                hit = kill_at(moment, process, run, self.references[name], draw)
-            finally:
-                process.kill()
-                process.wait()
-            if hit:
-                kills.append(hit)
+            if moment == "write":
+                kills += self.kill_in_write(name, run, draw)
+            else:
+                kills += self.kill_at(moment, name, run, draw)
             for path in _files(run, ".safetensors"):
                 load_snapshot(path)
         _finish(self.start(name, run), run)
         writes = sum(kill.startswith("writing") for kill in kills)
         return f"{name}: {len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
+
+    def kill_at(self, moment: str, name: str, run: Path, draw: random.Random) -> list[str]:
+        """Kill a program at a moment; returns what it was doing, or nothing if it ended before that."""
+        reference, process = self.references[name], self.start(name, run)
+        total = _lines(reference.folder)
+        if moment == "time":
+            seconds = draw.uniform(0, reference.seconds)
+            end = time.monotonic() + seconds
+            reached = _wait(process, lambda: time.monotonic() > end)
+            doing = f"{seconds:.2f} s after the start"
+        elif moment == "line":
+            target = draw.randint(min(_lines(run) + 1, total), total)
+            reached = _wait(process, lambda: _lines(run) >= target)
+            time.sleep(draw.uniform(0, 0.02))
+            doing = f"after line {target} of {total} of the metrics"
+        else:
+            reached = _wait(process, lambda: _lines(run) >= total)
+            time.sleep(draw.uniform(0, 0.3))
+            doing = "after the last step"
+        process.kill()
+        return [doing] if process.wait() == -signal.SIGKILL and reached else []
+
+    def kill_in_write(self, name: str, run: Path, draw: random.Random) -> list[str]:
+        """Let a program kill itself while it writes a file; returns which, or nothing if it ended before that."""
+        death = f"{draw.randint(1, 30)} {int(10 ** draw.uniform(0, 5.3))}"
+        process = self.start(name, run, CAMPAIGN_DEATH=death)
+        if process.wait() not in (-signal.SIGKILL, -signal.SIGXFSZ):
+            return []
+        left = [f"writing {path.stem}, {path.stat().st_size:,} bytes" for path in _files(run, ".unfinished")]
+        return left or ["before a write"]
 
     def summary(self, messages: list[str]) -> str:
         kills, writes, runs = 0, 0, Counter[str]()
@@ -104,32 +133,6 @@ class Kills(Area):
             kills, writes, runs[name] = kills + int(counts[0]), writes + int(counts[1]), runs[name] + 1
         which = ", ".join(f"{count} {name}" for name, count in runs.items())
         return f"{kills} kills of {len(messages)} runs ({which}), {writes} of them during a write"
-
-
-def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Reference, draw: random.Random) -> str:
-    """Kill a process at a moment; returns what it was doing, or "" if it ended before that."""
-    total = _lines(reference.folder)
-    target = draw.randint(min(_lines(run), total - 1), total - 1)
-    if moment == "time":
-        seconds = draw.uniform(0, reference.seconds)
-        end = time.monotonic() + seconds
-        reached = _wait(process, lambda: time.monotonic() > end)
-        doing = f"{seconds:.2f} s after the start"
-    elif moment == "line":
-        reached = _wait(process, lambda: _lines(run) > target)
-        time.sleep(draw.uniform(0, 0.02))
-        doing = f"after line {target + 1} of {total} of the metrics"
-    elif moment == "write":
-        reached = _wait(process, lambda: _lines(run) >= target) and _wait(
-            process, lambda: _stopped_in_write(process, run)
-        )
-        doing = f"writing {', '.join(path.stem for path in _files(run, '.unfinished'))}"
-    else:
-        reached = _wait(process, lambda: _lines(run) >= total)
-        time.sleep(draw.uniform(0, 0.3))
-        doing = "after the last step"
-    process.kill()
-    return doing if reached and process.wait() == -signal.SIGKILL else ""
 
 
 def differences(run: Path, reference: Path) -> Iterator[str]:
@@ -180,15 +183,3 @@ def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.0005)
     return True
-
-
-def _stopped_in_write(process: subprocess.Popen, run: Path) -> bool:
-    """Pause the process if it is writing a file; True if it still is then, else it goes on."""
-    if not _files(run, ".unfinished"):
-        return False
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(0.005)
-    if _files(run, ".unfinished"):
-        return True
-    process.send_signal(signal.SIGCONT)
-    return False
