@@ -124,7 +124,7 @@ class Classification(BertStage):
     def make_model(self, key):
         last, program = self.out / "last.safetensors", self.program
         if last.exists():
-            model = load_model(last)[0]
+            model, _ = load_model(last, BertClassifier)
         elif self.run.pretrained:
             model = program.published or program.load_published()
         else:
@@ -219,7 +219,7 @@ class Bert(Program):
         return BertClassifier.from_pretrained(self.run.pretrained, 2, key=key, new_head=self.run.new_head)
 
     def load_pretrained(self):
-        model, state = load_model(best_snapshot(self.run.out / "pretrain"))
+        model, state = load_model(best_snapshot(self.run.out / "pretrain"), BertPretraining)
         print(f"starts from the pre-trained model of step {state['step']} of {self.run.steps}")
         return model
 

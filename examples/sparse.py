@@ -13,6 +13,7 @@ standard library, as with --data stdlib.
 import time
 
 from scratchformer.models import LanguageModel, SparseTransformer
+from scratchformer.progress import counted
 from scratchformer.training import LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)
@@ -55,7 +56,7 @@ class Sparse(LanguageProgram):
 
     def seconds_per_step(self, replicas):
         """The mean time of forward and backward, which take nearly all of a step, over a few steps."""
-        for step in range(1 + MEASURED):
+        for step in counted(range(1 + MEASURED), "timing", "steps"):
             if step == 1:
                 start = time.perf_counter()
             replicas.gradients(self.batches.batch(step), self.key)

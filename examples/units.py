@@ -16,6 +16,7 @@ from scratchformer.data import DrawnBatches, Images, LabelledBatch, load_digits
 from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.models import Classifier
 from scratchformer.optim import Adam
+from scratchformer.progress import counted
 from scratchformer.training import Program
 
 PATCH = 2  # pixels on a side
@@ -80,7 +81,7 @@ def train_on_graph(run) -> None:
     keys = [Key(run.seed).fold("graph", i) for i in range(run.graph["seeds"])]
     print(f"graph: {len(clubs)} members, {(edges.sum() - len(clubs)) // 2} friendships, {len(known)} labelled")
     for name, pattern in (("along the edges", ops.Edges(to_device(edges, run.device))), ("all to all", None)):
-        found = [predict_clubs(run, pattern, known, clubs, key) for key in keys]
+        found = [predict_clubs(run, pattern, known, clubs, key) for key in counted(keys, f"graph, {name}", "models")]
         mean, least = np.mean(found), min(found)
         print(f"graph: {name}, {mean:.1%} of the other {len(clubs) - 2} right; mean of {len(keys)}, least {least:.1%}")
 

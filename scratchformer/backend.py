@@ -7,7 +7,10 @@ CuPy is imported only when a GPU is requested.
 
 from __future__ import annotations
 
+import functools
+import math
 import os
+import re
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -119,8 +122,10 @@ def get_device(name: str = "auto") -> Device:
     A GPU becomes the current one of this thread (`Device.use`). Raises DeviceError, which says what to install, if a
     GPU is requested by name and cannot be used.
     """
+    if not isinstance(name, str):
+        raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
     kind, _, number = name.partition(":")
-    if kind not in ("auto", "cpu", "gpu") or (number and (kind != "gpu" or not number.isdecimal())):
+    if not re.fullmatch("auto|cpu|gpu(:[0-9]+)?", name):
         raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
     if kind == "cpu":
         return CPU
@@ -151,8 +156,19 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+@functools.cache
+def memory() -> float:
+    """The bytes of this machine's memory; infinite where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return math.inf
+
+
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     """`x` as an array on `device` (and of `dtype`, if given); copied only if necessary."""
+    if not isinstance(device, Device):
+        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {device!r}")
     library = _library(x)
     with device.current():
         if library is not None and device_of(x) != device:

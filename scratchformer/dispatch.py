@@ -26,11 +26,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
 
+import numpy as np
+
 __all__ = ["Operation", "backward", "operation", "reference_only"]
 
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 
+ARRAY_KINDS = ("f", "b", "i", "u", "c", "V")  # of numbers: NumPy's letters, "V" for bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
 
 
@@ -77,16 +80,49 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
 
 
 def backward(reference: Callable) -> Operation[...]:
-    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`."""
+    """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`.
+
+    If the cache is annotated as a NamedTuple or an Array, anything else raises TypeError.
+    """
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
+    expected = cache_type(reference, second)
 
     @functools.wraps(reference)
     def dispatched(*args: Any, **kwargs: Any) -> Any:
         cache = args[1] if len(args) > 1 else kwargs.get(second)
-        return twins.get(type(cache), reference)(*args, **kwargs)
+        twin = twins.get(type(cache))
+        if twin is None:
+            expect_cache(second, cache, expected)
+            twin = reference
+        return twin(*args, **kwargs)
 
     return _with_twins(dispatched, reference, twins)
+
+
+def cache_type(backward: Callable, argument: str) -> type | None:
+    """The type of the cache that `backward` takes, by its annotation: a NamedTuple, a slice, or ndarray for "Array" (of
+    any library). None for any other annotation.
+    """
+    annotation = inspect.signature(backward).parameters[argument].annotation
+    if annotation == "Array":
+        return np.ndarray
+    if isinstance(annotation, str):
+        annotation = getattr(backward, "__globals__", {}).get(annotation, {"slice": slice}.get(annotation))
+    return annotation if annotation is slice or hasattr(annotation, "_fields") else None
+
+
+def expect_cache(name: str, cache: Any, expected: type | None) -> None:
+    """Raise TypeError unless the cache is of the type that `cache_type` found; an array must be one of numbers."""
+    if expected is np.ndarray:  # or another library's, of numbers
+        fits = getattr(getattr(cache, "dtype", None), "kind", "") in ARRAY_KINDS and not cache.dtype.names
+    else:
+        fits = expected is None or isinstance(cache, expected)
+    if fits:
+        return
+    kind = "array" if expected is np.ndarray else expected.__name__
+    found = "None" if cache is None else type(cache).__name__
+    raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
 
 
 def _with_twins(dispatched: Callable, reference: Callable, twins: dict[type, Callable]) -> Any:

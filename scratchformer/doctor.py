@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,13 +14,6 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from .backend import DeviceError, get_device
-
-EXTRAS = {
-    "matplotlib": "`scratchformer plot`: pip install 'scratchformer[plot]'",
-    "tensorboardX": "--tensorboard: pip install 'scratchformer[tensorboard]'",
-    "hypothesis": "the strategies and the tests: pip install 'scratchformer[test]'",
-    "torch": "the parity tests and benchmarks: pip install 'scratchformer[torch]'",
-}
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -45,16 +39,30 @@ def report() -> Iterator[tuple[str, str]]:
     free = shutil.disk_usage(existing).free / 2**30
     held = [p.name for p in sorted(folder.iterdir())] if folder.is_dir() else []
     yield "data cache", f"{folder} ({free:.1f} GiB free; holds {', '.join(held) or 'nothing yet'})"
-    for package in ("scipy", "safetensors", "threadpoolctl", "pooch", "tqdm"):
-        yield package, importlib.metadata.version(package)
-    for package, purpose in EXTRAS.items():
-        try:
-            yield package, importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            yield package, f"not installed; needed for {purpose}"
+    yield from _packages()
 
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+
+
+def _packages() -> Iterator[tuple[str, str]]:
+    """The other packages that the metadata of this one names: their versions, or which extras install them."""
+    try:
+        requirements = importlib.metadata.requires("scratchformer") or []
+    except importlib.metadata.PackageNotFoundError:
+        yield "packages", "unknown, since scratchformer runs without being installed"
+        return
+    extras: dict[str, list[str]] = {}
+    for requirement in requirements:
+        package, *_ = re.findall(r"[\w.-]+", requirement)
+        extras.setdefault(package, []).extend(re.findall(r"extra == ['\"](.+?)['\"]", requirement))
+    for package, names in extras.items():
+        if package in ("numpy", *_CUPY):  # have lines of their own
+            continue
+        if _installed(package):
+            yield package, importlib.metadata.version(package)
+        else:
+            yield package, "not installed; " + " or ".join(f"pip install 'scratchformer[{name}]'" for name in names)
 
 
 def _installed(distribution: str) -> bool:

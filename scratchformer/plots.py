@@ -135,7 +135,8 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     width = max(1, len(loss) // 40)  # points per average of the smooth curve
-    left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch")
+    few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a line needs two points
+    left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch", **few)
     if width > 1:
         smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
         left.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"training, mean of {width} batches")
@@ -156,10 +157,11 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     unit = score.replace("_", " ") + " (%)" * percent + " (nats)" * (score == "loss")
     middle.set(xlabel="step", ylabel=unit, title="Validation")
 
-    right.plot(*series("lr"), color="tab:green")
+    right.plot(*series("lr"), color="tab:green", **few)
     right.set(xlabel="step", ylabel="learning rate", title="Learning rate")
     right.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
     for axes in (left, middle, right):
+        axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(f"{settings['program']}, preset {settings['preset']}, seed {settings['seed']}")
@@ -184,7 +186,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
-    norm = PowerNorm(0.5, 0, float(maps.max()))
+    norm = PowerNorm(0.5, 0, 1)  # the same in all plots: uniform attention is pale, whatever its length
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
             image = cell.imshow(maps[layer, head], cmap="Blues", norm=norm, interpolation="nearest")
@@ -197,7 +199,8 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
             if head == 0:
                 cell.set_ylabel(f"layer {layer + 1}", fontsize=9)
     bar = figure.colorbar(image, ax=axes, shrink=0.6, aspect=30, pad=0.01)
-    bar.set_label("attention of the row's token to the column's token")
+    bar.set_label("attention of row to column", fontsize=8)
+    bar.ax.tick_params(labelsize=8)
     figure.savefig(path, dpi=130)
     plt.close(figure)
     return path

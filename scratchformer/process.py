@@ -59,7 +59,7 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
 def in_words(error: Exception) -> str:
     """The message of an error, for a user."""
     text = str(error)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or text == "can't start new thread":
         return f"out of memory in {_place(error)}{': ' * bool(text)}{text}; {LESS_MEMORY}"
     if isinstance(error, RecursionError):
         return f"the input is nested too deeply for {_place(error)}"
@@ -188,8 +188,8 @@ def _survive(name: str, new: Stream) -> None:
         return
     with suppress(OSError):
         stream.flush()
-    options = {"encoding": stream.encoding, "errors": stream.errors, "line_buffering": stream.line_buffering}
-    setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **options))
+    kept = {key: getattr(stream, key) for key in ("encoding", "errors", "line_buffering", "write_through")}
+    setattr(sys, name, io.TextIOWrapper(new if old is buffer else io.BufferedWriter(new), **kept))
 
 
 def take_any_text() -> None:

@@ -19,10 +19,14 @@ def progress_bar(what: str | None = None, total: float | None = None, unit: str 
     """
     from tqdm import tqdm  # here, since it takes a tenth of the package's import time
 
-    terminal = sys.stderr is not None and sys.stderr.isatty()
     defaults: dict[str, Any] = dict(delay=DELAY, leave=False, unit=f" {unit}", dynamic_ncols=True, miniters=1)
-    defaults |= dict(mininterval=0.5, position=None) if terminal else dict(mininterval=QUIET, position=0)
-    return tqdm(desc=what, total=total, disable=sys.stderr is None, **defaults | options)
+    defaults |= dict(mininterval=0.5) if on_terminal() else dict(mininterval=QUIET, position=0)
+    return tqdm(desc=what, total=total, **defaults | {"disable": sys.stderr is None} | options)
+
+
+def on_terminal() -> bool:
+    """Whether standard error is a terminal."""
+    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def counted(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,11 @@ class Key:
     words: tuple[int, ...]
 
     def __init__(self, *words: int) -> None:
-        if any(w < 0 for w in words):
-            raise ValueError(f"seed: expected non-negative integers, got {words}")
+        for word in words:
+            if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
+                raise TypeError(f"seed: expected non-negative integers, got {type(word).__name__}")
+            if word < 0:
+                raise ValueError(f"seed: expected non-negative integers, got {words!r:.80}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:
@@ -44,8 +48,16 @@ class Key:
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
+def expect_key(key: Any, none: bool = False) -> None:
+    """Raise TypeError unless `key` is a Key, or None if `none`."""
+    if not (isinstance(key, Key) or (none and key is None)):
+        found = "None" if key is None else f"the {type(key).__name__} {key}" if type(key) is int else type(key).__name__
+        raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {found}")
+
+
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
+    expect_key(key, none=True)
     return None if key is None else key.fold(*parts)
 
 
@@ -125,6 +137,7 @@ def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
     shift and exclusive-or are needed, so every array library gives the same bits.
     """
+    expect_key(key)
     start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
     words *= np.uint64(_GAMMA)

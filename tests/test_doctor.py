@@ -1,5 +1,9 @@
 """What `scratchformer doctor` says about the driver, without one and with a stand-in for nvidia-smi."""
 
+import configparser
+import re
+from pathlib import Path
+
 import pytest
 
 from scratchformer import doctor
@@ -9,6 +13,20 @@ def test_it_names_what_a_bug_report_needs():
     subjects = [subject for subject, _ in doctor.report()]
     for wanted in ("Python", "NumPy", "BLAS", "CPU", "free memory", "NVIDIA driver", "CuPy", "GPU", "data cache"):
         assert wanted in subjects or any(s.startswith("gpu:") for s in subjects)
+
+
+def test_it_lists_every_package_of_the_metadata(monkeypatch):
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
+    lists = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
+    named = {re.split("[><=]", line)[0] for lines in lists for line in lines.split()}
+    installed = doctor._installed
+    monkeypatch.setattr(doctor, "_installed", lambda package: package != "sacrebleu" and installed(package))
+    found = dict(doctor.report())
+    assert {"tokenizers", "sacrebleu", "scikit-learn", "networkx"} <= named
+    assert {name for name in named if name != "numpy" and not name.startswith("cupy")} <= found.keys()
+    ways = ("pip install 'scratchformer[test]'", "pip install 'scratchformer[translate]'")
+    assert found["sacrebleu"] == f"not installed; {' or '.join(ways)}"
 
 
 @pytest.mark.parametrize(("version", "extra"), [("580.65.06", "cuda13"), ("550.54", "cuda12")])

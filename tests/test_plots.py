@@ -1,10 +1,11 @@
-"""Plots of a run read its text with the vocabulary that it was trained with."""
+"""Plots of a run: the text that they show, and what is drawn."""
 
+import numpy as np
 import pytest
 
 from scratchformer.data import Vocabulary
 from scratchformer.models import Classifier
-from scratchformer.plots import encode
+from scratchformer.plots import encode, plot_attention, plot_curves, pyplot
 from scratchformer.training import SnapshotError
 
 
@@ -16,3 +17,28 @@ def test_a_vocabulary_that_is_cut_short_is_refused(tmp_path):
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     with pytest.raises(SnapshotError, match=r"another vocabulary than .*vocabulary\.txt"):
         encode(model, "bad, good", tmp_path, state)
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """The figures, which are not written to files."""
+    pytest.importorskip("matplotlib")
+    saved = []
+    monkeypatch.setattr(pyplot().Figure, "savefig", lambda figure, path, **options: saved.append(figure))
+    return saved
+
+
+@pytest.mark.parametrize("tokens", [8, 50])
+def test_uniform_attention_is_pale(figures, tokens):
+    plot_attention(np.full((1, 1, tokens, tokens), 1 / tokens), ["a"] * tokens, None)
+    (image,) = figures[0].axes[0].images
+    red, *_ = image.to_rgba(image.get_array())[0, 0]
+    assert 0.2 < red < 0.95  # neither the darkest colour nor white
+    assert image.norm(1.0) == 1 and image.norm(0.0) == 0
+
+
+def test_one_logged_point_is_drawn(figures):
+    records = [{"step": 3, "loss": 0.7, "lr": 1e-4}, {"step": 3, "validation_loss": 0.69, "validation_accuracy": 0.5}]
+    plot_curves(records, dict(program="imdb", preset="small", seed=0), None)
+    for axes in figures[0].axes:
+        assert all(line.get_marker() == "o" and len(line.get_xdata()) == 1 for line in axes.lines)

@@ -14,8 +14,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops import IGNORED
-from ..ops.checks import expect_positive
-from ..rng import Key
+from ..ops.checks import (
+    expect_fraction,
+    expect_instance,
+    expect_integers,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
+from ..rng import Key, expect_key
 from .imdb import Labelled
 from .reading import DataError
 from .vocabulary import PAD, UNKNOWN
@@ -128,6 +135,12 @@ class LabelledBatch(NamedTuple):
         return parts
 
 
+def expect_text(data: np.ndarray) -> None:
+    """Raise TypeError or ValueError unless `data` is (n,), integers."""
+    expect_shape("data", data, "n")
+    expect_integers("data", data)
+
+
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
@@ -136,6 +149,8 @@ class TextBatches:
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
         expect_positive(batch_size=batch_size, context=context)
+        expect_text(data)
+        expect_key(key)
         if len(data) < context + 1:
             raise DataError(
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
@@ -154,7 +169,9 @@ class DrawnBatches:
     """Training batches of `batch_size` rows of one large batch, `whole`, drawn at random at every step."""
 
     def __init__(self, whole: Any, batch_size: int, key: Key) -> None:
+        expect_instance("whole", whole, tuple)
         expect_positive(batch_size=batch_size)
+        expect_key(key)
         self.whole, self.batch_size, self.key = whole, batch_size, key
 
     def batch(self, step: int) -> Any:
@@ -177,6 +194,8 @@ class SegmentBatches:
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
+        expect_text(data)
+        expect_key(key)
         self.stream = len(data) // batch_size  # tokens
         if self.stream < context + 1:
             raise DataError(
@@ -238,6 +257,7 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
     Raises ValueError unless 1 <= stride <= context and DataError if n < 2, both before the first batch is asked for.
     """
     expect_positive(context=context, stride=stride, batch_size=batch_size)
+    expect_text(data)
     if stride > context:
         raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be skipped")
     if len(data) < 2:
@@ -279,8 +299,8 @@ class LabelledBatches:
         word_dropout: float = 0.0,
     ) -> None:
         self.lengths = _check_dataset(dataset, batch_size, max_length, keep)
-        if not 0 <= word_dropout < 1:
-            raise ValueError(f"word_dropout: expected 0 <= word_dropout < 1, got {word_dropout}")
+        expect_fraction("word_dropout", word_dropout)
+        expect_key(key)
         self.word_dropout = word_dropout
         self.dataset, self.batch_size, self.key = dataset, batch_size, key
         self.max_length, self.keep = max_length, keep
@@ -357,9 +377,9 @@ def slices(count: int, size: int) -> Iterator[slice]:
 
 def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: str) -> np.ndarray:
     """The lengths of the texts after cutting, int64 (number of texts,); raises ValueError if something does not fit."""
+    expect_instance("dataset", dataset, Labelled)
     expect_positive(batch_size=batch_size, max_length=max_length)
-    if keep not in _KEEP:
-        raise ValueError(f"keep: expected one of {', '.join(_KEEP)}, got {keep!r}")
+    expect_one_of("keep", keep, _KEEP)
     if len(dataset.ids) != len(dataset.labels):
         raise ValueError(f"dataset: {len(dataset.ids)} texts but {len(dataset.labels)} labels")
     if len(dataset.ids) == 0:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import platform
+import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -21,24 +22,35 @@ class InUse(RuntimeError):
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; at the end the new file is flushed to disk and renamed to `path`.
+    """A path to write to, in a folder of its own beside `path`; at the end the new file is flushed to disk and renamed
+    to `path`.
 
-    If the program is killed, the power fails or the disk is full, the old file is still there. The umask sets the
-    permissions.
+    If the program is killed, the power fails or the disk is full, the old file is still there. What a killed program
+    leaves, temporary files of other libraries included, is in that folder, which the next write removes. The umask
+    sets the permissions.
     """
-    unfinished = path.with_name(path.name + ".unfinished")
+    folder = path.with_name(path.name + ".unfinished")
+    unfinished = folder / "new"
+    _remove(folder)
     try:
-        unfinished.unlink(missing_ok=True)
-        unfinished.touch()
         with _naming(path):
+            folder.mkdir()
+            unfinished.touch()
+            mode = unfinished.stat().st_mode
             yield unfinished
+            unfinished.chmod(mode)  # safetensors makes files that only the owner may read
             force_to_disk(unfinished)
             os.replace(unfinished, path)
             force_to_disk(path.parent)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            unfinished.unlink()
-        raise
+    finally:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder of unfinished files, or the unfinished file of an earlier version, if it is there."""
+    with contextlib.suppress(OSError):
+        folder.unlink()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def make_folder(folder: Path) -> list[Path]:

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from io import BufferedReader
 from typing import Any
 
+from ..ops.checks import shown
+
 MEGABYTE = 1 << 20
 MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
 JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
@@ -105,13 +107,9 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     raise error(f"{where} is damaged: {what}")
 
 
-def shown(value: Any, most: int = 80) -> str:
-    """`value` as a message shows it: its repr, cut after `most` characters."""
-    try:
-        text = repr(value)
-    except (RecursionError, ValueError):  # nested too deeply; too many digits
-        return f"a {type(value).__name__}"
-    return text if len(text) <= most else text[:most] + "..."
+def printable(text: str, most: int = 200) -> str:
+    """`text` from a file as a message shows it: as it is, unless it is long or has characters that are not printed."""
+    return text if len(text) <= most and text.isprintable() else shown(text)
 
 
 def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST) -> bytes | bytearray:
@@ -129,9 +127,9 @@ def read_unpacked(path: PathLike, error: Error = DataError, most: int = UNPACKED
 
 
 @contextmanager
-def open_file(path: PathLike, error: Error = DataError) -> Iterator[BufferedReader]:
+def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> Iterator[BufferedReader]:
     """The file at `path`, open for reading: see `expect_file`."""
-    expect_file(path, error)
+    expect_file(path, error, most)
     with _reading(path, error):
         file = open(path, "rb")
     with file:

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from ..ops.checks import shown
 from ..progress import counted
-from .download import DataError
 from .files import replacing
+from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -119,12 +120,12 @@ class Subwords:
         for number, line in enumerate(_lines(path)):
             if words.setdefault(token := line.rstrip(), number) != number:
                 lines = f"line {words[token] + 1} and in line {number + 1}"
-                raise DataError(f"vocabulary {path} is damaged: {token!r} is in {lines}")
+                raise DataError(f"{path} is damaged: {shown(token)} is in {lines}")
         options = _bert_options(Path(folder) / "tokenizer_config.json")
         if missing := [token for token in BERT_SPECIALS if token not in words]:
-            raise DataError(f"vocabulary {path} is not BERT's: {', '.join(missing)} missing")
+            raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
         if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
-            raise DataError(f"vocabulary {path} has {len(words):,} tokens, the model of config.json {size:,}")
+            raise DataError(f"{path} has {len(words):,} tokens, the model of config.json {size:,}")
         tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
         tokenizer.add_special_tokens(list(BERT_SPECIALS))
         return cls(tokenizer)
@@ -194,7 +195,8 @@ class Subwords:
 
         The bytes of a special token are its name. Raises ValueError for any other kind of vocabulary.
         """
-        return _pieces(self.tokenizer, _largest_id(self.tokenizer) + 1, _from_symbols)
+        largest = max(self.tokenizer.get_vocab().values(), default=-1)
+        return _pieces(self.tokenizer, largest + 1, _from_symbols)
 
     @cached_property
     def ends(self) -> frozenset[int]:
@@ -237,20 +239,18 @@ class PublishedTokenizer:
         DataError if a file is missing, damaged or of another kind.
         """
         path = Path(folder) / "tokenizer.json"
-        if not path.is_file():
+        if not os.path.lexists(path):
             raise DataError(
-                f"vocabulary {path}: no such file; to make it from the folder's other files, run in Python: "
+                f"{path}: no such file; to make it from the folder's other files, run in Python: "
                 f"transformers.AutoTokenizer.from_pretrained({str(folder)!r}).save_pretrained({str(folder)!r})"
             )
-        self.tokenizer = _read(path)
+        self.tokenizer = _read(path, vocab_size)
         self.tokenizer.no_truncation()  # some folders keep settings of training
         self.tokenizer.no_padding()
-        if (size := _largest_id(self.tokenizer) + 1) > vocab_size:
-            raise DataError(f"vocabulary {path} has {size:,} tokens, the model of config.json {vocab_size:,}")
         decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
         kinds = {'"ByteLevel"': _from_symbols, '"ByteFallback"': _from_words}
         if not (found := [read for kind, read in kinds.items() if kind in decoder]):
-            raise DataError(f"vocabulary {path}: decoder: expected ByteLevel or ByteFallback, got {decoder}")
+            raise DataError(f"{path}: decoder: expected ByteLevel or ByteFallback, got {decoder[:80]}")
         try:
             self.pieces = _pieces(self.tokenizer, vocab_size, found[0])
         except ValueError as error:
@@ -264,17 +264,32 @@ class PublishedTokenizer:
         return np.array(self.tokenizer.encode(text).ids, np.int32)
 
 
-def _read(path: Path) -> Any:
-    """The `tokenizers.Tokenizer` in a JSON file; raises DataError if the file is missing or damaged."""
-    lib, text = _library(), _text(path)
+def _read(path: Path, size: int | None = None) -> Any:
+    """The `tokenizers.Tokenizer` in a JSON file, whose ids are below `size` or, if it is None, below the number of
+    tokens. Raises DataError if the file is missing or damaged.
+    """
+    lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
+    _check_ids(parsed(text, path), size, path)
     try:
         return lib.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
-        raise DataError(f"vocabulary {path} is damaged: {error}") from error
+        raise DataError(f"{path} is damaged: {error}") from error
 
 
-def _largest_id(tokenizer: Any) -> int:
-    return max(tokenizer.get_vocab().values(), default=-1)
+def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:
+    """Check the ids before the library reads them: it reserves memory for the largest."""
+    model, added = settings.get("model"), settings.get("added_tokens")
+    words = model.get("vocab") if isinstance(model, dict) else None
+    words = dict(words) if isinstance(words, dict) else {}
+    for token in added if isinstance(added, list) else ():
+        if isinstance(token, dict):
+            words[str(token.get("content"))] = token.get("id")
+    most = len(words) if size is None else size
+    for word, number in words.items():
+        if type(number) is not int or not 0 <= number < most:
+            tokens = "tokens in the file" if size is None else "tokens of the model"
+            found = f"{shown(word)} is number {shown(number)}"
+            raise DataError(f"{path}: {found}; expected 0 to {most - 1:,}, for the {most:,} {tokens}")
 
 
 def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list[bytes]:
@@ -285,7 +300,7 @@ def _pieces(tokenizer: Any, size: int, as_bytes: Callable[[str], bytes]) -> list
         try:
             found[number] = token.encode() if token in special else as_bytes(token)
         except KeyError:
-            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {token!r}") from None
+            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got {shown(token)}") from None
     return found
 
 
@@ -306,40 +321,26 @@ def _ends(folder: Path, vocab_size: int) -> frozenset[int]:
         if (found := _settings(path).get("eos_token_id")) is not None:
             ids = found if isinstance(found, list) else [found]
             if not all(type(i) is int and 0 <= i < vocab_size for i in ids):
-                raise DataError(f"{path}: eos_token_id: expected ids from 0 to {vocab_size - 1}, got {found!r}")
+                raise DataError(f"{path}: eos_token_id: expected ids from 0 to {vocab_size - 1}, got {shown(found)}")
             return frozenset(ids)
     return frozenset()
 
 
-def _text(path: Path) -> str:
-    if not path.is_file():
-        raise DataError(f"vocabulary {path}: no such file")
-    try:
-        return path.read_bytes().decode()
-    except UnicodeDecodeError as error:
-        raise DataError(f"vocabulary {path} is damaged: not UTF-8 at byte {error.start}") from error
-
-
 def _lines(path: Path) -> list[str]:
-    return _text(path).replace("\r\n", "\n").removesuffix("\n").split("\n")
+    return read_text(path, most=VOCABULARY_MOST).replace("\r\n", "\n").removesuffix("\n").split("\n")
 
 
 def _gpt2_words(path: Path) -> dict[str, int]:
     """The tokens of a vocab.json and their ids."""
-    try:
-        words = json.loads(_text(path))
-    except json.JSONDecodeError as error:
-        raise DataError(f"vocabulary {path} is damaged: {error}") from error
-    if not isinstance(words, dict):
-        raise DataError(f"vocabulary {path} is damaged: expected tokens and their numbers, got {type(words).__name__}")
+    words = read_json(path, most=VOCABULARY_MOST)
     numbers = list(words.values())
     if not all(type(number) is int for number in numbers) or sorted(numbers) != list(range(len(words))):
-        raise DataError(f"vocabulary {path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
+        raise DataError(f"{path} is damaged: expected the numbers 0 to {len(words) - 1}, each of one token")
     if GPT2_END not in words:
-        raise DataError(f"vocabulary {path} is not GPT-2's: {GPT2_END} missing")
+        raise DataError(f"{path} is not GPT-2's: {GPT2_END} missing")
     if missing := sorted(_BYTES.keys() - words.keys()):
         found = f"{len(missing)} of the 256 bytes missing, such as {missing[0]!r}"
-        raise DataError(f"vocabulary {path} is not GPT-2's: {found}")
+        raise DataError(f"{path} is not GPT-2's: {found}")
     return words
 
 
@@ -349,20 +350,20 @@ def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
     for number, line in enumerate(_lines(path), 1):
         if line.startswith("#version"):
             continue
-        where = f"vocabulary {path}, line {number}"
+        where = f"{path}, line {number}"
         first, _, second = line.partition(" ")
         if not first or not second or " " in second:
-            raise DataError(f"{where}: expected two tokens with a space between them, got {line!r}")
+            raise DataError(f"{where}: expected two tokens with a space between them, got {shown(line)}")
         for token in (first, second, first + second):
             if token not in words:
-                raise DataError(f"{where}: {token!r} is not in vocab.json")
+                raise DataError(f"{where}: {shown(token)} is not in vocab.json")
         if merges.setdefault((first, second), number) != number:
             raise DataError(f"{where}: the same as line {merges[first, second]}")
     made = {first + second for first, second in merges}
     if unmade := [word for word in words if len(word) > 1 and word not in made and not _SPECIAL.fullmatch(word)]:
         raise DataError(
-            f"vocabulary {path} is truncated or belongs to another vocab.json: no merge makes {len(unmade):,} of the "
-            f"tokens there, such as {unmade[0]!r}"
+            f"{path} is truncated or belongs to another vocab.json: no merge makes {len(unmade):,} of the "
+            f"tokens there, such as {shown(unmade[0])}"
         )
     return list(merges)
 
@@ -370,18 +371,15 @@ def _gpt2_merges(path: Path, words: Mapping[str, int]) -> list[tuple[str, str]]:
 def _model_size(path: Path) -> int | None:
     """The number of tokens in a model's config.json; None if it does not say."""
     try:
-        size = json.loads(path.read_bytes()).get("vocab_size")
-    except (OSError, ValueError, AttributeError):  # loading the model will say what is wrong
+        size = read_json(path).get("vocab_size")
+    except DataError:  # loading the model will say what is wrong
         return None
     return size if isinstance(size, int) else None
 
 
 def _settings(path: Path) -> dict[str, Any]:
     """The contents of a JSON file, or nothing if there is none; raises DataError."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
-    except (ValueError, TypeError) as error:
-        raise DataError(f"vocabulary {path} is damaged: {error}") from error
+    return read_json(path) if os.path.lexists(path) else {}
 
 
 def _bert_options(path: Path) -> dict[str, bool | None]:
@@ -391,7 +389,7 @@ def _bert_options(path: Path) -> dict[str, bool | None]:
         options[ours] = value = settings.get(theirs, default)
         if not (isinstance(value, bool) or value is default):
             expected = "true or false" if default else "true, false or null"
-            raise DataError(f"vocabulary {path}: {theirs}: expected {expected}, got {value!r}")
+            raise DataError(f"{path}: {theirs}: expected {expected}, got {shown(value)}")
     return options
 
 

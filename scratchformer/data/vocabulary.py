@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ..ops.checks import expect_array, expect_at_least, expect_instance
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, read_text
 
@@ -33,6 +34,7 @@ def tokenize(text: str) -> list[str]:
     A word is a run of letters and digits, which may contain apostrophes ("don't", curly or straight). Every other
     character that is not white space is a token of its own. The HTML line break `<br />` counts as white space.
     """
+    expect_instance("text", text, str)
     return _TOKEN.findall(_plain(text))
 
 
@@ -55,7 +57,10 @@ class Vocabulary:
     words: tuple[str, ...]
 
     def __init__(self, words: Iterable[str]) -> None:
+        expect_instance("words", words, Iterable)
         self.words = (*SPECIALS, *words)
+        for i, word in enumerate(self.words):
+            expect_instance(f"words: number {i}", word, str)
         self._index = {word: i for i, word in enumerate(self.words)}
         if len(self._index) < len(self.words):
             word, count = Counter(self.words).most_common(1)[0]
@@ -70,6 +75,8 @@ class Vocabulary:
 
         Equally frequent words are sorted alphabetically, so the order of `texts` does not matter.
         """
+        expect_at_least(0, size=size)
+        expect_instance("texts", texts, Iterable)
         if size < len(SPECIALS):
             raise ValueError(f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}")
         counts: Counter[str] = Counter()
@@ -88,7 +95,7 @@ class Vocabulary:
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The words of `ids` (T,), separated by spaces; raises IndexError if an id is out of range."""
-        ids = np.asarray(ids, dtype=np.int64)
+        ids = expect_array("ids", ids, np.int64).reshape(-1)
         if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
             raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
         return " ".join(self.words[i] for i in ids.tolist())

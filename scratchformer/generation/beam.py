@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
@@ -16,13 +15,14 @@ from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
-from ..ops.checks import expect_at_least
+from ..ops.checks import expect_array, expect_at_least, expect_instance, expect_lengths, expect_number, expect_positive
 from ..progress import counted
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 ROWS = 256  # hypotheses at once
+WIDEST = 1000  # hypotheses of a source; more have only made translations worse (Koehn, Knowles, 2017, section 3.6)
 LARGEST = 700  # the largest log of lp(n), for float64
 
 
@@ -58,9 +58,12 @@ def beam_search(
     """
     expect_options(beam, longer, length_penalty)
     V = model.config["vocab_size"]
+    expect_at_least(0, begin=begin, end=end)
     for name, token in (("begin", begin), ("end", end)):
-        if not (isinstance(token, Integral) and 0 <= token < V):
+        if token >= V:
             raise ValueError(f"{name}: expected a token from 0 to {V - 1}, got {token}")
+    source, lengths = expect_array("source", source), expect_array("lengths", lengths)
+    expect_lengths(lengths)
     if not len(lengths):
         raise ValueError("source: expected (B, S) with B >= 1, got no text")
     B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
@@ -108,11 +111,11 @@ def beam_search(
 
 
 def expect_options(beam: int, longer: int, length_penalty: float) -> None:
-    """Raise ValueError unless these options of `beam_search` are in range."""
-    whole = all(isinstance(n, Integral) and not isinstance(n, bool) for n in (beam, longer))
-    if not (whole and beam >= 1 and longer >= 1 and 0 <= length_penalty < math.inf):
-        expected = "at least 1, 1, 0, the first two whole numbers and the last finite"
-        raise ValueError(f"beam, longer, length_penalty: expected {expected}, got {beam}, {longer}, {length_penalty}")
+    """Raise TypeError or ValueError unless these options of `beam_search` are in range."""
+    expect_positive(beam=beam, longer=longer)
+    expect_number("length_penalty", length_penalty)
+    if beam > WIDEST:
+        raise ValueError(f"beam: expected a number <= {WIDEST:,}, got {beam}")
 
 
 def penalty(n: int, length_penalty: float) -> float:
@@ -142,8 +145,7 @@ def translate(
     `beam_search`; TypeError for a single text instead of a list.
     """
     expect_options(beam, LONGER, length_penalty)
-    if isinstance(sentences, str):  # its characters would be translated one by one
-        raise TypeError("sentences: expected a list of texts, got str")
+    expect_texts("sentences", sentences)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
@@ -171,12 +173,22 @@ def translate(
     return found
 
 
+def expect_texts(name: str, texts: list[str]) -> None:
+    """Raise TypeError unless they are a list of texts; the characters of a single text would be taken one by one."""
+    if not isinstance(texts, list | tuple):
+        raise TypeError(f"{name}: expected a list of texts, got {type(texts).__name__}")
+    for i, text in enumerate(texts):
+        expect_instance(f"{name}[{i}]", text, str)
+
+
 def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
     """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature of its settings.
 
     Raises ValueError unless there are as many references as translations, and at least one. Source: Post, "A call for
     clarity in reporting BLEU scores", 2018.
     """
+    for name, texts in ("found", found), ("references", references):
+        expect_texts(name, texts)
     if not 0 < len(found) == len(references):
         raise ValueError(
             f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"

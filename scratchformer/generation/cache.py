@@ -9,9 +9,9 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
-from ..models import EncoderDecoder, TransformerXL
+from ..models import EncoderDecoder, LanguageModel, TransformerXL
 from ..models.encoder_decoder import expect_tokens
-from ..ops.checks import expect_ids, expect_positive, expect_shape
+from ..ops.checks import expect_ids, expect_instance, expect_positive, expect_shape
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -41,6 +41,7 @@ class KeyValueCache:
 
     def __init__(self, model: Any, batch_size: int) -> None:
         """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
+        expect_instance("model", model, LanguageModel)
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None
@@ -79,6 +80,7 @@ class DecoderCache:
     def __init__(
         self, model: EncoderDecoder, source: np.ndarray, lengths: np.ndarray, length: int, copies: int = 1
     ) -> None:
+        expect_instance("model", model, EncoderDecoder)
         expect_positive(length=length, copies=copies)
         self.model, self.device, self.length = model, model.device, 0
         self.room, self.copies, self.rows = length, copies, len(source) * copies

@@ -14,8 +14,8 @@ from threadpoolctl import ThreadpoolController
 from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..models import LanguageModel
-from ..ops.checks import expect_at_least
-from ..rng import Key
+from ..ops.checks import expect_array, expect_at_least
+from ..rng import Key, expect_key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
 
@@ -40,7 +40,8 @@ def generate(
     out of range.
     """
     expect_at_least(0, tokens=tokens)
-    prompt = np.asarray(prompt)
+    prompt = expect_array("prompt", prompt)
+    expect_key(key)
     if prompt.ndim != 2 or prompt.size == 0:
         raise ValueError(f"prompt: expected (B, T) with T >= 1, got {prompt.shape}")
     device, B = model.device, prompt.shape[0]

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_shape
-from ..rng import Key
+from ..ops.checks import expect_array, expect_at_least, expect_number, expect_shape
+from ..rng import Key, expect_key
 
 
 def probabilities(
@@ -25,13 +25,14 @@ def probabilities(
     rest is normalised again. allowed: booleans (V,), true for the tokens that may be chosen; None for all.
     Raises ValueError for a value out of range or logits that are not finite; TypeError if top_k is not an integer.
     """
-    if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature: expected a number >= 0, got {temperature}")
+    expect_number("temperature", temperature)
     if top_k is not None:
         expect_at_least(1, top_k=top_k)
-    if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
-    z = np.asarray(logits, np.float64)
+    if top_p is not None:
+        expect_number("top_p", top_p, zero=False)
+        if top_p > 1:
+            raise ValueError(f"top_p: expected 0 < top_p <= 1, got {top_p}")
+    z = expect_array("logits", logits, np.float64)
     expect_shape("logits", z, "B V")
     if not np.isfinite(z).all():
         raise ValueError("logits: expected finite numbers")
@@ -74,7 +75,9 @@ def sample(p: np.ndarray, key: Key) -> np.ndarray:
 
     Raises ValueError if the sum of a row is not positive and finite.
     """
+    p = expect_array("p", p, np.float64)
     expect_shape("p", p, "B V")
+    expect_key(key)
     u = key.generator().random((p.shape[0], 1))
     cumulated = np.cumsum(p, axis=-1)
     if not ((cumulated[:, -1] > 0) & (cumulated[:, -1] < math.inf)).all():

@@ -24,6 +24,7 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.layer import repeated
 from ..nn.stack import StackCache
 from ..ops.checks import (
     expect_boolean,
@@ -87,15 +88,15 @@ class Bert(Model):
         d_ff = 4 * d_model if d_ff is None else d_ff
         self.config["d_ff"] = d_ff
         self.max_length = max_length
-        self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
+        self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         self.positions = PositionEmbedding(max_length, d_model, key=Zeros())
         clocks = ops.sinusoidal_positions(max_length, d_model)
         self.positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
-        self.segments = TokenEmbedding(segments, d_model, embedding_std, key.fold("segments"))
+        self.segments = TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
         self.norm = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
-        self.blocks = [TransformerBlock(d_model, heads, key=key.fold("block", i), **options) for i in range(depth)]
+        self.blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
 
     @property
     def embedding(self) -> EmbeddingSum:
@@ -191,11 +192,11 @@ class BertPretraining(Model):
         **body: Any,
     ) -> None:
         expect_boolean(next_sentence=next_sentence)
-        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
+        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
         activation = body.get("activation", GELU)
-        self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, key.fold("masked"))
-        self.pooler = Pooler(d_model, key.fold("pooler")) if next_sentence else None
-        self.following = Linear(d_model, 2, key=key.fold("following")) if next_sentence else None
+        self.masked = MaskedPrediction(self.body.tokens, self.body.norm.eps, activation, fold(key, "masked"))
+        self.pooler = Pooler(d_model, fold(key, "pooler")) if next_sentence else None
+        self.following = Linear(d_model, 2, key=fold(key, "following")) if next_sentence else None
 
     def forward(
         self, ids: Array, lengths: Array | None, segments: Array | None, places: Array, key: Key | None = None
@@ -291,10 +292,10 @@ class BertClassifier(ClassPredictor):
         **body: Any,
     ) -> None:
         expect_positive(num_classes=num_classes)
-        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
-        self.pooler = Pooler(d_model, key.fold("pooler"))
+        self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
+        self.pooler = Pooler(d_model, fold(key, "pooler"))
         self.dropout = Dropout(self.body.dropout.p if output_dropout is None else output_dropout)
-        self.output = Linear(d_model, num_classes, key=key.fold("output"))
+        self.output = Linear(d_model, num_classes, key=fold(key, "output"))
 
     def logits(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None
@@ -379,8 +380,8 @@ class BertClassifier(ClassPredictor):
         with making(folder):
             model = cls(num_classes=num_classes, **config, key=Zeros())
             for name, layer in (
-                ("pooler", Pooler(config["d_model"], key.fold("pooler"))),
-                ("output", Linear(config["d_model"], num_classes, key=key.fold("output"))),
+                ("pooler", Pooler(config["d_model"], fold(key, "pooler"))),
+                ("output", Linear(config["d_model"], num_classes, key=fold(key, "output"))),
             ):
                 if name in new:
                     setattr(model, name, layer)

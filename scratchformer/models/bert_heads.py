@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Layer, LayerNorm, Linear, TiedOutput, TokenEmbedding
+from ..ops.checks import expect_instance
 from ..rng import Key
 
 GELU = "gelu"  # the activation of the paper
@@ -101,6 +102,7 @@ class MaskedPrediction(Layer):
     def __init__(
         self, embedding: TokenEmbedding, eps: float = 1e-12, activation: str = GELU, key: Key = Key(0)
     ) -> None:
+        expect_instance("embedding", embedding, TokenEmbedding)
         d_model = embedding.table.data.shape[1]
         self.dense = Linear(d_model, d_model, key=key, activation=activation)
         self.norm = LayerNorm(d_model, eps)

@@ -21,8 +21,16 @@ from ..nn import (
 )
 from ..nn.attention import causal as and_causal
 from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
+from ..ops.checks import (
+    expect_boolean,
+    expect_floating,
+    expect_number,
+    expect_one_of,
+    expect_positive,
+    expect_shape,
+)
 from ..rng import Key, fold
 from .model import Model, named
 
@@ -72,13 +80,13 @@ class Body(Model):
         **options: Any,
     ) -> None:
         kinds = {
-            "learned": lambda: PositionEmbedding(max_length, d_model, embedding_std, key.fold("positions")),
+            "learned": lambda: PositionEmbedding(max_length, d_model, embedding_std, fold(key, "positions")),
             "sinusoidal": SinusoidalPositions,
             "relative": lambda: None,
             "none": lambda: None,
         }
-        if positions not in kinds and not isinstance(positions, Layer):
-            raise ValueError(f"positions: expected one of {', '.join(kinds)}, got {positions!r}")
+        if not isinstance(positions, Layer):
+            expect_one_of("positions", positions, kinds)
         if (vocab_size is None) == (units is None):
             raise ValueError(f"vocab_size, units: expected one of the two, got {vocab_size} and {units}")
         expect_positive(d_model=d_model, heads=heads, depth=depth, max_length=max_length)
@@ -88,14 +96,14 @@ class Body(Model):
         self.causal, self.recompute, self.relative = causal, recompute, positions == "relative"
         self.tokens: Any
         if vocab_size is not None:
-            self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, key.fold("tokens"))
+            self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
-            self.tokens = Linear(units, d_model, key=key.fold("tokens"))
+            self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         self.dropout = Dropout(dropout)
         own = options | ({"dropout": dropout} if dropout or "dropout" in named(block) else {})
         own |= {"relative": True} if self.relative else {}
-        self.blocks = [block(d_model, heads, key=key.fold("block", i), **own) for i in range(depth)]
+        self.blocks = repeated(lambda i: block(d_model, heads, key=fold(key, "block", i), **own), depth)
         self.final_norm: Layer | None
         if final_norm is None:
             pre_norm = options.get("norm", getattr(self.blocks[0], "norm", None)) == "pre"

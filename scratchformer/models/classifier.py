@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Linear
-from ..ops.checks import expect_lengths, expect_positive, expect_range
+from ..ops.checks import expect_lengths, expect_one_of, expect_positive, expect_range
 from ..ops.cross_entropy import IGNORED
-from ..rng import Key
+from ..ops.patterns import expect_pattern
+from ..rng import Key, fold
 from .body import Body
 from .predictor import ClassPredictor
 
@@ -55,12 +56,11 @@ class Classifier(ClassPredictor):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        if pool not in (*POOLS, "none"):
-            raise ValueError(f"pool: expected 'mean', 'max' or 'none', got {pool!r}")
+        expect_one_of("pool", pool, (*POOLS, "none"))
         expect_positive(num_classes=num_classes)
         self.pool = pool
-        self.body = Body(vocab_size, d_model, heads, depth, max_length, key=key.fold("body"), **body)
-        self.output = Linear(d_model, num_classes, key=key.fold("output"))
+        self.body = Body(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
+        self.output = Linear(d_model, num_classes, key=fold(key, "output"))
 
     def logits(
         self,
@@ -74,6 +74,7 @@ class Classifier(ClassPredictor):
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
         from 1 to T. pattern: which positions may attend to which; None for all.
         """
+        expect_pattern(pattern)
         if lengths is not None:
             self.body.check(ids)
             expect_lengths(lengths, B=ids.shape[0])

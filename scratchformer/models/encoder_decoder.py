@@ -19,6 +19,7 @@ from ..nn import (
     TransformerBlock,
 )
 from ..nn.embedding_sum import EmbeddingSumCache
+from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
 from ..ops.checks import expect_fraction, expect_lengths, expect_positive, expect_range, expect_shape
 from ..ops.cross_entropy import IGNORED
@@ -94,12 +95,12 @@ class EncoderDecoder(Predictor):
         expect_positive(vocab_size=vocab_size, d_model=d_model, heads=heads, depth=depth)
         expect_fraction("label_smoothing", label_smoothing)
         self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)
-        self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, key.fold("tokens"))
+        self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, fold(key, "tokens"))
         self.positions = SinusoidalPositions()
         self.dropout = Dropout(dropout)
-        self.encoder = [TransformerBlock(d_model, heads, key=key.fold("encoder", i), **block) for i in range(depth)]
+        self.encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
         self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.decoder = [DecoderBlock(d_model, heads, key=key.fold("decoder", i), **block) for i in range(depth)]
+        self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
         self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
         self.output = TiedOutput(self.tokens)
 

@@ -12,9 +12,10 @@ from ..ops.checks import expect_boolean
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
-from .pretrained import Folder, PretrainedError, Tensor, load_weights, making, read_config, stored_name
+from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, making, read_config, stored_name
 
 STD = 0.02  # of the initial weights
+PREFIX = "transformer."  # of most names in a file
 SIZES = {
     "vocab_size": "vocab_size",
     "n_embd": "d_model",
@@ -90,6 +91,10 @@ class GPT2(LanguageModel):
         if dropout is not None:
             Dropout(dropout)  # raises an error if it is out of range
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
+        V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
+        F = config.get("n_inner") or 4 * C
+        block = {"attn.c_attn.weight": (C, 3 * C), "mlp.c_fc.weight": (C, F)}
+        expect_sizes(folder, PREFIX, {"wte.weight": (V, C), "wpe.weight": (P, C)}, "h", block, depth)
         with making(folder):
             model = cls(
                 **{ours: config[theirs] for theirs, ours in SIZES.items()},
@@ -102,7 +107,7 @@ class GPT2(LanguageModel):
             )
         tensors = {name: stored_as(name, config["n_embd"]) for name in model.named_parameters()}
         tied = {"lm_head.weight": "wte.weight"}
-        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", "transformer.", tied)
+        load_weights(model, folder, tensors, r"h\.\d+\.attn\.(masked_)?bias", PREFIX, tied)
         return model
 
 

@@ -12,7 +12,7 @@ from ..nn.block import extend_output
 from ..nn.stack import Stored
 from ..ops.checks import expect_positive
 from ..ops.cross_entropy import IGNORED
-from ..rng import Key, Zeros
+from ..rng import Key, Zeros, expect_key, fold
 from .body import Body
 from .predictor import Predictor
 
@@ -47,11 +47,12 @@ class LanguageModel(Predictor):
     ) -> None:
         expect_positive(context=context)
         self.context = context
-        self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=key.fold("body"), **body)
-        self.output: Layer = Linear(d_model, vocab_size, key=key.fold("output"))
+        self.body = Body(vocab_size, d_model, heads, depth, context, causal=True, key=fold(key, "body"), **body)
+        self.output: Layer = Linear(d_model, vocab_size, key=fold(key, "output"))
 
     def draw_weights(self, key: Key, std: Callable[[str], float]) -> None:
         """Draw every matrix and table, normal with standard deviation std(name); `Zeros` leaves them untouched."""
+        expect_key(key)
         for name, p in self.named_parameters().items():
             if name.endswith((".w", ".table")) and not isinstance(key, Zeros):
                 p.data[...] = std(name) * key.fold(name).generator().standard_normal(p.data.shape, p.data.dtype)

@@ -9,7 +9,7 @@ from typing import Any
 from ..nn import Block, Dropout, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
 from ..ops.checks import expect_boolean, expect_number, expect_positive
 from ..ops.positions import BASE
-from ..rng import Key, Zeros
+from ..rng import Key, Zeros, fold
 from .body import Body
 from .language_model import LanguageModel
 from .llama_weights import llama_config, load_llama
@@ -43,10 +43,11 @@ class LlamaBlock(Block):
         dropout: float = 0.0,
         key: Key = Key(0),
     ) -> None:
+        expect_positive(d_model=d_model)
         d_ff = -(-8 * d_model // 3) if d_ff is None else d_ff
         options: dict[str, Any] = dict(base=base, scaling=scaling, window=window, bias=bias, output_bias=output_bias)
-        attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=key.fold("attention"))
-        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, key.fold("feedforward"))
+        attention = RotarySelfAttention(d_model, heads, kv_heads, head_width, **options, key=fold(key, "attention"))
+        feedforward = SwiGLU(d_model, d_ff, feedforward_bias, fold(key, "feedforward"))
         super().__init__(attention, feedforward, RMSNorm(d_model, eps), RMSNorm(d_model, eps), "pre", dropout)
 
 

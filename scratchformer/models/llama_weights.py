@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..nn import Layer
-from ..ops.checks import expect_number
+from ..ops.checks import expect_number, shown
 from ..ops.positions import BASE
 from ..ops.rotary import check_scaling
-from .pretrained import Folder, PretrainedError, Tensor, load_weights, read_config, stored_name
+from .pretrained import Folder, PretrainedError, Tensor, expect_sizes, load_weights, read_config, stored_name
 
 SETTINGS = {
     "vocab_size": "vocab_size",
@@ -56,12 +56,15 @@ LAYERS = {
     "final_norm": "norm",
     "output": "lm_head",
 }
+PREFIX = "model."  # of most names in a file
 BUFFERS = r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq"  # in old files, beside the weights
 TIED = {"lm_head.weight": "embed_tokens.weight"}
 
 
 def llama_config(folder: Folder) -> dict[str, Any]:
-    """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else."""
+    """The sizes and options of `Llama` for a folder; raises PretrainedError if its model computes something else, or
+    if the sizes are not those of its tensors.
+    """
     path = Path(folder) / "config.json"
     kind = read_config(folder, tuple(KINDS))["model_type"]
     # Only a Llama may leave out its number of key and value heads: the library's defaults for the others are 8 and 32.
@@ -75,6 +78,11 @@ def llama_config(folder: Folder) -> dict[str, Any]:
         optional=(*OPTIONAL, "sliding_window"),
         architectures=(ARCHITECTURES[kind],),
     )
+    C, F, H = (config[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads"))
+    queries = H * config["head_dim"] if config.get("head_dim") else C
+    block = {"self_attn.q_proj.weight": (queries, C), "mlp.gate_proj.weight": (F, C)}
+    tables = {"embed_tokens.weight": (config["vocab_size"], C)}
+    expect_sizes(folder, PREFIX, tables, "layers", block, config["num_hidden_layers"])
     bias = config.get("attention_bias", kind == "qwen2")
     base, scaling = rotary_settings(path, config)
     return {ours: config[theirs] for theirs, ours in SETTINGS.items()} | {
@@ -95,10 +103,10 @@ def rotary_settings(path: Path, config: Mapping[str, Any]) -> tuple[float, dict[
     name = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
     found = config.get(name) or {}
     if not isinstance(found, dict):
-        raise PretrainedError(f"{path}: {name}: expected settings by name, got {found!r}")
+        raise PretrainedError(f"{path}: {name}: expected settings by name, got {shown(found)}")
     beside = config.get("rope_theta", found.get("rope_theta", BASE))
     if (base := found.get("rope_theta", beside)) != beside:
-        raise PretrainedError(f"{path}: rope_theta: expected {base!r}, as in {name}, got {beside!r}")
+        raise PretrainedError(f"{path}: rope_theta: expected {shown(base)}, as in {name}, got {shown(beside)}")
     kind = found.get("rope_type", found.get("type", "default"))
     scaling = {"rope_type": kind} | {n: x for n, x in found.items() if n not in ("rope_theta", "rope_type", "type")}
     try:
@@ -119,7 +127,7 @@ def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
     types = ["sliding_attention" if w else "full_attention" for w in windowed]
     if config.get("layer_types") not in (None, types):
         raise PretrainedError(
-            f"{path}: layer_types: expected {types}, as other settings say, got {config['layer_types']}"
+            f"{path}: layer_types: expected {shown(types)}, as other settings say, got {shown(config['layer_types'])}"
         )
     if any(windowed) and not all(windowed):
         raise PretrainedError(
@@ -131,7 +139,7 @@ def window_setting(path: Path, config: Mapping[str, Any]) -> int | None:
 def load_llama(model: Layer, folder: Folder) -> None:
     """Copy the weights of a folder into `model`."""
     tensors = {name: stored_as(name) for name in model.named_parameters()}
-    load_weights(model, folder, tensors, BUFFERS, "model.", TIED)
+    load_weights(model, folder, tensors, BUFFERS, PREFIX, TIED)
 
 
 def stored_as(name: str) -> Tensor:

@@ -3,7 +3,8 @@
 Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
 library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
 that can be loaded says for each of its parameters which tensor it comes from (`Tensor`); here tensors are read, checked
-by name and shape, and copied. Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
+by name and shape, and copied. No model is made before its sizes are known to be those of the tensors (`expect_sizes`).
+Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json
 from ..nn import Layer, Param
+from ..ops.checks import shown
 from ..progress import counted
 
 WEIGHTS = "model.safetensors"
@@ -28,6 +31,7 @@ INDEX = WEIGHTS + ".index.json"  # of weights in several files
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
+WHOLE_MOST = 2**31 - 1  # of a size
 
 
 Folder = os.PathLike[str] | str
@@ -65,19 +69,14 @@ def read_config(
     supported.
     """
     path = Path(folder) / "config.json"
-    try:
-        config = dict(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise PretrainedError(f"{path}: {error.strerror or error}") from error
-    except (ValueError, TypeError) as error:
-        raise PretrainedError(f"{path} is damaged: {error}") from error
+    config = read_json(path, PretrainedError)
     types = (model_type,) if isinstance(model_type, str) else model_type
     if config.get("model_type") not in types:
         expected = " or ".join(map(repr, types))
-        raise PretrainedError(f"{path}: expected model_type {expected}, got {config.get('model_type')!r}")
+        raise PretrainedError(f"{path}: expected model_type {expected}, got {shown(config.get('model_type'))}")
     kinds = config.get("architectures") or []
     if architectures is not None and not (isinstance(kinds, list) and all(kind in architectures for kind in kinds)):
-        raise PretrainedError(f"{path}: architectures: expected one of {', '.join(architectures)}, got {kinds!r}")
+        raise PretrainedError(f"{path}: architectures: expected one of {', '.join(architectures)}, got {shown(kinds)}")
     if missing := [name for name in names if name not in config]:
         raise PretrainedError(f"{path}: {', '.join(missing)} missing")
     for name in dict.fromkeys([*names, *fractions, *optional]):
@@ -86,11 +85,37 @@ def read_config(
         value, whole = config[name], name not in fractions
         if not (type(value) is int and value >= 1 if whole else type(value) in (int, float) and 0 <= value < math.inf):
             expected = "a whole number >= 1" if whole else "a number >= 0"
-            raise PretrainedError(f"{path}: {name}: expected {expected}, got {value!r}")
+            raise PretrainedError(f"{path}: {name}: expected {expected}, got {shown(value)}")
+        if value > WHOLE_MOST:
+            raise PretrainedError(f"{path}: {name}: expected at most {WHOLE_MOST:,}, got {shown(value)}")
     for name, values in computed.items():
-        if (found := config.get(name, values[0])) not in values:
-            raise PretrainedError(f"{path}: {name}: expected {' or '.join(map(repr, values))}, got {found!r}")
+        found = config.get(name, values[0])
+        if not any(found == value and isinstance(found, bool) == isinstance(value, bool) for value in values):
+            raise PretrainedError(f"{path}: {name}: expected {' or '.join(map(repr, values))}, got {shown(found)}")
     return config
+
+
+def expect_sizes(
+    folder: Folder,
+    prefix: str,
+    shapes: Mapping[str, tuple[int, ...]],
+    blocks: str = "",
+    block_shapes: Mapping[str, tuple[int, ...]] = {},
+    depth: int = 0,
+) -> None:
+    """Raise PretrainedError unless the tensors of `folder` have the sizes that its config.json gives.
+
+    A model is made only after this check: one of other sizes could fill the memory. shapes: of tensors that have all
+    sizes of the model, by name without `prefix`. block_shapes: the same for each of the `depth` blocks, whose names
+    begin with `blocks`, a dot and the block's number.
+    """
+    with _opened(folder) as (path, found):
+        stored = {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
+    numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
+    expected = dict(shapes)
+    for i in range(min(depth, len(numbers) + 1)):  # if there are fewer blocks, one of these is missing
+        expected |= {f"{blocks}.{i}.{name}": shape for name, shape in block_shapes.items()}
+    _refuse(path, [_mismatch(name, shape, stored.get(name)) for name, shape in expected.items()])
 
 
 @contextmanager
@@ -124,7 +149,7 @@ def load_weights(
     with _opened(folder) as (path, found):
         stored = {name.removeprefix(prefix): tensor for name, tensor in found.items()}
         known = {t.name for t in tensors.values()}
-        problems = [f"missing: {name}" for name in known - stored.keys()]
+        problems: list[str | None] = [f"missing: {name}" for name in known - stored.keys()]
         unused = [name for name in stored if name not in known]
         copies = [name for name in unused if tied.get(name) in stored]
         problems += [f"unknown: {n}" for n in unused if n not in copies and not re.fullmatch(ignored, n)]
@@ -132,13 +157,12 @@ def load_weights(
         for name in {*copies, *(known & stored.keys())}:
             if (kind := stored[name].kind) not in FLOATING:
                 problems.append(f"{name}: expected one of the types {', '.join(FLOATING)}, got {kind}")
-        shapes = {name: stored[name].shape for name in known & stored.keys()}
-        problems += filter(
-            None, (_mismatch(params, n, tensors, shapes) for n, t in tensors.items() if t.name in shapes)
-        )
-        if problems:
-            shown = "; ".join(sorted(problems)[:8]) + (f" and {len(problems) - 8} more" if len(problems) > 8 else "")
-            raise PretrainedError(f"{path}: weights of another model: {shown}")
+        problems += [
+            _mismatch(t.name, _shape(params, name, tensors), stored[t.name].shape)
+            for name, t in tensors.items()
+            if t.name in stored
+        ]
+        _refuse(path, problems)
         for name in copies:
             if not np.array_equal(stored[name].read(), stored[tied[name]].read()):
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
@@ -182,7 +206,7 @@ class Stored(NamedTuple):
 
         The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor is.
         """
-        with open(self.path, "rb") as file:
+        with open_file(self.path, PretrainedError, math.inf) as file:
             length = int.from_bytes(file.read(8), "little")
             start, end = json.loads(file.read(length))[self.name]["data_offsets"]
             file.seek(8 + length + start)
@@ -195,42 +219,44 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     """The path of the weights in `folder`, or of their index, and the tensors by name, with the files open."""
     path = Path(folder) / WEIGHTS
     index = None if path.exists() else _index(folder)
+    if index is None and not path.exists():
+        raise PretrainedError(f"{path}: no such file{_what_else(folder)}")
     parts = [path] if index is None else [path.with_name(name) for name in sorted(set(index.values()))]
     found: dict[str, Stored] = {}
     with ExitStack() as stack:
         for part in parts:
+            expect_file(part, PretrainedError, math.inf)
             try:
                 file = stack.enter_context(safe_open(part, framework="numpy"))
                 slices = {name: file.get_slice(name) for name in file.keys()}
-            except FileNotFoundError as error:
-                raise PretrainedError(f"{part}: no such file{_what_else(folder) if index is None else ''}") from error
             except (SafetensorError, OSError) as error:
                 raise PretrainedError(f"{part} is damaged: {error}") from error
             for name, s in slices.items():
                 if name in found:
-                    raise PretrainedError(f"{part}: {name} is in {found[name].path.name} too")
+                    raise PretrainedError(f"{part}: {printable(name)} is in {found[name].path.name} too")
                 found[name] = Stored(part, file, name, s.get_dtype(), tuple(s.get_shape()))
         if index is not None:
             path = path.with_name(INDEX)
             for name in sorted(index.keys() | found.keys()):
                 listed, place = index.get(name, "no file"), found[name].path.name if name in found else "no file"
                 if listed != place:
-                    raise PretrainedError(f"{path}: {name}: expected in {listed}, found in {place}")
+                    raise PretrainedError(f"{path}: {printable(name)}: expected in {listed}, found in {place}")
         yield path, found
 
 
 def _index(folder: Folder) -> dict[str, str] | None:
     """The file of each tensor in `folder`, by the tensor's name; None if there is no index. Raises PretrainedError."""
     path = Path(folder) / INDEX
-    if not path.exists():
+    if not os.path.lexists(path):
         return None
-    try:
-        index = dict(json.loads(path.read_text(encoding="utf-8"))["weight_map"])
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise PretrainedError(f"{path} is damaged: {error!r}") from error
+    index = read_json(path, PretrainedError, VOCABULARY_MOST).get("weight_map")
+    if not isinstance(index, dict):
+        raise PretrainedError(f"{path} is damaged: weight_map: expected the file of each tensor, got {shown(index)}")
     for name, file in index.items():
         if not (isinstance(file, str) and file.endswith(".safetensors") and Path(file).name == file):
-            raise PretrainedError(f"{path}: {name}: expected a file NAME.safetensors in the folder, got {file!r}")
+            raise PretrainedError(
+                f"{path}: {printable(name)}: expected a file NAME.safetensors in the folder, got {shown(file)}"
+            )
     return index
 
 
@@ -245,14 +271,23 @@ def _what_else(folder: Folder) -> str:
     return f"; expected a folder with config.json and {WEIGHTS}"
 
 
-def _mismatch(
-    params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
-) -> str | None:
-    """What is wrong with the shape of the stored tensor for the parameter `name`, or None."""
-    tensor, expected = tensors[name], params[name].data.shape
+def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor]) -> tuple[int, ...]:
+    """The shape of the stored tensor that the parameter `name` comes from."""
+    tensor, shape = tensors[name], params[name].data.shape
     if tensor.columns != slice(None):  # the parameters in one tensor use all its columns
-        expected = (*expected[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
-    elif tensor.transposed:
-        expected = expected[::-1]
-    found = shapes[tensor.name]
-    return None if found == expected else f"{tensor.name}: expected {expected}, got {found}"
+        return (*shape[:-1], max(t.columns.stop for t in tensors.values() if t.name == tensor.name))
+    return shape[::-1] if tensor.transposed else shape
+
+
+def _mismatch(name: str, expected: tuple[int, ...], found: tuple[int, ...] | None) -> str | None:
+    """What is wrong with a tensor of the shape `found`, None if it is missing; None if nothing is."""
+    if found is None:
+        return f"missing: {name}"
+    return None if found == expected else f"{name}: expected {expected}, got {found}"
+
+
+def _refuse(path: Path, problems: Iterable[str | None]) -> None:
+    """Raise PretrainedError if there is a problem."""
+    if found := sorted(printable(problem) for problem in problems if problem):
+        more = f" and {len(found) - 8} more" if len(found) > 8 else ""
+        raise PretrainedError(f"{path}: weights of another model: {'; '.join(found[:8])}{more}")

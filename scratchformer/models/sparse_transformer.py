@@ -9,8 +9,8 @@ import numpy as np
 
 from .. import ops
 from ..nn import GridPositions, Linear
-from ..ops.checks import expect_boolean, expect_positive
-from ..rng import Key
+from ..ops.checks import expect_boolean, expect_one_of, expect_positive
+from ..rng import Key, fold
 from .language_model import LanguageModel
 
 STD = 0.125  # times 1/√fan-in: the standard deviation of the initial weights
@@ -66,17 +66,16 @@ class SparseTransformer(LanguageModel):
         key: Key = Key(0),
         **body: Any,
     ) -> None:
-        expect_positive(context=context, d_model=d_model, stride=stride)
+        expect_positive(d_model=d_model, heads=heads, depth=depth, context=context, stride=stride, width=width)
         expect_boolean(merged=merged)
-        if kind not in KINDS:
-            raise ValueError(f"kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+        expect_one_of("kind", kind, KINDS)
         if kind != "fixed" and width != 1:
             raise ValueError(f"width: only for kind 'fixed', expected 1 for kind {kind!r}, got {width}")
         if heads % 2 and not merged:
             raise ValueError(f"heads: expected an even number, half for each pattern, got {heads}")
         std = STD / math.sqrt(d_model)
         body = {"norm": norm, "activation": activation, "embedding_std": std, **body}
-        grid = GridPositions(context, d_model, stride, std / math.sqrt(2), key.fold("positions"))
+        grid = GridPositions(context, d_model, stride, std / math.sqrt(2), fold(key, "positions"))
         kept = grid if positions == "grid" else positions
         super().__init__(vocab_size, d_model, heads, depth, context, key, positions=kept, **body)
         self.config["embedding_std"] = body["embedding_std"]
@@ -84,7 +83,7 @@ class SparseTransformer(LanguageModel):
         self.pattern = near | far if merged else ops.Heads(near, far)
         for name, layer in self.named_layers():
             if isinstance(layer, Linear) and layer is not self.output:
-                start(layer, math.sqrt(2 * depth) if name.endswith((".unify", ".down")) else 1, key.fold(name))
+                start(layer, math.sqrt(2 * depth) if name.endswith((".unify", ".down")) else 1, fold(key, name))
 
 
 def start(layer: Linear, smaller: float, key: Key) -> None:

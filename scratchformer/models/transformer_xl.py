@@ -10,7 +10,7 @@ from ..backend import Array, array_module
 from ..nn import Linear
 from ..ops.checks import expect_at_least, expect_positive
 from ..ops.cross_entropy import IGNORED
-from ..rng import Key
+from ..rng import Key, fold
 from .body import Body
 from .language_model import LanguageModel, LanguageModelCache
 
@@ -56,11 +56,11 @@ class TransformerXL(LanguageModel):
         expect_at_least(0, memory=memory)
         self.context, self.memory = context, memory
         length = context + memory  # what attention sees at once
-        body_key = key.fold("body")
+        body_key = fold(key, "body")
         self.body = Body(
             vocab_size, d_model, heads, depth, length, positions="relative", causal=True, key=body_key, **body
         )
-        self.output = Linear(d_model, vocab_size, key=key.fold("output"))
+        self.output = Linear(d_model, vocab_size, key=fold(key, "output"))
 
     def forward(
         self, ids: Array, memory: Array | None = None, key: Key | None = None

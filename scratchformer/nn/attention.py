@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
-from ..rng import Key
+from ..rng import Key, fold
 from .layer import Layer
 from .linear import Linear
 
@@ -31,10 +31,10 @@ class MultiHead(Layer):
         self, d_model: int, heads: int, kv_heads: int, head_width: int, bias: bool, output_bias: bool, key: Key
     ) -> None:
         self.d_model, self.heads, self.kv_heads, self.head_width = d_model, heads, kv_heads, head_width
-        self.query = Linear(d_model, heads * head_width, bias, key.fold("query"))
-        self.key = Linear(d_model, kv_heads * head_width, bias, key.fold("key"))
-        self.value = Linear(d_model, kv_heads * head_width, bias, key.fold("value"))
-        self.unify = Linear(heads * head_width, d_model, output_bias, key.fold("unify"))
+        self.query = Linear(d_model, heads * head_width, bias, fold(key, "query"))
+        self.key = Linear(d_model, kv_heads * head_width, bias, fold(key, "key"))
+        self.value = Linear(d_model, kv_heads * head_width, bias, fold(key, "value"))
+        self.unify = Linear(heads * head_width, d_model, output_bias, fold(key, "unify"))
 
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
         """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""

@@ -125,8 +125,8 @@ class TransformerBlock(Block):
         expect_boolean(relative=relative)
         attention = RelativeSelfAttention if relative else SelfAttention
         super().__init__(
-            attention(d_model, heads, causal, wide, bias, key.fold("attention")),
-            FeedForward(d_model, d_ff, activation, key.fold("feedforward")),
+            attention(d_model, heads, causal, wide, bias, fold(key, "attention")),
+            FeedForward(d_model, d_ff, activation, fold(key, "feedforward")),
             LayerNorm(d_model, eps),
             LayerNorm(d_model, eps),
             norm,

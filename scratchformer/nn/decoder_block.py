@@ -65,11 +65,11 @@ class DecoderBlock(Layer):
         key: Key = Key(0),
     ) -> None:
         self.norm = norm
-        self.attention = SelfAttention(d_model, heads, causal=True, bias=bias, key=key.fold("attention"))
+        self.attention = SelfAttention(d_model, heads, causal=True, bias=bias, key=fold(key, "attention"))
         self.norm1 = LayerNorm(d_model, eps)
-        self.cross = CrossAttention(d_model, heads, bias=bias, key=key.fold("cross"))
+        self.cross = CrossAttention(d_model, heads, bias=bias, key=fold(key, "cross"))
         self.norm2 = LayerNorm(d_model, eps)
-        self.feedforward = FeedForward(d_model, d_ff, activation, key.fold("feedforward"))
+        self.feedforward = FeedForward(d_model, d_ff, activation, fold(key, "feedforward"))
         self.norm3 = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
         self.branches()  # raises ValueError for an unknown order

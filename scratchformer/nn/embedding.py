@@ -8,10 +8,18 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_floating, expect_number, expect_positive, expect_shape
+from ..ops.checks import (
+    expect_at_least,
+    expect_boolean,
+    expect_floating,
+    expect_instance,
+    expect_number,
+    expect_positive,
+    expect_shape,
+)
 from ..ops.precision import widen
-from ..rng import Key
-from .layer import Layer, Param
+from ..rng import Key, fold
+from .layer import Layer, Param, starting
 
 
 class TokenEmbedding(Layer):
@@ -22,9 +30,8 @@ class TokenEmbedding(Layer):
     """
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
-        expect_positive(vocab_size=vocab_size, d_model=d_model)
+        draw = starting(key, vocab_size=vocab_size, d_model=d_model)
         expect_number("std", std)
-        draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((vocab_size, d_model), np.float32), "table")
 
     def forward(self, ids: Array) -> tuple[Array, tuple]:
@@ -67,6 +74,7 @@ class TiedOutput(Layer):
     """
 
     def __init__(self, embedding: TokenEmbedding, bias: bool = False) -> None:
+        expect_instance("embedding", embedding, TokenEmbedding)
         expect_boolean(bias=bias)
         self.table = embedding.table
         self.b = Param(np.zeros(len(self.table.data), np.float32), "b") if bias else None
@@ -94,21 +102,22 @@ class PositionEmbedding(Layer):
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
-        expect_positive(max_length=max_length, d_model=d_model)
+        draw = starting(key, max_length=max_length, d_model=d_model)
         expect_number("std", std)
-        draw = key.generator()
         self.table = Param(np.float32(std) * draw.standard_normal((max_length, d_model), np.float32), "table")
 
     def forward(self, x: Array, start: int = 0) -> tuple[Array, slice]:
         max_length, C = self.table.data.shape
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=C)
+        expect_at_least(0, start=start)
         stop = start + x.shape[1]
         if stop > max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
         return x + self.table.data[start:stop], slice(start, stop)
 
     def backward(self, dy: Array, cache: slice) -> Array:
+        expect_shape("dy", dy, "B T C", T=cache.stop - cache.start, C=self.table.data.shape[1])
         self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
 
@@ -150,7 +159,7 @@ class GridPositions(Layer):
         self.max_length, self.width = max_length, width
 
         def table(name: str, size: int) -> Param:
-            draw = key.fold(name).generator()
+            draw = starting(fold(key, name), **{name: size}, d_model=d_model)
             return Param(np.float32(std) * draw.standard_normal((size, d_model), np.float32), name)
 
         self.rows = table("rows", -(-max_length // width))
@@ -159,6 +168,7 @@ class GridPositions(Layer):
     def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
+        expect_at_least(0, start=start)
         stop = start + x.shape[1]
         if stop > self.max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {self.max_length}, got T = {stop}")

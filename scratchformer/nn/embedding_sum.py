@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..backend import Array
+from ..ops.checks import expect_instance, expect_number
 from ..rng import Key
 from .dropout import Dropout
-from .layer import Layer
+from .layer import Layer, list_of_layers
 
 
 class EmbeddingSumCache(NamedTuple):
@@ -55,7 +56,11 @@ class EmbeddingSum(Layer):
         dropout: Dropout | None = None,
         scale: float = 1.0,
     ) -> None:
-        self.embeddings, self.positions, self.norm, self.dropout = list(embeddings), positions, norm, dropout
+        for name, layer in ("positions", positions), ("norm", norm), ("dropout", dropout):
+            expect_instance(name, layer, Layer, none=True)
+        expect_number("scale", scale)
+        self.embeddings = list_of_layers("embeddings", embeddings)
+        self.positions, self.norm, self.dropout = positions, norm, dropout
         self.scale = float(scale)  # a NumPy number would turn float32 into float64
 
     def forward(self, *inputs: Array, key: Key | None = None, start: int = 0) -> tuple[Array, EmbeddingSumCache]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from ..backend import Array
 from ..ops import Activation
 from ..ops.checks import expect_positive
-from ..rng import Key
+from ..rng import Key, fold
 from .layer import Layer
 from .linear import Linear
 
@@ -26,10 +26,11 @@ class FeedForward(Layer):
     def __init__(
         self, d_model: int, d_ff: int | None = None, activation: Activation = "relu", key: Key = Key(0)
     ) -> None:
+        expect_positive(d_model=d_model)
         d_ff = 4 * d_model if d_ff is None else d_ff
-        expect_positive(d_model=d_model, d_ff=d_ff)
-        self.up = Linear(d_model, d_ff, key=key.fold("up"), activation=activation)
-        self.down = Linear(d_ff, d_model, key=key.fold("down"))
+        expect_positive(d_ff=d_ff)
+        self.up = Linear(d_model, d_ff, key=fold(key, "up"), activation=activation)
+        self.down = Linear(d_ff, d_model, key=fold(key, "down"))
 
     def forward(self, x: Array) -> tuple[Array, FeedForwardCache]:
         a, up = self.up.forward(x)  # (..., F)

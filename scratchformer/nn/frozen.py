@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from ..ops.checks import expect_instance
 from .layer import Layer, Param
 
 
@@ -18,8 +19,7 @@ class Frozen(Layer):
     """
 
     def __init__(self, layer: Layer) -> None:
-        if not isinstance(layer, Layer):
-            raise TypeError(f"layer: expected a Layer, got {type(layer).__name__}")
+        expect_instance("layer", layer, Layer)
         self.layer = layer
         for p in layer.parameters():
             p.frozen = True

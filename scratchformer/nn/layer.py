@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
+from inspect import signature
 from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
+from ..dispatch import cache_type, expect_cache
+from ..ops.checks import expect_instance, expect_memory, expect_positive, expect_real
+from ..rng import Key, expect_key
+
+LAYER_OBJECTS = 1 << 12  # what Python's objects of a block take, counted in float32 numbers
 
 
 class Param:
@@ -25,6 +33,7 @@ class Param:
     """
 
     def __init__(self, data: Array, name: str) -> None:
+        expect_instance("name", name, str)
         if getattr(getattr(data, "dtype", None), "kind", None) != "f":
             found = getattr(data, "dtype", type(data).__name__)
             raise TypeError(f"{name}: expected an array of floating-point numbers, got {found}")
@@ -173,6 +182,12 @@ class Layer:
     `key=` in `forward`; without one it runs in evaluation mode.
     """
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Make `backward` refuse a dy that is no array, and the cache of another layer, by its annotations."""
+        super().__init_subclass__(**options)
+        if function := vars(cls).get("backward"):
+            cls.backward = _checked(function)  # type: ignore[method-assign]  # the same function, checked
+
     def forward(self, *inputs: Any, **options: Any) -> tuple[Any, Any]:
         raise TypeError(f"{type(self).__name__} has no forward")
 
@@ -260,6 +275,7 @@ class Layer:
         Raises ValueError, and changes nothing, unless names and shapes are exactly those of the layer. The message
         lists the tensors that are missing, unexpected, of the wrong shape, or not floating-point.
         """
+        expect_instance("state", state, Mapping)
         params = self.named_parameters()
         problems = [f"missing: {name}" for name in params.keys() - state.keys()]
         problems += [f"not in this model: {name}" for name in state.keys() - params.keys()]
@@ -274,6 +290,54 @@ class Layer:
             raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
         for name, p in params.items():
             p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
+
+
+def _checked(backward: Callable) -> Callable:
+    """`backward`, with its arguments checked: dy if it is annotated as an Array, and the cache: see `cache_type`."""
+    names = list(signature(backward).parameters.values())[1:3]
+    if len(names) < 2:
+        return backward
+    first, second = names
+    expected, real = cache_type(backward, second.name), first.annotation == "Array"
+
+    @wraps(backward)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if real:
+            expect_real(first.name, args[0] if args else kwargs.get(first.name))
+        expect_cache(second.name, args[1] if len(args) > 1 else kwargs.get(second.name), expected)
+        return backward(self, *args, **kwargs)
+
+    return checked
+
+
+def starting(key: Key, **sizes: int) -> np.random.Generator:
+    """The generator of the initial values of an array with these sizes.
+
+    Raises TypeError unless `key` is a Key and the sizes are integers, ValueError if one is below 1 or if the array
+    would not fit in memory.
+    """
+    expect_positive(**sizes)
+    expect_memory(math.prod(sizes.values()), **sizes)
+    expect_key(key)
+    return key.generator()
+
+
+def repeated(make: Callable[[int], Layer], depth: int) -> list:
+    """The layers make(0) ... make(depth − 1). Raises ValueError if so many would not fit in memory."""
+    expect_positive(depth=depth)
+    layers = [make(0)]
+    weights = sum(p.data.size for p in layers[0].parameters())
+    expect_memory(depth * (weights + LAYER_OBJECTS), depth=depth)
+    return layers + [make(i) for i in range(1, depth)]
+
+
+def list_of_layers(name: str, layers: Iterable[Layer]) -> list:
+    """The layers as a list. Raises TypeError, calling them `name`, if they are not layers."""
+    expect_instance(name, layers, Iterable)
+    found = list(layers)
+    for i, layer in enumerate(found):
+        expect_instance(f"{name}[{i}]", layer, Layer)
+    return found
 
 
 def named_parts(prefix: str, container: Mapping[str, Any] | list | tuple) -> Iterator[tuple[str, Layer | Param]]:

@@ -8,9 +8,9 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import expect_boolean, expect_positive
+from ..ops.checks import expect_boolean
 from ..rng import Key
-from .layer import Layer, Param
+from .layer import Layer, Param, starting
 
 
 class Linear(Layer):
@@ -25,13 +25,13 @@ class Linear(Layer):
     def __init__(
         self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: ops.Activation | None = None
     ) -> None:
-        expect_positive(d_in=d_in, d_out=d_out)
+        draw = starting(key, d_in=d_in, d_out=d_out)
         expect_boolean(bias=bias)
         if activation is not None:
             ops.activation_pair(activation)
             if not bias:
                 raise ValueError("bias: expected True, since the layer has an activation, got False")
-        draw, bound = key.generator(), 1 / math.sqrt(d_in)
+        bound = 1 / math.sqrt(d_in)
         self.w = Param(draw.uniform(-bound, bound, (d_in, d_out)).astype(np.float32, copy=False), "w")
         self.b = Param(draw.uniform(-bound, bound, d_out).astype(np.float32, copy=False), "b") if bias else None
         self.activation = activation

@@ -11,8 +11,8 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, to_device
-from ..ops.checks import expect_positive
-from ..rng import Key
+from ..ops.checks import expect_instance, expect_number, expect_positive
+from ..rng import Key, fold
 from .layer import Layer, Param
 from .linear import Linear
 
@@ -54,9 +54,10 @@ class LoRA(Layer):
     """
 
     def __init__(self, linear: Linear, rank: int, alpha: float | None = None, key: Key = Key(0)) -> None:
+        expect_instance("linear", linear, Linear)
         expect_positive(rank=rank)
-        if alpha is not None and not alpha > 0:
-            raise ValueError(f"alpha: expected a number > 0, got {alpha}")
+        if alpha is not None:
+            expect_number("alpha", alpha, zero=False)
         if linear.activation is not None:
             raise ValueError(f"linear: expected a Linear without an activation, got one with {linear.activation!r}")
         d_in, d_out = linear.w.data.shape
@@ -131,7 +132,7 @@ def add_lora(
     for name, owner, attribute in chosen:
         if holders[id(getattr(owner, attribute).w)] > 1:
             raise ValueError(f"layers: {name} shares its weights with another layer, which would not get the change")
-    made = [LoRA(getattr(owner, attribute), rank, alpha, key.fold(name)) for name, owner, attribute in chosen]
+    made = [LoRA(getattr(owner, attribute), rank, alpha, fold(key, name)) for name, owner, attribute in chosen]
     for (_, owner, attribute), lora in zip(chosen, made, strict=True):
         setattr(owner, attribute, lora)
     if hasattr(model, "config"):

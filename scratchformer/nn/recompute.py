@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from ..ops.checks import expect_instance
 from .layer import Layer, Param
 
 
@@ -22,6 +23,7 @@ class Recompute(Layer):
     """
 
     def __init__(self, layer: Layer) -> None:
+        expect_instance("layer", layer, Layer)
         self.layer: Any = layer
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:

@@ -9,7 +9,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_floating, expect_shape
-from ..rng import Key
+from ..rng import Key, fold
 from .attention import CrossAttention, causal
 from .layer import Param
 from .linear import Linear
@@ -82,7 +82,7 @@ class RelativeSelfAttention(CrossAttention):
         super().__init__(d_model, heads, wide, bias, key)
         expect_boolean(causal=causal)
         self.causal = causal
-        self.position = Linear(d_model, heads * self.head_width, bias=False, key=key.fold("position"))
+        self.position = Linear(d_model, heads * self.head_width, bias=False, key=fold(key, "position"))
         self.content_bias = Param(np.zeros((heads, self.head_width), np.float32), "content_bias")
         self.position_bias = Param(np.zeros((heads, self.head_width), np.float32), "position_bias")
 

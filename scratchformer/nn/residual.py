@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backend import Array
+from ..ops.checks import expect_instance, expect_one_of
 from ..rng import Key
 from .dropout import Dropout
 from .layer import Layer
@@ -59,8 +60,10 @@ class Residual(Layer):
     """
 
     def __init__(self, branch: Layer, norm: Layer, order: str = "post", dropout: Dropout | None = None) -> None:
-        if order not in ("post", "pre"):
-            raise ValueError(f"norm: expected 'post' or 'pre', got {order!r}")
+        expect_one_of("norm", order, ("post", "pre"))
+        expect_instance("branch", branch, Layer)
+        expect_instance("norm", norm, Layer)
+        expect_instance("dropout", dropout, Layer, none=True)
         self.branch, self.norm, self.order = branch, norm, order
         self.dropout = Dropout(0.0) if dropout is None else dropout
 

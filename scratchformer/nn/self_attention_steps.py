@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
-from ..rng import Key
+from ..ops.checks import expect_boolean, expect_floating, expect_like, expect_positive, expect_shape
+from ..rng import Key, fold
 from .layer import Layer
 from .linear import Linear
 
@@ -58,6 +58,7 @@ class BasicSelfAttention(Layer):
 
     def backward(self, dy: Array, cache: BasicCache) -> Array:
         x, weights, softmax = cache
+        expect_like("dy", dy, x.shape)
         dz = ops.softmax_backward(dy @ x.swapaxes(-1, -2), softmax)
         dx = weights.swapaxes(-1, -2) @ dy + dz @ x + dz.swapaxes(-1, -2) @ x
         return dx
@@ -100,9 +101,9 @@ class SingleHeadAttention(Layer):
         d_head = d_model if d_head is None else d_head
         expect_positive(d_model=d_model, d_head=d_head)
         expect_boolean(causal=causal)
-        self.query = Linear(d_model, d_head, bias=False, key=key.fold("query"))
-        self.key = Linear(d_model, d_head, bias=False, key=key.fold("key"))
-        self.value = Linear(d_model, d_head, bias=False, key=key.fold("value"))
+        self.query = Linear(d_model, d_head, bias=False, key=fold(key, "query"))
+        self.key = Linear(d_model, d_head, bias=False, key=fold(key, "key"))
+        self.value = Linear(d_model, d_head, bias=False, key=fold(key, "value"))
         self.causal = causal
 
     def forward(self, x: Array) -> tuple[Array, SingleHeadCache]:
@@ -150,8 +151,10 @@ class MultiHeadLoop(Layer):
         expect_positive(d_model=d_model, heads=heads)
         if d_model % heads:
             raise ValueError(f"heads: {heads} does not divide d_model {d_model}")
-        self.heads = [SingleHeadAttention(d_model, d_model // heads, causal, key.fold("head", h)) for h in range(heads)]
-        self.unify = Linear(d_model, d_model, key=key.fold("unify"))
+        self.heads = [
+            SingleHeadAttention(d_model, d_model // heads, causal, fold(key, "head", h)) for h in range(heads)
+        ]
+        self.unify = Linear(d_model, d_model, key=fold(key, "unify"))
 
     def forward(self, x: Array) -> tuple[Array, MultiHeadLoopCache]:
         outputs, caches = zip(*(head.forward(x) for head in self.heads), strict=True)

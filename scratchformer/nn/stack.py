@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array, array_module
+from ..ops.checks import expect_boolean, expect_instance
 from ..rng import Key, fold
 from .attention import causal
-from .layer import Layer
+from .layer import Layer, list_of_layers
 from .recompute import Recompute
 
 Stored = tuple[Array, ...]  # what one block stores for past positions during generation
@@ -61,7 +62,9 @@ class Stack(Layer):
     """
 
     def __init__(self, blocks: Iterable[Layer], norm: Layer | None = None, recompute: bool = False) -> None:
-        self.blocks, self.norm, self.recompute = list(blocks), norm, recompute
+        expect_instance("norm", norm, Layer, none=True)
+        expect_boolean(recompute=recompute)
+        self.blocks, self.norm, self.recompute = list_of_layers("blocks", blocks), norm, recompute
 
     def trained(self) -> list[Layer]:
         """The blocks as forward and backward run them."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_positive
-from ..rng import Key
+from ..rng import Key, fold
 from .layer import Layer
 from .linear import Linear
 
@@ -47,9 +47,9 @@ class SwiGLU(Layer):
 
     def __init__(self, d_model: int, d_ff: int, bias: bool = False, key: Key = Key(0)) -> None:
         expect_positive(d_model=d_model, d_ff=d_ff)
-        self.gate = Linear(d_model, d_ff, bias, key.fold("gate"))
-        self.up = Linear(d_model, d_ff, bias, key.fold("up"))
-        self.down = Linear(d_ff, d_model, bias, key.fold("down"))
+        self.gate = Linear(d_model, d_ff, bias, fold(key, "gate"))
+        self.up = Linear(d_model, d_ff, bias, fold(key, "up"))
+        self.down = Linear(d_ff, d_model, bias, fold(key, "down"))
 
     def forward(self, x: Array) -> tuple[Array, SwiGLUCache]:
         g, gate = self.gate.forward(x)  # (..., F)

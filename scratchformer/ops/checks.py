@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from ..backend import Array, array_module, is_floating_type
+from ..backend import Array, array_module, is_floating_type, memory
+
+LARGEST = 2**31 - 1  # of a size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
+MOST = sys.float_info.max
+UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
 
 
 def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
@@ -21,7 +27,7 @@ def expect_shape(name: str, x: Array, letters: str, **sizes: int) -> None:
     words = _words(letters)
     shape = getattr(x, "shape", None)
     if shape is None:
-        raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {type(x).__name__}")
+        raise TypeError(f"{name}: expected an array ({', '.join(words)}), got {describe(x)}")
     if len(words) == len(shape):
         if not sizes:
             return
@@ -40,14 +46,22 @@ def _words(letters: str) -> list[str]:
 
 
 def expect_floating(**arrays: Array) -> None:
-    """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers.
+    """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers. NumPy's
+    matrices and masked arrays are refused too, since their `*` and `+` mean something else.
 
     `expect_floating(z=z)` fails with: z: expected a floating-point array, got int64; convert it with
     z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
-        if not _is_inexact(x):
-            raise TypeError(f"{name}: expected a floating-point array, got {_found(x)}{_advice(name, x)}")
+        if not (type(x) is np.ndarray and x.dtype.kind == "f") and not _is_inexact(x):
+            raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
+
+
+def expect_real(name: str, x: Array) -> None:
+    """Raise TypeError unless `x` is an array of real floating-point numbers."""
+    expect_floating(**{name: x})
+    if x.dtype.kind == "c":
+        raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
 
 
 def _kind(x: Any) -> str | None:
@@ -56,15 +70,35 @@ def _kind(x: Any) -> str | None:
 
 
 def _is_inexact(x: Any) -> bool:
+    if isinstance(x, UNLIKE_ARRAYS):
+        return False
     return _kind(x) in ("f", "c") or (_kind(x) == "V" and is_floating_type(x.dtype))
 
 
-def _found(x: Any) -> Any:
-    return type(x).__name__ if _kind(x) is None else x.dtype
+def describe(x: Any) -> Any:
+    """What `x` is: the dtype of an array, otherwise its class."""
+    if x is None:
+        return "None"
+    return type(x).__name__ if _kind(x) is None or isinstance(x, UNLIKE_ARRAYS) else x.dtype
+
+
+def shown(x: Any) -> str:
+    """`x` for a message: its repr on one line, cut after 80 characters."""
+    if isinstance(x, type):
+        return f"the class {x.__name__}"
+    if isinstance(x, int) and x.bit_length() > 64:
+        return f"a number of {int(x.bit_length() * math.log10(2)) + 1} digits"
+    try:
+        text = " ".join(repr(x).split())
+    except (RecursionError, ValueError):  # nested too deeply; too many digits
+        text = f"a {type(x).__name__}"
+    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _advice(name: str, x: Any) -> str:
     """How to convert `x` to floating point, if there is a way."""
+    if isinstance(x, UNLIKE_ARRAYS):
+        return f"; convert it with np.asarray({name})"
     if _kind(x) is not None:
         return f"; convert it with {name}.astype(np.float32)"
     return "" if x is None or isinstance(x, str) else f"; convert it with np.asarray({name}, np.float32)"
@@ -83,56 +117,99 @@ def expect_positive(**sizes: int) -> None:
 
 
 def expect_at_least(least: int, **sizes: int) -> None:
-    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below `least`.
+    """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below `least`, or
+    above LARGEST.
 
     Python's and NumPy's integers count as integers; 8.0 and True do not.
     """
     for name, size in sizes.items():
-        if not isinstance(size, Integral) or isinstance(size, bool):
-            raise TypeError(f"{name}: expected an integer, got {size!r}")
+        if type(size) is not int and (not isinstance(size, Integral) or isinstance(size, bool)):
+            raise TypeError(f"{name}: expected an integer, got {shown(size)}")
         if size < least:
-            raise ValueError(f"{name}: expected a number >= {least}, got {size}")
+            raise ValueError(f"{name}: expected a number >= {least}, got {shown(size)}")
+        if size > LARGEST:
+            raise ValueError(f"{name}: expected a number <= {LARGEST}, got {shown(size)}")
+
+
+def expect_memory(count: int, **sizes: int) -> None:
+    """Raise ValueError naming `sizes` unless `count` float32 numbers fit in this machine's memory."""
+    if 4 * count > memory():
+        given = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"{', '.join(sizes)}: expected sizes whose weights fit in {memory() / 2**30:.0f} GB of memory, "
+            f"got {given}, which need {4 * count / 2**30:,.0f} GB"
+        )
 
 
 def expect_boolean(**flags: bool) -> None:
     """Raise TypeError naming the first of `flags` that is not a bool: otherwise the string "no" would count as true."""
     for name, flag in flags.items():
         if not isinstance(flag, bool | np.bool_):
-            raise TypeError(f"{name}: expected True or False, got {flag!r}")
+            raise TypeError(f"{name}: expected True or False, got {shown(flag)}")
 
 
-def expect_number(name: str, x: float, zero: bool = True) -> None:
-    """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0, or > 0 if not `zero`."""
+def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
+    """Raise ValueError unless `x` is one of the words `known`."""
+    if not isinstance(x, str) or x not in known:
+        raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
+
+
+def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
+    """Raise TypeError unless `x` is a `kind`, or None if `none`."""
+    if not (isinstance(x, kind) or (none and x is None)):
+        raise TypeError(f"{name}: expected a {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
+
+
+def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False) -> None:
+    """Raise TypeError unless `x` is a number, ValueError unless it is finite and >= 0. zero: whether 0 is valid;
+    infinite: whether infinity is.
+    """
     _expect_real(name, x)
-    if not (0 <= x < math.inf and (zero or x)):
-        raise ValueError(f"{name}: expected a finite number {'>=' if zero else '>'} 0, got {x}")
+    if not (0 <= x <= MOST or (infinite and x == math.inf)) or not (zero or x):
+        finite = "" if infinite else "finite "
+        raise ValueError(f"{name}: expected a {finite}number {'>=' if zero else '>'} 0, got {_number(x)}")
 
 
 def expect_fraction(name: str, x: float, letter: str = "") -> None:
     """Raise TypeError unless `x` is a number, ValueError unless 0 ≤ x < 1. The message calls x `letter`, if given."""
     _expect_real(name, x)
     if not 0 <= x < 1:
-        raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {x}")
+        raise ValueError(f"{name}: expected 0 <= {letter or name} < 1, got {_number(x)}")
 
 
 def _expect_real(name: str, x: Any) -> None:
     if type(x) is not float and (not isinstance(x, Real) or isinstance(x, bool)):
-        raise TypeError(f"{name}: expected a number, got {x!r}")
+        raise TypeError(f"{name}: expected a number, got {shown(x)}")
+
+
+def _number(x: Any) -> str:
+    return shown(x) if isinstance(x, int) else str(x)
 
 
 def expect_lengths(lengths: Array, **sizes: int) -> None:
     """Raise TypeError unless `lengths` is an array of integers, ValueError unless it has the shape (B,)."""
     if not hasattr(lengths, "dtype"):
-        raise TypeError(f"lengths: expected an array of integers (B,), got {type(lengths).__name__}")
+        raise TypeError(f"lengths: expected an array of integers (B,), got {describe(lengths)}")
     expect_shape("lengths", lengths, "B", **sizes)
     expect_integers("lengths", lengths)
 
 
+def expect_array(name: str, x: Any, dtype: Any = None) -> np.ndarray:
+    """`x` as a NumPy array, of `dtype` if that is given. Raises TypeError if it cannot be one."""
+    try:
+        array = np.asarray(x, dtype)
+    except (TypeError, ValueError, OverflowError):
+        array = np.asarray(None)
+    if array.dtype.kind not in "biufV":
+        raise TypeError(f"{name}: expected an array of numbers, got {shown(x)}")
+    return array
+
+
 def expect_integers(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of integers."""
-    if _kind(x) not in ("i", "u"):
+    if _kind(x) not in ("i", "u") or isinstance(x, UNLIKE_ARRAYS):
         what = "an array of integers" if _kind(x) is None else "integers"
-        raise TypeError(f"{name}: expected {what}, got {_found(x)}")
+        raise TypeError(f"{name}: expected {what}, got {describe(x)}")
 
 
 def expect_ids(name: str, ids: Array, size: int) -> None:

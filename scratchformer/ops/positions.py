@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array
-from .checks import expect_positive
+from .checks import LARGEST, expect_at_least, expect_positive
 
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
 
@@ -36,6 +36,7 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     Source: Vaswani et al., "Attention is all you need", 2017, section 3.5.
     """
     expect_positive(length=length, d_model=d_model)
+    expect_at_least(-LARGEST, start=start)
     if np.dtype(dtype).kind != "f":
         raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
     return xp.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared

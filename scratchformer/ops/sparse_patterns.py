@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Array
-from .checks import expect_positive, expect_shape
+from .checks import describe, expect_positive, expect_shape
 from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, numbers, places
 
 
@@ -107,8 +107,7 @@ class Edges(Pattern):
 
     def __post_init__(self) -> None:
         if not hasattr(self.allowed, "dtype") or self.allowed.dtype != bool:
-            found = getattr(self.allowed, "dtype", type(self.allowed).__name__)
-            raise TypeError(f"allowed: expected an array of booleans (n, n), got {found}")
+            raise TypeError(f"allowed: expected an array of booleans (n, n), got {describe(self.allowed)}")
         expect_shape("allowed", self.allowed, "n n")
         expect_shape("allowed", self.allowed, "n n", n=len(self.allowed))
 

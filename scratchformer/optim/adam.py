@@ -9,6 +9,7 @@ from typing import Any
 from ..backend import Array, array_module
 from ..dispatch import operation
 from ..nn import Param
+from ..ops.checks import expect_fraction, expect_number, shown
 from .optimizer import Group, Optimizer
 
 
@@ -66,10 +67,11 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         groups: Sequence[Group] = (),
     ) -> None:
-        if not all(0 <= beta < 1 for beta in betas):
-            raise ValueError(f"betas: expected 0 <= beta < 1 for both, got {betas}")
-        if not eps >= 0:
-            raise ValueError(f"eps: expected a number >= 0, got {eps}")
+        if not isinstance(betas, tuple | list) or len(betas) != 2:
+            raise TypeError(f"betas: expected two numbers, got {shown(betas)}")
+        for beta in betas:
+            expect_fraction("betas", beta, letter="beta")
+        expect_number("eps", eps)
         super().__init__(params, lr, weight_decay, groups)
         for p in self.stepped:
             if (dtype := p.data.dtype).itemsize < 4:

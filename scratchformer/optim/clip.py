@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ..backend import Array
-from ..ops.checks import expect_floating
+from ..ops.checks import expect_floating, expect_number
 from .optimizer import pieces
 
 
@@ -37,8 +37,7 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
 
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
-    if not max_norm > 0:
-        raise ValueError(f"max_norm: expected a number > 0, got {max_norm}")
+    expect_number("max_norm", max_norm, zero=False, infinite=True)
     norm = global_norm(grad, map)
     if math.isfinite(norm) and norm > max_norm:
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
-from ..ops.checks import expect_boolean, expect_number
+from ..ops.checks import expect_boolean, expect_instance, expect_number
 
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
@@ -87,11 +87,14 @@ class Optimizer:
     def __init__(
         self, params: Iterable[Param], lr: float, weight_decay: float = 0.0, groups: Sequence[Group] = ()
     ) -> None:
+        expect_instance("params", params, Iterable)
         expect_number("lr", lr)
         expect_number("weight_decay", weight_decay)
         self.lr, self.weight_decay = lr, weight_decay
         self.layer = getattr(params, "layer", None)
         self.params = list({id(p): p for p in params}.values())
+        for i, p in enumerate(self.params):
+            expect_instance(f"params[{i}]", p, Param)
         if not self.params:
             raise ValueError("params: expected at least one parameter, got none")
         self.names = list(self.layer.named_parameters()) if self.layer else [p.name for p in self.params]

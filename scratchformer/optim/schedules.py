@@ -2,12 +2,15 @@
 
 Each begins with a linear warm-up, (step + 1)/warmup of the peak, because Adam's means are taken over few gradients in
 the first steps, which should therefore be small. A schedule has no state: a resumed run asks it for the next step.
+Arguments that are not numbers raise TypeError, those out of range ValueError.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+
+from ..ops.checks import expect_at_least, expect_number, expect_positive
 
 
 @dataclass(frozen=True)
@@ -22,7 +25,11 @@ class Constant:
     peak: float
     warmup: int = 0
 
+    def __post_init__(self) -> None:
+        check(self.peak, self.warmup)
+
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         return self.peak * warm_up(step, self.warmup)
 
 
@@ -41,7 +48,13 @@ class Cosine:
     total: int
     floor: float = 0.0
 
+    def __post_init__(self) -> None:
+        check(self.peak, self.warmup)
+        expect_positive(total=self.total)
+        expect_number("floor", self.floor)
+
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         if step < self.warmup:
             return self.peak * warm_up(step, self.warmup)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
@@ -60,8 +73,18 @@ class InverseSquareRoot:
     peak: float
     warmup: int
 
+    def __post_init__(self) -> None:
+        check(self.peak, self.warmup)
+
     def __call__(self, step: int) -> float:
+        expect_at_least(0, step=step)
         return self.peak * min(warm_up(step, self.warmup), math.sqrt(max(1, self.warmup) / (step + 1)))
+
+
+def check(peak: float, warmup: int) -> None:
+    """Raise TypeError or ValueError unless they are a learning rate and a number of steps."""
+    expect_number("peak", peak)
+    expect_at_least(0, warmup=warmup)
 
 
 def warm_up(step: int, warmup: int) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..backend import Array
 from ..nn import Param
+from ..ops.checks import expect_fraction
 from .optimizer import Group, Optimizer
 
 
@@ -38,8 +39,7 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         groups: Sequence[Group] = (),
     ) -> None:
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum: expected 0 <= momentum < 1, got {momentum}")
+        expect_fraction("momentum", momentum)
         super().__init__(params, lr, weight_decay, groups)
         self.momentum = momentum
 

@@ -19,6 +19,7 @@ import numpy as np
 from .. import models, nn, ops
 from ..backend import CPU, Array, Device, to_device
 from ..dispatch import reference_only
+from ..progress import on_terminal, progress_bar
 from ..rng import Key
 from .gradcheck import Report, Row, check_gradients, check_layer
 from .precision import as_type, check_precision
@@ -542,14 +543,17 @@ def check_cases(
     width = max(map(len, cases))
     print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
     checked, wrong = False, dict[str, None]()
-    for name, check in cases.items():
-        results = [_check_with(column, check, name, Draw(seed, device=device)) for column in columns]
-        checked |= any(result is not None for result in results)
-        _print_results(name, results, width, details)
-        for column, result in zip(columns, results, strict=True):
-            if isinstance(result, str):
-                print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
-                wrong[f"{name.partition(',')[0]} ({column})"] = None
+    with progress_bar("checking", len(cases), "cases", disable=not on_terminal()) as bar:  # elsewhere the rows suffice
+        for name, check in cases.items():
+            results = [_check_with(column, check, name, Draw(seed, device=device)) for column in columns]
+            checked |= any(result is not None for result in results)
+            with bar.external_write_mode():  # above the bar
+                _print_results(name, results, width, details)
+                for column, result in zip(columns, results, strict=True):
+                    if isinstance(result, str):
+                        print(f"{name} ({column}):\n{indent(result.strip(), '    ')}", flush=True)
+                        wrong[f"{name.partition(',')[0]} ({column})"] = None
+            bar.update()
     if not checked:
         raise ValueError(f"nothing to check: on {device} no twin runs for {', '.join(names) or 'any case'}")
     return list(wrong)

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
+from ..ops.checks import expect_at_least, expect_fraction
 from ..rng import Key
 from . import diagnosis
 from .contracts import (
@@ -380,11 +381,8 @@ def _expect_no_tensors(given: dict[str, Any]) -> None:
 
 def _expect_comparisons(rtol: float, max_elements: int, directions: int) -> None:
     """Raise ValueError for settings with which any gradient would pass, or that make no sense."""
-    if not 0 <= rtol < 1:  # also refuses NaN
-        raise ValueError(f"rtol: expected 0 <= rtol < 1, got {rtol}")
-    for name, count in {"max_elements": max_elements, "directions": directions}.items():
-        if count < 0:
-            raise ValueError(f"{name}: expected a number >= 0, got {count}")
+    expect_fraction("rtol", rtol)
+    expect_at_least(0, max_elements=max_elements, directions=directions)
     if not (max_elements or directions):
         raise ValueError("max_elements, directions: expected at least one above 0, got 0 and 0: nothing to compare")
 

@@ -21,8 +21,9 @@ from ..data import (
     pairs_in_order,
     windows,
 )
+from ..data.batching import expect_text
 from ..ops import IGNORED
-from ..ops.checks import expect_ids
+from ..ops.checks import expect_ids, expect_instance
 from ..progress import counted, progress_bar
 from .replicas import Replicas
 
@@ -43,6 +44,8 @@ def evaluate_language_model(
     at least that much text before it. batch_size: windows per batch; by default as many as in training. sizes: the
     number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
+    expect_instance("replicas", replicas, Replicas)
+    expect_text(data)
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..data.reading import shown
+from ..ops.checks import shown
 from .metrics import LARGEST_STEP, METRICS, is_number, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
+SETTINGS = "settings.json"
+WORDS, SUBWORDS = VOCABULARIES = ("vocabulary.txt", "vocabulary.json")
 UNSAVED = "no-snapshot-yet"  # a file that exists from the start of training until last.safetensors is first saved
 
 
@@ -45,7 +47,7 @@ def read_run(folder: Path) -> Snapshot | None:
     if os.path.lexists(metrics):
         kept_records(metrics, snapshot.state["step"], snapshot.state.get("records"))
     for path in ([best] if os.path.lexists(best) else []) + kept_snapshots(folder):
-        load_snapshot(path)
+        _check_state(path, load_snapshot(path).state)
     return snapshot
 
 

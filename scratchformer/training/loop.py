@@ -15,8 +15,8 @@ from textwrap import shorten
 from typing import Any
 
 from ..data.files import locked, replacing
-from ..data.reading import shown
 from ..nn import Layer
+from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
 from ..optim.optimizer import Optimizer
@@ -96,19 +96,18 @@ def train(
     """
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
-    metric, direction = select
+    expect_instance("select", select, tuple)
+    metric, direction = select if len(select) == 2 else (None, None)
+    expect_instance("select", metric, str)
     if direction not in ("min", "max"):
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
-    if snapshot_every < 1 or log_every < 1 or evaluate_every < 0 or keep < 0:
-        numbers = f"{snapshot_every}, {log_every}, {evaluate_every}, {keep}"
-        raise ValueError(
-            f"snapshot_every, log_every, evaluate_every, keep: expected at least 1, 1, 0, 0, got {numbers}"
-        )
+    expect_positive(snapshot_every=snapshot_every, log_every=log_every)
+    expect_at_least(0, steps=steps, evaluate_every=evaluate_every, keep=keep)
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in optimizer.stepped):
         raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
-    if clip is not None and not clip > 0:
-        raise ValueError(f"clip: expected None or a number > 0, got {clip}")
+    if clip is not None:
+        expect_number("clip", clip, zero=False, infinite=True)
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,

@@ -13,7 +13,7 @@ from typing import Any
 from ..data.files import append, force_to_disk, replacing
 from ..data.reading import parsed, read_bytes
 
-METRICS = "metrics.jsonl"
+METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
 LARGEST_STEP = 1 << 53  # up to which a float64 is exact
 _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 
@@ -50,42 +50,45 @@ def _read(path: Path | str) -> tuple[list[dict[str, Any]], str]:
     """The records before the first damaged line, and what is wrong with it; "" if all are right."""
     *lines, last = read_bytes(path, ValueError).split(b"\n")
     sealed = any(map(_SEALED.fullmatch, (*lines, last, last[:-1])))  # a file of an earlier version has no checksums
-    records = []
+    records, before = [], 0
     for number, line in enumerate([*lines, last], 1):
-        record = _record(line, sealed)
-        whole = number <= len(lines) or _record(last[:-1], sealed) is not None  # or its new line was changed
+        record, crc = _record(line, sealed, before)
         if record is not None:
             records.append(record)
-        elif whole:
+            before = crc
+        elif number <= len(lines) or _record(last[:-1], sealed, before)[0] is not None:  # its new line was changed
             return records, f"{path} line {number} is damaged"
     return records, ""
 
 
-def _record(line: bytes, sealed: bool) -> dict[str, Any] | None:
-    """The record in a line, without its checksum; None if the line is damaged."""
+def _record(line: bytes, sealed: bool, before: int) -> tuple[dict[str, Any] | None, int]:
+    """The record in a line, None if the line is damaged, and its checksum. before: that of the line before."""
     if sealed:
         found = _SEALED.fullmatch(line)
-        if found is None or zlib.crc32(found[1]) != int(found[2], 16):
-            return None
-        line = found[1] + b"}"
+        crc = 0 if found is None else zlib.crc32(found[1], before)
+        if found is None or crc != int(found[2], 16):
+            return None, before
+        line, before = found[1] + b"}", crc
     try:
         record = parsed(line.decode(), "")
     except ValueError:
-        return None
+        return None, before
     step, *values = record.get("step"), *record.values()
     if type(step) is not int or not 0 <= step <= LARGEST_STEP or not all(map(is_number, values)):
-        return None
-    return record
+        return None, before
+    return record, before
 
 
 def is_number(value: Any) -> bool:
+    """Whether a value from JSON is a finite number, or null."""
     return value is None or (type(value) in (int, float) and abs(value) <= sys.float_info.max)
 
 
-def _sealed(record: dict[str, Any]) -> str:
-    """A record as a line with its checksum."""
-    line = json.dumps(record)[:-1]
-    return f'{line}, "crc32": "{zlib.crc32(line.encode()):08x}"}}'
+def seal(line: str, before: int) -> tuple[str, int]:
+    """A line of JSON with its checksum, and the checksum. before: that of the line before; 0 for the first."""
+    content = line.removesuffix("}")
+    crc = zlib.crc32(content.encode(), before)
+    return f'{content}, "crc32": "{crc:08x}"}}', crc
 
 
 class Metrics:
@@ -105,18 +108,22 @@ class Metrics:
                 print(f"{damage}: it is left out, as it comes after the last snapshot", file=sys.stderr)
         elif expected:
             print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
-        self.count = len(kept)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
+        self.count = self.crc = 0
         with replacing(self.path) as unfinished:
-            unfinished.write_text("".join(_sealed(record) + "\n" for record in kept), encoding="utf-8")
+            unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
 
     def write(self, step: int, **values: float) -> None:
         record = {"step": step} | {name: _json_number(value) for name, value in values.items()}
-        append(self.path, _sealed(record))
-        self.count += 1
+        append(self.path, self._sealed(record))
         if self.board is not None:
             for name, value in values.items():
                 self.board.add_scalar(name, value, step)
+
+    def _sealed(self, record: dict[str, Any]) -> str:
+        line, self.crc = seal(json.dumps(record), self.crc)
+        self.count += 1
+        return line
 
     def flush(self) -> None:
         """Wait until all records are on the disk."""

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -44,6 +43,7 @@ from typing import Any, ClassVar, Self
 from safetensors import SafetensorError, safe_open
 
 from ..data.files import locked
+from ..data.reading import parsed
 from ..process import run_program
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
@@ -228,7 +228,7 @@ def _model_class(snapshot: Path) -> str:
     """The name of the model's class in a snapshot; "" if it has none, for which `load_model` has the better message."""
     try:
         with safe_open(snapshot, framework="numpy") as opened:
-            return str(json.loads(opened.metadata()["model"])["class"])
+            return str(parsed(opened.metadata()["model"], snapshot)["class"])
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):
         return ""
 

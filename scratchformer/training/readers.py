@@ -11,9 +11,10 @@ from ..models import GPT2, EncoderDecoder, LanguageModel, Llama
 from ..models.llama_weights import KINDS, llama_config
 from ..models.pretrained import PretrainedError, read_config
 from ..nn import Layer
+from .folder import SUBWORDS, WORDS
+from .settings import expect_unchanged
 from .snapshot import SnapshotError, best_snapshot, load_model
 
-WORDS, SUBWORDS = "vocabulary.txt", "vocabulary.json"
 BYTES = 256  # the vocabulary size of a byte-level model
 MEAN = "average.safetensors"  # the mean of a run's last snapshots
 
@@ -31,6 +32,7 @@ def load_vocabulary(snapshot: Path | str, state: Mapping[str, Any], kind: Any = 
     """
     folder = Path(snapshot) if Path(snapshot).is_dir() else Path(snapshot).parent
     path = vocabulary_file(folder, kind)
+    expect_unchanged(path)
     vocabulary = kind.load(path)
     if vocabulary.fingerprint != state.get("subwords", state.get("vocabulary", vocabulary.fingerprint)):
         raise SnapshotError(f"{snapshot}: the snapshot was made with another vocabulary than {path}")

@@ -17,11 +17,13 @@ from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, Array, cores, to_cpu, to_device
 from ..nn import Layer
+from ..ops.checks import expect_instance, expect_positive
 from ..optim.optimizer import pieces
 from ..rng import Key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
+MOST = 1024  # replicas: more than any machine has cores
 AHEAD = 4  # items that may be in progress or waiting for each replica
 
 
@@ -43,10 +45,14 @@ class Replicas:
     """
 
     def __init__(self, model: Any, count: int | None = None, micro_batch: int | None = None) -> None:
+        expect_instance("model", model, Layer)
+        for name, number in ("count", count), ("micro_batch", micro_batch):
+            if number is not None:
+                expect_positive(**{name: number})
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
-        if self.count < 1 or (micro_batch is not None and micro_batch < 1):
-            raise ValueError(f"replicas, micro_batch: expected at least 1, got {count}, {micro_batch}")
+        if self.count > MOST:
+            raise ValueError(f"count: expected at most {MOST:,} replicas, each of which is a thread, got {self.count}")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device

@@ -1,22 +1,37 @@
-"""The settings of a run: from a preset and the command line, or from the folder of a resumed run."""
+"""The settings of a run: from a preset and the command line, or from the folder of a resumed run.
+
+settings.json ends with its own SHA-256, and also has that of the vocabulary, which is written once. One file has both,
+since two could not be replaced at once. A run of an earlier version has neither checksum.
+"""
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
+import math
 import os
+import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..backend import Device, cores, get_device
-from ..data.files import locked, replacing
+from ..data.files import locked, make_folder, replacing
+from ..data.reading import decoded, parsed, read_bytes
+from ..ops.checks import shown
 from ..options import MOST_STEPS, MOST_THREADS, SEED, Parser
-from .folder import holds_run, read_run
+from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 
-SETTINGS = "settings.json"
-# Names that every settings.json has.
-NAMES = ("program", "preset", "seed", "steps", "data", "replicas", "micro_batch", "tensorboard")
+# What every settings.json has, with examples of its values.
+NAMES: dict[str, tuple[Any, ...]] = {
+    **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
+    **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
+}
+LARGEST = {"steps": MOST_STEPS, "replicas": MOST_THREADS}  # and of every other whole number, a signed one of 64 bits
+# What the file has beyond the settings. An earlier version had neither a version nor checksums.
+VERSION, FILES, SHA256 = "version", "files", "sha256"
+_SEALED = re.compile(r'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 # Attributes of a Run that are not saved.
@@ -44,10 +59,14 @@ class Run(argparse.Namespace):
         Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
         be taken by another run.
         """
+        from .. import __version__  # here, since the package is imported first
+
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
-        self.out.mkdir(parents=True, exist_ok=True)
+        make_folder(self.out)
+        files = {name: _digest(self.out / name) for name in VOCABULARIES if (self.out / name).is_file()}
+        text = json.dumps({VERSION: __version__, **settings, FILES: files}, indent=2) + "\n"
         with replacing(self.out / SETTINGS) as unfinished:
-            unfinished.write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+            unfinished.write_bytes(seal(text).encode())
 
 
 def start_run(
@@ -125,15 +144,49 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
 
     names: settings of the program's own that are required.
     """
-    try:
-        settings = dict(json.loads((run / SETTINGS).read_text(encoding="utf-8")))
-    except (FileNotFoundError, NotADirectoryError) as error:
-        raise ValueError(f"{run} holds no run ({SETTINGS} is missing)") from error
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{run / SETTINGS} is damaged: {error}") from error
+    settings = {name: value for name, value in _read(run).items() if name not in (VERSION, FILES, SHA256)}
     if missing := [name for name in (*NAMES, *names) if name not in settings]:
         raise ValueError(f"{run / SETTINGS} is damaged: {', '.join(missing)} missing")
+    for name, examples in NAMES.items():
+        _expect_like(run, name, settings[name], examples)
+    _expect_like(run, "made_by", settings.get("made_by"), ("", None))  # an earlier version did not save it
     return settings
+
+
+def expect_unchanged(path: Path) -> None:
+    """Raise ValueError if a file in a run's folder has another checksum than in its settings, where they have one."""
+    if os.path.lexists(path.parent / SETTINGS) and path.is_file():
+        files = _read(path.parent).get(FILES, {})
+        found = files.get(path.name) if isinstance(files, dict) else None
+        if found is not None and found != _digest(path):
+            raise ValueError(f"{path} is damaged: it does not have the checksum in {SETTINGS}")
+
+
+def seal(text: str) -> str:
+    """The text of a JSON object, with a last entry that has the checksum of everything before it."""
+    content = text.removesuffix("\n}\n")
+    return f'{content},\n  "{SHA256}": "{hashlib.sha256(content.encode()).hexdigest()}"\n}}\n'
+
+
+def _read(run: Path) -> dict[str, Any]:
+    """What settings.json of a run has, if its checksum is right."""
+    path = run / SETTINGS
+    if not os.path.lexists(path):
+        raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
+    text = read_bytes(path, ValueError).decode("utf-8", "surrogateescape")
+    content = parsed(decoded(text.encode("utf-8", "surrogateescape"), path, ValueError), path, ValueError)
+    if {VERSION, SHA256} & content.keys() and content.get(SHA256, "") is not None:
+        sealed = _SEALED.fullmatch(text)
+        if sealed is None or sealed[2] != hashlib.sha256(sealed[1].encode("utf-8", "surrogateescape")).hexdigest():
+            raise ValueError(
+                f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
+                f'or, to use it as it is, make it end with "{SHA256}": null'
+            )
+    return content
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(read_bytes(path, ValueError)).hexdigest()
 
 
 def saved_settings(
@@ -147,12 +200,52 @@ def saved_settings(
         raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")
     preset = presets.get(settings["preset"], presets["small"])
     required = [name for name in preset if defaults.get(name) is None]
-    settings = defaults | read_settings(run, *required)
-    for option, described in options.items():
-        value = settings[_setting(option)]
-        if value not in (None, *described.get("choices", (value,))):
-            raise ValueError(f"{run / SETTINGS} is damaged: {_setting(option)} is {value!r}")
+    settings = read_settings(run, *required)
+    settings |= {name: value for name, value in defaults.items() if name not in settings}
+    _check_settings(run, settings, presets, options)
     return settings
+
+
+def _check_settings(
+    run: Path,
+    settings: Mapping[str, Any],
+    presets: Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Mapping[str, Any]],
+) -> None:
+    """Raise ValueError unless every setting is of the same type as in the presets, or as the program's option takes."""
+    for name, value in settings.items():
+        if hasattr(Run, name) or name in PASSING:
+            raise ValueError(f"{run / SETTINGS} is damaged: {shown(name)} is no setting")
+        if examples := [preset[name] for preset in presets.values() if name in preset]:
+            _expect_like(run, name, value, [*examples, *([None] if name in map(_setting, options) else [])])
+    for option, described in options.items():
+        name, value = _setting(option), settings[_setting(option)]
+        if value not in (None, *described.get("choices", (value,))):
+            raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}")
+        kind = bool if described.get("action") == "store_true" else described.get("type", str)
+        examples = [preset[name] for preset in presets.values() if name in preset]
+        _expect_like(run, name, value, [kind(), described.get("default"), None, *examples])
+
+
+def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) -> None:
+    """Raise ValueError unless `value` is of the same type as one of the examples, and a number is in range."""
+    kinds = {type(example) for example in examples}
+    if type(value) is int and int in kinds:
+        right = 0 <= value <= LARGEST.get(name, 2**63 - 1)
+    elif type(value) in (int, float) and float in kinds:
+        right = math.isfinite(value)
+    else:
+        right = type(value) in kinds
+    if not right:
+        words = {
+            str: "text",
+            int: "a whole number in range",
+            float: "a number",
+            bool: "true or false",
+            type(None): "null",
+        }
+        expected = " or ".join(word for kind, word in words.items() if kind in kinds)
+        raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected {expected}")
 
 
 def _parser(

@@ -29,12 +29,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import make_folder, replacing
-from ..data.reading import parsed, shown
-from ..data.tensorfile import save_file
+from ..data.reading import parsed
 from ..nn import Layer, add_lora
+from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
 from ..rng import Zeros, room_for
 from .diagnose import nonfinite_tensor
@@ -257,7 +258,9 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
         _check_tensors(tensors)
     except SnapshotError:
         raise
-    except (SafetensorError, OSError, ValueError) as error:
+    except SafetensorError as error:
+        raise SnapshotError(f"{path} is damaged or not a snapshot: it is not a whole safetensors file") from error
+    except (OSError, ValueError) as error:
         raise SnapshotError(f"{path} is damaged or not a snapshot: {error}") from error
     described, state = (parsed(header.get(name, ""), f"{path}, {name},", SnapshotError) for name in ("model", "state"))
     model_class, config = described.get("class"), described.get("config")
@@ -321,15 +324,17 @@ def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
         raise ValueError(f"{bad} is not finite")
 
 
-def load_model(path: Path | str) -> tuple[Layer, dict[str, Any]]:
+def load_model(path: Path | str, expected: type[Any] = Layer) -> tuple[Any, dict[str, Any]]:
     """The model of a snapshot, created again with its weights in the saved precision, and the state of its run.
 
     The class of a model that is not part of this project is imported: see the beginning of this module. A snapshot of
-    an earlier version, which has no checksum, is read with a warning. Raises SnapshotError if the snapshot is damaged,
-    or if its model cannot be created here.
+    an earlier version, which has no checksum, is read with a warning. expected: the class that the model must have.
+    Raises SnapshotError if the snapshot is damaged, or if its model is of another class or cannot be created here.
     """
     snapshot = load_snapshot(path, earlier=True)
     try:
+        if not issubclass(find_class(snapshot.model_class), expected):
+            raise SnapshotError(f"it holds a {snapshot.model_class}, expected a {expected.__name__}")
         with room_for(sum(a.size for a in snapshot.model.values())):
             model = _make(snapshot)
     except SnapshotError as error:

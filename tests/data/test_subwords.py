@@ -162,13 +162,13 @@ def test_saved_and_loaded(learned, kind, tmp_path):
 
 def test_a_file_that_is_missing_or_damaged(learned, tmp_path):
     path = tmp_path / "vocabulary.json"
-    with pytest.raises(DataError, match=r"vocabulary .*vocabulary\.json: no such file"):
+    with pytest.raises(DataError, match=r"vocabulary\.json: No such file"):
         Subwords.load(path)
     learned["byte_bpe"].save(path)
     whole = path.read_bytes()
     for damaged in whole[:-20], b"", b"[]", b"\xff\xfe":
         path.write_bytes(damaged)
-        with pytest.raises(DataError, match=r"vocabulary .*vocabulary\.json is damaged"):
+        with pytest.raises(DataError, match=r"vocabulary\.json is damaged"):
             Subwords.load(path)
 
 
@@ -270,7 +270,7 @@ def test_berts_settings_come_from_the_folder(learned, tmp_path, lowercase, accen
 )
 def test_a_setting_of_bert_of_another_type_is_named(learned, tmp_path, name, value, expected):
     write_bert(tmp_path, learned, **{name: value})
-    with pytest.raises(DataError, match=rf"vocabulary .*tokenizer_config\.json: {name}: expected {expected}$"):
+    with pytest.raises(DataError, match=rf"tokenizer_config\.json: {name}: expected {expected}$"):
         Subwords.from_bert(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(DataError, match=r"tokenizer_config\.json is damaged"):
@@ -278,17 +278,17 @@ def test_a_setting_of_bert_of_another_type_is_named(learned, tmp_path, name, val
 
 
 def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
-    with pytest.raises(DataError, match=r"vocab\.txt: no such file"):
+    with pytest.raises(DataError, match=r"vocab\.txt: No such file"):
         Subwords.from_bert(tmp_path)
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\nthe\n")
     with pytest.raises(DataError, match=r"vocab\.txt is not BERT's: \[CLS\], \[SEP\], \[MASK\] missing"):
         Subwords.from_bert(tmp_path)
-    with pytest.raises(DataError, match=r"vocab\.json: no such file"):
+    with pytest.raises(DataError, match=r"vocab\.json: No such file"):
         Subwords.from_gpt2(tmp_path)
     write_gpt2(tmp_path, learned)
     words, merges = (tmp_path / "vocab.json").read_text(), (tmp_path / "merges.txt").read_text()
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt: no such file"):
+    with pytest.raises(DataError, match=r"merges\.txt: No such file"):
         Subwords.from_gpt2(tmp_path)
     lines = merges.splitlines()
     after = len(lines) + 1
@@ -300,23 +300,23 @@ def test_published_files_that_are_missing_or_damaged(learned, tmp_path):
         (merges + lines[3] + "\n", f"line {after}: the same as line 4"),
     ):
         (tmp_path / "merges.txt").write_text(text)
-        with pytest.raises(DataError, match=rf"vocabulary .*merges\.txt, {message}$"):
+        with pytest.raises(DataError, match=rf"merges\.txt, {message}$"):
             Subwords.from_gpt2(tmp_path)
     (tmp_path / "merges.txt").write_text(merges)
     for text, message in (
-        (words[:-9], r"is damaged: Unterminated string"),
+        (words[:-9], r"is damaged: not JSON at line 1, column .*: Unterminated string"),
         (words.replace("endoftext", "end"), r"is not GPT-2's: <\|endoftext\|> missing"),
         (words.replace('"q": ', '"qq": '), r"is not GPT-2's: 1 of the 256 bytes missing, such as 'q'"),
         (words.replace(": 17,", ": 18,"), r"is damaged: expected the numbers 0 to \d+, each of one token"),
         (words.replace(": 17,", ': "17",'), r"is damaged: expected the numbers 0 to \d+, each of one token"),
-        ("[]", r"is damaged: expected tokens and their numbers"),
+        ("[]", r"is damaged: expected an object \{...\}, got \[\]"),
     ):
         (tmp_path / "vocab.json").write_text(text)
-        with pytest.raises(DataError, match=rf"vocabulary .*vocab\.json {message}"):
+        with pytest.raises(DataError, match=rf"vocab\.json {message}"):
             Subwords.from_gpt2(tmp_path)
     (tmp_path / "vocab.json").write_text(words)
     (tmp_path / "merges.txt").write_bytes(b"#version: 0.2\n\xff")
-    with pytest.raises(DataError, match=r"vocabulary .*merges\.txt is damaged: not UTF-8 at byte 14"):
+    with pytest.raises(DataError, match=r"merges\.txt is damaged: not UTF-8 at byte 14"):
         Subwords.from_gpt2(tmp_path)
 
 

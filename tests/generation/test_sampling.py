@@ -136,9 +136,9 @@ def test_an_impossible_token_is_never_drawn():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -0.1}, "temperature: expected a number >= 0, got -0.1"),
-        ({"temperature": math.nan}, "temperature: expected a number >= 0, got nan"),
-        ({"temperature": math.inf}, "temperature: expected a number >= 0, got inf"),
+        ({"temperature": -0.1}, "temperature: expected a finite number >= 0, got -0.1"),
+        ({"temperature": math.nan}, "temperature: expected a finite number >= 0, got nan"),
+        ({"temperature": math.inf}, "temperature: expected a finite number >= 0, got inf"),
         ({"top_k": 0}, "top_k: expected a number >= 1, got 0"),
         ({"top_k": 2.5}, "top_k: expected an integer, got 2.5"),
         ({"top_k": True}, "top_k: expected an integer, got True"),

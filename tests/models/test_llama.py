@@ -328,7 +328,7 @@ REFUSED = {
     "rope_theta: expected a number": [dict(rope_theta="10000"), dict(rope_parameters={"rope_theta": None})],
     "rope_theta: expected a finite number > 0, got 0": [dict(rope_theta=0)],
     "cannot create this model: kv_heads: 3 does not divide heads 4": [dict(num_key_value_heads=3)],
-    "cannot create this model: head_width: expected an even number": [dict(head_dim=3)],
+    "cannot create this model: head_width: expected an even number": [dict(num_attention_heads=8)],
     "head_dim: expected a whole number >= 1, got 2.5": [dict(head_dim=2.5)],
     "rms_norm_eps: expected a number >= 0, got '1e-5'": [dict(rms_norm_eps="1e-5")],
 }

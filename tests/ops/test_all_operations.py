@@ -148,7 +148,7 @@ def test_a_dy_that_would_broadcast_is_refused(name):
 def not_floating(shape, device):
     """Things that are not floating-point arrays, of this shape where they have one, by their name in the message."""
     found = {name: to_device(np.ones(shape, name), device) for name in ("int64", "uint8", "bool")}
-    found |= {"list": np.ones(shape).tolist() if shape else [1.0], "tuple": (1.0, 2.0), "NoneType": None, "str": "abc"}
+    found |= {"list": np.ones(shape).tolist() if shape else [1.0], "tuple": (1.0, 2.0), "None": None, "str": "abc"}
     return found | ({"object": np.full(shape, None), "<U1": np.full(shape, "1")} if device is CPU else {})
 
 
@@ -180,7 +180,7 @@ def test_non_floating_arrays_are_refused(name, twins, device):
                 wrong = {k: w for k, w in wrong.items() if k not in ("int64", "uint8")}
                 wrong["float64"] = to_device(np.ones(x.shape), device)
             if parameters[i].default is None:
-                del wrong["NoneType"]
+                del wrong["None"]
             kind = "floating-point" if is_floating(x) else "integers"
             call = lambda w, i=i: case.op(*args[:i], w, *args[i + 1 :], **case.options)  # noqa: E731
             expect_refusal(parameters[i].name, kind, wrong, call)

@@ -5,6 +5,7 @@ import http.server
 import importlib.util
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -32,8 +33,9 @@ def imdb_copy(imdb_run, tmp_path):
 
 
 def edit_settings(run, **changes):
+    """As the message for edited settings says: without their checksum."""
     path = run / "settings.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes | {"sha256": None}))
 
 
 # Options
@@ -236,7 +238,7 @@ def test_resuming_with_other_reviews_or_without_the_vocabulary(fail, imdb_copy, 
     (imdb_copy / "vocabulary.txt").unlink()
     before = content(imdb_copy)
     line = fail("imdb", "--resume", imdb_copy, "--steps", 7)
-    assert line == f"error: vocabulary {imdb_copy / 'vocabulary.txt'}: No such file or directory"
+    assert line == f"error: {imdb_copy / 'vocabulary.txt'}: No such file or directory"
     assert content(imdb_copy) == before
 
 
@@ -281,6 +283,9 @@ def test_the_snapshot_of_another_vocabulary(fail, imdb_copy):
     lines = words.read_text().splitlines()
     lines[5], lines[6] = lines[6], lines[5]
     words.write_text("\n".join(lines) + "\n")
+    for command in ("imdb", "--resume", imdb_copy), ("scratchformer", "evaluate", imdb_copy):
+        assert f"{words} is damaged: it does not have the checksum in settings.json" in fail(*command)
+    edit_settings(imdb_copy, files={})
     before = content(imdb_copy)
     assert f"made with another vocabulary than {words}" in fail("imdb", "--resume", imdb_copy)
     line = fail("scratchformer", "evaluate", imdb_copy)
@@ -308,6 +313,38 @@ def test_a_snapshot_of_xl_without_its_memory(fail, xl_run, tmp_path):
     before = content(run)
     assert "does not fit: " in fail("enwik8", "--resume", run, "--steps", 7)
     assert content(run) == before
+
+
+def test_edited_settings_say_what_to_do(fail, enwik8_copy):
+    path = enwik8_copy / "settings.json"
+    path.write_text(path.read_text().replace('"lr": 0.002', '"lr": 0.003'))
+    for command in ("enwik8", "--resume", enwik8_copy), ("scratchformer", "evaluate", enwik8_copy):
+        assert fail(*command).endswith(
+            f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
+            'or, to use it as it is, make it end with "sha256": null'
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("d_model", "8", "a whole number"),
+        ("depth", 1.0, "a whole number"),
+        ("heads", True, "a whole number"),
+        ("context", -1, "a whole number in range"),
+        ("replicas", 10**6, "a whole number in range"),
+        ("lr", [1], "a number"),
+        ("lr", math.inf, "a number"),
+        ("norm", None, "text"),
+        ("data", 3, "text or null"),
+        ("tensorboard", 1, "true or false"),
+        ("positions", {}, ""),
+    ],
+)
+def test_settings_of_a_wrong_type_are_named(fail, enwik8_copy, name, value, expected):
+    edit_settings(enwik8_copy, **{name: value})
+    line = fail("enwik8", "--resume", enwik8_copy)
+    assert f"settings.json is damaged: {name} is {value!r}" in line and expected in line
 
 
 def test_the_settings_of_another_model(fail, xl_run, tmp_path):
@@ -357,7 +394,7 @@ def test_a_missing_setting_is_named(fail, enwik8_copy, imdb_copy, xl_run, tmp_pa
     ):
         settings = json.loads((run / "settings.json").read_text())
         del settings[name]
-        (run / "settings.json").write_text(json.dumps(settings))
+        (run / "settings.json").write_text(json.dumps(settings | {"sha256": None}))
         assert fail(program, "--resume", run).endswith(f"settings.json is damaged: {name} missing")
 
 

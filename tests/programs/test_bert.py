@@ -133,7 +133,7 @@ def test_bad_input(fail, call, copy, reviews_folder, tmp_path):
     assert "invalid choice: 'both'" in call("bert", "--stage", "both", status=2).stderr
     words = copy / "vocabulary.json"
     words.write_text(words.read_text()[:100])
-    assert f"vocabulary {words} is damaged" in fail("bert", "--resume", copy)
+    assert f"{words} is damaged" in fail("bert", "--resume", copy)
     words.unlink()
     assert fail("bert", "--resume", copy).endswith("vocabulary.json: no such file")
 

@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from scratchformer.training import load_model, load_snapshot, read_metrics
+from scratchformer.training import language, load_model, load_snapshot, read_metrics
 from scratchformer.training.settings import read_settings
 
 NUMBER = r"([0-9.]+)"
@@ -43,6 +43,12 @@ def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
     assert snapshot.state["corpus"] == "text.txt"
     assert snapshot.state["data"] == hashlib.sha256(text_file.read_bytes()).hexdigest()
     assert snapshot.optimizer["steps"] == 2
+
+
+def test_a_short_run_says_on_how_much_it_was_scored(tiny_main, text_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(language, "VALIDATION_BYTES", 1_000)
+    tiny_main("enwik8")(["--data", str(text_file), "--out", str(tmp_path), "--steps", "2"])
+    assert "bits per byte on the first 1,000 of 6,000 bytes, since the run has only 2 steps" in capsys.readouterr().out
 
 
 def test_enwik8_resumes(call, enwik8_copy):
@@ -276,7 +282,8 @@ def test_doctor_reports(call):
 
 
 def test_check_checks_the_named_cases(call):
-    lines = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
+    *lines, empty, verdict = call("scratchformer", "check", "linear", "SelfAttention").stdout.splitlines()
+    assert not empty and re.fullmatch(rf"all {len(lines) - 1} right in \d+ s", verdict)
     names = [line.split("  ")[0] for line in lines[1:]]
     assert "linear" in names
     assert "SelfAttention" in names

@@ -121,4 +121,4 @@ def test_a_run_with_another_vocabulary_is_refused(fail, copy):
         assert f"the snapshot was made with another vocabulary than {words}" in fail(*command, copy)
     assert "best.safetensors was made with other data: subwords " in fail("scratchformer", "evaluate", copy)
     words.unlink()
-    assert fail("scratchformer", "generate", copy) == f"error: vocabulary {words}: no such file"
+    assert fail("scratchformer", "generate", copy) == f"error: {words}: No such file or directory"

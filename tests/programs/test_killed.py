@@ -1,6 +1,5 @@
 """A run that is killed, interrupted, out of disk space or diverged keeps its last snapshot and continues exactly."""
 
-import contextlib
 import random
 import resource
 import signal
@@ -19,9 +18,8 @@ STEPS = 80
 
 def last_step(run):
     """The last step in a run's metrics file; 0 if there is none yet."""
-    with contextlib.suppress(FileNotFoundError):
-        return max((r["step"] for r in read_metrics(run / "metrics.jsonl")), default=0)
-    return 0
+    path = run / "metrics.jsonl"
+    return max((r["step"] for r in read_metrics(path)), default=0) if path.exists() else 0
 
 
 def wait_until(condition, process, seconds=60):

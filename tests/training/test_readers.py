@@ -36,7 +36,7 @@ def test_a_run_or_one_of_its_snapshots(vocabulary, tmp_path):
     with pytest.raises(SnapshotError, match=r"made with another vocabulary than .*vocabulary\.json"):
         load_vocabulary(tmp_path, {"subwords": "0"})
     (tmp_path / "vocabulary.json").unlink()
-    with pytest.raises(DataError, match=r"vocabulary\.json: no such file"):
+    with pytest.raises(DataError, match=r"vocabulary\.json: No such file"):
         load_writer(tmp_path)
 
 
@@ -73,5 +73,5 @@ def test_another_vocabulary_than_the_models(tmp_path, vocabulary):
     with pytest.raises(PretrainedError, match=message):
         load_writer(tmp_path)
     (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match=r"merges\.txt: no such file"):
+    with pytest.raises(DataError, match=r"merges\.txt: No such file"):
         load_writer(tmp_path)

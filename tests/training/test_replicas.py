@@ -192,10 +192,19 @@ def test_replicas_run_on_threads_inside_the_block_and_one_after_another_outside(
     assert replicas.gradients(batch, Key(0)) == loss
 
 
-@pytest.mark.parametrize(("count", "micro_batch"), [(0, None), (-1, None), (1, 0)])
-def test_sizes_below_one_are_refused(make_model, count, micro_batch):
-    with pytest.raises(ValueError, match="replicas, micro_batch: expected at least 1"):
-        Replicas(make_model("LanguageModel"), count, micro_batch)
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"count": 0}, "count: expected a number >= 1, got 0"),
+        ({"count": -1}, "count: expected a number >= 1, got -1"),
+        ({"count": 1_000_000}, "count: expected at most 1,024 replicas, each of which is a thread, got 1000000"),
+        ({"micro_batch": 0}, "micro_batch: expected a number >= 1, got 0"),
+    ],
+    ids=str,
+)
+def test_sizes_out_of_range_are_refused(make_model, sizes, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Replicas(make_model("LanguageModel"), **sizes)
 
 
 def test_several_replicas_on_a_device_are_refused(device, make_model):

@@ -6,13 +6,11 @@ import json
 import os
 import random
 import shlex
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
+from ...progress import on_terminal, progress_bar
 from .mutants import mutants
 from .run import Job, Outcome, run_jobs
 from .targets import Target, choose_tests, find_targets
@@ -55,18 +53,16 @@ def mutate(
         groups.setdefault(for_target[target], []).append(Job(target, mutant, for_target[target]))
     print(f"Planting {len(found)} mistakes, one at a time.", flush=True)
     start, outcomes = time.perf_counter(), list[Outcome]()
-    progress = tqdm(total=len(found), unit="mistake", leave=False, disable=not sys.stderr.isatty())
     try:
-        for jobs in groups.values():
-            for outcome in run_jobs(jobs, min(processes or os.cpu_count() or 1, len(jobs))):
-                outcomes.append(outcome)
-                progress.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
-                progress.update()
+        with progress_bar(total=len(found), unit="mistakes", delay=0, disable=not on_terminal()) as bar:
+            for jobs in groups.values():
+                for outcome in run_jobs(jobs, min(processes or os.cpu_count() or 1, len(jobs))):
+                    outcomes.append(outcome)
+                    bar.set_postfix_str(f"{sum(not o.killed for o in outcomes)} missed", refresh=False)
+                    bar.update()
     except KeyboardInterrupt:
-        progress.close()
         report(outcomes, len(found), time.perf_counter() - start, output)
         raise
-    progress.close()
     report(outcomes, len(found), time.perf_counter() - start, output)
     return all(outcome.killed for outcome in outcomes)
 

@@ -1,0 +1,360 @@
+"""Runs whose files are damaged, exchanged, or whole but with content that no program wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from area import Area, Case
+from runs import ARGUMENTS, EXAMPLES, INTERVALS, SIZES, make_data
+from safetensors import safe_open
+from safetensors.numpy import save_file
+
+from scratchformer import cli
+from scratchformer.training import metrics, settings, stage
+from scratchformer.training.program import load_file, program_in, run_program
+from scratchformer.training.snapshot import checksum
+
+STEPS = 7
+RESUME, EVALUATE, GENERATE, TRANSLATE, PLOT = "resume", "evaluate", "generate", "translate", "plot"
+# Texts of JSON values that are wrong almost anywhere.
+WRONG = [
+    *(
+        "null",
+        "true",
+        "false",
+        "[]",
+        "{}",
+        '""',
+        '"text"',
+        '"7"',
+        "-1",
+        "0",
+        "0.5",
+        "1e400",
+        "-1e400",
+        "NaN",
+        "Infinity",
+    ),
+    *(str(2**31), str(2**63), str(2**64), str(-(2**63)), "1e308", "1e-320", "9" * 5000, "[" * 100_000 + "]" * 100_000),
+    *(
+        '{"a": ' * 100_000 + "1" + "}" * 100_000,
+        '"' + "x" * 1_000_000 + '"',
+        '"\\ud800"',
+        '"a\\u0000b"',
+        '{"import": 3}',
+    ),
+]
+HOLE = "a place for a wrong value"
+
+
+class Folders(Area):
+    name = "folders"
+    seconds = 30
+
+    def prepare(self, folder: Path) -> None:
+        self.data = make_data(folder)
+        self.programs, self.runs = {}, {}
+        whole = stage.train
+        stage.train = lambda *args, **options: whole(*args, **options | INTERVALS)
+        for name in SIZES:
+            file = {"plain": "enwik8", "xl": "enwik8"}.get(name, name)
+            self.programs[name] = program_in(load_file(EXAMPLES / f"{file}.py"), file)
+            self.programs[name].presets["small"].update(SIZES[name])
+            self.runs[name] = folder / name
+            given = ["--data", self.data[name], "--out", self.runs[name], "--steps", STEPS, "--device", "cpu"]
+            with quiet():
+                self.programs[name].start([*map(str, given), *ARGUMENTS.get(name, [])])
+
+    def case(self, draw: random.Random, folder: Path) -> Case:
+        name = draw.choice(list(SIZES))
+        run = folder / "run"
+        shutil.copytree(self.runs[name], run)
+        kinds = {
+            self.damaged: 10,
+            self.settings: 5,
+            self.metrics: 3,
+            self.snapshot: 6,
+            self.exchanged: 2,
+            self.whole: 1,
+        }
+        return draw.choices(list(kinds), list(kinds.values()))[0](draw, name, run)
+
+    def ask(self, name: str, run: Path, command: str, *options: str) -> Callable[[], None]:
+        """What a user does with a run."""
+        if command == RESUME:
+            arguments = ["--resume", str(run), "--device", "cpu", *options]
+            return lambda: run_program(lambda: self.programs[name].start(arguments))
+        arguments = {
+            EVALUATE: ["--device", "cpu"],
+            GENERATE: ["--tokens", "3", "--device", "cpu"],
+            TRANSLATE: ["a short film", "--device", "cpu"],
+            PLOT: [],
+        }[command]
+        return lambda: cli.main([command, str(run), *arguments, *options])
+
+    def whole(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A run that is right, and --steps that are fewer than the run has done."""
+        if draw.random() < 0.3:
+            steps = draw.randrange(1, STEPS)
+            return Case(
+                f"{name}, --steps {steps}", self.ask(name, run, RESUME, "--steps", str(steps)), names=("steps",)
+            )
+        command = draw.choice([command for command in commands(name) if command != PLOT])
+        return Case(f"{name}, whole, {command}", self.ask(name, run, command), "accepted")
+
+    def damaged(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A file with other bytes, or something else in its place."""
+        path = draw.choice(files(run))
+        before, command = path.read_bytes(), draw.choice(readers(name, path))
+        if draw.random() < 0.2:
+            what, size = replace(draw, path), 0
+        else:
+            what, after = damage(draw, before)
+            if after == before or cut_like_a_kill(path, before, after):
+                what, after = "a byte added", before + b"\xff"
+            path.write_bytes(after)
+            size = len(after)
+        missing = {"nothing": ("no run", "is missing", "No such file", "no snapshot")}.get(what, ())
+        if what == "nothing" and path.name in ("best.safetensors", "metrics.jsonl"):
+            return Case(f"{name}, {path.relative_to(run)}: {what}, {command}", self.ask(name, run, command), "either")
+        if what == "nothing" and path.name.startswith("step-"):
+            return Case(f"{name}, {path.relative_to(run)}: {what}, {command}", self.ask(name, run, command), "either")
+        what = f"{name}, {path.relative_to(run)}: {what}, {command}"
+        return Case(what, self.ask(name, run, command), names=(path.name, *missing), size=size)
+
+    def exchanged(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A file of another run."""
+        path = draw.choice(files(run))
+        other = draw.choice([one for one in SIZES if one != name])
+        found = [
+            p
+            for p in files(self.runs[other])
+            if (p.suffix == path.suffix and p.name != path.name) or p.name == path.name
+        ]
+        foreign = draw.choice(found or files(self.runs[other]))
+        if path.name.startswith("step-") and draw.random() < 0.5:
+            path = path.with_name("step-foreign.safetensors")
+        shutil.copy(foreign, path)
+        command = draw.choice(readers(name, path))
+        expect = "either" if path.name == foreign.name == "metrics.jsonl" and command == PLOT else "refused"
+        what = f"{name}, {path.relative_to(run)}: {foreign.name} of {other}, {command}"
+        return Case(what, self.ask(name, run, command), expect, size=path.stat().st_size)
+
+    def settings(self, draw: random.Random, name: str, run: Path) -> Case:
+        """Settings of another type, out of range or of absurd size, as if a program had written them."""
+        path = run / "settings.json"
+        found = json.loads(path.read_text(encoding="utf-8"))
+        own = [key for key in found if key not in ("sha256", "version", "files")]
+        key, wrong = draw.choice(own), draw.choice(WRONG)
+        if draw.random() < 0.1:
+            key = draw.choice(["out", "save", "state", "", "__class__", "resume", "given", "sha257"])
+        number = type(found.get(key)) in (int, float) and wrong[:1] in '[{"tf'
+        text = type(found.get(key)) is str and wrong[:1] not in '"n'
+        if key == "steps" and wrong in ("0.5",):
+            wrong = "-3"
+        write_settings(path, found | {key: HOLE}, wrong)
+        command = draw.choice(readers(name, path))
+        expect = "refused" if (number or text) and command in (RESUME, EVALUATE) else "either"
+        what = f"{name}, settings: {key!r} is {wrong[:20]}, {command}"
+        return Case(what, self.ask(name, run, command), expect, ("settings.json",) * (expect == "refused"))
+
+    def metrics(self, draw: random.Random, name: str, run: Path) -> Case:
+        """Values of another type in metrics, with their checksum or as an earlier version wrote them."""
+        path = draw.choice([path for path in files(run) if path.name == metrics.METRICS])
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        for line in lines:
+            line.pop("crc32", None)
+        line = draw.choice(lines)
+        key, wrong = draw.choice([key for key in line if key != "validation_loss"]), draw.choice(WRONG)
+        line[key] = HOLE
+        write_metrics(path, lines, wrong, sealed=draw.random() < 0.5)
+        number = wrong[:1] in "-0123456789nNI" and wrong not in ("NaN", "Infinity", "1e400", "-1e400")
+        expect = "either" if number and (key != "step") else "refused"
+        if key == "step" and wrong in ("0", str(2**31)):
+            expect = "either"
+        command = draw.choice([RESUME, PLOT])
+        what = f"{name}, {path.relative_to(run)}: {key!r} is {wrong[:20]}, {command}"
+        return Case(
+            what, self.ask(name, run, command), expect, (path.name,) * (expect == "refused"), path.stat().st_size
+        )
+
+    def snapshot(self, draw: random.Random, name: str, run: Path) -> Case:
+        """A snapshot whose checksum is right but whose content is wrong."""
+        path = draw.choice([path for path in files(run) if path.suffix == ".safetensors"])
+        with safe_open(path, framework="numpy") as file:
+            header = {key: value for key, value in file.metadata().items() if key != "sha256"}
+            tensors = {key: file.get_tensor(key) for key in file.keys()}
+        expect, wrong, part = "either", draw.choice(WRONG), draw.choice(["model", "state", "tensor"])
+        if part == "tensor":
+            key = draw.choice(list(tensors))
+            what, tensors[key] = wrong_tensor(draw, tensors[key])
+            if tensors[key] is None:
+                del tensors[key]
+            what = f"{key} {what}"
+        else:
+            described = json.loads(header[part])
+            where = described if part == "state" or draw.random() < 0.3 else described["config"]
+            key = draw.choice(list(where)) if where else "x"
+            what = f"{part} {key!r}"
+            if draw.random() < 0.2:
+                where.pop(key, None)
+                what += " missing"
+                expect = "refused" if (key in ("class", "config", "step", "best")) else "either"
+            else:
+                if draw.random() < 0.1:
+                    key = draw.choice(["", "width", "self", "key", "lora"])
+                where[key] = HOLE
+                what += f" is {wrong[:20]}"
+            header[part] = json.dumps(described).replace(json.dumps(HOLE), wrong)
+        save_file(tensors, path, header | {"sha256": checksum(header, tensors)})
+        command = draw.choice(readers(name, path))
+        expect = expect if command == RESUME and path.name == "last.safetensors" else "either"
+        what = f"{name}, {path.relative_to(run)}: {what}, {command}"
+        return Case(
+            what, self.ask(name, run, command), expect, (path.name,) * (expect == "refused"), path.stat().st_size
+        )
+
+
+class quiet:
+    """Nothing is printed inside."""
+
+    def __enter__(self) -> None:
+        self.saved = [(number, os.dup(number)) for number in (1, 2)]
+        for number, _ in self.saved:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+    def __exit__(self, *_: object) -> None:
+        for number, copy in self.saved:
+            os.dup2(copy, number)
+
+
+def files(run: Path) -> list[Path]:
+    return sorted(path for path in run.rglob("*") if path.is_file() and path.name != "run.lock")
+
+
+def commands(name: str) -> list[str]:
+    own = {"plain": GENERATE, "xl": GENERATE, "translate": TRANSLATE}.get(name)
+    return [RESUME, EVALUATE, PLOT, *([own] if own else [])]
+
+
+def readers(name: str, path: Path) -> list[str]:
+    """The commands that read this file of a run."""
+    kind, folder = path.name, path.parent.name
+    if kind == "settings.json":
+        return [RESUME, EVALUATE, PLOT, *([TRANSLATE] if name == "translate" else [])]
+    if kind == "metrics.jsonl":
+        return [RESUME, PLOT]
+    if kind.startswith("vocabulary"):
+        return [RESUME, EVALUATE, *([TRANSLATE, PLOT] if name == "translate" else [])]
+    if kind == "average.safetensors":
+        return [EVALUATE, TRANSLATE]
+    if kind == "best.safetensors" and name in ("plain", "xl"):
+        return [RESUME, EVALUATE, GENERATE, PLOT]
+    if kind == "best.safetensors" and folder in ("finetune", "scratch"):
+        return [RESUME, EVALUATE]
+    return [RESUME]
+
+
+def damage(draw: random.Random, content: bytes) -> tuple[str, bytes]:
+    """Bytes flipped, zeroed, inserted, deleted, swapped, doubled or cut off."""
+    n = len(content)
+    kind = draw.choice(["flip"] * 6 + ["byte", "insert", "delete", "swap", "double", "cut", "zeros", "append", "empty"])
+    edges = [0, 8, 9, 20, n - 1, n - 2, n // 2]
+    place = draw.choice(edges) if draw.random() < 0.1 else draw.randrange(min(n, 3000) if draw.random() < 0.5 else n)
+    place, length = max(0, min(place, n - 1)), draw.choice([1, 2, 8, 100, 1000])
+    part = content[place : place + length]
+    if kind == "flip":
+        bit = draw.randrange(8)
+        return f"bit {bit} of byte {place} flipped", content[:place] + bytes([content[place] ^ 1 << bit]) + content[
+            place + 1 :
+        ]
+    if kind == "byte":
+        new = draw.randrange(256)
+        return f"byte {place} made {new}", content[:place] + bytes([new]) + content[place + 1 :]
+    if kind == "insert":
+        return f"{length} bytes inserted at {place}", content[:place] + draw.randbytes(length) + content[place:]
+    if kind == "delete":
+        return f"{length} bytes deleted at {place}", content[:place] + content[place + length :]
+    if kind == "swap":
+        half = content[place + length : place + 2 * length]
+        return f"{length} bytes at {place} swapped", content[:place] + half + part + content[place + 2 * length :]
+    if kind == "double":
+        return f"{length} bytes at {place} doubled", content[:place] + part + content[place:]
+    if kind == "cut":
+        return f"cut at {place}", content[:place]
+    if kind == "zeros":
+        return f"{length} bytes at {place} zeroed", content[:place] + bytes(len(part)) + content[place + length :]
+    if kind == "append":
+        return f"{length} bytes added", content + draw.randbytes(length)
+    return "empty", b""
+
+
+def cut_like_a_kill(path: Path, before: bytes, after: bytes) -> bool:
+    """Whether metrics only lack their end, which may be what a killed run leaves."""
+    return path.name == "metrics.jsonl" and before.startswith(after)
+
+
+def replace(draw: random.Random, path: Path) -> str:
+    """Something else in the place of a file."""
+    path.unlink()
+    kind = draw.choice(["a FIFO", "a folder", "a link to itself", "a link to nothing", "a device", "nothing"])
+    if kind == "a FIFO":
+        os.mkfifo(path)
+    elif kind == "a folder":
+        path.mkdir()
+    elif kind == "a link to itself":
+        path.symlink_to(path.name)
+    elif kind == "a link to nothing":
+        path.symlink_to("nowhere")
+    elif kind == "a device":
+        path.symlink_to(draw.choice(["/dev/zero", "/dev/null", "/dev/random"]))
+    return kind
+
+
+def wrong_tensor(draw: random.Random, array: Any) -> tuple[str, Any]:
+    import numpy as np
+
+    kind = draw.choice(
+        ["missing", "NaN", "int", "bool", "float64", "float16", "empty", "longer", "flat", "huge", "negative"]
+    )
+    with np.errstate(all="ignore"):
+        changed = {
+            "missing": lambda: None,
+            "NaN": lambda: np.full_like(array, np.nan) if array.dtype.kind == "f" else array - 2**62,
+            "int": lambda: array.astype(np.int64) + 2**40,
+            "bool": lambda: array.astype(bool),
+            "float64": lambda: array.astype(np.float64),
+            "float16": lambda: array.astype(np.float16),
+            "empty": lambda: array.reshape(-1)[:0],
+            "longer": lambda: np.concatenate([array.reshape(-1), array.reshape(-1)]),
+            "flat": lambda: array.reshape(-1),
+            "huge": lambda: np.full_like(array, 2**62 if array.dtype.kind == "i" else 1e38),
+            "negative": lambda: np.full_like(array, -7),
+        }[kind]()
+    return kind, None if changed is None else np.ascontiguousarray(changed).reshape(changed.shape)
+
+
+def write_settings(path: Path, found: dict[str, Any], wrong: str) -> None:
+    """Settings with the JSON text `wrong` in the HOLE, and with their checksum where the package knows one."""
+    for key in ("sha256", "version"):
+        found.pop(key, None)
+    text = json.dumps(found, indent=2).replace(json.dumps(HOLE), wrong) + "\n"
+    seal = getattr(settings, "seal", None)
+    path.write_text(text if seal is None else seal(text), encoding="utf-8")
+
+
+def write_metrics(path: Path, lines: list[dict[str, Any]], wrong: str, sealed: bool) -> None:
+    before, written = 0, []
+    seal = getattr(metrics, "seal", None) if sealed else None
+    for line in lines:
+        text = json.dumps(line).replace(json.dumps(HOLE), wrong)
+        if seal is not None:
+            text, before = seal(text, before)
+        written.append(text + "\n")
+    path.write_text("".join(written), encoding="utf-8")

@@ -1,0 +1,294 @@
+"""Command lines of all programs and commands, right and wrong: values out of range, empty, misspelt, in any order."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from area import Area, Case
+from runs import ARGUMENTS, EXAMPLES, SIZES, command, make_data
+
+from scratchformer import cli
+from scratchformer.training.program import load_file, program_in, run_program
+
+PROGRAMS = ("enwik8", "imdb", "translate", "bert", "gpt2", "sparse", "digits", "units")
+TINY = {
+    "enwik8": SIZES["plain"],
+    "imdb": dict(d_model=8, depth=1, max_length=16, vocabulary=100, batch_size=8),
+    "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4),
+    "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2),
+    "digits": dict(d_model=8, heads=2, depth=1, batch_size=8),
+    "units": dict(d_model=8, heads=2, depth=1, batch_size=8),
+}
+HUGE = ["2147483648", "9223372036854775808", "18446744073709551616", "1" + "0" * 40, "9" * 5000]
+NO_WHOLE = [
+    "",
+    "-1",
+    "nan",
+    "inf",
+    "1e400",
+    "1e3",
+    "1.5",
+    "0x10",
+    "one",
+    "None",
+    "[1]",
+    "--",
+    "-",
+    "1 2",
+    "½",
+    "\udcff",
+]
+NO_NUMBER = ["", "-1", "-inf", "nan", "one", "None", "--", "1,5", "1e", "\udcff"]
+NO_TEXT = [""]
+NO_DEVICE = [
+    "",
+    "--",
+    "tpu",
+    "CPU",
+    "cpu:0",
+    "cpu:",
+    "gpu:-1",
+    "gpu:x",
+    "gpu:" + "9" * 50,
+    "gpu:½",
+    "auto:1",
+    ":",
+    " cpu",
+]
+NO_PATH = ["", "nowhere", "a/b/c", "x" * 300, "x" * 5000, "/dev/null/x", "\n", "\udcff", "loop", "~nobody", "--"]
+
+
+class Option(NamedTuple):
+    """An option, values that must be refused, and values that are right."""
+
+    name: str
+    wrong: list[str]
+    right: list[str]
+
+
+def whole(name: str, *right: int, least: int = 1, most: str = "") -> Option:
+    below = [str(least - 1), str(least - 2), str(-(2**63))]
+    return Option(name, NO_WHOLE + below + HUGE * (most == "bounded") + HUGE[3:], list(map(str, right)))
+
+
+def choice(name: str, *right: str) -> Option:
+    return Option(name, ["", "none of these", "--", right[0].upper(), right[0] + " ", "\udcff"], list(right))
+
+
+DEVICE = Option("--device", NO_DEVICE, ["cpu"])
+SEED = whole("--seed", 0, 1, 2**31, 2**32, 2**62, least=0)
+PROGRAM = Option("--program", ["", "nowhere.py", "/", "x" * 300], [])
+COMMON = [
+    DEVICE,
+    whole("--steps", 1, 2, 3, most="bounded"),
+    SEED,
+    whole("--replicas", 1, 2, 3, most="bounded"),
+    whole("--micro-batch", 1, 3, 1000),
+    choice("--preset", "small"),
+    Option(
+        "--out", ["", "file", "/dev/null", "file/run", "x" * 300, "loop"], ["run", "a/b/run", "läufe 中", "-run", " "]
+    ),
+    Option("--resume", [path for path in NO_PATH if path], []),
+    Option("--data", [*NO_PATH, "/dev/null", ".", "empty", "noise"], []),
+]
+OWN = {
+    "enwik8": [choice("--model", "xl", "llama"), choice("--positions", "sinusoidal", "relative")],
+    "imdb": [choice("--pool", "max"), choice("--positions", "none"), choice("--schedule", "constant")],
+    "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), Option("--pretrained", NO_PATH, [])],
+    "gpt2": [Option("--pretrained", NO_PATH, [])],
+    "sparse": [Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], ["1e-6"])],
+}
+GENERATE = [
+    Option("--prompt", NO_TEXT, ["a", "\n", "--", "-x", "中", "\udcff", "x" * 5000]),
+    whole("--tokens", 0, 1, 5, least=0),
+    Option("--temperature", [*NO_NUMBER, "inf", "1e400"], ["0", "0.5", "1e-320", "1e18"]),
+    whole("--top-k", 1, 3, 10**6),
+    Option("--top-p", [*NO_NUMBER, "2", "0", "inf", "1e400"], ["0.5", "1", "1e-9"]),
+    SEED,
+    DEVICE,
+    PROGRAM,
+]
+TRANSLATE = [
+    whole("--beam", 1, 2, 5, most="bounded"),
+    Option("--length-penalty", [*NO_NUMBER, "inf", "1e400", "1e300"], ["0", "0.6", "2"]),
+    DEVICE,
+    PROGRAM,
+]
+EVALUATE = [choice("--part", "validation", "test"), DEVICE, PROGRAM, Option("--data", [*NO_PATH, "noise"], [])]
+CHECK = [choice("--only", "reference"), DEVICE, SEED, choice("--dtype", "float32"), Option("--details", [], [])]
+MUTATE = [
+    whole("--jobs", 1, 2, most="bounded"),
+    whole("--limit", 1, 3, 10**6),
+    SEED,
+    Option("--json", [""], ["o.json"]),
+]
+PLOT = [Option("--text", NO_TEXT, ["a film", "--", "中"]), Option("--out", ["", "file"], ["plots"])]
+BROKEN = [Option("--nonsense", ["1", "", "--"], [])]
+
+
+class Options(Area):
+    name = "options"
+
+    def prepare(self, folder: Path) -> None:
+        self.data = make_data(folder)
+        self.data["tiny"] = folder / "tiny.txt"
+        self.data["tiny"].write_text("a good film " * 1500)
+        self.runs = {name: folder / name for name in ("plain", "translate")}
+        for name, run in self.runs.items():
+            options = [
+                "--data",
+                self.data[name],
+                "--out",
+                run,
+                "--steps",
+                3,
+                "--device",
+                "cpu",
+                *ARGUMENTS.get(name, []),
+            ]
+            subprocess.run(command(name, *options), check=True, capture_output=True)
+        self.programs = {name: program_in(load_file(EXAMPLES / f"{name}.py"), name) for name in PROGRAMS}
+        for name, program in self.programs.items():
+            program.presets["small"].update(TINY.get(name) or SIZES[name])
+
+    def case(self, draw: random.Random, folder: Path) -> Case:
+        make_things(folder)
+        if draw.random() < 0.5:
+            return self.program_case(draw)
+        return self.command_case(draw)
+
+    def program_case(self, draw: random.Random) -> Case:
+        name = draw.choice(PROGRAMS)
+        data = {"imdb": "bert", "enwik8": "tiny", "gpt2": "tiny", "sparse": "tiny"}.get(name, name)
+        given = {"--device": "cpu", "--steps": "1", "--replicas": "2"}
+        if data in self.data:
+            given["--data"] = str(self.data[data])
+        options = [*COMMON, *OWN.get(name, [])]
+        if "--data" not in given:
+            options = [option for option in options if option.name != "--data"]
+        return varied(
+            draw, name, [], given, options, partial(call_program, self.programs[name]), slow=name in ("digits", "units")
+        )
+
+    def command_case(self, draw: random.Random) -> Case:
+        plain, translate = str(self.runs["plain"]), str(self.runs["translate"])
+        name, positional, options, right = draw.choice(
+            [
+                ("generate", [plain], GENERATE, {"--tokens": "3", "--device": "cpu"}),
+                ("generate", [plain], GENERATE, {"--tokens": "3", "--device": "cpu"}),
+                ("translate", [translate, "a film", " ", "good and bad"], TRANSLATE, {"--device": "cpu"}),
+                ("translate", [translate], TRANSLATE, {"--device": "cpu"}),
+                ("evaluate", [plain], EVALUATE, {"--device": "cpu"}),
+                ("check", ["relu", "linear, no bias"], CHECK, {}),
+                ("mutate", ["my_ops.py::double_backward"], MUTATE, {"--list": ""}),
+                ("plot", ["nowhere"], PLOT, {}),
+                ("doctor", [], [], {}),
+                ("learn", ["start", draw.choice(["softmax", "", "nothing"])], [Option("--nonsense", ["x"], [])], {}),
+            ]
+        )
+        run = partial(
+            call_command, name, stdin=draw.choice(["", "a film\n\nbad\n", "\n\n", "\0\x1b[31m\n", "x " * 200])
+        )
+        if positional and draw.random() < 0.15:
+            return Case(*wrong_position(draw, name, positional, right, run))
+        case = varied(draw, name, positional, right, options, run, slow=name in ("plot", "evaluate"))
+        if name in ("plot", "learn") or (name == "translate" and len(positional) == 1):
+            return case._replace(expect="refused" if case.expect == "refused" else "either", check=None)
+        return case
+
+
+def make_things(folder: Path) -> None:
+    """What wrong paths refer to."""
+    (folder / "file").write_text("precious")
+    (folder / "empty").write_bytes(b"")
+    (folder / "noise").write_bytes(random.Random(0).randbytes(300))
+    (folder / "loop").symlink_to("loop")
+    (folder / "my_ops.py").write_text(
+        "def double(x):\n    return 2 * x, x\n\n\ndef double_backward(dy, x):\n    return 2 * dy\n"
+    )
+
+
+def varied(
+    draw: random.Random,
+    name: str,
+    positional: list[str],
+    given: dict[str, str],
+    options: list[Option],
+    run: Callable,
+    slow: bool,
+) -> Case:
+    """A right command line, with one option wrong, missing its value, unknown, or right too."""
+    kind = draw.choices(["wrong", "right", "unknown", "bare", "twice"], [12, 0 if slow else 4, 1, 1, 0 if slow else 1])[
+        0
+    ]
+    option = draw.choice(options) if options else Option("", [], [])
+    given = dict(given)
+    if kind == "wrong" and option.wrong:
+        value = draw.choice(option.wrong)
+        given[option.name] = value
+        argv = written(draw, positional, given)
+        paths = ("--data", "--resume", "--pretrained", "--out", "--program")
+        names = () if option.name in paths else (option.name, option.name.strip("-").replace("-", "_"), "CuPy")
+        return Case(shown(name, argv), partial(run, argv), names=names)
+    if kind == "right" and option.right:
+        given[option.name] = draw.choice(option.right)
+    elif kind == "bare" and option.name and option.name != "--details":
+        argv = [*positional, *(part for pair in given.items() for part in pair if pair[0] != option.name), option.name]
+        return Case(shown(name, argv), partial(run, argv), names=(option.name,))
+    elif kind == "unknown":
+        unknown = draw.choice(
+            ["--nonsense", "--steppps", "-q", "--\udcff", "--device-of-mine", "---", "--=", "-" * 3000]
+        )
+        argv = [*positional, *(part for pair in given.items() for part in pair if part), unknown]
+        return Case(shown(name, argv), partial(run, argv))
+    argv = written(draw, positional, given)
+    return Case(shown(name, argv), partial(run, argv), expect="accepted")
+
+
+def wrong_position(
+    draw: random.Random, name: str, positional: list[str], given: dict[str, str], run: Callable
+) -> tuple[str, Callable]:
+    """A command line whose first argument is wrong."""
+    value = draw.choice([*NO_PATH, "file", "empty", "noise", "/dev/null", "my_ops", "::", "a::b", "my_ops.py::nothing"])
+    argv = ["--", value] if value.startswith("-") else written(draw, [value], given)
+    return shown(name, argv), partial(run, argv)
+
+
+def written(draw: random.Random, positional: list[str], given: dict[str, str]) -> list[str]:
+    """The arguments in any order that keeps that of the positional ones, options as two words or with "="."""
+    parts: list[list[str]] = []
+    for option, value in given.items():
+        if not value and option in ("--list", "--details"):
+            parts.append([option])
+        elif value.startswith("-") or draw.random() < 0.5:
+            parts.append([f"{option}={value}"])
+        else:
+            parts.append([option, value])
+    draw.shuffle(parts)
+    for place, argument in zip(sorted(draw.choices(range(len(parts) + 1), k=len(positional))), positional, strict=True):
+        parts.insert(place + positional.index(argument), [argument])
+    return [word for part in parts for word in part]
+
+
+def shown(name: str, argv: list[str]) -> str:
+    words = (word if len(word) < 60 else f"{word[:20]}... ({len(word)} characters)" for word in map(ascii, argv))
+    return f"{name} {' '.join(words)}"
+
+
+def call_program(program: type, argv: list[str]) -> None:
+    sys.argv = [program.name, *argv]
+    run_program(partial(program.start, argv))
+
+
+def call_command(name: str, argv: list[str], stdin: str) -> None:
+    sys.argv = ["scratchformer", name, *argv]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(os.fsencode(stdin)), encoding="utf-8")
+    cli.main([name, *argv])

@@ -1,0 +1,29 @@
+"""On how much a stage is scored."""
+
+import numpy as np
+
+from scratchformer.data import Labelled
+from scratchformer.training.settings import Run
+from scratchformer.training.stage import Stage
+
+
+def test_a_short_run_is_scored_on_no_more_than_it_trained_on_but_at_least_1000():
+    short = Stage(Run(seed=0, steps=3, preset_steps=100))
+    assert [short.scored(25_000, trained) for trained in (96, 5_000, 30_000)] == [1_000, 5_000, 25_000]
+    assert short.scored(800, 96) == 800
+    assert short.scored(25_000, 96, least=2_000) == 2_000
+    told = "1,000 of 25,000 reviews, since the run has only 3 steps"
+    assert short.share(1_000, 25_000, "reviews") == told and short.share(800, 800, "reviews") == "800 reviews"
+
+
+def test_a_run_of_all_steps_and_one_that_is_only_scored_are_scored_on_everything():
+    for settings in (dict(steps=100, preset_steps=100), dict(steps=200, preset_steps=100), dict(steps=3)):
+        assert Stage(Run(seed=0, **settings)).scored(25_000, 96) == 25_000
+
+
+def test_texts_at_equal_distances_keep_the_shares_of_sorted_classes():
+    texts = Labelled([np.array([i]) for i in range(30)], np.repeat([0, 1, 2], 10))
+    few = texts.evenly(6)
+    assert few.labels.tolist() == [0, 0, 1, 1, 2, 2] and [int(i) for (i,) in few.ids] == [0, 5, 10, 15, 20, 25]
+    for whole in (texts.evenly(30), texts):
+        assert np.array_equal(np.concatenate(whole.ids), np.arange(30)) and len(whole.labels) == 30
