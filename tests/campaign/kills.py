@@ -119,12 +119,16 @@ class Kills(Area):
 
     def kill_in_write(self, name: str, run: Path, draw: random.Random) -> list[str]:
         """Let a program kill itself while it writes a file; returns which, or nothing if it ended before that."""
-        death = f"{draw.randint(1, 30)} {int(10 ** draw.uniform(0, 5.3))}"
+        death = f"{draw.randint(1, 45)} {int(10 ** draw.uniform(0, 5.3))}"
         process = self.start(name, run, CAMPAIGN_DEATH=death)
         if process.wait() not in (-signal.SIGKILL, -signal.SIGXFSZ):
             return []
-        left = [f"writing {path.stem}, {path.stat().st_size:,} bytes" for path in _files(run, ".unfinished")]
-        return left or ["before a write"]
+        left = [
+            f"writing {str(path.relative_to(run)).partition('.unfinished')[0]}, {path.stat().st_size:,} bytes"
+            for path in _files(run, "")
+            if ".unfinished" in str(path)
+        ]
+        return left[:1] or ["before a write"]
 
     def summary(self, messages: list[str]) -> str:
         kills, writes, runs = 0, 0, Counter[str]()

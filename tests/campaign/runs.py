@@ -68,18 +68,18 @@ def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
 
 
 def die_while_writing(event: int, size: int) -> None:
-    """Kill this process when it has opened or renamed unfinished files `event` times. A file that it opens for
-    writing then gets `size` more bytes before the kill, or all if it has fewer.
+    """Kill this process when it has opened, renamed or otherwise changed unfinished files `event` times. If it opens
+    one then, it may write `size` more bytes, and is killed at the next byte or the next event.
     """
     count = 0
 
     def notice(name: str, arguments: tuple) -> None:
         nonlocal count
-        if name not in ("open", "os.rename") or not str(arguments[0]).endswith(".unfinished"):
+        if name not in ("open", "os.rename", "os.chmod") or ".unfinished" not in str(arguments[0]):
             return
         count += 1
-        if count == event and name == "open" and arguments[1] in ("w", "wb"):
-            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the signal of a file that is larger than allowed
+        if count == event and name == "open":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the signal when a file becomes larger than allowed
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
         elif count >= event:
             os.kill(os.getpid(), signal.SIGKILL)
