@@ -71,7 +71,7 @@ class Kills(Area):
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         name, run = draw.choice(list(self.data)), folder / "run"
-        moments = [draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))]
+        moments = sorted((draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))), key="end".__eq__)
         reference = self.references[name]
         if name == "bert" or draw.random() < 0.5:  # BERT's sub-words differ whenever they are learned
             shutil.copytree(reference.begun, run)
@@ -141,7 +141,7 @@ class Kills(Area):
 
 def differences(run: Path, reference: Path) -> Iterator[str]:
     """What differs between two finished runs, apart from the speed in their metrics."""
-    contents, expected = ({p.relative_to(root): p for p in root.rglob("*") if p.is_file()} for root in (run, reference))
+    contents, expected = ({p.relative_to(root): p for p in root.rglob("*")} for root in (run, reference))
     for name in sorted(contents.keys() | expected.keys()):
         if name not in expected:
             yield f"{name} is in the folder of the killed run only"
@@ -161,7 +161,7 @@ def _content(path: Path) -> Any:
         return found.model_class, found.config, found.state, parts
     if path.name == "metrics.jsonl":
         return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
-    return path.read_bytes()
+    return path.read_bytes() if path.is_file() else None
 
 
 def _lines(run: Path) -> int:
