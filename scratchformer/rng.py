@@ -33,9 +33,12 @@ class Key:
             if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
                 found = "None" if word is None else type(word).__name__
                 raise TypeError(f"seed: expected non-negative integers, got {found}")
-            if not 0 <= word < LIMIT:
-                found = f"{words}" if -LIMIT < word < 0 else "a number of hundreds of bits"
-                raise ValueError(f"seed: expected non-negative integers, got {found}")
+            if word < 0:
+                raise ValueError(
+                    f"seed: expected non-negative integers, got {words if word > -LIMIT else 'a huge one'}"
+                )
+            if word >= LIMIT:
+                raise ValueError("seed: expected integers below 2**128, got a larger one")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:

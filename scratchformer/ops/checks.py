@@ -57,6 +57,8 @@ def expect_floating(**arrays: Array) -> None:
 
 def expect_real(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of real floating-point numbers."""
+    if type(x) is np.ndarray and x.dtype.kind == "f":
+        return
     expect_floating(**{name: x})
     if x.dtype.kind == "c":
         raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
