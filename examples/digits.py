@@ -16,6 +16,7 @@ from scratchformer.data.digits import CLASSES, GREYS, SIDE
 from scratchformer.generation import generate
 from scratchformer.models import SparseTransformer
 from scratchformer.plots import plot_images
+from scratchformer.progress import counted
 from scratchformer.training import Program, mean_loss
 
 PRESETS = {
@@ -98,7 +99,7 @@ class Digits(Program):
         first = [int(np.flatnonzero(self.digits.test.labels == digit)[0]) for digit in range(CLASSES)]
         real = Images(*(a[first] for a in self.digits.test))
         prompts, rows = as_sequences(real).ids, {"real": real.pixels}
-        for i in range(DRAWN):
+        for i in counted(range(DRAWN), "drawing", "rows"):
             rows["generated" if i == 0 else " " * i] = draw(self.model, prompts[:, :1], self.key.fold("draw", i))
         upper = prompts[:, : 1 + SIDE * SIDE // 2]
         return rows | {"lower half generated": draw(self.model, upper, self.key.fold("complete"))}

@@ -17,9 +17,10 @@ There are also keys for random numbers, devices, and `reference_only`. One impor
 `scratchformer.dispatch` has the decorators that make an operation of two functions of your own.
 """
 
+from . import starting  # first  # isort: skip  # noqa: F401
+
 from importlib.util import find_spec
 
-from . import process as process  # first, for Ctrl-C while the rest is loaded  # isort: skip
 from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
 from .dispatch import reference_only

@@ -190,10 +190,10 @@ def translate(args: argparse.Namespace) -> None:
     options = {name: value for name, value in options.items() if value is not None}
     lines = [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
-    sentences = [line for line in lines if line.strip()]
+    sentences = [line for line in lines if line]  # a blank line of standard input stays one
     found = iter(generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options))
     for line in lines:
-        print(generation.printable(next(found)) if line.strip() else "")  # a blank line stays one
+        print(generation.printable(next(found)) if line else "")
 
 
 def evaluate(args: argparse.Namespace) -> None:

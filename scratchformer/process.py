@@ -1,8 +1,4 @@
-"""How a program starts and ends: signals, standard streams, and errors in one line.
-
-This module is imported first and imports nothing of the package: loading the rest takes a third of a second, in which
-Ctrl-C must not show a traceback to somebody who only called a command.
-"""
+"""How a program ends: signals, standard streams, and errors in one line."""
 
 from __future__ import annotations
 
@@ -11,12 +7,15 @@ import io
 import os
 import signal
 import sys
+import sysconfig
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from .starting import end_on_interrupt
 
 PACKAGE = Path(__file__).parent
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -48,8 +47,7 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     except (ValueError, TypeError, IndexError, OSError, RuntimeError, ImportError, MemoryError) as error:
         sys.exit(f"error: {in_words(error)}")
     except KeyboardInterrupt as stopped:  # `train` says which snapshot it saved
-        if is_program():
-            end_on_interrupt()
+        end_on_interrupt()
         number = getattr(stopped, "number", signal.SIGINT)
         how = "interrupted" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
         print(f"{how}; {stopped}: continue with --resume" if stopped.args else how, file=sys.stderr)
@@ -70,9 +68,10 @@ def in_words(error: Exception) -> str:
 
 def _place(error: Exception) -> str:
     """The innermost function of the package, or of a program, in which an error was raised."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if PACKAGE in Path(frame.filename).parents] or frames
-    return f"{own[-1].name} ({Path(own[-1].filename).name})"
+    libraries = {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}
+    places = [(frame.name, Path(frame.filename)) for frame in traceback.extract_tb(error.__traceback__)]
+    name, path = [(n, p) for n, p in places if PACKAGE in p.parents or not libraries & {*p.parents}][-1]
+    return f"{name} ({path.name})"
 
 
 # Signals
@@ -104,31 +103,6 @@ def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 def _stop(number: int, _frame: Any) -> None:
     raise Stopped(number)
-
-
-def end_on_interrupt() -> None:
-    """From here on, Ctrl-C ends the process immediately: while it starts or ends, nothing can be lost."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
-        signal.signal(signal.SIGINT, _end)
-
-
-def _end(number: int, _frame: Any) -> None:
-    with suppress(OSError):
-        os.write(2, b"interrupted\n")
-    os._exit(128 + number)
-
-
-def is_program() -> bool:
-    """Whether this process was started to run the command or a program of examples/, not a script or session that
-    imports the package.
-    """
-    started = getattr(sys, "argv", None) or [""]
-    if started[0] not in sys.orig_argv[1:] or sys.flags.interactive or "bdb" in sys.modules:
-        return False
-    if started[0] == "-m":
-        return any(argument.partition(".")[0] == PACKAGE.name for argument in sys.orig_argv)
-    path = Path(started[0])
-    return path.stem == PACKAGE.name or path.absolute().parent == PACKAGE.parent / "examples"
 
 
 # Standard streams
@@ -197,7 +171,3 @@ def take_any_text() -> None:
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)
-
-
-if is_program():
-    end_on_interrupt()

@@ -33,12 +33,10 @@ class Key:
             if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
                 found = "None" if word is None else type(word).__name__
                 raise TypeError(f"seed: expected non-negative integers, got {found}")
-            if word < 0:
-                raise ValueError(
-                    f"seed: expected non-negative integers, got {words if word > -LIMIT else 'a huge one'}"
-                )
-            if word >= LIMIT:
+            if not -LIMIT < word < LIMIT:
                 raise ValueError("seed: expected integers below 2**128, got a larger one")
+            if word < 0:
+                raise ValueError(f"seed: expected non-negative integers, got {words}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:
@@ -111,7 +109,7 @@ _room: ContextVar[list[int] | None] = ContextVar("room", default=None)  # how ma
 
 @contextmanager
 def room_for(numbers: int) -> Iterator[None]:
-    """Inside, drawing weights of many times `numbers` numbers raises ValueError, before they fill the memory: for a
+    """Inside, drawing far more than `numbers` random numbers raises ValueError, before they fill the memory: for a
     model whose sizes were read from a file that may be damaged, and whose number of weights is known.
     """
     token = _room.set([4 * numbers + 1000])  # some models draw their weights more than once
@@ -125,7 +123,7 @@ def _take_room(size: Any) -> None:
     if (room := _room.get()) is not None:
         room[0] -= math.prod(size) if isinstance(size, tuple | list) else size or 1
         if room[0] < 0:
-            raise ValueError("the sizes make a model many times as large as the saved one")
+            raise ValueError("its sizes are those of a model many times as large as the saved one")
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.

@@ -238,12 +238,14 @@ class SegmentBatches:
         if state.keys() != {"step", "memory"}:
             raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
         B, depth, _, C = self.nothing.shape
-        memory = state["memory"]
+        step, memory = state["step"], state["memory"]
+        if step.dtype.kind != "i" or step.shape or step < 0:
+            raise ValueError(f"step: expected a whole number >= 0, got {step.dtype} {step.shape}")
         if memory.dtype.kind != "f":
             raise ValueError(f"memory: expected floating-point numbers, got {memory.dtype}")
         if memory.ndim != 4 or (*memory.shape[:2], memory.shape[3]) != (B, depth, C):
             raise ValueError(f"memory: expected ({B}, {depth}, M, {C}), got {memory.shape}")
-        self.step, self.memory = int(state["step"]), memory
+        self.step, self.memory = int(step), memory
 
 
 def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:

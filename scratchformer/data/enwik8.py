@@ -131,11 +131,13 @@ def load_standard_library() -> Corpus:
 
 
 def as_text(data: np.ndarray, name: str) -> str:
-    """UTF-8 bytes (n,) as text, without characters cut off at either end. Raises DataError naming `name`."""
+    """UTF-8 bytes (n,) as text, without a byte-order mark and without characters cut off at either end. Raises
+    DataError naming `name`.
+    """
     raw = data.tobytes()  # may begin with up to 3 bytes of a cut character; the decoder drops one at the end
     start = next((i for i, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), min(3, len(raw)))
     try:
-        return codecs.getincrementaldecoder("utf-8")().decode(raw[start:])
+        return codecs.getincrementaldecoder("utf-8")().decode(raw[start:]).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: not UTF-8 at byte {start + error.start:,}") from error
 

@@ -258,7 +258,7 @@ def _read(stream: Any, size: int, archive: Path) -> bytes:
     """The next `size` bytes of an archive."""
     data = stream.read(size)
     if len(data) < size:
-        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive (it ends within a file)")
+        raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive (it ends too soon)")
     return data
 
 

@@ -23,6 +23,7 @@ from ..ops.checks import shown
 MEGABYTE = 1 << 20
 MOST = 4096 * MEGABYTE  # bytes of any file that is read into memory
 JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
+JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
 VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
 UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
 RATIO = 8  # of a larger one, to the size of the compressed file; English text has 3 to 4
@@ -83,9 +84,12 @@ def decoded(data: bytes | bytearray, where: PathLike, error: Error = DataError) 
 def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, Any]:
     """The JSON object in `text`.
 
-    Raises `error`, naming `where`, if the text is not JSON or not an object, is nested too deeply, has a number of too
-    many digits, gives two values for one name, or has half of a character.
+    Raises `error`, naming `where`, if the text is not JSON or not an object, is nested too deeply, has more than
+    JSON_PARTS objects and lists or a number of too many digits, gives two values for one name, or has half of a
+    character.
     """
+    if text.count("{") + text.count("[") > JSON_PARTS:  # each takes 72 bytes of memory, or more
+        raise error(f"{where} is damaged: more than {JSON_PARTS:,} objects and lists")
     try:
         found = json.loads(text, object_pairs_hook=_object)
         if _SURROGATE.search(text):

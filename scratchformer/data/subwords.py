@@ -273,9 +273,13 @@ def _read(path: Path, size: int | None = None) -> Any:
     lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
     _check_ids(parsed(text, path), size, path)
     try:
-        return lib.Tokenizer.from_str(text)
+        tokenizer = lib.Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific
         raise DataError(f"{path} is damaged: {error}") from error
+    unknown = getattr(tokenizer.model, "unk_token", None)
+    if unknown is not None and tokenizer.token_to_id(unknown) is None:
+        raise DataError(f"{path} is damaged: unk_token: no token {shown(unknown)} in it")
+    return tokenizer
 
 
 def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:

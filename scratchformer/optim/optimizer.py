@@ -14,6 +14,7 @@ from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..ops.checks import expect_boolean, expect_instance, expect_number
 
+MOST_STEPS = 1 << 53  # up to which a float64 is exact
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
 
@@ -238,18 +239,29 @@ class Optimizer:
         return {"steps": np.array(self.steps, np.int64), **state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state. Raises ValueError, and changes nothing, if it is from another optimizer or model."""
+        """Restore a state. Raises ValueError, and changes nothing, if it is from another optimizer or model; TypeError
+        if it is not a dict of arrays.
+        """
+        if not isinstance(state, Mapping):
+            raise TypeError(f"state: expected a dict of arrays, got {type(state).__name__}")
         size, dtype = sum(p.data.size for p in self.stepped), self.stepped[0].data.dtype
         expected = {"steps": "int64 ()", **dict.fromkeys(self.buffers, f"{dtype} ({size},)")}
-        found = {name: f"{value.dtype} {tuple(value.shape)}" for name, value in state.items()}
-        if found != expected:
-            raise ValueError(f"state of another optimizer: expected {expected}, got {found}")
-        if (steps := int(state["steps"])) < 0:
-            raise ValueError(f"steps: expected a number >= 0, got {steps}")
-        self.steps = int(state["steps"])
+        found = {name: _kind(value) for name, value in state.items()}
+        for name in sorted(expected.keys() | found.keys(), key=str):
+            if expected.get(name) != found.get(name):
+                got = f"expected {expected.get(name, 'none')}, got {found.get(name, 'none')}"
+                raise ValueError(f"state of another optimizer: {name}: {got}")
+        if not 0 <= (steps := int(state["steps"])) <= MOST_STEPS:
+            raise ValueError(f"steps: expected a number from 0 to {MOST_STEPS}, got {steps}")
+        self.steps = steps
         xp = array_module(self.stepped[0].data)
         for name in self.buffers:
             getattr(self, name)[...] = xp.asarray(to_cpu(state[name]))
+
+
+def _kind(value: Any) -> str:
+    """The dtype and shape of an array: "float32 (3, 4)"."""
+    return f"{value.dtype} {tuple(value.shape)}" if hasattr(value, "dtype") else type(value).__name__
 
 
 def _place(params: list[Param]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -24,10 +24,8 @@ from ..data import (
 from ..data.batching import expect_text
 from ..ops import IGNORED
 from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive
-from ..progress import counted, progress_bar
+from ..progress import progress_bar
 from .replicas import Replicas
-
-SCORING = "scoring"  # what the progress bars say
 
 
 def evaluate_language_model(
@@ -58,20 +56,19 @@ def evaluate_language_model(
 
     tokens = len(data) - 1
     items = windows(data, context, stride, batch_size)
-    items = counted(items, SCORING, "tokens", tokens, lambda item: int(item[1].sum()))
-    total = math.fsum(replicas.map_models(nats, items))
+    total = math.fsum(_scored(replicas, nats, items, "tokens", tokens, lambda item: int(item[1].sum())))
     predicted = tokens if sizes is None else int(sizes[data[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 
-def mean_loss(replicas: Replicas, batches: Iterable[Any]) -> float:
-    """The model's mean loss over `batches`, each weighted by its `weight`."""
+def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
+    """The model's mean loss over `batches`, each weighted by its `weight`. rows: of all batches, for a progress bar."""
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
         return float(loss) * batch.weight, batch.weight
 
-    sums, counts = zip(*replicas.map_models(weighted, batches), strict=True)
+    sums, counts = zip(*_scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0])), strict=True)
     return math.fsum(sums) / sum(counts)
 
 
@@ -80,9 +77,7 @@ def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, sub
 
     tokens: per side of a batch; see `data.TranslationBatches`.
     """
-    batches = pairs_in_order(pairs, tokens, subwords)
-    batches = counted(batches, SCORING, "sentences", len(pairs.target), lambda batch: len(batch.lengths))
-    return {"loss": mean_loss(replicas, batches)}
+    return {"loss": mean_loss(replicas, pairs_in_order(pairs, tokens, subwords), len(pairs.target))}
 
 
 def evaluate_transformer_xl(
@@ -132,7 +127,7 @@ def evaluate_transformer_xl(
         return total, int(counted[rows].sum())
 
     rows = np.array_split(np.arange(streams), min(replicas.count, streams))
-    with progress_bar(SCORING, math.ceil((early + own) / context), "segments") as bar:
+    with progress_bar("scoring", math.ceil((early + own) / context), "segments") as bar:
         sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
     loss = math.fsum(sums) / sum(counts)
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}
@@ -160,8 +155,7 @@ def evaluate_classifier(
 
     n = len(dataset.labels)
     batches = in_order(dataset, batch_size, max_length, keep)
-    batches = counted(batches, SCORING, "texts", n, lambda batch: len(batch.labels))
-    losses, right = zip(*replicas.map_models(score, batches), strict=True)
+    losses, right = zip(*_scored(replicas, score, batches, "texts", n, lambda batch: len(batch.labels)), strict=True)
     return {"loss": math.fsum(losses) / n, "accuracy": sum(right) / n}
 
 
@@ -181,8 +175,8 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
 
     rows = at_once(replicas, batches.max_length)
     micro_batches = (micro for step in range(count) for micro in batches.batch(step).split(rows))
-    shown = counted(micro_batches, SCORING, "texts", count * batches.batch_size, lambda micro: len(micro.ids))
-    tasks = zip(*replicas.map_models(score, shown), strict=True)
+    total = count * batches.batch_size
+    tasks = zip(*_scored(replicas, score, micro_batches, "texts", total, lambda micro: len(micro.ids)), strict=True)
     losses, accuracies = [], []
     for task in tasks:
         loss, right, n = (math.fsum(column) for column in zip(*task, strict=True))
@@ -190,6 +184,19 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
         accuracies.append(right / n)
     names = ("masked_accuracy", "next_sentence_accuracy")
     return {"loss": sum(losses), **dict(zip(names, accuracies, strict=False))}
+
+
+def _scored(
+    replicas: Replicas,
+    score: Callable[[Any, Any], Any],
+    items: Iterable[Any],
+    unit: str,
+    total: int | None,
+    size: Callable[[Any], int],
+) -> list:
+    """`replicas.map_models` with a progress bar; `total` is the sum of the items' sizes."""
+    with progress_bar("scoring", total, unit) as bar:
+        return replicas.map_models(score, items, lambda item: bar.update(size(item)))
 
 
 def at_once(replicas: Replicas, length: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ops.checks import shown
-from .metrics import LARGEST_STEP, METRICS, is_number, kept_records
+from .metrics import LARGEST_STEP, METRICS, Summary, is_number, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
 SETTINGS = "settings.json"
@@ -38,7 +38,7 @@ def read_run(folder: Path) -> Snapshot | None:
                     f"{last} is missing, so the run cannot go on: put it back, or choose another folder"
                 )
         elif os.path.lexists(metrics):
-            kept_records(metrics, 0, 0)  # to see that it can be read
+            kept_records(metrics, 0, Summary())  # to see that it can be read
         return None
     if not last.is_file():
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
@@ -55,10 +55,10 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
     """Raise SnapshotError unless the state is one that `train` saved."""
     if "step" not in state or "best" not in state:
         raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
-    for name in ("step", "records"):
-        value = state.get(name, 0)  # an earlier version did not save how many records there are
-        if type(value) is not int or not 0 <= value <= LARGEST_STEP:
-            raise SnapshotError(f"{path} is not a snapshot of a run: {name} is {shown(value)}, not a whole number")
-    best = state["best"]
+    step, best, records = state["step"], state["best"], state.get("records")
+    if type(step) is not int or not 0 <= step <= LARGEST_STEP:
+        raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, not a whole number")
+    if records is not None and not (isinstance(records, list) and [type(n) for n in records] == [int, int]):
+        raise SnapshotError(f"{path} is not a snapshot of a run: records is {shown(records)}, not two whole numbers")
     if best is not None and not (isinstance(best, dict) and best and all(map(is_number, best.values()))):
         raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, neither null nor scores")

@@ -17,6 +17,8 @@ from .program import Program
 from .replicas import Replicas
 from .settings import Run
 
+LEAST = 20_000  # tokens on which a short run is scored, if there are as many
+
 
 class LanguageProgram(Program):
     """A program that trains a language model on a text, scores it in bits per byte, and prints a sample.
@@ -50,9 +52,9 @@ class LanguageProgram(Program):
         return evaluate_language_model(replicas, tokens, sizes=sizes, **options)
 
     def scored_tokens(self, part: str) -> np.ndarray:
-        """The beginning of a part, as long as `scored` says; of the validation part all that `tokens` returns."""
+        """What is scored of a part: `tokens`, or their beginning if the run is short."""
         tokens, trained = self.tokens(part), self.steps * self.run.batch_size * self.model.context
-        return tokens[: self.scored(len(tokens), trained, VALIDATION_BYTES)]
+        return tokens[: self.scored(len(tokens), trained, LEAST)]
 
     def identity(self) -> dict[str, Any]:
         subwords = {} if self.vocabulary is None else {"subwords": self.vocabulary.fingerprint}
@@ -77,7 +79,8 @@ class LanguageProgram(Program):
         where = "the last 5%" if limit is None else f"{limit:,} bytes of the last 5%"
         count, size = len(self.scored_tokens("test")), len(self.tokens("test"))
         if count < size:
-            where = "the first " + self.share(count, size, "bytes" if self.vocabulary is None else "tokens")
+            unit = "bytes" if self.vocabulary is None else "tokens"
+            where = "the first " + self.share(count, size, f"{unit} of the last 5%")
         bits = test["bits_per_byte"]
         print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")
         self.write()

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from ..progress import progress_bar
 from ..rng import Key
 from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
-from .metrics import Metrics
+from .metrics import Metrics, Summary
 from .replicas import Replicas
 from .snapshot import (
     BEST,
@@ -85,8 +85,8 @@ def train(
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
-    Returns the state at the end: "step", "records" (how many metrics.jsonl has), and "best" (the metrics of the best
-    model).
+    Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (how many metrics.jsonl
+    has, and their checksum).
 
     Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
@@ -116,7 +116,7 @@ def train(
         "seed": seed,
         "schedule": repr(schedule),
         "best": None,
-        "records": 0,
+        "records": Summary(),
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
@@ -142,7 +142,7 @@ def train(
         if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         metrics = Metrics(out, state["step"], tensorboard, records)
-        state["records"] = metrics.count
+        state["records"] = list(metrics.summary)
         on_start()
         if saved is not None:
             (out / UNSAVED).unlink(missing_ok=True)  # left by a run that was killed right after its first snapshot
@@ -157,7 +157,7 @@ def train(
 
     def save(path: Path, *parts: Any) -> None:
         metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
-        state["records"] = metrics.count
+        state["records"] = list(metrics.summary)
         try:
             save_snapshot(path, model, *parts, **state)
         except NotFinite as error:
@@ -219,7 +219,7 @@ def train(
                         old.unlink()
                 save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
             if interrupted and (done < steps or interrupted != [signal.SIGINT]):
-                raise Stopped(interrupted[-1], f"step {done} is saved in {last}")
+                raise Stopped(interrupted[0], f"step {done} is saved in {last}")
     return state
 
 
@@ -231,12 +231,12 @@ def _load_run(
     state: dict[str, Any],
     fixed: Iterable[str],
     metric: str,
-) -> tuple[int | None, int | None]:
+) -> tuple[int | None, Sequence[int] | None]:
     """Load the last snapshot of the run in `out` into the model, the optimizer, the batches' memory, and `state`.
 
-    Returns its step, or None if none was saved yet, and how many records of metrics come before it, or None if it does
-    not say. Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its
-    best score is not by `metric`, or if it or one that was kept is of another model or optimizer.
+    Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
+    Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
+    is not by `metric`, or if it or one that was kept is of another model or optimizer.
     """
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
@@ -249,7 +249,7 @@ def _load_run(
     if snapshot is None:
         if (out / UNSAVED).exists():
             print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
-        return None, 0
+        return None, Summary()
     expect_same(snapshot, fixed)
     expect_model(snapshot, model)
     expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
@@ -274,12 +274,12 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 def _interrupts() -> Iterator[list[int]]:
     """A list that is empty until Ctrl-C is pressed or a request to end (SIGTERM, SIGHUP) comes, then has the signal.
 
-    Ctrl-C after that stops immediately.
+    A second Ctrl-C stops immediately.
     """
     received: list[int] = []
 
     def receive(number: int, _frame: Any) -> None:
-        if received and number == signal.SIGINT:
+        if number == signal.SIGINT and number in received:
             raise Stopped(number)
         received.append(number)
 

@@ -7,14 +7,17 @@ import math
 import re
 import sys
 import zlib
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..data.files import append, force_to_disk, replacing
 from ..data.reading import parsed, read_bytes
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
 LARGEST_STEP = 1 << 53  # up to which a float64 is exact
+MEASURED = "tokens_per_second"  # what differs when the same steps are repeated
 _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 
 
@@ -30,19 +33,35 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     return records
 
 
-def kept_records(path: Path | str, step: int, count: int | None = None) -> tuple[list[dict[str, Any]], str]:
+class Summary(NamedTuple):
+    """What a snapshot says of the records before it, so that none can be missing or from another run."""
+
+    count: int = 0
+    crc32: int = 0  # of the records without MEASURED
+
+    def after(self, record: Mapping[str, Any]) -> Summary:
+        """The summary with one more record."""
+        text = json.dumps({name: value for name, value in record.items() if name != MEASURED})
+        return Summary(self.count + 1, zlib.crc32(text.encode(), self.crc32))
+
+
+def kept_records(
+    path: Path | str, step: int, expected: Sequence[int] | None = None
+) -> tuple[list[dict[str, Any]], str]:
     """The records of a metrics file that a run keeps if it is resumed at `step`, and what is wrong with later ones.
 
-    count: how many there must be, according to the snapshot; a snapshot of an earlier version does not say. Raises
-    ValueError if one of them is damaged or missing. What comes after them may be damaged: it is from steps that will be
-    repeated, and a power cut may have left anything there.
+    expected: their `Summary` in the snapshot; None if it is of an earlier version. Raises ValueError if a record is
+    damaged, missing or another. What comes after them may be damaged: it is from steps that will be repeated, and a
+    power cut may have left anything there.
     """
     records, damage = _read(path)
     kept = [record for record in records if record["step"] <= step]
-    if damage and (count is None or len(kept) < count):
+    if damage and (expected is None or len(kept) < expected[0]):
         raise ValueError(damage)
-    if count is not None and len(kept) != count:
-        raise ValueError(f"{path} is damaged: expected {count} records up to step {step}, got {len(kept)}")
+    found = reduce(Summary.after, kept, Summary())
+    if expected is not None and found != tuple(expected):
+        what = f"expected {expected[0]} records up to step {step}, got {found.count}"
+        raise ValueError(f"{path} is not from this run: {what if found.count != expected[0] else 'other records'}")
     return kept, damage
 
 
@@ -94,22 +113,24 @@ def seal(line: str, before: int) -> tuple[str, int]:
 class Metrics:
     """Appends records to RUN/metrics.jsonl, each with its "step", counted from 1. NaN becomes null.
 
-    resume_at: keep the records up to this step, and drop those of later steps, which will be repeated. expected: how
-    many are kept; None if that is not known. The attribute `count` is the number of records in the file.
+    resume_at: keep the records up to this step, and drop those of later steps, which will be repeated. expected: the
+    summary of those that are kept, from the snapshot. The attribute `summary` is that of all records in the file.
     tensorboard: also write scalars to RUN/tensorboard (requires: pip install 'scratchformer[tensorboard]').
     """
 
-    def __init__(self, run: Path, resume_at: int = 0, tensorboard: bool = False, expected: int | None = None) -> None:
+    def __init__(
+        self, run: Path, resume_at: int = 0, tensorboard: bool = False, expected: Sequence[int] | None = None
+    ) -> None:
         self.path = run / METRICS
         kept: list[dict[str, Any]] = []
         if self.path.exists():
             kept, damage = kept_records(self.path, resume_at, expected)
             if damage:
                 print(f"{damage}: it is left out, as it comes after the last snapshot", file=sys.stderr)
-        elif expected:
+        elif expected is not None and expected[0]:
             print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None
-        self.count = self.crc = 0
+        self.summary, self.crc = Summary(), 0
         with replacing(self.path) as unfinished:
             unfinished.write_text("".join(self._sealed(record) + "\n" for record in kept), encoding="utf-8")
 
@@ -122,7 +143,7 @@ class Metrics:
 
     def _sealed(self, record: dict[str, Any]) -> str:
         line, self.crc = seal(json.dumps(record), self.crc)
-        self.count += 1
+        self.summary = self.summary.after(record)
         return line
 
     def flush(self) -> None:

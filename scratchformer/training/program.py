@@ -216,6 +216,8 @@ def use_models_of(run: Path, file: str | None = None) -> None:
 
     run: a run's folder, or one of its snapshots. Does nothing if the class is found without the script.
     """
+    if file is not None and not Path(file).is_file():
+        raise ValueError(f"--program: {file} is not a file")
     folder, snapshot = run if run.is_dir() else run.parent, best_snapshot(run)
     module, _, kind = _model_class(snapshot / LAST if snapshot.is_dir() else snapshot).partition(":")
     main, kind = sys.modules["__main__"], kind.partition(".")[0]

@@ -83,30 +83,42 @@ class Replicas:
         """[function(item) for item in items], distributed over the threads."""
         return self.map_models(lambda _, item: function(item), items)
 
-    def map_models(self, function: Callable[[Any, Any], Any], items: Iterable) -> list:
+    def map_models(
+        self,
+        function: Callable[[Any, Any], Any],
+        items: Iterable,
+        finished: Callable[[Any], object] = lambda item: None,
+    ) -> list:
         """[function(model, item) for item in items], where item i goes to replica i mod `count`, in order.
 
         Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
         exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
-        end.
+        end. finished: called with each item once it is done, in order.
         """
         results: list = []
-        running: deque[Future] = deque()
+        running: deque[tuple[Future, Any]] = deque()
+
+        def finish() -> None:
+            future, item = running.popleft()
+            results.append(future.result())
+            finished(item)
+
         try:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
                     results.append(function(model, item))
+                    finished(item)
                     continue
                 if len(running) == AHEAD * self.count:
-                    results.append(running.popleft().result())
-                running.append(self.threads[i % self.count].submit(function, model, item))
+                    finish()
+                running.append((self.threads[i % self.count].submit(function, model, item), item))
             while running:
-                results.append(running.popleft().result())
+                finish()
         finally:
-            for future in running:
+            for future, _ in running:
                 future.cancel()
-            wait(running)
+            wait(future for future, _ in running)
             if isinstance(items, Generator):
                 items.close()
         return results

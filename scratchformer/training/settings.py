@@ -98,16 +98,18 @@ def start_run(
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
             raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
-        _check_folder(out, lock=not args.estimate)
+        if out.is_dir() and not args.estimate:
+            _check_folder(out)
         settings = saved_settings(out, name, presets, options) | given
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
     else:
         out = Path(given.pop("out", None) or _unused(Path("runs") / name))
-        if out.exists() and not out.is_dir():
+        if os.path.lexists(out) and not out.is_dir():
             raise ValueError(f"--out: {out} is not a folder")
-        _check_folder(out, lock=not args.estimate)
+        if not args.estimate:
+            _check_folder(out)
         if holds_run(out) or os.path.lexists(out / SETTINGS):
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
@@ -271,11 +273,10 @@ def _parser(
     }
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.set_defaults(data=None, estimate=False)
-    for option, described in common.items():
-        if option not in without:
-            parser.add_argument(f"--{option}", **described)
-    for option, described in options.items():
-        parser.add_argument(f"--{option}", **{**described, "default": None})
+    described = {option: common[option] for option in common if option not in without}
+    described |= {option: {**own, "default": None} for option, own in options.items()}
+    for option, arguments in described.items():
+        parser.add_argument(f"--{option}", **arguments)
     return parser
 
 
@@ -287,11 +288,10 @@ def _defaults(options: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {_setting(option): described.get("default") for option, described in options.items()}
 
 
-def _check_folder(run: Path, lock: bool) -> None:
-    """Refuse a folder that another process uses. `train` does so too, but only after all the data has been read."""
-    if lock and run.is_dir():
-        with locked(run):
-            pass
+def _check_folder(run: Path) -> None:
+    """Refuse a folder that another process uses or that cannot be written to, before any data is read."""
+    with locked(run):
+        pass
 
 
 def _unused(folder: Path) -> Path:

@@ -23,7 +23,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -178,8 +178,9 @@ def imported(value: Any) -> Any:
         return value
     if value.keys() != {"import"}:
         return {name: imported(part) for name, part in value.items()}
-    if not is_part(found := find(value["import"])):
-        raise SnapshotError(f"{value['import']} is neither a class of layers nor an operation")
+    name = value["import"]
+    if not isinstance(name, str) or not is_part(found := find(name)):
+        raise SnapshotError(f"{str(name)[:80]} is neither a class of layers nor an operation")
     return found
 
 
@@ -353,13 +354,31 @@ def _make(snapshot: Snapshot) -> Layer:
         key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
         config = {name: imported(value) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
+        _expect_arguments(kind, config, key)
         model = kind(**config, **key)
         if lora is not None:
+            _expect_arguments(add_lora, lora, {"layer": model})
             add_lora(model, **lora)
     except Exception as error:  # whatever a user's own class raises
         raise SnapshotError(f"cannot create this {kind.__name__}: {error}") from error
     dtype = next((a.dtype for a in snapshot.model.values()), None)  # the same for all
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
+
+
+def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[str, Any]) -> None:
+    """Raise SnapshotError unless `function` takes `given` and `more` as arguments."""
+    if not isinstance(given, dict):
+        raise SnapshotError(f"expected the arguments of {function.__name__}, got {shown(given)}")
+    parameters = inspect.signature(function).parameters.values()
+    names = {p.name for p in parameters}
+    needed = {
+        p.name for p in parameters if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    for name in needed - given.keys() - more.keys():
+        raise SnapshotError(f"its config has no {name}")
+    for name in (given.keys() - names if not any_name else set()) | (given.keys() & more.keys()):
+        raise SnapshotError(f"its config has {shown(name)}, which is no argument of {function.__name__}")
 
 
 def expect_model(snapshot: Snapshot, model: Any) -> None:
@@ -368,7 +387,7 @@ def expect_model(snapshot: Snapshot, model: Any) -> None:
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class since moved to a module
     if snapshot.model_class not in names or snapshot.config != config:
         differing = {
-            name: f"{snapshot.config.get(name)} in the snapshot, {config.get(name)} here"
+            name[:80]: f"{str(snapshot.config.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
             for name in sorted(snapshot.config.keys() | config.keys())
             if snapshot.config.get(name) != config.get(name)
         }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from textwrap import shorten
@@ -12,7 +13,7 @@ from typing import Any
 from ..nn import Layer
 from ..optim import Adam, AdamW, Constant, Cosine
 from ..optim.optimizer import Optimizer
-from ..rng import Key
+from ..rng import Key, room_for
 from .estimate import estimate
 from .loop import train
 from .memory import resident_bytes
@@ -20,9 +21,11 @@ from .readers import MEAN
 from .replicas import Replicas
 from .settings import Run
 from .snapshot import (
+    LAST,
     SnapshotError,
     average_snapshots,
     best_snapshot,
+    count_weights,
     kept_snapshots,
     load_snapshot,
     restore,
@@ -95,10 +98,10 @@ class Stage:
         return size if self.run.steps >= self.run.preset_steps else min(size, max(least, trained))
 
     def share(self, count: int, size: int, what: str) -> str:
-        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews" and why."""
+        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews (...)" and why."""
         if count == size:
             return f"{size:,} {what}"
-        return f"{count:,} of {size:,} {what}, since the run has only {self.steps:,} steps"
+        return f"{count:,} of {size:,} {what} (the run has only {self.steps:,} steps)"
 
     def test(self, replicas: Replicas) -> dict[str, float]:
         """The scores of the best model, for `report`."""
@@ -139,7 +142,9 @@ class Stage:
 
     @cached_property
     def model(self) -> Any:
-        return self.make_model(self.key.fold("weights")).to(self.run.device)
+        weights = count_weights(self.out / LAST) if self.run.resume else None
+        with nullcontext() if weights is None else room_for(weights):
+            return self.make_model(self.key.fold("weights")).to(self.run.device)
 
     @cached_property
     def batches(self) -> Any:

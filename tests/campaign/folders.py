@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -55,9 +56,11 @@ HOLE = "a place for a wrong value"
 
 class Folders(Area):
     name = "folders"
-    seconds = 30
+    seconds = 60
 
     def prepare(self, folder: Path) -> None:
+        for module in "matplotlib.pyplot", "sacrebleu", "tokenizers":  # once, rather than in every case
+            importlib.import_module(module)
         self.data = make_data(folder)
         self.programs, self.runs = {}, {}
         whole = stage.train
@@ -132,19 +135,14 @@ class Folders(Area):
         """A file of another run."""
         path = draw.choice(files(run))
         other = draw.choice([one for one in SIZES if one != name])
-        found = [
-            p
-            for p in files(self.runs[other])
-            if (p.suffix == path.suffix and p.name != path.name) or p.name == path.name
-        ]
+        found = [p for p in files(self.runs[other]) if path.suffix == p.suffix]
         foreign = draw.choice(found or files(self.runs[other]))
         if path.name.startswith("step-") and draw.random() < 0.5:
             path = path.with_name("step-foreign.safetensors")
         shutil.copy(foreign, path)
-        command = draw.choice(readers(name, path))
-        expect = "either" if path.name == foreign.name == "metrics.jsonl" and command == PLOT else "refused"
+        command = draw.choice([command for command in readers(name, path) if command != PLOT])
         what = f"{name}, {path.relative_to(run)}: {foreign.name} of {other}, {command}"
-        return Case(what, self.ask(name, run, command), expect, size=path.stat().st_size)
+        return Case(what, self.ask(name, run, command), size=path.stat().st_size)
 
     def settings(self, draw: random.Random, name: str, run: Path) -> Case:
         """Settings of another type, out of range or of absurd size, as if a program had written them."""
@@ -178,7 +176,7 @@ class Folders(Area):
         expect = "either" if number and (key != "step") else "refused"
         if key == "step" and wrong in ("0", str(2**31)):
             expect = "either"
-        command = draw.choice([RESUME, PLOT])
+        command = draw.choice([RESUME, PLOT]) if expect == "refused" else RESUME
         what = f"{name}, {path.relative_to(run)}: {key!r} is {wrong[:20]}, {command}"
         return Case(
             what, self.ask(name, run, command), expect, (path.name,) * (expect == "refused"), path.stat().st_size

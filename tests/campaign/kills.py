@@ -56,7 +56,7 @@ class Kills(Area):
         _finish(self.start(name, run), run)
         return Reference(begun, run, time.monotonic() - started)
 
-    def start(self, name: str, run: Path) -> subprocess.Popen:
+    def start(self, name: str, run: Path, **environment: str) -> subprocess.Popen:
         """Start a program in a process of its own. It resumes the run in this folder if there is one."""
         if (run / "settings.json").exists():
             arguments = ["--resume", run]
@@ -64,11 +64,14 @@ class Kills(Area):
             options = ["--data", self.data[name], "--steps", STEPS, "--replicas", 2, *ARGUMENTS.get(name, [])]
             arguments = ["--out", run, *options]
         with open(run.with_name("output"), "w") as output:
-            return subprocess.Popen(command(name, *arguments, "--device", "cpu"), stdout=output, stderr=output)
+            streams = dict(stdout=output, stderr=output)
+            return subprocess.Popen(
+                command(name, *arguments, "--device", "cpu"), env=os.environ | environment, **streams
+            )
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         name, run = draw.choice(list(self.data)), folder / "run"
-        moments = [draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))]
+        moments = sorted((draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))), key="end".__eq__)
         reference = self.references[name]
         if name == "bert" or draw.random() < 0.5:  # BERT's sub-words differ whenever they are learned
             shutil.copytree(reference.begun, run)
@@ -81,21 +84,51 @@ class Kills(Area):
 
     def kill(self, name: str, run: Path, moments: list[str], draw: random.Random) -> str:
         """Kill a run at each of these moments, and let it end; returns what was done."""
-        kills = []
+        kills: list[str] = []
         for moment in moments:
-            process = self.start(name, run)
-            try:
-                hit = kill_at(moment, process, run, self.references[name], draw)
-            finally:
-                process.kill()
-                process.wait()
-            if hit:
-                kills.append(hit)
+            if moment == "write":
+                kills += self.kill_in_write(name, run, draw)
+            else:
+                kills += self.kill_at(moment, name, run, draw)
             for path in _files(run, ".safetensors"):
                 load_snapshot(path)
         _finish(self.start(name, run), run)
         writes = sum(kill.startswith("writing") for kill in kills)
         return f"{name}: {len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
+
+    def kill_at(self, moment: str, name: str, run: Path, draw: random.Random) -> list[str]:
+        """Kill a program at a moment; returns what it was doing, or nothing if it ended before that."""
+        reference, process = self.references[name], self.start(name, run)
+        total = _lines(reference.folder)
+        if moment == "time":
+            seconds = draw.uniform(0, reference.seconds)
+            end = time.monotonic() + seconds
+            reached = _wait(process, lambda: time.monotonic() > end)
+            doing = f"{seconds:.2f} s after the start"
+        elif moment == "line":
+            target = draw.randint(min(_lines(run) + 1, total), total)
+            reached = _wait(process, lambda: _lines(run) >= target)
+            time.sleep(draw.uniform(0, 0.02))
+            doing = f"after line {target} of {total} of the metrics"
+        else:
+            reached = _wait(process, lambda: _lines(run) >= total)
+            time.sleep(draw.uniform(0, 0.3))
+            doing = "after the last step"
+        process.kill()
+        return [doing] if process.wait() == -signal.SIGKILL and reached else []
+
+    def kill_in_write(self, name: str, run: Path, draw: random.Random) -> list[str]:
+        """Let a program kill itself while it writes a file; returns which, or nothing if it ended before that."""
+        death = f"{draw.randint(1, 45)} {int(10 ** draw.uniform(0, 5.3))}"
+        process = self.start(name, run, CAMPAIGN_DEATH=death)
+        if process.wait() not in (-signal.SIGKILL, -signal.SIGXFSZ):
+            return []
+        left = [
+            f"writing {str(path.relative_to(run)).partition('.unfinished')[0]}, {path.stat().st_size:,} bytes"
+            for path in _files(run, "")
+            if ".unfinished" in str(path)
+        ]
+        return left[:1] or ["before a write"]
 
     def summary(self, messages: list[str]) -> str:
         kills, writes, runs = 0, 0, Counter[str]()
@@ -106,35 +139,9 @@ class Kills(Area):
         return f"{kills} kills of {len(messages)} runs ({which}), {writes} of them during a write"
 
 
-def kill_at(moment: str, process: subprocess.Popen, run: Path, reference: Reference, draw: random.Random) -> str:
-    """Kill a process at a moment; returns what it was doing, or "" if it ended before that."""
-    total = _lines(reference.folder)
-    target = draw.randint(min(_lines(run), total - 1), total - 1)
-    if moment == "time":
-        seconds = draw.uniform(0, reference.seconds)
-        end = time.monotonic() + seconds
-        reached = _wait(process, lambda: time.monotonic() > end)
-        doing = f"{seconds:.2f} s after the start"
-    elif moment == "line":
-        reached = _wait(process, lambda: _lines(run) > target)
-        time.sleep(draw.uniform(0, 0.02))
-        doing = f"after line {target + 1} of {total} of the metrics"
-    elif moment == "write":
-        reached = _wait(process, lambda: _lines(run) >= target) and _wait(
-            process, lambda: _stopped_in_write(process, run)
-        )
-        doing = f"writing {', '.join(path.stem for path in _files(run, '.unfinished'))}"
-    else:
-        reached = _wait(process, lambda: _lines(run) >= total)
-        time.sleep(draw.uniform(0, 0.3))
-        doing = "after the last step"
-    process.kill()
-    return doing if reached and process.wait() == -signal.SIGKILL else ""
-
-
 def differences(run: Path, reference: Path) -> Iterator[str]:
     """What differs between two finished runs, apart from the speed in their metrics."""
-    contents, expected = ({p.relative_to(root): p for p in root.rglob("*") if p.is_file()} for root in (run, reference))
+    contents, expected = ({p.relative_to(root): p for p in root.rglob("*")} for root in (run, reference))
     for name in sorted(contents.keys() | expected.keys()):
         if name not in expected:
             yield f"{name} is in the folder of the killed run only"
@@ -154,7 +161,7 @@ def _content(path: Path) -> Any:
         return found.model_class, found.config, found.state, parts
     if path.name == "metrics.jsonl":
         return [{n: value for n, value in record.items() if n != "tokens_per_second"} for record in read_metrics(path)]
-    return path.read_bytes()
+    return path.read_bytes() if path.is_file() else None
 
 
 def _lines(run: Path) -> int:
@@ -180,15 +187,3 @@ def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
             return False
         time.sleep(0.0005)
     return True
-
-
-def _stopped_in_write(process: subprocess.Popen, run: Path) -> bool:
-    """Pause the process if it is writing a file; True if it still is then, else it goes on."""
-    if not _files(run, ".unfinished"):
-        return False
-    process.send_signal(signal.SIGSTOP)
-    time.sleep(0.005)
-    if _files(run, ".unfinished"):
-        return True
-    process.send_signal(signal.SIGCONT)
-    return False

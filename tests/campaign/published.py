@@ -1,4 +1,4 @@
-"""Folders of published weights: a file that is damaged, missing or strange, or a config.json that is not the tensors'."""
+"""Folders of published weights: a file is damaged, missing or strange, or config.json gives sizes of other tensors."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
 """Tiny runs of four programs: `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a tiny model
-and with snapshots every few steps.
+and with snapshots every few steps. With CAMPAIGN_DEATH="12 500" it dies while it writes: see `die_while_writing`.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import resource
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -64,9 +67,31 @@ def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
     return program
 
 
+def die_while_writing(event: int, size: int) -> None:
+    """Kill this process when it has opened, renamed or otherwise changed unfinished files `event` times. If it opens
+    one then, it may write `size` more bytes, and is killed at the next byte or the next event.
+    """
+    count = 0
+
+    def notice(name: str, arguments: tuple) -> None:
+        nonlocal count
+        if name not in ("open", "os.rename", "os.chmod") or ".unfinished" not in str(arguments[0]):
+            return
+        count += 1
+        if count == event and name == "open":
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the signal when a file becomes larger than allowed
+            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+        elif count >= event:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(notice)
+
+
 def main() -> None:
     name = sys.argv.pop(1)
     stage.train = with_intervals(stage.train)
+    if death := os.environ.get("CAMPAIGN_DEATH"):
+        die_while_writing(*map(int, death.split()))
     tiny(name, SIZES[name]).main()
 
 

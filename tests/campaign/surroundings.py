@@ -31,7 +31,8 @@ from scratchformer.training.program import load_file, program_in, run_program
 STEPS = 8
 BROKEN = ("closed", "no reader", "full disk")
 NOBODY = 65534
-# A traceback with a line of the package, an example or a library, not of Python's own start.
+# A traceback with a line of the package, an example or a library. An earlier one is of Python's own start, or of the
+# first line of the package.
 OWN = re.compile(r'(?s)(Traceback|Exception ignored).*File "[^"]*/(scratchformer|examples|site-packages)/')
 ENVIRONMENTS: dict[str, list[str | None]] = {
     "HOME": [None, "", "/nonexistent", "/dev/null", "\udcff"],
@@ -52,7 +53,7 @@ ENVIRONMENTS: dict[str, list[str | None]] = {
 
 class Surroundings(Area):
     name = "surroundings"
-    seconds = 40
+    seconds = 60
     memory = 128 * MEGABYTE  # of a right run
 
     def prepare(self, folder: Path) -> None:
@@ -230,7 +231,7 @@ class Surroundings(Area):
 
     def processes(self, draw: random.Random, folder: Path) -> Case:
         """A process of its own, with signals at any moment from its start, broken streams and odd variables."""
-        training = ["--data", str(self.text), "--out", str(folder / "run"), "--device", "cpu", "--steps", "50"]
+        training = ["--data", str(self.text), "--out", str(folder / "run"), "--device", "cpu", "--steps", "5"]
         argv = draw.choice(
             [
                 [str(EXAMPLES / "enwik8.py"), *training],
@@ -262,7 +263,7 @@ class Surroundings(Area):
                 process.send_signal(number)
             errors = process.communicate()[1].decode(errors="replace")
             said = errors.strip().splitlines()[-1:] or [""]
-            if re.search(OWN, errors):
+            if re.search(OWN, errors) and "import starting" not in errors:
                 raise AssertionError(f"{process.returncode}: {errors[-1500:]}")
             good = {0, 1, 2, *(128 + number for number in numbers), *(-number for number in numbers)}
             if process.returncode not in good:

@@ -228,6 +228,53 @@ def test_what_is_not_an_archive(tmp_path, content):
         read_splits(archive)
 
 
+def test_extended_headers_are_skipped(tmp_path):
+    """Some programs write one for the time of every file, and long names in one."""
+    reviews, buffer = make_reviews(), io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * 5000}) as tar:
+        for name, content in {"a" * 150: b"another", **reviews}.items():
+            info = tarfile.TarInfo(name)
+            info.size, info.mtime = len(content), 0.5
+            tar.addfile(info, io.BytesIO(content))
+    (tmp_path / "pax.tar.gz").write_bytes(gzip.compress(buffer.getvalue()))
+    expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
+    assert same(read_splits(tmp_path / "pax.tar.gz"), expected)
+
+
+def test_sizes_are_limited(tmp_path, monkeypatch):
+    monkeypatch.setattr("scratchformer.data.imdb.ARCHIVE_MOST", 1_000_000)
+    path = tmp_path / "a.tar.gz"
+    write_archive(path, make_reviews() | {"aclImdb/test/pos/99_8.txt": b"a " * 600_000})
+    with pytest.raises(DataError, match=r"99_8\.txt: expected at most 1,048,576 bytes, got 1,200,000$"):
+        read_splits(path)
+    header = tarfile.TarInfo("large")
+    for size, message in (
+        (2_000_000, "unpacks to more than 1,000,000 bytes"),
+        (-1, "bad|truncated"),
+        (2**70, "too soon"),
+    ):
+        header.size = size
+        path.write_bytes(gzip.compress(header.tobuf(tarfile.GNU_FORMAT) + bytes(max(0, size) % 2**40), 1))
+        with pytest.raises(DataError, match=rf"a\.tar\.gz: .*({message})"):
+            read_splits(path)
+
+
+def test_a_fifo_in_the_place_of_a_review_is_not_waited_for(tmp_path):
+    reviews = make_reviews()
+    folder = write_folder(tmp_path, reviews)
+    (folder / "aclImdb/test/pos/7_8.txt").unlink()
+    os.mkfifo(folder / "aclImdb/test/pos/7_8.txt")
+    with pytest.raises(DataError, match=r"7_8\.txt: expected a regular file, got a FIFO$"):
+        read_splits(folder)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    reviews = make_reviews()
+    expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
+    marked = {name: b"\xef\xbb\xbf" + content for name, content in reviews.items()}
+    assert same(read_splits(write_archive(tmp_path / "marked.tar.gz", marked)), expected)
+
+
 def test_missing_and_empty_places(tmp_path):
     with pytest.raises(DataError, match="absent: no such file or folder"):
         read_reviews(tmp_path / "absent", "train")

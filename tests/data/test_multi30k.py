@@ -85,3 +85,16 @@ def test_without_a_folder_it_is_downloaded_with_its_checksums(folder, monkeypatc
 def test_an_unknown_language(folder):
     with pytest.raises(ValueError, match="target: expected 'en' or 'de', got 'fr'"):
         load_multi30k(folder, "en", "fr")
+
+
+def test_a_byte_order_mark_is_no_text(folder):
+    expected = load_multi30k(folder)
+    path = folder / "train.en"
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    assert load_multi30k(folder) == expected
+
+
+def test_a_file_that_unpacks_to_far_more_than_text_is_refused(folder):
+    (folder / "train.de.gz").write_bytes(gzip.compress(b"ein Hund .\n" * 200_000))
+    with pytest.raises(DataError, match=r"train\.de\.gz: unpacks to more than 1,048,576 bytes"):
+        load_multi30k(folder)

@@ -46,9 +46,10 @@ def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
 
 
 def test_a_short_run_says_on_how_much_it_was_scored(tiny_main, text_file, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(language, "VALIDATION_BYTES", 1_000)
+    monkeypatch.setattr(language, "LEAST", 1_000)
     tiny_main("enwik8")(["--data", str(text_file), "--out", str(tmp_path), "--steps", "2"])
-    assert "bits per byte on the first 1,000 of 6,000 bytes, since the run has only 2 steps" in capsys.readouterr().out
+    told = "bits per byte on the first 1,000 of 6,000 bytes of the last 5% (the run has only 2 steps), the best of 2"
+    assert told in capsys.readouterr().out
 
 
 def test_enwik8_resumes(call, enwik8_copy):

@@ -73,6 +73,11 @@ def test_digits_prints_its_score_and_draws(digits_run):
     assert (folder / "digits.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_digits_takes_no_data(fail, digits_run):
+    line = fail("scratchformer", "evaluate", digits_run[0], "--data", "pixels")
+    assert line == "error: --data: digits takes none, so leave it out"
+
+
 def test_digits_resumes(call, digits_run, tmp_path):
     folder = shutil.copytree(digits_run[0], tmp_path / "run")
     (folder / "digits.png").unlink()

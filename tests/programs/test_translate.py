@@ -1,12 +1,15 @@
 """examples/translate.py and the commands on its runs, end to end on a toy language."""
 
+import io
 import json
 import re
 import shutil
+import sys
 
 import numpy as np
 import pytest
 
+from scratchformer import cli
 from scratchformer.plots import attention_maps, encode
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
 
@@ -39,8 +42,9 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
     assert float(re.match(r"test: bleu ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
     (source, written) = re.search(r"^en: (.*)\nde: (.*)$", told, re.MULTILINE).groups()
     assert call("scratchformer", "translate", copy, source, "--device", "cpu").stdout == f"{written}\n"
-    for options in ("--beam", 0), ("--length-penalty", -1):
-        assert "beam, longer, length_penalty: expected" in fail("scratchformer", "translate", copy, source, *options)
+    for option, least, wrong in ("--beam", 1, 0), ("--length-penalty", 0, -1.0):
+        line = fail("scratchformer", "translate", copy, option, wrong, source)
+        assert line == f"error: {option}: expected at least {least}, got {wrong}"
 
 
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
@@ -74,6 +78,19 @@ def test_bad_input(fail, copy, sentences_folder, tmp_path):
     assert "another vocabulary" in fail("translate", "--resume", copy)
     words.unlink()
     assert "no such file" in fail("scratchformer", "translate", copy, "a dog")
+
+
+def test_a_blank_line_of_standard_input_stays_one(copy, monkeypatch, capsys):
+    def translated(*argv):
+        capsys.readouterr()
+        cli.main(["translate", str(copy), *argv, "--device", "cpu"])
+        return capsys.readouterr().out
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO("\na dog\n \n\na cat\n"))
+    dog, cat = translated("a dog", "--beam", "2", "a cat").splitlines()
+    assert translated("--beam", "2") == f"\n{dog}\n\n\n{cat}\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    assert translated() == ""
 
 
 def test_other_models_do_not_translate(fail, imdb_run, translate_run):

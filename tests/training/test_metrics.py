@@ -88,6 +88,7 @@ def test_any_byte_changed_is_noticed(tmp_path):
     """If the line is not yet covered by a snapshot, resuming leaves it out."""
     metrics = Metrics(tmp_path)
     for step in 1, 2, 3:
+        second = metrics.summary
         metrics.write(step, loss=0.25)
     whole = metrics.path.read_bytes()
     for place in range(len(whole)):
@@ -97,18 +98,41 @@ def test_any_byte_changed_is_noticed(tmp_path):
             with pytest.raises(ValueError, match=rf"metrics\.jsonl line {line} is damaged"):
                 read_metrics(metrics.path)
             with pytest.raises(ValueError, match="damaged"):
-                kept_records(metrics.path, 3, 3)
+                kept_records(metrics.path, 3, metrics.summary)
             if line == 3:
-                assert len(kept_records(metrics.path, 2, 2)[0]) == 2
+                assert len(kept_records(metrics.path, 2, second)[0]) == 2
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_records_that_are_missing_or_added_are_noticed(tmp_path, count):
+@pytest.mark.parametrize(
+    ("kept", "message"),
+    [
+        ([0, 1], "expected 3 records up to step 3, got 2"),
+        ([0, 1, 2, 2], "metrics.jsonl line 4 is damaged"),
+        ([0, 2, 1], "line 2 is damaged"),
+        ([1, 2], "line 1 is damaged"),
+    ],
+)
+def test_lines_that_are_missing_swapped_or_doubled_are_noticed(tmp_path, kept, message):
     metrics = Metrics(tmp_path)
     for step in 1, 2, 3:
         metrics.write(step, loss=0.25)
-    with pytest.raises(ValueError, match=f"expected {count} records up to step 2, got 2"):
-        Metrics(tmp_path, resume_at=2, expected=count)
+    lines = metrics.path.read_bytes().splitlines(keepends=True)
+    metrics.path.write_bytes(b"".join(lines[i] for i in kept))
+    with pytest.raises(ValueError, match=message):
+        read_metrics(metrics.path)
+        kept_records(metrics.path, 3, metrics.summary)
+
+
+def test_metrics_of_another_run_are_noticed_whatever_its_speed(tmp_path):
+    for name, loss, speed in ("one", 0.5, 10), ("same", 0.5, 20), ("other", 0.25, 10):
+        (tmp_path / name).mkdir()
+        metrics = Metrics(tmp_path / name)
+        metrics.write(1, loss=loss, tokens_per_second=speed)
+        if name == "one":
+            expected = metrics.summary
+    Metrics(tmp_path / "same", resume_at=1, expected=expected)
+    with pytest.raises(ValueError, match=r"metrics\.jsonl is not from this run: other records"):
+        Metrics(tmp_path / "other", resume_at=1, expected=expected)
 
 
 def test_what_a_power_cut_leaves_after_the_last_snapshot_is_left_out(tmp_path, capsys):
@@ -116,8 +140,8 @@ def test_what_a_power_cut_leaves_after_the_last_snapshot_is_left_out(tmp_path, c
     metrics.write(1, loss=0.25)
     before = metrics.path.read_bytes()
     metrics.path.write_bytes(before + bytes(50) + b"\n" + before)
-    metrics = Metrics(tmp_path, resume_at=1, expected=1)
-    assert metrics.count == 1 and metrics.path.read_bytes() == before
+    metrics = Metrics(tmp_path, resume_at=1, expected=metrics.summary)
+    assert metrics.summary.count == 1 and metrics.path.read_bytes() == before
     assert "line 2 is damaged: it is left out, as it comes after the last snapshot" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ def test_a_short_run_is_scored_on_no_more_than_it_trained_on_but_at_least_1000()
     assert [short.scored(25_000, trained) for trained in (96, 5_000, 30_000)] == [1_000, 5_000, 25_000]
     assert short.scored(800, 96) == 800
     assert short.scored(25_000, 96, least=2_000) == 2_000
-    told = "1,000 of 25,000 reviews, since the run has only 3 steps"
+    told = "1,000 of 25,000 reviews (the run has only 3 steps)"
     assert short.share(1_000, 25_000, "reviews") == told and short.share(800, 800, "reviews") == "800 reviews"
 
 

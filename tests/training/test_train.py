@@ -284,6 +284,15 @@ def test_ctrl_c_in_the_last_step_ends_the_run_as_usual(tmp_path, train_tiny):
     assert state["step"] == load_snapshot(tmp_path).state["step"] == 6
 
 
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]], ids=str)
+def test_a_request_to_end_saves_even_in_the_last_step(tmp_path, train_tiny, numbers):
+    request = crash_at(5, lambda: [signal.raise_signal(number) for number in numbers])
+    with pytest.raises(KeyboardInterrupt, match="step 6 is saved in ") as stopped:
+        train_tiny("LanguageModel", tmp_path, 6, batches=request)
+    assert stopped.value.number == numbers[0]
+    assert load_snapshot(tmp_path).state["step"] == 6
+
+
 def test_the_seed_changes_dropout(tmp_path, train_tiny):
     runs = [
         everything(*train_tiny("LanguageModel", tmp_path / str(i), 3, seed=seed)[1:])

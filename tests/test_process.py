@@ -1,0 +1,156 @@
+"""How a program ends: signals, standard streams, errors in one line."""
+
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+
+from scratchformer import starting
+from scratchformer.process import Stopped, Stream, in_words, prepare_streams, run_program, signals_caught
+
+
+def ended(program, **options):
+    """The exit status of a program, or the message that it ends with; None if it ends as usual."""
+    try:
+        run_program(program, **options)
+    except SystemExit as end:
+        return end.code
+    return None
+
+
+def raising(error):
+    def program():
+        raise error
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (MemoryError(), "out of memory in program (test_process.py); a smaller model, batch, text or file takes less"),
+        (FileNotFoundError(2, "No such file or directory", "x"), "x: No such file or directory"),
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply for program ("),
+        (ValueError(), "ValueError in program (test_process.py)"),
+        (ValueError("x: expected y"), "x: expected y"),
+    ],
+)
+def test_an_error_has_words(error, message):
+    assert str(ended(raising(error))).startswith(f"error: {message}")
+
+
+def test_memory_that_numpy_does_not_get():
+    with pytest.raises(MemoryError) as refused:
+        np.empty(1 << 48)
+    said = in_words(refused.value)
+    assert "Unable to allocate 2.00 PiB" in said and "--replicas" in said
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+def test_a_signal_ends_a_program_with_its_status(name, capsys):
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    assert ended(lambda: signal.raise_signal(number)) == 128 + number
+    said = "interrupted" if name == "SIGINT" else f"stopped by {name}"
+    assert capsys.readouterr().err == f"{said}\n"
+    assert ended(raising(Stopped(number, "step 3 is saved"))) == 128 + number
+    assert capsys.readouterr().err == f"{said}; step 3 is saved: continue with --resume\n"
+    assert signal.getsignal(number) is before
+
+
+@pytest.mark.parametrize("own", [signal.SIG_IGN, lambda *_: None])
+def test_ignored_signals_and_handlers_of_a_user_stay(own):
+    received = []
+    before = signal.signal(signal.SIGHUP, own)
+    try:
+        with signals_caught(lambda number, _: received.append(number)):
+            signal.raise_signal(signal.SIGHUP)
+            signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGTERM] and signal.getsignal(signal.SIGHUP) is own
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def without_reader():
+    read, write = os.pipe()
+    os.close(read)
+    return write
+
+
+def test_a_stream_without_a_reader_loses_what_is_written():
+    stream = Stream(number := without_reader(), "standard error", needed=False)
+    assert [stream.write(text) for text in (b"lost", b"lost too")] == [4, 8]
+    os.close(number)
+
+
+def test_a_stream_that_is_needed_fails_once():
+    stream = Stream(number := without_reader(), "standard output", needed=True)
+    with pytest.raises(BrokenPipeError, match="standard output"):
+        stream.write(b"lost")
+    assert stream.write(b"more") == 4
+    os.close(number)
+
+
+def in_a_fork(function):
+    """Whether a function returns True in a fork of this process."""
+    if (child := os.fork()) == 0:
+        right = False
+        try:
+            right = function()
+        finally:
+            os._exit(not right)
+    return os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_file_never_gets_the_number_of_a_closed_stream(number, tmp_path):
+    def check():
+        os.close(number)
+        setattr(sys, ("stdin", "stdout", "stderr")[number], None)
+        prepare_streams()
+        print("to nobody", file=(sys.stdout, sys.stdout, sys.stderr)[number])
+        with open(tmp_path / "snapshot", "w") as file:
+            return file.fileno() > 2 and sys.stdin.read is not None
+
+    assert in_a_fork(check)
+
+
+@pytest.mark.parametrize("needed", [True, False])
+def test_a_program_goes_on_without_output_if_it_does_not_need_it(needed):
+    def check():
+        os.dup2(without_reader(), 1)
+        sys.stdout = open(1, "w", closefd=False)
+        done = []
+
+        def program():
+            print("first", flush=True)
+            done.append(True)
+
+        return (ended(program, needs_output=needed), done) == ((1, []) if needed else (None, [True]))
+
+    assert in_a_fork(check)
+
+
+EXAMPLE = os.path.join(os.path.dirname(starting.HERE), "examples", "imdb.py")
+
+
+@pytest.mark.parametrize(
+    ("argv", "original", "expected"),
+    [
+        (EXAMPLE, ["python", EXAMPLE, "--steps", "3"], True),
+        ("/venv/bin/scratchformer", ["python", "/venv/bin/scratchformer", "doctor"], True),
+        ("-m", ["python", "-m", "scratchformer", "doctor"], True),
+        ("-m", ["python", "-m", "pytest"], False),
+        ("mine.py", ["python", "mine.py"], False),
+        ("", ["python"], False),
+        (EXAMPLE, ["ipython"], False),
+    ],
+)
+def test_only_a_program_changes_what_ctrl_c_does_while_it_starts(argv, original, expected, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [argv])
+    monkeypatch.setattr(sys, "orig_argv", original)
+    monkeypatch.delitem(sys.modules, "bdb", raising=False)
+    assert starting._is_program() is expected
