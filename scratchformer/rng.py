@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -60,6 +60,10 @@ def expect_key(key: Any, none: bool = False) -> None:
         raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {found}")
 
 
+@overload
+def fold(key: Key, *parts: int | str) -> Key: ...
+@overload
+def fold(key: Key | None, *parts: int | str) -> Key | None: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
     expect_key(key, none=True)
@@ -142,7 +146,6 @@ def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
     shift and exclusive-or are needed, so every array library gives the same bits.
     """
-    expect_key(key)
     start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
     words *= np.uint64(_GAMMA)

@@ -154,7 +154,7 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
 
 
-def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
+def expect_instance(name: str, x: Any, kind: Any, none: bool = False) -> None:
     """Raise TypeError unless `x` is a `kind`, or None if `none`."""
     if not (isinstance(x, kind) or (none and x is None)):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
