@@ -74,7 +74,9 @@ class Archives(Area):
         what, data = damage_bytes(draw, right)
         path.write_bytes(data)
         # Two gzips in one file are a gzip of both texts.
-        same = None if kind == "enwik8" else lambda found: None if found in (self.text, 2 * self.text) else "another text"
+        same = (
+            None if kind == "enwik8" else lambda found: None if found in (self.text, 2 * self.text) else "another text"
+        )
         return Case(f"{kind}: {what}", run, "either", (kind, str(folder)), check=same)
 
     def archive(self, draw: random.Random, folder: Path) -> Case:
