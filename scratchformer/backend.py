@@ -186,7 +186,7 @@ def _array(x: Any) -> np.ndarray:
     except ValueError:  # a list of lists of different lengths
         array = np.asarray(None)
     if array.dtype.kind == "O":
-        raise TypeError(f"x: expected an array or numbers, got {type(x).__name__}")
+        raise TypeError(f"x: expected an array or numbers, got {'None' if x is None else type(x).__name__}")
     return array
 
 
