@@ -177,7 +177,7 @@ class Classification(BertStage):
 
     def scored_texts(self, part):
         whole = self.texts[part]
-        return whole.evenly(self.scored(len(whole.labels), self.steps * self.run.tuning_batch_size))
+        return whole.evenly(self.scored(part, len(whole.labels), self.steps * self.run.tuning_batch_size))
 
     def describe(self):
         pass

@@ -65,7 +65,7 @@ class Imdb(Program):
     def texts(self, part):
         """The reviews of a part that are scored."""
         whole = getattr(self.data, part)
-        return whole.evenly(self.scored(len(whole.labels), self.steps * self.run.batch_size))
+        return whole.evenly(self.scored(part, len(whole.labels), self.steps * self.run.batch_size))
 
     def evaluate(self, replicas, part):
         return evaluate_classifier(replicas, self.texts(part), self.run.max_length, self.run.keep)

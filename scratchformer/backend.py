@@ -168,7 +168,8 @@ def memory() -> float:
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     """`x` as an array on `device` (and of `dtype`, if given); copied only if necessary."""
     if not isinstance(device, Device):
-        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {type(device).__name__}")
+        found = "None" if device is None else type(device).__name__
+        raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {found}")
     library = _library(x)
     with device.current():
         if library is not None and device_of(x) != device:

@@ -33,7 +33,7 @@ __all__ = ["Operation", "backward", "operation", "reference_only"]
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 
-ARRAY_KINDS = ("f", "b", "i", "u", "c", "V")  # of numbers: NumPy's letters, "V" for bfloat16
+NUMBERS = ("f", "b", "i", "u", "c", "V")  # kinds of dtypes in NumPy's letters, "V" for bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
 
 
@@ -114,10 +114,13 @@ def cache_type(backward: Callable, argument: str) -> type | None:
 
 def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     """Raise TypeError unless the cache is of the type that `cache_type` found; an array must be one of numbers."""
-    if expected is np.ndarray:  # or another library's, of numbers
-        fits = getattr(getattr(cache, "dtype", None), "kind", "") in ARRAY_KINDS and not cache.dtype.names
+    if expected is None:
+        return
+    if expected is np.ndarray:
+        dtype = getattr(cache, "dtype", None)
+        fits = getattr(dtype, "kind", None) in NUMBERS and dtype.names is None
     else:
-        fits = expected is None or isinstance(cache, expected)
+        fits = isinstance(cache, expected)
     if fits:
         return
     kind = "array" if expected is np.ndarray else expected.__name__

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import signal
@@ -127,8 +126,8 @@ class Stream(io.FileIO):
             os.close(null)
             if self.needed:
                 raise OSError(error.errno, error.strerror, self.title) from error
-            if self.fileno() == 1 and error.errno != errno.EPIPE:
-                print(f"{self.title}: {error.strerror}; what follows is not shown", file=sys.stderr)
+            if self.fileno() == 1:
+                print(f"{self.title}: {error.strerror}; the rest of it is lost", file=sys.stderr)
             return len(data)
 
 

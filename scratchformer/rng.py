@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import lru_cache
 from numbers import Integral
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -33,9 +33,10 @@ class Key:
             if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
                 found = "None" if word is None else type(word).__name__
                 raise TypeError(f"seed: expected non-negative integers, got {found}")
-            if not 0 <= word < LIMIT:
-                found = f"{words}" if -LIMIT < word < 0 else "a number of hundreds of bits"
-                raise ValueError(f"seed: expected non-negative integers, got {found}")
+            if not -LIMIT < word < LIMIT:
+                raise ValueError("seed: expected integers below 2**128, got a larger one")
+            if word < 0:
+                raise ValueError(f"seed: expected non-negative integers, got {words}")
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:
@@ -59,6 +60,10 @@ def expect_key(key: Any, none: bool = False) -> None:
         raise TypeError(f"key: expected a Key, such as Key(0){' or None' if none else ''}, got {found}")
 
 
+@overload
+def fold(key: Key, *parts: int | str) -> Key: ...
+@overload
+def fold(key: Key | None, *parts: int | str) -> Key | None: ...
 def fold(key: Key | None, *parts: int | str) -> Key | None:
     """`key.fold(*parts)`, or None for None: a layer that drops nothing out has no keys for its parts either."""
     expect_key(key, none=True)
@@ -141,7 +146,6 @@ def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
     shift and exclusive-or are needed, so every array library gives the same bits.
     """
-    expect_key(key)
     start = _start(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
     words *= np.uint64(_GAMMA)

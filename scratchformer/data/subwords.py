@@ -12,7 +12,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -181,7 +182,8 @@ class Subwords:
         return np.concatenate(self.encode_all(lines))
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+        with _naming("vocabulary: cannot encode the text"):
+            encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
@@ -263,7 +265,8 @@ class PublishedTokenizer:
         """The token ids of `text`, int32 (T,), with the begin token if the tokenizer adds one. The name of a special
         token in the text, such as "<|im_start|>", is read as that token: chat models are prompted with them.
         """
-        return np.array(self.tokenizer.encode(text).ids, np.int32)
+        with _naming("vocabulary: cannot encode the text"):
+            return np.array(self.tokenizer.encode(text).ids, np.int32)
 
 
 def _read(path: Path, size: int | None = None) -> Any:
@@ -272,14 +275,24 @@ def _read(path: Path, size: int | None = None) -> Any:
     """
     lib, text = _library(), read_text(path, most=VOCABULARY_MOST)
     _check_ids(parsed(text, path), size, path)
-    try:
+    with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
-    except Exception as error:  # the library raises nothing more specific
-        raise DataError(f"{path} is damaged: {error}") from error
+        tokenizer.encode("The film, again.")  # some mistakes in the file are noticed only here
     unknown = getattr(tokenizer.model, "unk_token", None)
     if unknown is not None and tokenizer.token_to_id(unknown) is None:
         raise DataError(f"{path} is damaged: unk_token: no token {shown(unknown)} in it")
     return tokenizer
+
+
+@contextmanager
+def _naming(what: str) -> Iterator[None]:
+    """Raise the library's errors as DataError: they are of no special kind, and its panics are not even Exceptions."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {' '.join(str(error).split())}") from error
 
 
 def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:

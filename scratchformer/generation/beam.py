@@ -15,7 +15,15 @@ from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
-from ..ops.checks import expect_array, expect_at_least, expect_instance, expect_lengths, expect_number, expect_positive
+from ..ops.checks import (
+    describe,
+    expect_array,
+    expect_at_least,
+    expect_instance,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+)
 from ..progress import counted
 from .cache import DecoderCache
 from .generate import expect_vocabulary
@@ -176,7 +184,7 @@ def translate(
 def expect_texts(name: str, texts: list[str]) -> None:
     """Raise TypeError unless they are a list of texts; the characters of a single text would be taken one by one."""
     if not isinstance(texts, list | tuple):
-        raise TypeError(f"{name}: expected a list of texts, got {type(texts).__name__}")
+        raise TypeError(f"{name}: expected a list of texts, got {describe(texts)}")
     for i, text in enumerate(texts):
         expect_instance(f"{name}[{i}]", text, str)
 

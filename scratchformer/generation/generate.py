@@ -14,7 +14,7 @@ from threadpoolctl import ThreadpoolController
 from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least
+from ..ops.checks import expect_array, expect_at_least, shown
 from ..rng import Key, expect_key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -92,6 +92,8 @@ def stream_text(
     Bytes that are not UTF-8 become U+FFFD; control characters are not changed: see `printable`. The other options are
     those of `generate`. Raises ValueError if the vocabulary and the model differ in size.
     """
+    if not isinstance(prompt, str | bytes):
+        raise TypeError(f"prompt: expected text or bytes, got {shown(prompt)}")
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     ends: frozenset[int] = frozenset()
     if vocabulary is None:

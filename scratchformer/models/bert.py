@@ -29,6 +29,7 @@ from ..nn.stack import StackCache
 from ..ops.checks import (
     expect_boolean,
     expect_ids,
+    expect_instance,
     expect_lengths,
     expect_number,
     expect_positive,
@@ -211,6 +212,7 @@ class BertPretraining(Model):
         return (masked_logits, logits), BertPretrainingCache(body, masked, pooler, following)
 
     def backward(self, dy: tuple[Array, ...], cache: BertPretrainingCache) -> None:
+        expect_instance("dy", dy, tuple)
         dx = self.masked.backward(dy[0], cache.masked)
         if self.pooler is not None and self.following is not None:
             dx = dx + self.pooler.backward(self.following.backward(dy[1], cache.following), cache.pooler)

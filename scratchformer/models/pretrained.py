@@ -9,7 +9,6 @@ Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from ..data.reading import VOCABULARY_MOST, expect_file, open_file, printable, read_json
+from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, printable, read_json
 from ..nn import Layer, Param
 from ..ops.checks import shown
 from ..progress import counted
@@ -32,6 +31,7 @@ INDEX = WEIGHTS + ".index.json"  # of weights in several files
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
 WHOLE_MOST = 2**31 - 1  # of a size
+HEADER_MOST = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
 
 
 Folder = os.PathLike[str] | str
@@ -197,20 +197,16 @@ class Stored(NamedTuple):
     name: str
     kind: str  # "F32", "BF16", ...
     shape: tuple[int, ...]
+    start: int  # of its data in the file
 
     def read(self) -> np.ndarray:
         return self.file.get_tensor(self.name) if self.kind != "BF16" else self.read_bfloat16()
 
     def read_bfloat16(self) -> np.ndarray:
-        """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32.
-
-        The file begins with the length of its header (8 bytes), and the header (JSON) says where each tensor is.
-        """
+        """The tensor as float32, since NumPy has no bfloat16: its bits are the upper half of a float32."""
         with open_file(self.path, PretrainedError, math.inf) as file:
-            length = int.from_bytes(file.read(8), "little")
-            start, end = json.loads(file.read(length))[self.name]["data_offsets"]
-            file.seek(8 + length + start)
-            bits = np.frombuffer(file.read(end - start), "<u2")
+            file.seek(self.start)
+            bits = np.frombuffer(file.read(2 * math.prod(self.shape)), "<u2")
         return (bits.astype(np.uint32) << 16).view(np.float32).reshape(self.shape)
 
 
@@ -225,7 +221,7 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
     found: dict[str, Stored] = {}
     with ExitStack() as stack:
         for part in parts:
-            expect_file(part, PretrainedError, math.inf)
+            header, start = _header(part)
             try:
                 file = stack.enter_context(safe_open(part, framework="numpy"))
                 slices = {name: file.get_slice(name) for name in file.keys()}
@@ -234,7 +230,9 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
             for name, s in slices.items():
                 if name in found:
                     raise PretrainedError(f"{part}: {printable(name)} is in {found[name].path.name} too")
-                found[name] = Stored(part, file, name, s.get_dtype(), tuple(s.get_shape()))
+                found[name] = Stored(
+                    part, file, name, s.get_dtype(), tuple(s.get_shape()), start + header[name]["data_offsets"][0]
+                )
         if index is not None:
             path = path.with_name(INDEX)
             for name in sorted(index.keys() | found.keys()):
@@ -242,6 +240,20 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
                 if listed != place:
                     raise PretrainedError(f"{path}: {printable(name)}: expected in {listed}, found in {place}")
         yield path, found
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, which says where each tensor is, and where the data begins.
+
+    The file begins with the length of the header (8 bytes); the header is JSON. Reading it here, before the library
+    does, gives messages in plain words.
+    """
+    size = expect_file(path, PretrainedError, math.inf)
+    with open_file(path, PretrainedError, math.inf) as file:
+        length = int.from_bytes(file.read(8), "little")
+        if not 0 < length <= min(size - 8, HEADER_MOST):
+            raise PretrainedError(f"{path} is damaged: a header of {length:,} bytes, in a file of {size:,}")
+        return parsed(decoded(file.read(length), path, PretrainedError), path, PretrainedError), 8 + length
 
 
 def _index(folder: Folder) -> dict[str, str] | None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
 from ..dispatch import cache_type, expect_cache
-from ..ops.checks import expect_instance, expect_memory, expect_positive, expect_real
+from ..ops.checks import describe, expect_instance, expect_memory, expect_positive, expect_real
 from ..rng import Key, expect_key
 
 LAYER_OBJECTS = 1 << 12  # what Python's objects of a block take, counted in float32 numbers
@@ -355,7 +355,7 @@ def _assign(name: str, own: Array, value: Array) -> None:
         return
     shape = tuple(own.shape)
     if not hasattr(value, "dtype"):
-        raise TypeError(f"{name}: expected an array {shape}, got {type(value).__name__}")
+        raise TypeError(f"{name}: expected an array {shape}, got {describe(value)}")
     if value.dtype.kind != "f":
         raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
     if tuple(value.shape) != shape:

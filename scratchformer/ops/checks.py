@@ -57,6 +57,8 @@ def expect_floating(**arrays: Array) -> None:
 
 def expect_real(name: str, x: Array) -> None:
     """Raise TypeError unless `x` is an array of real floating-point numbers."""
+    if type(x) is np.ndarray and x.dtype.kind == "f":
+        return
     expect_floating(**{name: x})
     if x.dtype.kind == "c":
         raise TypeError(f"{name}: expected real numbers, got {x.dtype}")
@@ -152,7 +154,7 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
 
 
-def expect_instance(name: str, x: Any, kind: type, none: bool = False) -> None:
+def expect_instance(name: str, x: Any, kind: Any, none: bool = False) -> None:
     """Raise TypeError unless `x` is a `kind`, or None if `none`."""
     if not (isinstance(x, kind) or (none and x is None)):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"

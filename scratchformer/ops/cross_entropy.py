@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_fraction, expect_ids, expect_integers, expect_like
+from .checks import LARGEST, expect_at_least, expect_floating, expect_fraction, expect_ids, expect_integers, expect_like
 from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
@@ -99,6 +99,8 @@ def as_rows(
     if targets.shape != logits.shape[:-1]:
         raise ValueError(f"targets: expected {tuple(logits.shape[:-1])}, got {tuple(targets.shape)}")
     expect_fraction("label_smoothing", label_smoothing)
+    if ignore_index is not None:
+        expect_at_least(-LARGEST, ignore_index=ignore_index)
     targets = targets.reshape(-1)
     counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
     targets = xp.where(counted, targets, 0)
@@ -112,7 +114,9 @@ def as_rows(
 
 def check_dloss(dloss: Array | float) -> None:
     """Raise TypeError unless `dloss` is a number or a floating-point array, ValueError if the array has axes."""
-    if type(dloss) not in (int, float):
+    if type(dloss) is int:
+        expect_at_least(-LARGEST, dloss=dloss)
+    elif type(dloss) is not float:
         expect_like("dloss", dloss, ())
 
 

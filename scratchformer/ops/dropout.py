@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from ..rng import Key, random_uint16
+from ..rng import Key, expect_key, random_uint16
 from .checks import expect_floating, expect_fraction, expect_like
 from .precision import widen
 
@@ -53,6 +53,7 @@ def dropout(x: Array, p: float, key: Key) -> tuple[Array, DropoutCache]:
 def decide(p: float, key: Key, shape: tuple[int, ...], xp: Any) -> tuple[Array, float]:
     """Which elements of `shape` are kept, boolean, and 1/(1 − p)."""
     expect_fraction("p", p)
+    expect_key(key)
     threshold = min(round(p * LEVELS), LEVELS - 1)
     keep = random_uint16(key, math.prod(shape), xp) >= threshold
     return keep.reshape(shape), LEVELS / (LEVELS - threshold)

@@ -23,7 +23,7 @@ from ..data import (
 )
 from ..data.batching import expect_text
 from ..ops import IGNORED
-from ..ops.checks import expect_at_least, expect_ids, expect_instance
+from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive
 from ..progress import progress_bar
 from .replicas import Replicas
 
@@ -103,8 +103,8 @@ def evaluate_transformer_xl(
     if streams is None:
         most = replicas.count * at_once(replicas, context)
         streams = max(1, min(most, predictions // (4 * (memory + context))))
-    if memory < 0 or not 1 <= streams <= predictions:
-        raise ValueError(f"memory, streams: expected at least 0, and 1 to {predictions}, got {memory}, {streams}")
+    if not 1 <= streams <= predictions:
+        raise ValueError(f"streams: expected a number from 1 to {predictions}, got {streams}")
     early = memory if streams > 1 else 0
     own = math.ceil(max(0, predictions - early) / streams)  # predictions per part; the first part has `early` more
     part = np.arange(streams)[:, None]
@@ -140,6 +140,9 @@ def evaluate_classifier(
 
     batch_size: texts per batch; by default as many of the longest as fit in training.
     """
+    expect_instance("replicas", replicas, Replicas)
+    expect_instance("dataset", dataset, Labelled)
+    expect_positive(max_length=max_length)
     if batch_size is None:
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 

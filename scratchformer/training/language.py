@@ -54,7 +54,7 @@ class LanguageProgram(Program):
     def scored_tokens(self, part: str) -> np.ndarray:
         """What is scored of a part: `tokens`, or their beginning if the run is short."""
         tokens, trained = self.tokens(part), self.steps * self.run.batch_size * self.model.context
-        return tokens[: self.scored(len(tokens), trained, LEAST)]
+        return tokens[: self.scored(part, len(tokens), trained, LEAST)]
 
     def identity(self) -> dict[str, Any]:
         subwords = {} if self.vocabulary is None else {"subwords": self.vocabulary.fingerprint}

@@ -94,6 +94,9 @@ def train(
     than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the
     current step and raises KeyboardInterrupt.
     """
+    expect_instance("replicas", replicas, Replicas)
+    if not isinstance(out, str | Path):
+        raise TypeError(f"out: expected a path, got {shown(out)}")
     model, out = replicas.model, Path(out)
     remember = getattr(batches, "remember", None)
     expect_instance("schedule", schedule, Callable)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
 import re
 import sys
 import zlib
@@ -24,9 +26,11 @@ _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     """The records of a metrics file, oldest first. An incomplete last line, left by a killed run, is skipped.
 
-    Raises ValueError if any other line is damaged: if its checksum does not match, or if it is not a JSON object with
-    a whole number as "step" and a number or null as every other value.
+    Raises FileNotFoundError if there is none, and ValueError if any other line is damaged: if its checksum does not
+    match, or if it is not a JSON object with a whole number as "step" and a number or null as every other value.
     """
+    if not os.path.lexists(path):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     records, damage = _read(path)
     if damage:
         raise ValueError(damage)

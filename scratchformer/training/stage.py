@@ -90,12 +90,14 @@ class Stage:
     def prepare(self, replicas: Replicas) -> None:
         """Called just before training; it may change settings of the run, such as the number of steps."""
 
-    def scored(self, size: int, trained: int, least: int = LEAST) -> int:
+    def scored(self, part: str, size: int, trained: int, least: int = LEAST) -> int:
         """How many of the `size` texts (or bytes) of a part the run is scored on: all, unless the run has fewer steps
-        than its preset. Then no more than it is trained on, `trained`, but at least `least`. `scratchformer evaluate`
-        scores all.
+        than its preset. Then the test part is no larger than what the run is trained on, `trained`, but at least
+        `least`. Validation is always whole: a run that is resumed with more steps compares its scores with earlier
+        ones. `scratchformer evaluate` scores all.
         """
-        return size if self.run.steps >= self.run.preset_steps else min(size, max(least, trained))
+        short = part == "test" and self.run.steps < self.run.preset_steps
+        return min(size, max(least, trained)) if short else size
 
     def share(self, count: int, size: int, what: str) -> str:
         """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews (...)" and why."""

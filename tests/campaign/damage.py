@@ -79,7 +79,7 @@ def damage_json(draw: random.Random, value: Any) -> tuple[str, str]:
         if holder is None:
             if draw.random() < 0.9 and len(places) > 1:
                 path, holder, name = draw.choice(places[1:])
-        strange = draw.choice(STRANGE)
+        strange = copy.deepcopy(draw.choice(STRANGE))
         if holder is None:
             value, words = strange, ["everything"]
             break

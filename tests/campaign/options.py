@@ -258,7 +258,7 @@ def wrong_position(
     draw: random.Random, name: str, positional: list[str], given: dict[str, str], run: Callable
 ) -> tuple[str, Callable]:
     """A command line whose first argument is wrong."""
-    value = draw.choice([*NO_PATH[:6], "file", "empty", "noise", "/dev/null", "my_ops", "::", "my_ops.py::nothing"])
+    value = draw.choice([*NO_PATH[:6], "file", "empty", "noise", "/dev/null", "::", "my_ops.py::nothing"])
     argv = ["--", value] if value.startswith("-") else written(draw, [value], given)
     return shown(name, argv), partial(run, argv)
 

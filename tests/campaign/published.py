@@ -28,6 +28,22 @@ SIZES = {  # which must be those of the tensors
 TYPES = ("F8_E4M3", "F8_E5M2", "I64", "BOOL", "U8", "F16", "BF16", "F64", "F4", "C64", "E8M0", "X", "", 1, None)
 
 
+# Parts of a tokenizer.json that are well-formed, but with which no text can be encoded, or none of these tokens.
+PARTS: tuple[dict[str, Any], ...] = (
+    {"model": {"type": "Unigram", "unk_id": 5, "vocab": [["a", -1.0]]}},
+    {"model": {"type": "Unigram", "unk_id": None, "vocab": []}},
+    {"model": {"type": "WordLevel", "unk_token": "<unk>", "vocab": {"a": 0}}},
+    {"model": {"type": "BPE", "vocab": {"a": 0}, "merges": [["a", "b"]]}},
+    {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False}},
+    {"pre_tokenizer": {"type": "FixedLength", "length": 0}},
+    {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "aaaa"}},
+    {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}},
+    {"post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", "type_id": 0}}],
+                        "pair": [], "special_tokens": {}}},
+    {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}},
+)  # fmt: skip
+
+
 class Published(Area):
     name = "published"
 
@@ -65,6 +81,11 @@ class Published(Area):
             default = value is None and name in ("n_inner", "head_dim")
             right = json.loads(files["config.json"]).get(name)
             expect = "accepted" if default or (value == right and type(value) is int) else "refused"
+        elif roll < 0.55 and "tokenizer.json" in files:
+            part = draw.choice(PARTS)
+            path = folder / "tokenizer.json"
+            path.write_text(json.dumps(json.loads(files[path.name]) | part))
+            what, expect = f"tokenizer.json with {part}", "refused"
         elif roll < 0.75:
             one = draw.choice([name for name in files if name.endswith(".json")])
             what, text = damage_json(draw, json.loads(files[one]))

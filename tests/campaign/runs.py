@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from scratchformer.training import stage
-from scratchformer.training.program import Program, load_file, program_in
+from scratchformer.training.program import PACKAGE, Program, load_file, program_in
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = PACKAGE / "examples"  # of the checkout that is tried
 LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)
 SIZES: dict[str, dict[str, Any]] = {
     "plain": LANGUAGE,

@@ -391,7 +391,7 @@ def test_parameters_are_floating_point_numbers():
     [
         (np.ones((3, 2), np.float32), r"w\.{}: expected \(2, 3\), got \(3, 2\)"),
         (np.float32(1), r"w\.{}: expected \(2, 3\), got \(\)"),
-        (None, r"w\.{}: expected an array \(2, 3\), got NoneType"),
+        (None, r"w\.{}: expected an array \(2, 3\), got None"),
         (0, r"w\.{}: expected an array \(2, 3\), got int"),
         (np.ones((2, 3), complex), r"w\.{}: expected floating-point numbers, got complex128"),
         (np.ones((2, 3), int), r"w\.{}: expected floating-point numbers, got int64"),

@@ -104,7 +104,7 @@ def test_a_file_elsewhere_is_executed_only_if_named(call, fail, runs, tmp_path):
     for cwd in tmp_path, run:
         line = refused(str(script), "evaluate", cwd=cwd)
         assert line == f"error: {run} was made by {script}; to execute that file, add --program {script}"
-    assert "is no file here: add --program FILE" in refused(str(tmp_path / "gone.py"), "evaluate")
+    assert "is not a file here: add --program FILE" in refused(str(tmp_path / "gone.py"), "evaluate")
     assert "the module poems.main, is not found" in refused("poems.main", "evaluate")
     assert "does not say in which file its program 'poems' is: add --program FILE" in refused(None, "evaluate")
     assert call("scratchformer", "generate", run, "--tokens", 3).stdout  # needs no code of the program

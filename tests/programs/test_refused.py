@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 
@@ -11,7 +12,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from scratchformer.training import load_snapshot
+from scratchformer.training.folder import read_run
 from scratchformer.training.program import run_program
+from scratchformer.training.settings import expect_unchanged, read_settings
 
 PROGRAMS = {"enwik8": "", "xl": "", "imdb": "", "bert": "finetune"}  # and the subfolder whose snapshots are damaged
 
@@ -144,6 +147,47 @@ def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, pro
     assert tree(run) == before
     if damage is not of_another_program:
         assert path.name in line or (damage is swap_two_lines and "last.safetensors has vocabulary" in line)
+
+
+@pytest.mark.parametrize("program", ["imdb", "bert"])
+def test_a_flipped_bit_in_any_file_is_named(finished, tmp_path, program):
+    run = shutil.copytree(finished(program), tmp_path / "run")
+    folder, draw = run / PROGRAMS[program], random.Random(0)
+    for path in [path for path in (*run.iterdir(), *folder.iterdir()) if path.is_file()]:
+        whole = path.read_bytes()
+        for _ in range(4):
+            flipped = bytearray(whole)
+            flipped[draw.randrange(len(whole))] ^= 1 << draw.randrange(8)
+            path.write_bytes(flipped)
+            with pytest.raises(ValueError, match=path.name):
+                read_settings(run)
+                expect_unchanged(run / VOCABULARIES[program])
+                read_run(folder)
+        path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("program", ["enwik8", "bert"])
+def test_fewer_steps_than_the_run_has_done_are_refused(finished, refused, tmp_path, program):
+    run = shutil.copytree(finished(program), tmp_path / "run")
+    before, folder = tree(run), run if program == "enwik8" else run / "pretrain"
+    line = refused(program, "--resume", run, "--steps", 2)
+    assert line == f"error: steps: the run in {folder} has done 3, expected at least as many, got 2"
+    assert tree(run) == before
+
+
+def test_a_foreign_snapshot_among_those_kept_is_refused_at_the_start(finished, refused, tmp_path):
+    run = shutil.copytree(finished("enwik8"), tmp_path / "run")
+    shutil.copy(finished("imdb") / "best.safetensors", run / "step-foreign.safetensors")
+    assert "step-foreign.safetensors: snapshot of another model (Classifier)" in refused("enwik8", "--resume", run)
+
+
+def test_sizes_far_larger_than_the_snapshots_are_refused_before_a_model_is_made(finished, refused, tmp_path):
+    run = shutil.copytree(finished("enwik8"), tmp_path / "run")
+    path = run / "settings.json"
+    for name, size in ("depth", 10**6), ("d_model", 2**16), ("context", 2**28):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: size, "sha256": None}))
+        line = refused("enwik8", "--resume", run)
+        assert "its sizes are those of a model many times as large as the saved one" in line or name in line
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

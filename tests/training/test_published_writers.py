@@ -171,6 +171,9 @@ def test_folders_that_cannot_be_read(published):
         )
     (folder / "generation_config.json").write_text("{")
     assert "generation_config.json is damaged: " in message()
+    lost = {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "z", "type_id": 0}}], "pair": []}
+    path.write_text(json.dumps(settings | {"post_processor": lost | {"special_tokens": {}}}))  # the library panics
+    assert "tokenizer.json is damaged: no entry found for key" in message()
     path.write_text(json.dumps(settings | {"decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True}}))
     assert "tokenizer.json: decoder: expected ByteLevel or ByteFallback, got {" in message()
     path.write_text(json.dumps(settings | {"decoder": json.loads(decoders.ByteLevel().__getstate__())}))

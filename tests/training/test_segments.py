@@ -261,9 +261,13 @@ def test_invalid_arguments_of_evaluation(text):
     replicas = Replicas(make(), 1)
     with pytest.raises(DataError, match=r"corpus: 1 token\(s\), but there is nothing to predict"):
         evaluate_transformer_xl(replicas, text[:1])
-    for memory, streams in (-1, 1), (8, 0), (8, 50):
-        message = f"memory, streams: expected at least 0, and 1 to 49, got {memory}, {streams}"
-        with pytest.raises(ValueError, match=message):
+    for memory, streams, message in (
+        (-1, 1, "memory: expected a number >= 0, got -1"),
+        (8, -1, "streams: expected a number >= 0, got -1"),
+        (8, 0, "streams: expected a number from 1 to 49, got 0"),
+        (8, 50, "streams: expected a number from 1 to 49, got 50"),
+    ):
+        with pytest.raises(ValueError, match=f"^{message}$"):
             evaluate_transformer_xl(replicas, text[:50], memory, streams)
 
 

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import math
 import os
 import subprocess
 import sys
@@ -113,6 +114,46 @@ def test_a_header_with_any_byte_changed_is_refused_or_still_readable(saved, tmp_
         except SnapshotError:
             refused += 1
     assert refused > 100
+
+
+def test_padding_and_the_digit_of_the_format_are_verified_too(saved):
+    """Spaces after the header are in no checksum, and a snapshot of the earlier format has none."""
+    path, whole = saved[2], saved[2].read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    for old, new in (whole[:header], whole[: header - 1] + b"\t"), (b"snapshot 2", b"snapshot 1"):
+        assert old in whole
+        path.write_bytes(whole.replace(old, new))
+        with pytest.raises(SnapshotError, match=r"last\.safetensors is damaged or not a snapshot"):
+            load_model(path)
+
+
+def test_a_type_that_numpy_lacks_is_named(saved):
+    path, whole = saved[2], saved[2].read_bytes()
+    header = json.loads(whole[8 : 8 + int.from_bytes(whole[:8], "little")])
+    name = next(name for name in header if name != "__metadata__" and header[name]["dtype"] == "F32")
+    header[name] |= {"dtype": "F8_E4M3", "shape": [4 * math.prod(header[name]["shape"])]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + whole[8 + int.from_bytes(whole[:8], "little") :])
+    with pytest.raises(SnapshotError, match=f"{name} has the type F8_E4M3, expected one of F16, F32"):
+        load_snapshot(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depth": 10**7}, "cannot create this Classifier: its sizes are those of a model many times as large|depth"),
+        ({"vocab_size": 2**40}, "cannot create this Classifier: "),
+        ({"width": 3}, "cannot create this Classifier: .*'width'"),
+        ({"lora": 3}, "expected the arguments of add_lora, got 3"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused_before_memory_is_filled(saved, change, message):
+    path = saved[2]
+    tensors, header = read(path)
+    described = json.loads(header["model"])
+    write(path, tensors, header | {"model": json.dumps(described | {"config": described["config"] | change})})
+    with pytest.raises(SnapshotError, match=rf"last\.safetensors: .*{message}"):
+        load_model(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 8, 9, 100, 5000])

@@ -9,16 +9,17 @@ from scratchformer.training.stage import Stage
 
 def test_a_short_run_is_scored_on_no_more_than_it_trained_on_but_at_least_1000():
     short = Stage(Run(seed=0, steps=3, preset_steps=100))
-    assert [short.scored(25_000, trained) for trained in (96, 5_000, 30_000)] == [1_000, 5_000, 25_000]
-    assert short.scored(800, 96) == 800
-    assert short.scored(25_000, 96, least=2_000) == 2_000
+    assert [short.scored("test", 25_000, trained) for trained in (96, 5_000, 30_000)] == [1_000, 5_000, 25_000]
+    assert short.scored("test", 800, 96) == 800
+    assert short.scored("test", 25_000, 96, least=2_000) == 2_000
+    assert short.scored("validation", 25_000, 96) == 25_000  # comparable after resuming with more steps
     told = "1,000 of 25,000 reviews (the run has only 3 steps)"
     assert short.share(1_000, 25_000, "reviews") == told and short.share(800, 800, "reviews") == "800 reviews"
 
 
 def test_a_run_of_all_steps_and_one_that_is_only_scored_are_scored_on_everything():
     for settings in (dict(steps=100, preset_steps=100), dict(steps=200, preset_steps=100), dict(steps=3)):
-        assert Stage(Run(seed=0, **settings)).scored(25_000, 96) == 25_000
+        assert Stage(Run(seed=0, **settings)).scored("test", 25_000, 96) == 25_000
 
 
 def test_texts_at_equal_distances_keep_the_shares_of_sorted_classes():

@@ -505,7 +505,13 @@ def test_a_run_is_restarted_only_until_its_first_snapshot(tmp_path, train_tiny, 
         train_tiny("LanguageModel", tmp_path, 9, snapshot_every=6, resume=True)
 
 
-@pytest.mark.parametrize("state", [{}, {"step": "3", "best": None}, {"step": 3}])
+@pytest.mark.parametrize(
+    "state",
+    [
+        *({}, {"step": "3", "best": None}, {"step": 3}, {"step": -1, "best": None}, {"step": 2**60, "best": None}),
+        *({"step": 3, "best": 5}, {"step": 3, "best": {"loss": "1"}}, {"step": 3, "best": None, "records": 3}),
+    ],
+)
 def test_a_snapshot_that_is_not_of_a_run_is_not_resumed(tmp_path, train_tiny, make_model, state):
     save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel", dropout=0.2), **state)
     with pytest.raises(SnapshotError, match=r"last\.safetensors is not a snapshot of a run"):
