@@ -192,7 +192,7 @@ def build(draw: random.Random, calls: list[Call], disk: Path) -> None:
         if call.name == "flush" and call.inode >= 0:
             flushed[call.inode] = call.files[call.inode]
         elif call.name == "flush":
-            own = [one for one in waiting if os.path.dirname(one.paths[0]) == call.paths[0].removeprefix(".")]
+            own = [one for one in waiting if os.path.dirname(one.paths[-1]) == call.paths[0].removeprefix(".")]
             for one in own:
                 change(names, one)
                 waiting.remove(one)
