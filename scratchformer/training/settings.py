@@ -27,6 +27,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LARGEST = {"steps": 10**9, "replicas": 512}  # and of every other whole number, a signed one of 64 bits
+LONGEST = 4096  # of a text, as of a path
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -231,7 +232,7 @@ def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) ->
     elif type(value) in (int, float) and float in kinds:
         right = is_number(value)
     else:
-        right = type(value) in kinds
+        right = type(value) in kinds and not (isinstance(value, str) and len(value) > LONGEST)
     if not right:
         words = {
             str: "text",
