@@ -27,7 +27,6 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LARGEST = {"steps": 10**9, "replicas": 512}  # and of every other whole number, a signed one of 64 bits
-LONGEST = 4096  # of a text, as of a path
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -35,6 +34,7 @@ _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state")
+LONGEST = 4096  # characters of a text, as of a path
 
 
 class Run(argparse.Namespace):
