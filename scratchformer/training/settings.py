@@ -34,7 +34,6 @@ _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state")
-LONGEST = 4096  # characters of a text, as of a path
 
 
 class Run(argparse.Namespace):
@@ -232,7 +231,7 @@ def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) ->
     elif type(value) in (int, float) and float in kinds:
         right = is_number(value)
     else:
-        right = type(value) in kinds and not (isinstance(value, str) and len(value) > LONGEST)
+        right = type(value) in kinds and not (isinstance(value, str) and len(value) > 4096)  # as a path has at most
     if not right:
         words = {
             str: "text",
