@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import math
 import os
 import re
 from collections.abc import Collection, Mapping
@@ -22,6 +21,7 @@ from ..data.reading import decoded, parsed, read_bytes
 from ..ops.checks import shown
 from ..options import MOST_STEPS, MOST_THREADS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
+from .metrics import is_number
 
 # What every settings.json has, with examples of its values.
 NAMES: dict[str, tuple[Any, ...]] = {
@@ -31,7 +31,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
 LARGEST = {"steps": MOST_STEPS, "replicas": MOST_THREADS}  # and of every other whole number, a signed one of 64 bits
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
-_SEALED = re.compile(r'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
+_SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 # Attributes of a Run that are not saved.
@@ -175,11 +175,11 @@ def _read(run: Path) -> dict[str, Any]:
     path = run / SETTINGS
     if not os.path.lexists(path):
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
-    text = read_bytes(path, ValueError).decode("utf-8", "surrogateescape")
-    content = parsed(decoded(text.encode("utf-8", "surrogateescape"), path, ValueError), path, ValueError)
+    data = read_bytes(path, ValueError)
+    content = parsed(decoded(data, path, ValueError), path, ValueError)
     if {VERSION, SHA256} & content.keys() and content.get(SHA256, "") is not None:
-        sealed = _SEALED.fullmatch(text)
-        if sealed is None or sealed[2] != hashlib.sha256(sealed[1].encode("utf-8", "surrogateescape")).hexdigest():
+        sealed = _SEALED.fullmatch(data)
+        if sealed is None or sealed[2].decode() != hashlib.sha256(sealed[1]).hexdigest():
             raise ValueError(
                 f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
                 f'or, to use it as it is, make it end with "{SHA256}": null'
@@ -226,7 +226,8 @@ def _check_settings(
             raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}")
         kind = bool if described.get("action") == "store_true" else described.get("type", str)
         examples = [preset[name] for preset in presets.values() if name in preset]
-        _expect_like(run, name, value, [kind(), described.get("default"), None, *examples])
+        if kind in (bool, int, float, str):  # rather than a function of the program's own
+            _expect_like(run, name, value, [kind(), described.get("default"), None, *examples])
 
 
 def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) -> None:
@@ -235,9 +236,9 @@ def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) ->
     if type(value) is int and int in kinds:
         right = 0 <= value <= LARGEST.get(name, 2**63 - 1)
     elif type(value) in (int, float) and float in kinds:
-        right = math.isfinite(value)
+        right = is_number(value)
     else:
-        right = type(value) in kinds
+        right = type(value) in kinds and not (isinstance(value, str) and len(value) > 4096)  # as a path has at most
     if not right:
         words = {
             str: "text",
