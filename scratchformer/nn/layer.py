@@ -316,7 +316,7 @@ def starting(key: Key, **sizes: int) -> np.random.Generator:
     would not fit in memory.
     """
     expect_positive(**sizes)
-    expect_memory(math.prod(sizes.values()), **sizes)
+    expect_memory(math.prod(map(int, sizes.values())), **sizes)
     expect_key(key)
     return key.generator()
 
@@ -326,7 +326,7 @@ def repeated(make: Callable[[int], Layer], depth: int) -> list:
     expect_positive(depth=depth)
     layers = [make(0)]
     weights = sum(p.data.size for p in layers[0].parameters())
-    expect_memory(depth * (weights + LAYER_OBJECTS), depth=depth)
+    expect_memory(int(depth) * (weights + LAYER_OBJECTS), depth=depth)
     return layers + [make(i) for i in range(1, depth)]
 
 

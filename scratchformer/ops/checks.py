@@ -206,12 +206,12 @@ def expect_lengths(lengths: Array, **sizes: int) -> None:
 def expect_array(name: str, x: Any, dtype: Any = None) -> np.ndarray:
     """`x` as a NumPy array, of `dtype` if that is given. Raises TypeError if it cannot be one."""
     try:
-        array = np.asarray(x, dtype)
-    except (TypeError, ValueError, OverflowError):
+        array = np.asarray(x)
+    except (TypeError, ValueError):
         array = np.asarray(None)
     if array.dtype.kind not in "biufV":
         raise TypeError(f"{name}: expected an array of numbers, got {shown(x)}")
-    return array
+    return array if dtype is None else array.astype(dtype, copy=False)
 
 
 def expect_integers(name: str, x: Array) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
-from ..ops.checks import expect_boolean, expect_instance, expect_number
+from ..ops.checks import expect_boolean, expect_instance, expect_number, shown
 
 MOST_STEPS = 1 << 53  # up to which a float64 is exact
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
@@ -118,7 +118,7 @@ class Optimizer:
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
         """How each parameter is treated: by the first group that matches it."""
         if not isinstance(groups, list | tuple) or not all(isinstance(group, Group) for group in groups):
-            raise TypeError(f"groups: expected a list of Groups, got {groups!r}")
+            raise TypeError(f"groups: expected a list of Groups, got {shown(groups)}")
         for group in groups:
             group.check()
             if group.lr is not None and not self.lr > 0:
