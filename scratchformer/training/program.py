@@ -188,7 +188,9 @@ def load_source(run: Path, settings: Mapping[str, Any], file: str | None = None)
             raise ValueError(f"{run}: its program, the module {source}, is not found ({error}): {hint}") from error
     path = Path(source)
     if not path.is_file():
-        raise ValueError(f"{run}: its program {source} is not a file here: add --program FILE, with the file of {name!r}")
+        raise ValueError(
+            f"{run}: its program {source} is not a file here: add --program FILE, with the file of {name!r}"
+        )
     if file is None and (run.resolve() in path.resolve().parents or not _is_importable(path)):
         raise ValueError(f"{run} was made by {source}; to execute that file, add --program {source}")
     return load_file(path)
