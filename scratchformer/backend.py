@@ -171,13 +171,23 @@ def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
         found = "None" if device is None else type(device).__name__
         raise DeviceError(f"device: expected a Device, such as CPU or get_device('gpu'), got {found}")
     library = _library(x)
+    if library is None:
+        x = _array(x)
     with device.current():
         if library is not None and device_of(x) != device:
             x = to_cpu(x)
-        moved = device.xp.asarray(x, dtype=dtype)
-    if library is None and moved.dtype.kind == "O":
-        raise TypeError(f"x: expected an array or numbers, got {type(x).__name__}")
-    return moved
+        return device.xp.asarray(x, dtype=dtype)
+
+
+def _array(x: Any) -> np.ndarray:
+    """Numbers, such as a list, as an array. Raises TypeError for anything else."""
+    try:
+        array = np.asarray(x)
+    except ValueError:  # a list of lists of different lengths
+        array = np.asarray(None)
+    if array.dtype.kind == "O":
+        raise TypeError(f"x: expected an array or numbers, got {'None' if x is None else type(x).__name__}")
+    return array
 
 
 def to_cpu(x: Array) -> np.ndarray:

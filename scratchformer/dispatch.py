@@ -117,7 +117,7 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     if expected is None:
         return
     if expected is np.ndarray:
-        dtype = getattr(cache, "dtype", None)
+        dtype: Any = getattr(cache, "dtype", None)
         fits = getattr(dtype, "kind", None) in NUMBERS and dtype.names is None
     else:
         fits = isinstance(cache, expected)

@@ -192,3 +192,11 @@ def test_importing_the_package_imports_no_optional_library():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "set()"
+
+
+@pytest.mark.parametrize("x", [None, object(), [[1], [2, 3]], (i for i in range(2)), {"x": 1}], ids=type)
+def test_what_is_no_array_is_not_moved(x):
+    with pytest.raises(TypeError, match=f"^x: expected an array or numbers, got {x and type(x).__name__}$"):
+        to_device(x, CPU)
+    with pytest.raises(DeviceError, match=r"^device: expected a Device, such as CPU or .*, got str$"):
+        to_device([1.0], "cpu")

@@ -104,3 +104,21 @@ def test_zeros_has_every_draw():
     assert generator.normal(0, 0.02, (2, 3)).shape == (2, 3)
     assert 0 <= generator.integers(5) < 5 and sorted(generator.permutation(3)) == [0, 1, 2]
     assert not generator.standard_normal(4).any() and not generator.uniform(-1, 1, size=4).any()
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        (None, "expected non-negative integers, got None"),
+        ("1", "expected non-negative integers, got str"),
+        (1.0, "expected non-negative integers, got float"),
+        (True, "expected non-negative integers, got bool"),
+        (-1, r"expected non-negative integers, got \(0, -1\)"),
+        (10**5000, r"expected integers below 2\*\*128, got a larger one"),
+    ],
+    ids=lambda x: str(type(x)),
+)
+def test_what_is_not_a_seed_is_refused(word, message):
+    with pytest.raises((TypeError, ValueError), match=f"^seed: {message}$"):
+        Key(0, word)
+    assert Key(np.int64(3)) == Key(3)

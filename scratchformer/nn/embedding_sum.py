@@ -67,6 +67,8 @@ class EmbeddingSum(Layer):
         first, *rest = (e.forward(i) for e, i in zip(self.embeddings, inputs, strict=True))
         x, caches, positions, norm, dropout = first[0], [first[1]], None, None, None
         for y, cache in rest:
+            if y.shape != x.shape:
+                raise ValueError(f"inputs: expected vectors of one shape, got {tuple(x.shape)} and {tuple(y.shape)}")
             x = x + y
             caches.append(cache)
         if self.scale != 1:

@@ -35,8 +35,7 @@ class Param:
     def __init__(self, data: Array, name: str) -> None:
         expect_instance("name", name, str)
         if getattr(getattr(data, "dtype", None), "kind", None) != "f":
-            found = getattr(data, "dtype", type(data).__name__)
-            raise TypeError(f"{name}: expected an array of floating-point numbers, got {found}")
+            raise TypeError(f"{name or 'data'}: expected an array of floating-point numbers, got {describe(data)}")
         grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory until it is written to
         self.bind(data, grad, None)
         self.name = name

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
-from ..ops.checks import expect_at_least, expect_fraction, expect_positive
+from ..ops.checks import expect_at_least, expect_fraction, expect_positive, shown
 from ..rng import Key
 from . import diagnosis
 from .contracts import (
@@ -368,7 +368,7 @@ def _expect_layer(layer: Any) -> None:
     methods = ("forward", "backward", "named_parameters", "zero_grad", "to")
     missing = [name for name in methods if not hasattr(layer, name)]
     if isinstance(layer, type) or missing:
-        what = f"the class {layer.__name__}" if isinstance(layer, type) else f"a {type(layer).__name__}"
+        what = shown(layer) if isinstance(layer, type | None) else f"a {type(layer).__name__}"
         without = f" without {', '.join(missing)}" if missing else ""
         raise TypeError(f"layer: expected an object such as an nn.Layer, got {what}{without}")
 

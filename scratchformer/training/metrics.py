@@ -40,13 +40,13 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 class Summary(NamedTuple):
     """What a snapshot says of the records before it, so that none can be missing or from another run."""
 
-    count: int = 0
+    lines: int = 0
     crc32: int = 0  # of the records without MEASURED
 
     def after(self, record: Mapping[str, Any]) -> Summary:
         """The summary with one more record."""
         text = json.dumps({name: value for name, value in record.items() if name != MEASURED})
-        return Summary(self.count + 1, zlib.crc32(text.encode(), self.crc32))
+        return Summary(self.lines + 1, zlib.crc32(text.encode(), self.crc32))
 
 
 def kept_records(
@@ -64,8 +64,8 @@ def kept_records(
         raise ValueError(damage)
     found = reduce(Summary.after, kept, Summary())
     if expected is not None and found != tuple(expected):
-        what = f"expected {expected[0]} records up to step {step}, got {found.count}"
-        raise ValueError(f"{path} is not from this run: {what if found.count != expected[0] else 'other records'}")
+        what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
+        raise ValueError(f"{path} is not from this run: {what if found.lines != expected[0] else 'other records'}")
     return kept, damage
 
 

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, Array, cores, to_cpu, to_device
 from ..nn import Layer
-from ..ops.checks import expect_instance, expect_positive
+from ..ops.checks import expect_instance, expect_positive, shown
 from ..optim.optimizer import pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
@@ -158,7 +158,8 @@ class Replicas:
         in order, as NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or its parameters were
         changed, after the replicas were made.
         """
-        expect_instance("batch", batch, tuple)
+        if not hasattr(batch, "weight"):
+            raise TypeError(f"batch: expected one with weight and split(size), got {shown(batch)}")
         expect_key(key)
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")

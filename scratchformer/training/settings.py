@@ -156,12 +156,12 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
 
 
 def expect_unchanged(path: Path) -> None:
-    """Raise ValueError if a file in a run's folder has another checksum than in its settings, where they have one."""
+    """Raise ValueError if a run's vocabulary has another checksum than in its settings, where they have one."""
     if os.path.lexists(path.parent / SETTINGS) and path.is_file():
         files = _read(path.parent).get(FILES, {})
         found = files.get(path.name) if isinstance(files, dict) else None
         if found is not None and found != _digest(path):
-            raise ValueError(f"{path} is damaged: it does not have the checksum in {SETTINGS}")
+            raise ValueError(f"vocabulary {path} is damaged: it does not have the checksum in {SETTINGS}")
 
 
 def seal(text: str) -> str:

@@ -357,7 +357,7 @@ def _make(snapshot: Snapshot) -> Layer:
         _expect_arguments(kind, config, key)
         model = kind(**config, **key)
         if lora is not None:
-            _expect_arguments(add_lora, lora, {"layer": model})
+            _expect_arguments(add_lora, lora, {"model": model})
             add_lora(model, **lora)
     except Exception as error:  # whatever a user's own class raises
         raise SnapshotError(f"cannot create this {kind.__name__}: {error}") from error

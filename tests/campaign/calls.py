@@ -385,7 +385,9 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "tokenize": lambda: call_of("tokenize", data.tokenize, text="a text"),
     "model.allocate": lambda: call_of("allocate", small_model().allocate, batch_size=2),
     "KeyValueCache.logits": lambda: call_of(
-        "KeyValueCache.logits", generation.KeyValueCache(small_model(), 2).logits, ids=np.array([[1, 2], [3, 4]])
+        "KeyValueCache.logits",
+        lambda ids: generation.KeyValueCache(small_model(), 2).logits(ids),
+        ids=np.array([[1, 2], [3, 4]]),
     ),
     "DecoderCache": lambda: call_of(
         "DecoderCache",

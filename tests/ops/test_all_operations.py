@@ -11,6 +11,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
 from scratchformer.dispatch import reference_only
+from scratchformer.rng import Key
 from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strict import STRICT
@@ -209,3 +210,17 @@ def test_the_error_for_an_integer_array_says_how_to_convert_it(name, device):
 def test_a_numpy_scalar_is_accepted_as_an_array(dtype):
     for op in (ops.relu, ops.tanh):
         assert op(dtype(0.5))[0] == op(np.full((1,), 0.5, dtype))[0][0]
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_the_cache_of_another_operation_is_refused(name):
+    """By name, whether the operation's own cache is that of a twin or of the reference."""
+    case = OPERATIONS[name](Draw())
+    for mode in nullcontext, reference_only:
+        with mode():
+            y, cache = case.op(*case.args, **case.options)
+            other = ops.dropout(np.ones(2), 0.5, Key(0))[1]
+        _, kept, *_ = inspect.signature(case.op_backward).parameters
+        for wrong in (None, (), [cache], 3, np.full(2, "text"), {"x": cache}, *[other] * ("dropout" not in name)):
+            with pytest.raises(TypeError, match=rf"^{kept}: expected the \w+ that forward returned, got \w+$"):
+                case.op_backward(np.ones_like(y), wrong)

@@ -135,7 +135,7 @@ def test_bad_input(fail, call, copy, reviews_folder, tmp_path):
     words.write_text(words.read_text()[:100])
     assert f"{words} is damaged" in fail("bert", "--resume", copy)
     words.unlink()
-    assert fail("bert", "--resume", copy).endswith("vocabulary.json: no such file")
+    assert fail("bert", "--resume", copy).endswith("vocabulary.json: No such file or directory")
 
 
 def test_the_estimate(call, reviews_folder, tmp_path):
