@@ -46,6 +46,12 @@ def replacing(path: Path) -> Iterator[Path]:
         _remove(folder)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed program has left of files that it was writing. The caller holds the folder's lock."""
+    for path in folder.glob("*.unfinished"):
+        _remove(path)
+
+
 def _remove(folder: Path) -> None:
     """Remove a folder of unfinished files, or the unfinished file of an earlier version, if it is there."""
     with contextlib.suppress(OSError):

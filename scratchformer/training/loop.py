@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ..data.files import locked, replacing
+from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
 from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
 from ..optim import clip_by_global_norm
@@ -144,6 +144,7 @@ def train(
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
         if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
+        remove_unfinished(out)
         metrics = Metrics(out, state["step"], tensorboard, records)
         state["records"] = list(metrics.summary)
         on_start()
