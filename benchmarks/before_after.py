@@ -2,10 +2,10 @@
 
     git worktree add ../before HEAD~1
     python benchmarks/before_after.py ../before enwik8 imdb             # a training step of each model
-    python benchmarks/before_after.py ../before --data aclImdb_v1.tar.gz    # and loading: everything
+    python benchmarks/before_after.py ../before --data aclImdb_v1.tar.gz    # all, loading included
 
 enwik8, imdb: a step of the models of training_step.py. load-imdb: reading and encoding the reviews. load-gpt2: loading
-weights of the size of GPT-2 small, random ones made on the spot. Each checkout runs in a process of its own. The two
+random weights of the size of GPT-2 small, which are generated first. Each checkout runs in a process of its own. The two
 take turns, on the same weights and data, and must agree on the result. Prints the median time and the peak memory of
 each, and the median and the quartiles of the ratio after/before over the rounds.
 """
@@ -32,7 +32,7 @@ STEPS, LOADS = ("enwik8", "imdb"), ("load-imdb", "load-gpt2")
 
 
 def compare(work: str, before: Path, rounds: int, data: Path | None) -> None:
-    """Time a piece of work in both checkouts, in turns, and print the result."""
+    """Time one kind of work in both checkouts, which take turns, and print the result."""
     workers = {}
     for name, tree in (("before", before), ("after", HERE)):
         if work in STEPS:
@@ -77,11 +77,11 @@ def serve(work: str, data: str | None) -> None:
         start = time.perf_counter()
         result = load()
         print(json.dumps([result, time.perf_counter() - start, resident_bytes(peak=True)]), flush=True)
-        gc.collect()  # a model is in reference cycles
+        gc.collect()  # models contain reference cycles
 
 
 def save_gpt2(folder: Path) -> None:
-    """Random weights of the size of GPT-2 small, in the form in which it is published."""
+    """Save random weights of the size of GPT-2 small, in the format in which GPT-2 is published."""
     from safetensors.numpy import save_file
 
     from scratchformer.models import GPT2
@@ -98,10 +98,10 @@ def save_gpt2(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("before", type=Path, help="a checkout of the project as it was")
-    parser.add_argument("work", nargs="*", help=f"of {', '.join((*STEPS, *LOADS))} (default: all)")
+    parser.add_argument("work", nargs="*", help=f"any of {', '.join((*STEPS, *LOADS))} (default: all)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--data", help="the archive or folder for load-imdb (default: as downloaded)")
-    parser.add_argument("--worker", action="store_true", help="(for its own use) be one of the two")
+    parser.add_argument("--data", help="the archive or folder for load-imdb (default: the download)")
+    parser.add_argument("--worker", action="store_true", help="for internal use: run as one of the two processes")
     args = parser.parse_args()
     if unknown := {*args.work} - {*STEPS, *LOADS}:
         parser.error(f"expected {', '.join((*STEPS, *LOADS))}, got {', '.join(sorted(unknown))}")

@@ -158,7 +158,7 @@ def cores() -> int:
 
 @functools.cache
 def memory() -> float:
-    """The bytes of this machine's memory; infinite where the system does not say."""
+    """The size of this machine's memory in bytes; infinite if the system does not report it."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):

@@ -14,7 +14,7 @@ from .learn.command import add_command as add_learn
 from .options import MOST_THREADS, SEED, Parser
 from .process import run_program
 
-MOST_BEAM = 256  # hypotheses of a sentence; the literature has 4 to 50
+MOST_BEAM = 256  # hypotheses of a sentence; published results use 4 to 50
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
 
 
@@ -80,7 +80,7 @@ def make_parser() -> Parser:
     command.add_argument("--temperature", default=0.8, **number, help="0 is greedy (default: 0.8)")
     likely = "draw only from the K most likely tokens (default: from all)"
     command.add_argument("--top-k", type=int, metavar="K", least=1, help=likely)
-    likely = "draw only from the fewest tokens whose probabilities sum to at least P (default: from all)"
+    likely = "draw only from the smallest set of tokens whose probabilities sum to at least P (default: from all)"
     command.add_argument("--top-p", type=float, metavar="P", least=0, most=1, help=likely)
     command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
     command.add_argument("--device", **DEVICE)
@@ -91,7 +91,7 @@ def make_parser() -> Parser:
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
     beam = "number of hypotheses; 1 is greedy (default: as in the run)"
     command.add_argument("--beam", type=int, metavar="K", least=1, most=MOST_BEAM, help=beam)
-    penalty = "how much longer translations are preferred; 0 is not at all (default: as in the run)"
+    penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
     command.add_argument("--length-penalty", **number, help=penalty)
     command.add_argument("--device", **DEVICE)
     command.set_defaults(run=translate)
@@ -150,7 +150,7 @@ def mutate(args: argparse.Namespace) -> None:
 
     output = None if args.json is None else Path(args.json)
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
-        raise ValueError(f"--json: {output} is not a file that can be written")
+        raise ValueError(f"--json: expected a file in an existing folder, got {output}")
     options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
     if not mutate(args.names, args.pytest, only_list=args.list, output=output, **options):
         sys.exit(1)
@@ -190,7 +190,7 @@ def translate(args: argparse.Namespace) -> None:
     options = {name: value for name, value in options.items() if value is not None}
     lines = [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)]
     model.to(get_device(args.device))
-    sentences = [line for line in lines if line]  # a blank line of standard input stays one
+    sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
     found = iter(generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options))
     for line in lines:
         print(generation.printable(next(found)) if line else "")

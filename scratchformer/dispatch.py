@@ -33,7 +33,7 @@ __all__ = ["Operation", "backward", "operation", "reference_only"]
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 
-NUMBERS = ("f", "b", "i", "u", "c", "V")  # kinds of dtypes in NumPy's letters, "V" for bfloat16
+NUMBERS = ("f", "b", "i", "u", "c", "V")  # values of NumPy's `dtype.kind`; "V" is bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
 
 
@@ -82,7 +82,7 @@ def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
 def backward(reference: Callable) -> Operation[...]:
     """Make `reference` the backward of an operation, for which twins can be registered with `.twin(CacheType)`.
 
-    If the cache is annotated as a NamedTuple or an Array, anything else raises TypeError.
+    If the cache is annotated as a NamedTuple or an Array, a cache of another type raises TypeError.
     """
     twins: dict[type, Callable] = {}
     _, second, *_ = inspect.signature(reference).parameters
@@ -101,8 +101,8 @@ def backward(reference: Callable) -> Operation[...]:
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:
-    """The type of the cache that `backward` takes, by its annotation: a NamedTuple, a slice, or ndarray for "Array" (of
-    any library). None for any other annotation.
+    """The type of the cache that `backward` takes, from its annotation: a NamedTuple, a slice, or ndarray for an Array
+    of any library. None for any other annotation.
     """
     annotation = inspect.signature(backward).parameters[argument].annotation
     if annotation == "Array":
@@ -113,7 +113,9 @@ def cache_type(backward: Callable, argument: str) -> type | None:
 
 
 def expect_cache(name: str, cache: Any, expected: type | None) -> None:
-    """Raise TypeError unless the cache is of the type that `cache_type` found; an array must be one of numbers."""
+    """Raise TypeError, naming the cache `name`, unless it is of the type that `cache_type` found. An array must be of
+    numbers.
+    """
     if expected is None:
         return
     if expected is np.ndarray:

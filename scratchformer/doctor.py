@@ -46,18 +46,18 @@ _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
 
 
 def _packages() -> Iterator[tuple[str, str]]:
-    """The other packages that the metadata of this one names: their versions, or which extras install them."""
+    """The version of every package that the metadata of this one requires, or the extras that install it."""
     try:
         requirements = importlib.metadata.requires("scratchformer") or []
     except importlib.metadata.PackageNotFoundError:
-        yield "packages", "unknown, since scratchformer runs without being installed"
+        yield "packages", "unknown, since scratchformer is not installed"
         return
     extras: dict[str, list[str]] = {}
     for requirement in requirements:
         package, *_ = re.findall(r"[\w.-]+", requirement)
         extras.setdefault(package, []).extend(re.findall(r"extra == ['\"](.+?)['\"]", requirement))
     for package, names in extras.items():
-        if package in ("numpy", *_CUPY):  # have lines of their own
+        if package in ("numpy", *_CUPY):  # these have lines of their own
             continue
         if _installed(package):
             yield package, importlib.metadata.version(package)

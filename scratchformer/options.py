@@ -1,4 +1,4 @@
-"""The command lines of commands and programs: argparse, with limits for numbers and options anywhere."""
+"""The command lines of commands and programs: argparse, with limits for numbers and options in any place."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from textwrap import shorten
 from typing import Any
 
 LARGEST = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
-MOST_STEPS = 10**9  # twelve days, if a step took a millisecond
+MOST_STEPS = 10**9  # they would take twelve days at a millisecond a step
 MOST_THREADS = 512  # more than the cores of the largest machines
 SEED = {"type": int, "metavar": "N", "least": 0, "most": LARGEST}
-LITERAL = "\0"  # stands before an argument that is no option; it cannot be part of an argument
+LITERAL = "\0"  # marks an argument that is not an option; no argument can contain it
 
 
 class Parser(argparse.ArgumentParser):
     """A parser with two more rules, for all its arguments: none may be empty, and every number has limits.
 
-    `add_argument` also takes `least` and `most`, both inclusive; by default a number is finite and has 64 bits. An
-    argument out of range raises ValueError. Options may stand between the other arguments.
+    `add_argument` also takes `least` and `most`, both inclusive; by default a number must be finite and fit in 64 bits.
+    An argument out of range raises ValueError. Options may stand between the other arguments.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

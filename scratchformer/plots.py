@@ -135,7 +135,7 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series("loss")
     width = max(1, len(loss) // 40)  # points per average of the smooth curve
-    few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a line needs two points
+    few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a single point makes no line
     left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch", **few)
     if width > 1:
         smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
@@ -186,7 +186,7 @@ def plot_attention(maps: np.ndarray, labels: list[str], path: Path, columns: lis
     figure, axes = plt.subplots(
         depth, heads, figsize=(size * heads + 1.4, size * depth + 0.5), squeeze=False, layout="constrained"
     )
-    norm = PowerNorm(0.5, 0, 1)  # the same in all plots: uniform attention is pale, whatever its length
+    norm = PowerNorm(0.5, 0, 1)  # the same in all plots: uniform attention is pale for any number of tokens
     for layer, row in enumerate(axes):
         for head, cell in enumerate(row):
             image = cell.imshow(maps[layer, head], cmap="Blues", norm=norm, interpolation="nearest")

@@ -18,11 +18,11 @@ from .starting import end_on_interrupt
 
 PACKAGE = Path(__file__).parent
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-LESS_MEMORY = "a smaller model, batch, text or file takes less, and so do fewer --replicas"
+LESS_MEMORY = "use a smaller model, batch, text or file, or fewer --replicas"
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C (SIGINT), or a request to end (SIGTERM, SIGHUP). Its text, if any, says what was saved."""
+    """Ctrl-C (SIGINT) or a request to end (SIGTERM, SIGHUP). The message, if there is one, says what was saved."""
 
     def __init__(self, number: int, *saved: str) -> None:
         super().__init__(*saved)
@@ -33,8 +33,9 @@ def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     """Run a program's main function: an error in the input ends it with one line and exit status 1.
 
     SIGTERM and SIGHUP end it as Ctrl-C does. The exit status is then 128 plus the signal's number, as in a shell, so
-    that whatever started the program can tell this from an error. Without standard error the program goes on; without
-    standard output only if it does not need it. Characters that the terminal cannot show are printed as "?".
+    that the caller can tell it from an error. If standard error is closed, the program goes on. If standard output is
+    closed, it goes on unless it needs its output. Characters that the terminal cannot show are printed as "?".
+    needs_output: whether the program is of no use without standard output.
     """
     prepare_streams(needs_output)
     try:
@@ -80,8 +81,8 @@ def _place(error: Exception) -> str:
 def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Call `handler` for Ctrl-C, SIGTERM and SIGHUP inside the block.
 
-    Ignored signals stay ignored, as SIGHUP is under nohup, and so does a handler of the user's own for SIGTERM and
-    SIGHUP. Does nothing outside the main thread, where Python handles no signals.
+    Signals that are ignored stay ignored, as SIGHUP does under nohup. A user's own handler for SIGTERM or SIGHUP is
+    kept. Does nothing outside the main thread, since Python handles signals only there.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -108,9 +109,9 @@ def _stop(number: int, _frame: Any) -> None:
 
 
 class Stream(io.FileIO):
-    """Standard output or standard error, which may lose its reader or fill its disk.
+    """Standard output or standard error, whose reader may end or whose disk may be full.
 
-    What is written after that is lost. The first failure is raised if the stream is `needed`.
+    After such a failure, everything that is written is discarded. The failure is raised only if the stream is `needed`.
     """
 
     def __init__(self, number: int, name: str, needed: bool) -> None:
@@ -127,15 +128,15 @@ class Stream(io.FileIO):
             if self.needed:
                 raise OSError(error.errno, error.strerror, self.title) from error
             if self.fileno() == 1:
-                print(f"{self.title}: {error.strerror}; the rest of it is lost", file=sys.stderr)
+                print(f"{self.title}: {error.strerror}; the rest of the output is lost", file=sys.stderr)
             return len(data)
 
 
 def prepare_streams(needs_output: bool = True) -> None:
-    """Let the standard streams be open, take any text, and fail only where `run_program` says.
+    """Make the standard streams open, able to take any text, and failing only as `run_program` says.
 
-    A closed one is opened on the null device, so that no file gets its number: what another library prints would be
-    written into a snapshot.
+    A closed stream is opened on the null device. Otherwise the next file that is opened, such as a snapshot, would get
+    its number, and whatever a library prints would be written into that file.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -153,10 +154,10 @@ def prepare_streams(needs_output: bool = True) -> None:
 
 
 def _survive(name: str, new: Stream) -> None:
-    """Let sys.stdout or sys.stderr write to `new`, unless it is not the process's own: in a test, in a notebook."""
+    """Let sys.stdout or sys.stderr write to `new`, unless it was replaced, as in a test or a notebook."""
     stream = getattr(sys, name)
     buffer = getattr(stream, "buffer", None)
-    old = getattr(buffer, "raw", buffer)  # `python -u` has no buffer between
+    old = getattr(buffer, "raw", buffer)  # with `python -u` there is no buffer in between
     if not (isinstance(old, io.FileIO) and old.fileno() == new.fileno()):
         return
     with suppress(OSError):
@@ -166,7 +167,7 @@ def _survive(name: str, new: Stream) -> None:
 
 
 def take_any_text() -> None:
-    """Keep going on characters that the terminal cannot show or the locale (LC_ALL=C, cp1252) cannot decode."""
+    """Accept characters that the terminal cannot show or that the locale (LC_ALL=C, cp1252) cannot decode."""
     for stream, errors in (sys.stdin, "surrogateescape"), (sys.stdout, "replace"), (sys.stderr, "replace"):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=errors)

@@ -13,9 +13,11 @@ QUIET = 10  # seconds between two lines, if standard error is not a terminal
 
 
 def progress_bar(what: str | None = None, total: float | None = None, unit: str = "", **options: Any) -> Any:
-    """A bar of tqdm that appears after DELAY seconds and is cleared at the end; if standard error is not a terminal, a
-    line about every QUIET seconds. what: stands before the bar. total: of what `update` counts, in units of `unit`;
-    None if it is not known. options: others of tqdm, or other values.
+    """A tqdm progress bar, which appears after DELAY seconds and is cleared at the end. If standard error is not a
+    terminal, it prints a line about every QUIET seconds instead.
+
+    what: the text before the bar. total: the number at which `update` has counted everything; None if it is not known.
+    unit: what is counted, in the plural. options: further options of tqdm, which replace the defaults here.
     """
     from tqdm import tqdm  # here, since it takes a tenth of the package's import time
 
@@ -36,9 +38,9 @@ def counted(
     total: float | None = None,
     size: Callable[[T], float] = lambda item: 1,
 ) -> Iterator[T]:
-    """The items, with a `progress_bar` that adds `size(item)` when the next one is asked for.
+    """The items, with a `progress_bar` that advances by `size(item)` when the next item is asked for.
 
-    total: of all sizes; by default the number of items, if it is known.
+    total: the sum of all sizes; by default the number of items, if it is known.
     """
     if total is None and isinstance(items, Sized):
         total = len(items)

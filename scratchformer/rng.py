@@ -19,7 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
-LIMIT = 2**128  # of a word, as many as Philox has counters
+LIMIT = 2**128  # every word is below; Philox has as many counters
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ZeroGenerator(np.random.Generator):
 
 
 class BoundedGenerator(np.random.Generator):
-    """NumPy's generator inside `room_for`, for the two methods that the layers here use."""
+    """NumPy's generator inside `room_for`: the two methods that the layers use count the numbers that they draw."""
 
     def standard_normal(self, size: Any = None, *args: Any, **options: Any) -> Any:
         _take_room(size)
@@ -108,13 +108,15 @@ class BoundedGenerator(np.random.Generator):
         return super().uniform(low, high, size)
 
 
-_room: ContextVar[list[int] | None] = ContextVar("room", default=None)  # how many numbers there is room for
+_room: ContextVar[list[int] | None] = ContextVar("room", default=None)  # how many more numbers may be drawn; None: any number
 
 
 @contextmanager
 def room_for(numbers: int) -> Iterator[None]:
-    """Inside, drawing far more than `numbers` random numbers raises ValueError, before they fill the memory: for a
-    model whose sizes were read from a file that may be damaged, and whose number of weights is known.
+    """Inside the block, drawing far more than `numbers` random numbers raises ValueError before they fill the memory.
+
+    Create a model inside it if the model's number of weights is known, but its sizes come from a file that may be
+    damaged.
     """
     token = _room.set([4 * numbers + 1000])  # some models draw their weights more than once
     try:

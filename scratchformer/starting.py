@@ -1,4 +1,4 @@
-"""Ctrl-C while a program starts. This module is loaded before all others, which take a third of a second."""
+"""Ctrl-C while a program starts. This module is imported first, since the others take a third of a second."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 
 
 def end_on_interrupt() -> None:
-    """From here on, Ctrl-C ends the process at once, without a traceback: nothing can be lost while it starts or ends.
+    """From here on, let Ctrl-C end the process at once, without a traceback.
 
-    Only in a process that was started to run the command or a program of examples/. A script or a session that imports
-    the package, and a process that ignores Ctrl-C, are not changed.
+    Call it while a program starts or ends, when nothing can be lost. It has an effect only in a process that was
+    started to run the command `scratchformer` or a program of examples/. It does not change a script or an interactive
+    interpreter that imports the package, or a process that ignores Ctrl-C.
     """
     if _is_program() and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None):
         signal.signal(signal.SIGINT, _end)

@@ -195,7 +195,7 @@ def test_importing_the_package_imports_no_optional_library():
 
 
 @pytest.mark.parametrize("x", [None, object(), [[1], [2, 3]], (i for i in range(2)), {"x": 1}], ids=type)
-def test_what_is_no_array_is_not_moved(x):
+def test_only_arrays_are_moved(x):
     with pytest.raises(TypeError, match=f"^x: expected an array or numbers, got {x and type(x).__name__}$"):
         to_device(x, CPU)
     with pytest.raises(DeviceError, match=r"^device: expected a Device, such as CPU or .*, got str$"):

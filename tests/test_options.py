@@ -1,4 +1,4 @@
-"""Command lines: limits of numbers, empty values, options anywhere."""
+"""Command lines: limits of numbers, empty values, options in any place."""
 
 import argparse
 from pathlib import Path

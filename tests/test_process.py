@@ -30,7 +30,7 @@ def raising(error):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (MemoryError(), "out of memory in program (test_process.py); a smaller model, batch, text or file takes less"),
+        (MemoryError(), "out of memory in program (test_process.py); use a smaller model, batch, text or file"),
         (FileNotFoundError(2, "No such file or directory", "x"), "x: No such file or directory"),
         (OSError(28, "No space left on device"), "No space left on device"),
         (RecursionError("maximum recursion depth exceeded"), "the input is nested too deeply for program ("),

@@ -25,9 +25,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """A path to write to, in a folder of its own beside `path`; at the end the new file is flushed to disk and renamed
     to `path`.
 
-    If the program is killed, the power fails or the disk is full, the old file is still there. What a killed program
-    leaves, temporary files of other libraries included, is in that folder, which the next write removes. The umask
-    sets the permissions.
+    If the program is killed, the power fails or the disk is full, the old file is still there. Everything that a killed
+    program leaves, including temporary files of other libraries, is in that folder, which the next write removes. The
+    umask sets the permissions.
     """
     folder = path.with_name(path.name + ".unfinished")
     unfinished = folder / "new"
@@ -47,7 +47,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed program has left of files that it was writing. The caller holds the folder's lock."""
+    """Remove the unfinished files that a killed program has left. The caller must hold the folder's lock."""
     for path in folder.glob("*.unfinished"):
         _remove(path)
 
@@ -69,7 +69,7 @@ def make_folder(folder: Path) -> list[Path]:
 
 
 def force_to_disk(path: Path) -> None:
-    """Wait until the content of a file, or the names in a folder, are on the disk: they then survive a power cut."""
+    """Wait until the content of a file, or the names in a folder, are on the disk, so that they survive a power cut."""
     folder = path.is_dir()
     if folder and os.name != "posix":  # Windows cannot open folders
         return
@@ -80,12 +80,12 @@ def force_to_disk(path: Path) -> None:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if not (folder and error.errno in (errno.EACCES, errno.EINVAL)):  # a folder that may or can not be flushed
+        if not (folder and error.errno in (errno.EACCES, errno.EINVAL)):  # a folder that cannot be flushed
             raise
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to the end of a text file. Only `force_to_disk` makes sure that it survives a power cut."""
+    """Add a line to the end of a text file. It may be lost in a power cut until `force_to_disk` is called."""
     with _naming(path), open(path, "a", encoding="utf-8") as file:
         file.write(line + "\n")
 

@@ -4,8 +4,8 @@ Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment
 
 Archives are read as a stream, in memory. Nothing is extracted to disk, so no member can be written outside a folder,
 whatever its name. Only regular files named `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or
-`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. So are the extended
-headers of tar, for long names: these names are short.
+`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. The extended headers
+of tar are skipped too, since they are for long names and these names are short.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ SPLITS = tuple(FOLDERS)
 TABLES = {"train": "train/labeledBow.feat", "test": "test/labeledBow.feat", "unsup": "train/unsupBow.feat"}
 
 REVIEW_MOST = MEGABYTE  # bytes of a review; the longest of the dataset has 14,106
-ARCHIVE_MOST, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # what an archive may unpack to: see `Unpacking`. The dataset has 4.
+ARCHIVE_MOST, ARCHIVE_RATIO = 32 * MEGABYTE, 20  # limits of unpacking: see `Unpacking`. The dataset has a ratio of 4.
 TABLE_MOST = 256 * MEGABYTE
 
-_BLOCK = 512  # bytes, of which a tar has a whole number
+_BLOCK = 512  # bytes; a tar consists of blocks of this size
 _PIECE = 128 * _BLOCK
 _WITHOUT_CONTENT = (
     tarfile.LNKTYPE,
@@ -64,7 +64,7 @@ class Labelled(NamedTuple):
     labels: np.ndarray
 
     def evenly(self, count: int) -> Labelled:
-        """`count` of the texts, at equal distances, so that sorted classes keep their shares."""
+        """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
         chosen = np.arange(count) * len(self.labels) // count
         return Labelled([self.ids[i] for i in chosen], self.labels[chosen])
 
@@ -255,7 +255,7 @@ def _archive_members(archive: Path, splits: Collection[str]) -> Iterator[_Member
 
 
 def _read(stream: Any, size: int, archive: Path) -> bytes:
-    """The next `size` bytes of an archive."""
+    """The next `size` bytes of an archive. Raises DataError if it ends before that."""
     data = stream.read(size)
     if len(data) < size:
         raise DataError(f"{archive}: truncated, corrupt, or not a tar.gz archive (it ends too soon)")

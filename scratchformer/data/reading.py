@@ -1,8 +1,8 @@
-"""Reading files from elsewhere: every such file is opened here.
+"""Reading files that this package did not write, such as data and published weights. All of them are opened here.
 
-A file from elsewhere may be damaged, enormous, or not a file. Only regular files of limited size are read: opening a
-FIFO waits for ever, and a device has no end. Compressed files are unpacked up to a limit, since a few kilobytes can
-unpack to gigabytes. Every error is one line that begins with the path.
+Such a file may be damaged, enormous, or not a regular file. Only regular files of limited size are read: opening a FIFO
+may wait for ever, and a device may have no end. Compressed files are unpacked up to a limit, since a few kilobytes can
+unpack to gigabytes. The message of every error is one line that begins with the path.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ JSON_MOST = 2 * MEGABYTE  # bytes of a file of settings
 JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers have up to 600,000
 VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
 UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
-RATIO = 8  # of a larger one, to the size of the compressed file; English text has 3 to 4
+RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
 GZIP = b"\x1f\x8b"  # its first bytes
 
 _PIECE = MEGABYTE
@@ -85,19 +85,19 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     """The JSON object in `text`.
 
     Raises `error`, naming `where`, if the text is not JSON or not an object, is nested too deeply, has more than
-    JSON_PARTS objects and lists or a number of too many digits, gives two values for one name, or has half of a
-    character.
+    JSON_PARTS objects and lists or a number of too many digits, gives two values for one name, or has an unpaired
+    surrogate.
     """
     if text.count("{") + text.count("[") > JSON_PARTS:  # each takes 72 bytes of memory, or more
         raise error(f"{where} is damaged: more than {JSON_PARTS:,} objects and lists")
     try:
         found = json.loads(text, object_pairs_hook=_object)
         if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")  # a byte of a path may be one
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")  # an undecodable byte of a path is kept as a surrogate
     except json.JSONDecodeError as problem:
         what = f"not JSON at line {problem.lineno}, column {problem.colno}: {problem.msg}"
     except UnicodeEncodeError as problem:
-        what = f"half of a character, {problem.object[problem.start]!r}, in a text"
+        what = f"an unpaired surrogate, {problem.object[problem.start]!r}, in a text"
     except RecursionError:
         what = "nested too deeply"
     except _Twice as problem:
@@ -112,7 +112,7 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
 
 
 def printable(text: str, most: int = 200) -> str:
-    """`text` from a file as a message shows it: as it is, unless it is long or has characters that are not printed."""
+    """`text` from a file, for a message: unchanged, or as `shown` if it is long or has characters that do not print."""
     return text if len(text) <= most and text.isprintable() else shown(text)
 
 
@@ -142,7 +142,7 @@ def open_file(path: PathLike, error: Error = DataError, most: float = MOST) -> I
 
 @contextmanager
 def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOST, ratio: int = RATIO) -> Iterator[Any]:
-    """A gzip, open for reading what it unpacks to: see `Unpacking`. Errors of reading it are raised as `error`."""
+    """The unpacked content of a gzip, open for reading: see `Unpacking`. Errors of reading it are raised as `error`."""
     with open_file(path, error) as file, unpacking_errors(path, error), gzip.GzipFile(fileobj=file) as stream:
         if (start := file.peek(2)[:2]) != GZIP:
             raise error(
@@ -153,7 +153,7 @@ def open_gzip(path: PathLike, error: Error = DataError, most: int = UNPACKED_MOS
 
 @contextmanager
 def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
-    """Raise what gzip, zlib and the system say about a damaged archive as `error`."""
+    """Raise the errors of gzip, zlib and the system about a damaged archive as `error`."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as problem:
@@ -163,8 +163,8 @@ def unpacking_errors(path: PathLike, error: Error) -> Iterator[None]:
 
 
 class Unpacking:
-    """A compressed stream, to be read up to a limit: `most` bytes, or `ratio` times the size of the file at `path`,
-    whichever is more. Raises `error` beyond it.
+    """A compressed stream that can be read up to a limit: `most` bytes, or `ratio` times the size of the file at
+    `path`, whichever is more. Reading beyond the limit raises `error`.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Unpacking:
         self.left = self.most = max(most, ratio * os.path.getsize(path))
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """The next bytes, at most `size`; none at the end."""
         data = self.stream.read(size)
         self.left -= len(data)
         if self.left < 0:
@@ -195,7 +195,7 @@ def read_all(stream: Any) -> bytearray:
 
 @contextmanager
 def _reading(path: PathLike, error: Error) -> Iterator[None]:
-    """Raise what the system says about `path` as `error`."""
+    """Raise the system's errors about `path` as `error`."""
     try:
         yield
     except OSError as problem:
@@ -208,7 +208,7 @@ def _kind(mode: int) -> str:
 
 
 class _Twice(Exception):
-    """A name that has two values."""
+    """A name in a JSON object has two values."""
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

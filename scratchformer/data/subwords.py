@@ -277,7 +277,7 @@ def _read(path: Path, size: int | None = None) -> Any:
     _check_ids(parsed(text, path), size, path)
     with _naming(f"{path} is damaged"):
         tokenizer = lib.Tokenizer.from_str(text)
-        tokenizer.encode("The film, again.")  # some mistakes in the file are noticed only here
+        tokenizer.encode("The film, again.")  # the library notices some mistakes in the file only here
     unknown = getattr(tokenizer.model, "unk_token", None)
     if unknown is not None and tokenizer.token_to_id(unknown) is None:
         raise DataError(f"{path} is damaged: unk_token: no token {shown(unknown)} in it")
@@ -286,7 +286,7 @@ def _read(path: Path, size: int | None = None) -> Any:
 
 @contextmanager
 def _naming(what: str) -> Iterator[None]:
-    """Raise the library's errors as DataError: they are of no special kind, and its panics are not even Exceptions."""
+    """Raise the library's errors as DataError. They have no class of their own, and its panics are BaseExceptions."""
     try:
         yield
     except BaseException as error:
@@ -296,7 +296,7 @@ def _naming(what: str) -> Iterator[None]:
 
 
 def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> None:
-    """Check the ids before the library reads them: it reserves memory for the largest."""
+    """Raise DataError if an id is out of range. The library would reserve memory for the largest."""
     model, added = settings.get("model"), settings.get("added_tokens")
     words = model.get("vocab") if isinstance(model, dict) else None
     words = dict(words) if isinstance(words, dict) else {}
@@ -307,7 +307,7 @@ def _check_ids(settings: Mapping[str, Any], size: int | None, path: Path) -> Non
     for word, number in words.items():
         if type(number) is not int or not 0 <= number < most:
             tokens = "tokens in the file" if size is None else "tokens of the model"
-            found = f"{shown(word)} is number {shown(number)}"
+            found = f"{shown(word)} has the id {shown(number)}"
             raise DataError(f"{path}: {found}; expected 0 to {most - 1:,}, for the {most:,} {tokens}")
 
 

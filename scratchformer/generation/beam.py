@@ -30,7 +30,7 @@ from .generate import expect_vocabulary
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 ROWS = 256  # hypotheses at once
-WIDEST = 1000  # hypotheses of a source; more have only made translations worse (Koehn, Knowles, 2017, section 3.6)
+WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
 LARGEST = 700  # the largest log of lp(n), for float64
 
 
@@ -182,7 +182,7 @@ def translate(
 
 
 def expect_texts(name: str, texts: list[str]) -> None:
-    """Raise TypeError unless they are a list of texts; the characters of a single text would be taken one by one."""
+    """Raise TypeError unless `texts` is a list of texts. The characters of a single text would count as texts."""
     if not isinstance(texts, list | tuple):
         raise TypeError(f"{name}: expected a list of texts, got {describe(texts)}")
     for i, text in enumerate(texts):

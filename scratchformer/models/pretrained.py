@@ -3,7 +3,7 @@
 Such a folder has `config.json`, with the sizes, and `model.safetensors`, with the tensors under the names of the
 library that wrote them. The tensors may also be in several files, which `model.safetensors.index.json` lists. A model
 that can be loaded says for each of its parameters which tensor it comes from (`Tensor`); here tensors are read, checked
-by name and shape, and copied. No model is made before its sizes are known to be those of the tensors (`expect_sizes`).
+by name and shape, and copied. A model is made only after its sizes were compared with the tensors (`expect_sizes`).
 Nothing in the folder is executed: weights in a pickle (`.bin`) are refused.
 """
 
@@ -30,7 +30,7 @@ INDEX = WEIGHTS + ".index.json"  # of weights in several files
 # The names in a file of a layer's own parameters.
 LEAVES = {"w": "weight", "b": "bias", "gamma": "weight", "beta": "bias", "table": "weight"}
 FLOATING = ("F64", "F32", "F16", "BF16")  # types of tensors that are read
-WHOLE_MOST = 2**31 - 1  # of a size
+WHOLE_MOST = 2**31 - 1  # the largest size
 HEADER_MOST = 100_000_000  # bytes of the header of a safetensors file; the library has the same limit
 
 
@@ -105,15 +105,15 @@ def expect_sizes(
 ) -> None:
     """Raise PretrainedError unless the tensors of `folder` have the sizes that its config.json gives.
 
-    A model is made only after this check: one of other sizes could fill the memory. shapes: of tensors that have all
-    sizes of the model, by name without `prefix`. block_shapes: the same for each of the `depth` blocks, whose names
-    begin with `blocks`, a dot and the block's number.
+    A model is made only after this check, since one of wrong sizes could fill the memory. shapes: the expected shapes
+    of some tensors, which together have all sizes of the model, by name without `prefix`. block_shapes: the same for
+    each of the `depth` blocks, whose names begin with `blocks`, a dot and the block's number.
     """
     with _opened(folder) as (path, found):
         stored = {name.removeprefix(prefix): tensor.shape for name, tensor in found.items()}
     numbers = {match[1] for name in stored if (match := re.match(rf"{re.escape(blocks)}\.(\d+)\.", name))}
     expected = dict(shapes)
-    for i in range(min(depth, len(numbers) + 1)):  # if there are fewer blocks, one of these is missing
+    for i in range(min(depth, len(numbers) + 1)):  # so many show whether a block is missing
         expected |= {f"{blocks}.{i}.{name}": shape for name, shape in block_shapes.items()}
     _refuse(path, [_mismatch(name, shape, stored.get(name)) for name, shape in expected.items()])
 
@@ -197,7 +197,7 @@ class Stored(NamedTuple):
     name: str
     kind: str  # "F32", "BF16", ...
     shape: tuple[int, ...]
-    start: int  # of its data in the file
+    start: int  # where its data begins in the file, in bytes
 
     def read(self) -> np.ndarray:
         return self.file.get_tensor(self.name) if self.kind != "BF16" else self.read_bfloat16()
@@ -245,8 +245,8 @@ def _opened(folder: Folder) -> Iterator[tuple[Path, dict[str, Stored]]]:
 def _header(path: Path) -> tuple[dict[str, Any], int]:
     """The header of a safetensors file, which says where each tensor is, and where the data begins.
 
-    The file begins with the length of the header (8 bytes); the header is JSON. Reading it here, before the library
-    does, gives messages in plain words.
+    The file begins with the length of the header (8 bytes); the header is JSON. It is read here, before the library
+    reads it, so that errors have messages in plain words.
     """
     size = expect_file(path, PretrainedError, math.inf)
     with open_file(path, PretrainedError, math.inf) as file:
@@ -292,14 +292,14 @@ def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor]
 
 
 def _mismatch(name: str, expected: tuple[int, ...], found: tuple[int, ...] | None) -> str | None:
-    """What is wrong with a tensor of the shape `found`, None if it is missing; None if nothing is."""
+    """What is wrong with a tensor of the shape `found`, which is None if it is missing. Returns None if all is right."""
     if found is None:
         return f"missing: {name}"
     return None if found == expected else f"{name}: expected {expected}, got {found}"
 
 
 def _refuse(path: Path, problems: Iterable[str | None]) -> None:
-    """Raise PretrainedError if there is a problem."""
+    """Raise PretrainedError if there is a problem; a problem that is None does not count."""
     if found := sorted(printable(problem) for problem in problems if problem):
         more = f" and {len(found) - 8} more" if len(found) > 8 else ""
         raise PretrainedError(f"{path}: weights of another model: {'; '.join(found[:8])}{more}")

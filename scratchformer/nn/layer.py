@@ -17,7 +17,7 @@ from ..dispatch import cache_type, expect_cache
 from ..ops.checks import describe, expect_instance, expect_memory, expect_positive, expect_real
 from ..rng import Key, expect_key
 
-LAYER_OBJECTS = 1 << 12  # what Python's objects of a block take, counted in float32 numbers
+LAYER_OBJECTS = 1 << 12  # the memory of a block's Python objects, counted in float32 numbers
 
 
 class Param:
@@ -182,7 +182,9 @@ class Layer:
     """
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Make `backward` refuse a dy that is no array, and the cache of another layer, by its annotations."""
+        """Make `backward` check its arguments by their annotations: a dy that is not an array, and the cache of another
+        layer, raise TypeError.
+        """
         super().__init_subclass__(**options)
         if function := vars(cls).get("backward"):
             cls.backward = _checked(function)  # type: ignore[method-assign]  # the same function, checked
@@ -292,7 +294,7 @@ class Layer:
 
 
 def _checked(backward: Callable) -> Callable:
-    """`backward`, with its arguments checked: dy if it is annotated as an Array, and the cache: see `cache_type`."""
+    """`backward`, with its arguments checked: dy if it is annotated as an Array, and the cache (see `cache_type`)."""
     names = list(signature(backward).parameters.values())[1:3]
     if len(names) < 2:
         return backward
@@ -331,7 +333,7 @@ def repeated(make: Callable[[int], Layer], depth: int) -> list:
 
 
 def list_of_layers(name: str, layers: Iterable[Layer]) -> list:
-    """The layers as a list. Raises TypeError, calling them `name`, if they are not layers."""
+    """The layers as a list. Raises TypeError, naming the argument `name`, if they are not layers."""
     expect_instance(name, layers, Iterable)
     found = list(layers)
     for i, layer in enumerate(found):

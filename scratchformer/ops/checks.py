@@ -12,7 +12,7 @@ import numpy as np
 
 from ..backend import Array, array_module, is_floating_type, memory
 
-LARGEST = 2**31 - 1  # of a size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
+LARGEST = 2**31 - 1  # the largest size; ids are 32-bit integers, and an axis of this length takes 8 GB in float32
 UNLIKE_ARRAYS = (np.matrix, np.ma.MaskedArray)
 
 
@@ -136,8 +136,8 @@ def expect_memory(count: int, **sizes: int) -> None:
     if 4 * count > memory():
         given = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"{', '.join(sizes)}: expected sizes whose weights fit in {memory() / 2**30:.0f} GB of memory, "
-            f"got {given}, which need {4 * count / 2**30:,.0f} GB"
+            f"{', '.join(sizes)}: expected weights that fit in {memory() / 2**30:.0f} GB of memory, "
+            f"got {4 * count / 2**30:,.0f} GB for {given}"
         )
 
 

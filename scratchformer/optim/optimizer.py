@@ -14,7 +14,7 @@ from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
 from ..ops.checks import expect_boolean, expect_instance, expect_number, shown
 
-MOST_STEPS = 1 << 53  # up to which a float64 is exact
+MOST_STEPS = 1 << 53  # a float64 is exact up to here
 CHUNK = 1 << 16  # elements that a CPU processes at once, so that intermediate results stay in cache
 
 

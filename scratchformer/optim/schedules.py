@@ -82,7 +82,7 @@ class InverseSquareRoot:
 
 
 def check(peak: float, warmup: int) -> None:
-    """Raise TypeError or ValueError unless they are a learning rate and a number of steps."""
+    """Raise TypeError or ValueError unless `peak` is a learning rate and `warmup` a number of steps."""
     expect_number("peak", peak)
     expect_at_least(0, warmup=warmup)
 

@@ -62,7 +62,10 @@ def evaluate_language_model(
 
 
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
-    """The model's mean loss over `batches`, each weighted by its `weight`. rows: of all batches, for a progress bar."""
+    """The model's mean loss over `batches`, each weighted by its `weight`.
+
+    rows: the number of rows of all batches, for a progress bar; None if it is not known.
+    """
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = model.loss(*replicas.move(batch))
@@ -121,7 +124,7 @@ def evaluate_transformer_xl(
             loss, cache = model.loss(*batch, kept)
             kept = model.remember(cache[0], memory)
             del cache  # to free it before the next forward
-            if rows[0] == 0:  # the replicas go at the same pace: one counts
+            if rows[0] == 0:  # the replicas go at the same pace, so one is counted
                 bar.update()
             total += float(loss) * int(counted[segment].sum())
         return total, int(counted[rows].sum())

@@ -38,7 +38,7 @@ def read_run(folder: Path) -> Snapshot | None:
                     f"{last} is missing, so the run cannot go on: put it back, or choose another folder"
                 )
         elif os.path.lexists(metrics):
-            kept_records(metrics, 0, Summary())  # to see that it can be read
+            kept_records(metrics, 0, Summary())  # raises an error if it is damaged
         return None
     if not last.is_file():
         raise SnapshotError(f"{last} is not a file, so the run cannot go on: put it back, or choose another folder")
@@ -57,8 +57,8 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
         raise SnapshotError(f"{path} is not a snapshot of a run: it has no step or no best score")
     step, best, records = state["step"], state["best"], state.get("records")
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
-        raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, not a whole number")
+        raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, expected a whole number")
     if records is not None and not (isinstance(records, list) and [type(n) for n in records] == [int, int]):
-        raise SnapshotError(f"{path} is not a snapshot of a run: records is {shown(records)}, not two whole numbers")
+        raise SnapshotError(f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers")
     if best is not None and not (isinstance(best, dict) and best and all(map(is_number, best.values()))):
-        raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, neither null nor scores")
+        raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")

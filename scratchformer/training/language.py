@@ -17,7 +17,7 @@ from .program import Program
 from .replicas import Replicas
 from .settings import Run
 
-LEAST = 20_000  # tokens on which a short run is scored, if there are as many
+LEAST = 20_000  # a short run is scored on at least as many tokens, if the part has them
 
 
 class LanguageProgram(Program):
@@ -52,7 +52,7 @@ class LanguageProgram(Program):
         return evaluate_language_model(replicas, tokens, sizes=sizes, **options)
 
     def scored_tokens(self, part: str) -> np.ndarray:
-        """What is scored of a part: `tokens`, or their beginning if the run is short."""
+        """The tokens of a part that are scored: all, or only the first ones if the run is short."""
         tokens, trained = self.tokens(part), self.steps * self.run.batch_size * self.model.context
         return tokens[: self.scored(part, len(tokens), trained, LEAST)]
 

@@ -85,8 +85,8 @@ def train(
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
-    Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (how many metrics.jsonl
-    has, and their checksum).
+    Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records
+    in metrics.jsonl, and their checksum).
 
     Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
@@ -138,7 +138,7 @@ def train(
             saved, records = _load_run(out, model, optimizer, remember and batches, state, fixed, metric)
             if state["step"] > steps:
                 raise ValueError(
-                    f"steps: the run in {out} has done {state['step']}, expected at least as many, got {steps}"
+                    f"steps: expected at least {state['step']}, which the run in {out} has already done, got {steps}"
                 )
         elif holds_run(out):
             raise ValueError(f"{out} holds a run: resume it, or choose another folder")
@@ -276,7 +276,7 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list that is empty until Ctrl-C is pressed or a request to end (SIGTERM, SIGHUP) comes, then has the signal.
+    """The signals received so far: a list that is empty until Ctrl-C, SIGTERM or SIGHUP.
 
     A second Ctrl-C stops immediately.
     """

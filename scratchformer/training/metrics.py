@@ -18,8 +18,8 @@ from ..data.files import append, force_to_disk, replacing
 from ..data.reading import parsed, read_bytes
 
 METRICS = "metrics.jsonl"  # each line has the checksum of itself and of all lines before it
-LARGEST_STEP = 1 << 53  # up to which a float64 is exact
-MEASURED = "tokens_per_second"  # what differs when the same steps are repeated
+LARGEST_STEP = 1 << 53  # a float64 is exact up to here
+MEASURED = "tokens_per_second"  # the only value that differs when steps are repeated
 _SEALED = re.compile(rb'(\{.*), "crc32": "([0-9a-f]{8})"\}')
 
 
@@ -38,7 +38,10 @@ def read_metrics(path: Path | str) -> list[dict[str, Any]]:
 
 
 class Summary(NamedTuple):
-    """What a snapshot says of the records before it, so that none can be missing or from another run."""
+    """The number and the checksum of the records before a snapshot.
+
+    A snapshot has them, so that records that are missing or from another run are noticed.
+    """
 
     lines: int = 0
     crc32: int = 0  # of the records without MEASURED
@@ -54,9 +57,9 @@ def kept_records(
 ) -> tuple[list[dict[str, Any]], str]:
     """The records of a metrics file that a run keeps if it is resumed at `step`, and what is wrong with later ones.
 
-    expected: their `Summary` in the snapshot; None if it is of an earlier version. Raises ValueError if a record is
-    damaged, missing or another. What comes after them may be damaged: it is from steps that will be repeated, and a
-    power cut may have left anything there.
+    expected: their `Summary` in the snapshot; None if the snapshot is of an earlier version. Raises ValueError if one
+    of these records is damaged, missing or from another run. Later records may be damaged: their steps will be
+    repeated, and a power cut may have left anything there.
     """
     records, damage = _read(path)
     kept = [record for record in records if record["step"] <= step]
@@ -70,7 +73,7 @@ def kept_records(
 
 
 def _read(path: Path | str) -> tuple[list[dict[str, Any]], str]:
-    """The records before the first damaged line, and what is wrong with it; "" if all are right."""
+    """The records before the first damaged line, and a message about that line; "" if none is damaged."""
     *lines, last = read_bytes(path, ValueError).split(b"\n")
     sealed = any(map(_SEALED.fullmatch, (*lines, last, last[:-1])))  # a file of an earlier version has no checksums
     records, before = [], 0
@@ -79,13 +82,16 @@ def _read(path: Path | str) -> tuple[list[dict[str, Any]], str]:
         if record is not None:
             records.append(record)
             before = crc
-        elif number <= len(lines) or _record(last[:-1], sealed, before)[0] is not None:  # its new line was changed
+        elif number <= len(lines) or _record(last[:-1], sealed, before)[0] is not None:  # its line break was changed
             return records, f"{path} line {number} is damaged"
     return records, ""
 
 
 def _record(line: bytes, sealed: bool, before: int) -> tuple[dict[str, Any] | None, int]:
-    """The record in a line, None if the line is damaged, and its checksum. before: that of the line before."""
+    """The record in a line and the checksum of the line. If the line is damaged, the record is None.
+
+    sealed: whether lines have checksums. before: the checksum of the line before.
+    """
     if sealed:
         found = _SEALED.fullmatch(line)
         crc = 0 if found is None else zlib.crc32(found[1], before)
@@ -108,7 +114,7 @@ def is_number(value: Any) -> bool:
 
 
 def seal(line: str, before: int) -> tuple[str, int]:
-    """A line of JSON with its checksum, and the checksum. before: that of the line before; 0 for the first."""
+    """A line of JSON with its checksum, and the checksum. before: the checksum of the line before; 0 for the first."""
     content = line.removesuffix("}")
     crc = zlib.crc32(content.encode(), before)
     return f'{content}, "crc32": "{crc:08x}"}}', crc
@@ -118,7 +124,7 @@ class Metrics:
     """Appends records to RUN/metrics.jsonl, each with its "step", counted from 1. NaN becomes null.
 
     resume_at: keep the records up to this step, and drop those of later steps, which will be repeated. expected: the
-    summary of those that are kept, from the snapshot. The attribute `summary` is that of all records in the file.
+    summary of the records that are kept, from the snapshot. The attribute `summary` is of all records in the file.
     tensorboard: also write scalars to RUN/tensorboard (requires: pip install 'scratchformer[tensorboard]').
     """
 
@@ -130,7 +136,7 @@ class Metrics:
         if self.path.exists():
             kept, damage = kept_records(self.path, resume_at, expected)
             if damage:
-                print(f"{damage}: it is left out, as it comes after the last snapshot", file=sys.stderr)
+                print(f"{damage}: it is left out, since it comes after the last snapshot", file=sys.stderr)
         elif expected is not None and expected[0]:
             print(f"{self.path} is missing: a new one begins at step {resume_at + 1}", file=sys.stderr)
         self.board = _summary_writer(run / "tensorboard") if tensorboard else None

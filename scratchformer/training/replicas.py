@@ -93,7 +93,7 @@ class Replicas:
 
         Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
         exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
-        end. finished: called with each item once it is done, in order.
+        end. finished: called with each item, in order, once its result is there.
         """
         results: list = []
         running: deque[tuple[Future, Any]] = deque()

@@ -1,7 +1,7 @@
 """The settings of a run: from a preset and the command line, or from the folder of a resumed run.
 
-settings.json ends with its own SHA-256, and also has that of the vocabulary, which is written once. One file has both,
-since two could not be replaced at once. A run of an earlier version has neither checksum.
+settings.json ends with its own SHA-256. It also has the SHA-256 of the vocabulary, which is written only once. One file
+has both, since two files cannot be replaced in one step. A run of an earlier version has neither checksum.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
-LARGEST = {"steps": MOST_STEPS, "replicas": MOST_THREADS}  # and of every other whole number, a signed one of 64 bits
+LARGEST = {"steps": MOST_STEPS, "replicas": MOST_THREADS}  # any other whole number has to fit in 64 bits, signed
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -47,7 +47,7 @@ class Run(argparse.Namespace):
     estimate: bool
     given: frozenset[str]  # names of the settings that were given on the command line
     state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
-    preset_steps: int = 0  # of the preset; 0 if the run is only scored
+    preset_steps: int = 0  # the preset's number of steps; 0 if the run is only scored
 
     def replicas_on_device(self) -> dict[str, int | None]:
         """The arguments of `Replicas`."""
@@ -156,7 +156,9 @@ def read_settings(run: Path, *names: str) -> dict[str, Any]:
 
 
 def expect_unchanged(path: Path) -> None:
-    """Raise ValueError if a run's vocabulary has another checksum than in its settings, where they have one."""
+    """Raise ValueError if the checksum of a run's vocabulary is not the one in its settings. An earlier version saved
+    none.
+    """
     if os.path.lexists(path.parent / SETTINGS) and path.is_file():
         files = _read(path.parent).get(FILES, {})
         found = files.get(path.name) if isinstance(files, dict) else None
@@ -165,13 +167,13 @@ def expect_unchanged(path: Path) -> None:
 
 
 def seal(text: str) -> str:
-    """The text of a JSON object, with a last entry that has the checksum of everything before it."""
+    """The text of a JSON object with one more entry at the end: the checksum of everything before that entry."""
     content = text.removesuffix("\n}\n")
     return f'{content},\n  "{SHA256}": "{hashlib.sha256(content.encode()).hexdigest()}"\n}}\n'
 
 
 def _read(run: Path) -> dict[str, Any]:
-    """What settings.json of a run has, if its checksum is right."""
+    """The content of a run's settings.json. Raises ValueError if it is missing or damaged."""
     path = run / SETTINGS
     if not os.path.lexists(path):
         raise ValueError(f"{run} holds no run ({SETTINGS} is missing)")
@@ -181,8 +183,8 @@ def _read(run: Path) -> dict[str, Any]:
         sealed = _SEALED.fullmatch(data)
         if sealed is None or sealed[2].decode() != hashlib.sha256(sealed[1]).hexdigest():
             raise ValueError(
-                f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
-                f'or, to use it as it is, make it end with "{SHA256}": null'
+                f"{path} is damaged or was edited: its checksum does not match. Restore it, "
+                f'or, to use it as it is, set its last entry to "{SHA256}": null'
             )
     return content
 
@@ -214,10 +216,10 @@ def _check_settings(
     presets: Mapping[str, Mapping[str, Any]],
     options: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Raise ValueError unless every setting is of the same type as in the presets, or as the program's option takes."""
+    """Raise ValueError unless every setting has its type in the presets, or the type of the program's option."""
     for name, value in settings.items():
         if hasattr(Run, name) or name in PASSING:
-            raise ValueError(f"{run / SETTINGS} is damaged: {shown(name)} is no setting")
+            raise ValueError(f"{run / SETTINGS} is damaged: {shown(name)} is not a setting")
         if examples := [preset[name] for preset in presets.values() if name in preset]:
             _expect_like(run, name, value, [*examples, *([None] if name in map(_setting, options) else [])])
     for option, described in options.items():

@@ -44,7 +44,7 @@ FORMAT = "scratchformer snapshot 2"
 EARLIER = ("scratchformer snapshot 1",)
 LAST, BEST = "last.safetensors", "best.safetensors"
 PARTS = ("model", "optimizer", "batches")
-DTYPES = ("F16", "F32", "F64", "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")  # that NumPy has
+DTYPES = ("F16", "F32", "F64", "BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64")  # the types that NumPy has
 MODELS = {name: getattr(models, name) for name in models.__all__ if hasattr(getattr(models, name), "loss")}
 MODELS["Bert"] = models.Bert
 
@@ -260,7 +260,7 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
     except SnapshotError:
         raise
     except SafetensorError as error:
-        raise SnapshotError(f"{path} is damaged or not a snapshot: it is not a whole safetensors file") from error
+        raise SnapshotError(f"{path} is damaged or not a snapshot: it is not a complete safetensors file") from error
     except (OSError, ValueError) as error:
         raise SnapshotError(f"{path} is damaged or not a snapshot: {error}") from error
     described, state = (parsed(header.get(name, ""), f"{path}, {name},", SnapshotError) for name in ("model", "state"))
@@ -284,7 +284,7 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, np.ndarray]]:
             if (dtype := file.get_slice(name).get_dtype()) not in DTYPES:
                 raise ValueError(f"{name} has the type {dtype}, expected one of {', '.join(DTYPES)}")
         tensors = {name: file.get_tensor(name) for name in file.keys()}
-    with open(path, "rb") as raw:  # after the JSON there may only be spaces, which no checksum covers
+    with open(path, "rb") as raw:  # only spaces may follow the JSON; no checksum covers them
         text = raw.read(int.from_bytes(raw.read(8), "little"))
     if not text.rstrip(b" ").endswith(b"}"):
         raise ValueError("the end of the header was changed")
@@ -300,7 +300,7 @@ def _check_format(path: Path, header: Mapping[str, str]) -> None:
 
 
 def count_weights(path: Path) -> int | None:
-    """The number of weights in a snapshot, from its header alone; None if there is none that can be read."""
+    """The number of weights in a snapshot, from its header alone; None if the file is missing or cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
             names = [name for name in file.keys() if name.startswith("model.")]
@@ -366,7 +366,7 @@ def _make(snapshot: Snapshot) -> Layer:
 
 
 def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[str, Any]) -> None:
-    """Raise SnapshotError unless `function` takes `given` and `more` as arguments."""
+    """Raise SnapshotError unless `function` can be called with the arguments `given` and `more`, by name."""
     if not isinstance(given, dict):
         raise SnapshotError(f"expected the arguments of {function.__name__}, got {shown(given)}")
     parameters = inspect.signature(function).parameters.values()
@@ -378,7 +378,7 @@ def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[st
     for name in needed - given.keys() - more.keys():
         raise SnapshotError(f"its config has no {name}")
     for name in (given.keys() - names if not any_name else set()) | (given.keys() & more.keys()):
-        raise SnapshotError(f"its config has {shown(name)}, which is no argument of {function.__name__}")
+        raise SnapshotError(f"its config has {shown(name)}, which is not an argument of {function.__name__}")
 
 
 def expect_model(snapshot: Snapshot, model: Any) -> None:

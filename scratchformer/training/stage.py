@@ -32,7 +32,7 @@ from .snapshot import (
     save_snapshot,
 )
 
-LEAST = 1_000  # texts on which a short run is scored, if there are as many
+LEAST = 1_000  # a short run is scored on at least as many texts, if the part has them
 
 
 class Stage:
@@ -91,16 +91,17 @@ class Stage:
         """Called just before training; it may change settings of the run, such as the number of steps."""
 
     def scored(self, part: str, size: int, trained: int, least: int = LEAST) -> int:
-        """How many of the `size` texts (or bytes) of a part the run is scored on: all, unless the run has fewer steps
-        than its preset. Then the test part is no larger than what the run is trained on, `trained`, but at least
-        `least`. Validation is always whole: a run that is resumed with more steps compares its scores with earlier
-        ones. `scratchformer evaluate` scores all.
+        """On how many of the `size` texts (or tokens) of a part the run is scored.
+
+        On all, except on the test part by a run with fewer steps than its preset. Then it is the number on which the
+        run is trained, `trained`, but at least `least`. The validation part is always scored as a whole, since a run
+        that is resumed with more steps compares its scores with earlier ones. `scratchformer evaluate` scores all.
         """
         short = part == "test" and self.run.steps < self.run.preset_steps
         return min(size, max(least, trained)) if short else size
 
     def share(self, count: int, size: int, what: str) -> str:
-        """What was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews (...)" and why."""
+        """How much was scored, for a line of results: "25,000 reviews", or "1,000 of 25,000 reviews" and the reason."""
         if count == size:
             return f"{size:,} {what}"
         return f"{count:,} of {size:,} {what} (the run has only {self.steps:,} steps)"

@@ -229,7 +229,7 @@ def test_what_is_not_an_archive(tmp_path, content):
 
 
 def test_extended_headers_are_skipped(tmp_path):
-    """Some programs write one for the time of every file, and long names in one."""
+    """Some programs write such a header for the time of every file, or for a long name."""
     reviews, buffer = make_reviews(), io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT, pax_headers={"comment": "x" * 5000}) as tar:
         for name, content in {"a" * 150: b"another", **reviews}.items():
@@ -268,7 +268,7 @@ def test_a_fifo_in_the_place_of_a_review_is_not_waited_for(tmp_path):
         read_splits(folder)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     reviews = make_reviews()
     expected = read_splits(write_archive(tmp_path / "plain.tar.gz", reviews))
     marked = {name: b"\xef\xbb\xbf" + content for name, content in reviews.items()}

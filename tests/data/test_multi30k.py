@@ -87,7 +87,7 @@ def test_an_unknown_language(folder):
         load_multi30k(folder, "en", "fr")
 
 
-def test_a_byte_order_mark_is_no_text(folder):
+def test_a_byte_order_mark_is_not_text(folder):
     expected = load_multi30k(folder)
     path = folder / "train.en"
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())

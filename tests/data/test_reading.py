@@ -45,7 +45,7 @@ def test_limits(tmp_path):
         read_unpacked(path, most=99_999)
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path):
+def test_a_byte_order_mark_is_not_text(tmp_path):
     path = tmp_path / "text"
     path.write_bytes(b"\xef\xbb\xbf{}")
     assert read_text(path) == "{}"
@@ -64,7 +64,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
         ('{"a": ' * 100_000, "nested too deeply"),
         ('{"a": %s}' % ("9" * 10_000), "a number with thousands of digits"),
         ('{"a": 1, "b": {"c": 1, "c": 2}}', "two values for 'c'"),
-        (r'{"a": "\ud800"}', "half of a character"),
+        (r'{"a": "\ud800"}', "an unpaired surrogate"),
         ("[1, 2]", r"expected an object \{...\}, got \[1, 2\]"),
         ('"%s"' % ("a" * 1000), r"expected an object \{...\}, got 'a{76}...$"),
     ],

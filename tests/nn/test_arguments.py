@@ -107,7 +107,7 @@ WITH_KEY = [
 
 @pytest.mark.parametrize("made", WITH_KEY)
 def test_what_is_not_a_key_is_refused(made):
-    """By every layer and model with random initial weights."""
+    """Every layer and model with random initial weights refuses it."""
     needed = [p.name for p in inspect.signature(made.__init__).parameters.values() if p.default is p.empty]
     sizes = {n: SIZES[n] for n in needed if n in SIZES}
     for wrong, found in ((0, "the int 0"), (None, "None"), ("key", "str"), ((1, 2), "tuple")):
@@ -117,7 +117,7 @@ def test_what_is_not_a_key_is_refused(made):
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_cache_of_another_layer_is_refused(name):
-    """And a dy that is no array of real numbers. Both are named, whatever the layer calls them."""
+    """A dy that is not an array of real numbers is refused too. The message has the layer's own names for both."""
     case = LAYERS[name](Draw())
     y, cache = case.layer.forward(*case.inputs, **case.options)
     dy = tuple(map(np.ones_like, y)) if isinstance(y, tuple) else np.ones_like(y)
@@ -137,13 +137,13 @@ def test_the_cache_of_another_layer_is_refused(name):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: nn.Linear(2**20, 2**30), "d_in, d_out: expected sizes whose weights fit in"),
-        (lambda: nn.TokenEmbedding(2**30, 2**20), "vocab_size, d_model: expected sizes whose weights fit in"),
+        (lambda: nn.Linear(2**20, 2**30), "d_in, d_out: expected weights that fit in"),
+        (lambda: nn.TokenEmbedding(2**30, 2**20), "vocab_size, d_model: expected weights that fit in"),
         (lambda: nn.LayerNorm(2**40), "d_model: expected a number <= 2147483647, got 1099511627776"),
         (lambda: nn.Linear(10**5000, 2), "d_in: expected a number <= 2147483647, got a number of 5001 digits"),
-        (lambda: models.LanguageModel(5, 4, 2, 10**8, 3), "depth: expected sizes whose weights fit in"),
-        (lambda: models.EncoderDecoder(5, 4, 2, 10**8), "depth: expected sizes whose weights fit in"),
-        (lambda: models.Bert(5, 4, 2, 10**8, 3), "depth: expected sizes whose weights fit in"),
+        (lambda: models.LanguageModel(5, 4, 2, 10**8, 3), "depth: expected weights that fit in"),
+        (lambda: models.EncoderDecoder(5, 4, 2, 10**8), "depth: expected weights that fit in"),
+        (lambda: models.Bert(5, 4, 2, 10**8, 3), "depth: expected weights that fit in"),
         (lambda: nn.FeedForward(4, 2**40), "d_ff: expected a number <= 2147483647"),
     ],
     ids=str,

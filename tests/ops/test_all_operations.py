@@ -214,7 +214,7 @@ def test_a_numpy_scalar_is_accepted_as_an_array(dtype):
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_cache_of_another_operation_is_refused(name):
-    """By name, whether the operation's own cache is that of a twin or of the reference."""
+    """The message names it, whether the operation's own cache is that of a twin or of the reference."""
     case = OPERATIONS[name](Draw())
     for mode in nullcontext, reference_only:
         with mode():

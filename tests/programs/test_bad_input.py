@@ -79,7 +79,7 @@ def test_an_unknown_option_or_preset_shows_the_usage(call):
     assert "invalid choice: 'huge'" in call("enwik8", "--preset", "huge", status=2).stderr
     assert "invalid choice: 'xxl'" in call("enwik8", "--model", "xxl", status=2).stderr
     assert "unrecognized arguments: --stepps" in call("imdb", "--stepps", 3, status=2).stderr
-    for program in "digits", "units":  # whose data comes with a library
+    for program in "digits", "units":  # their data comes with a library
         assert "unrecognized arguments: --data x" in call(program, "--data", "x", status=2).stderr
     assert "usage" in call("scratchformer", status=2).stderr
 
@@ -320,8 +320,8 @@ def test_edited_settings_say_what_to_do(fail, enwik8_copy):
     path.write_text(path.read_text().replace('"lr": 0.002', '"lr": 0.003'))
     for command in ("enwik8", "--resume", enwik8_copy), ("scratchformer", "evaluate", enwik8_copy):
         assert fail(*command).endswith(
-            f"{path} is damaged, or was edited: its checksum does not match. Put it back, "
-            'or, to use it as it is, make it end with "sha256": null'
+            f"{path} is damaged or was edited: its checksum does not match. Restore it, "
+            'or, to use it as it is, set its last entry to "sha256": null'
         )
 
 

@@ -171,7 +171,7 @@ def test_fewer_steps_than_the_run_has_done_are_refused(finished, refused, tmp_pa
     run = shutil.copytree(finished(program), tmp_path / "run")
     before, folder = tree(run), run if program == "enwik8" else run / "pretrain"
     line = refused(program, "--resume", run, "--steps", 2)
-    assert line == f"error: steps: the run in {folder} has done 3, expected at least as many, got 2"
+    assert line == f"error: steps: expected at least 3, which the run in {folder} has already done, got 2"
     assert tree(run) == before
 
 

@@ -74,7 +74,7 @@ def one_case(monkeypatch):
 
 
 def rows(capsys):
-    """The rows of the printed table, split into cells, without the header and without the verdict after it."""
+    """The rows of the printed table, split into cells, without the header and the verdict below the table."""
     table, _, _ = capsys.readouterr().out.partition("\n\nall ")
     lines = [line for line in table.splitlines()[1:] if not line.startswith(" ")]
     return [re.split(" {2,}", line.strip()) for line in lines]

@@ -142,7 +142,7 @@ def test_what_a_power_cut_leaves_after_the_last_snapshot_is_left_out(tmp_path, c
     metrics.path.write_bytes(before + bytes(50) + b"\n" + before)
     metrics = Metrics(tmp_path, resume_at=1, expected=metrics.summary)
     assert metrics.summary.lines == 1 and metrics.path.read_bytes() == before
-    assert "line 2 is damaged: it is left out, as it comes after the last snapshot" in capsys.readouterr().err
+    assert "line 2 is damaged: it is left out, since it comes after the last snapshot" in capsys.readouterr().err
 
 
 def test_numpy_numbers_and_numbers_that_are_not_finite(tmp_path):

@@ -117,7 +117,7 @@ def test_a_header_with_any_byte_changed_is_refused_or_still_readable(saved, tmp_
 
 
 def test_padding_and_the_digit_of_the_format_are_verified_too(saved):
-    """Spaces after the header are in no checksum, and a snapshot of the earlier format has none."""
+    """No checksum covers the spaces after the header, and a snapshot of the earlier format has no checksum."""
     path, whole = saved[2], saved[2].read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for old, new in (whole[:header], whole[: header - 1] + b"\t"), (b"snapshot 2", b"snapshot 1"):

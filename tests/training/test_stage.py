@@ -1,4 +1,4 @@
-"""On how much a stage is scored."""
+"""How much of a part a stage is scored on."""
 
 import numpy as np
 
