@@ -5,7 +5,7 @@
     python benchmarks/before_after.py ../before --data aclImdb_v1.tar.gz    # all, loading included
 
 enwik8, imdb: a step of the models of training_step.py. load-imdb: reading and encoding the reviews. load-gpt2: loading
-random weights of the size of GPT-2 small, which are generated first. Each checkout runs in a process of its own. The two
+random weights of the size of GPT-2 small, which are generated first. Each checkout runs in a process of its own. They
 take turns, on the same weights and data, and must agree on the result. Prints the median time and the peak memory of
 each, and the median and the quartiles of the ratio after/before over the rounds.
 """

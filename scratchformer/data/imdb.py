@@ -4,8 +4,8 @@ Source: Maas, Daly, Pham, Huang, Ng, Potts, "Learning Word Vectors for Sentiment
 
 Archives are read as a stream, in memory. Nothing is extracted to disk, so no member can be written outside a folder,
 whatever its name. Only regular files named `aclImdb/{train,test}/{pos,neg}/ID_RATING.txt` or
-`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. The extended headers
-of tar are skipped too, since they are for long names and these names are short.
+`aclImdb/train/unsup/ID_RATING.txt` are read; links, devices and files with other names are skipped. Extended headers of
+tar are skipped too, since they are for long names and these names are short.
 """
 
 from __future__ import annotations

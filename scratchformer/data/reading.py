@@ -93,7 +93,9 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
     try:
         found = json.loads(text, object_pairs_hook=_object)
         if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")  # an undecodable byte of a path is kept as a surrogate
+            json.dumps(found, ensure_ascii=False).encode(
+                errors="surrogateescape"
+            )  # an undecodable byte of a path is kept as a surrogate
     except json.JSONDecodeError as problem:
         what = f"not JSON at line {problem.lineno}, column {problem.colno}: {problem.msg}"
     except UnicodeEncodeError as problem:

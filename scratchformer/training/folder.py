@@ -59,6 +59,8 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
     if type(step) is not int or not 0 <= step <= LARGEST_STEP:
         raise SnapshotError(f"{path} is not a snapshot of a run: step is {shown(step)}, expected a whole number")
     if records is not None and not (isinstance(records, list) and [type(n) for n in records] == [int, int]):
-        raise SnapshotError(f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers")
+        raise SnapshotError(
+            f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers"
+        )
     if best is not None and not (isinstance(best, dict) and best and all(map(is_number, best.values()))):
         raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")

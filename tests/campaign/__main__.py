@@ -1,12 +1,12 @@
-"""Try to break scratchformer for as long as one likes: damaged files, bad input, bad arguments, kills.
+"""Try to break scratchformer with damaged files, bad input, bad arguments and kills, for as long as you like.
 
-    python tests/campaign --minutes 10                      # all areas, each for an equal part of the time
+    python tests/campaign --minutes 10                      # all areas, each for an equal share of the time
     python tests/campaign --cases 500 --seed 7 archives     # 500 cases of one area
-    python tests/campaign --repeat 123 --seed 7 archives    # one case again, with all that it writes
+    python tests/campaign --repeat 123 --seed 7 archives    # repeat one case and print its outcome
 
-A case is good if bad input is refused with a message that helps, in time and without much memory, or if it is right and
-accepted. Everything else is listed at the end with the command that repeats it, and gives exit status 1. Ctrl-C ends
-the campaign early, with the table of what was done.
+A case is good if bad input is refused in time, with a helpful message and without much memory, or if valid input is
+accepted and the result is right. The other cases are failures. They are listed at the end with the commands that repeat
+them, and the exit status is then 1. Ctrl-C ends the campaign early and still prints the table.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def main() -> None:
     default = [area.name for area in AREAS if not area.only_when_named]
     slow = [area.name for area in AREAS if area.slow]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    which = f"of {', '.join(names)} (default: {', '.join(default)})"
+    which = f"any of {', '.join(names)} (default: {', '.join(default)})"
     parser.add_argument("areas", nargs="*", metavar="AREA", help=which)
-    parser.add_argument("--minutes", type=float, default=5, help="how long to go on (default: 5)")
-    parser.add_argument("--cases", type=int, metavar="N", help="cases of each area, however long they take")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=5, help="how long to run (default: 5)")
+    parser.add_argument("--cases", type=int, metavar="N", help="number of cases of each area, however long they take")
+    parser.add_argument("--seed", type=int, default=0, help="random seed of the cases (default: 0)")
     parser.add_argument("--repeat", type=int, metavar="N", help="only case number N")
-    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--processes", type=int, default=2, help="number of cases that run at once (default: 2)")
     parser.add_argument("--quick", action="store_true", help=f"leave out areas with slow cases: {', '.join(slow)}")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result to this file")
     args = parser.parse_args()
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 class Turns:
-    """The tasks, in an order that gives each area an equal part of the time, or as many cases as were asked for."""
+    """The tasks, in an order that gives each area an equal share of the time, or the number of cases asked for."""
 
     def __init__(self, areas: list[Area], args: argparse.Namespace) -> None:
         self.areas, self.args = areas, args
@@ -94,7 +94,7 @@ class Turns:
         self.seconds[result.task.area] += result.seconds
 
     def spent(self, area: Area) -> float:
-        """The seconds that the cases of an area take, if those that still run take as long as the others did."""
+        """The seconds that the cases of an area take, where a case that still runs counts as an average one."""
         return self.seconds[area] / max(1, self.ended[area]) * self.started[area]
 
 
@@ -112,7 +112,7 @@ def print_table(areas: list[Area], results: list[Result], seconds: float, seed: 
 
 
 def print_failures(failures: list[Result]) -> None:
-    """One failure of each kind, with the command that repeats it and how many are like it."""
+    """One failure of each kind, with the number of similar ones and the command that repeats it."""
     kinds: dict[tuple, list[Result]] = {}
     for failure in failures:
         text = re.sub(r"\d+|'[^']*'|/\S*", "…", failure.verdict.message)[:60]

@@ -1,4 +1,4 @@
-"""Data that is damaged, cut short, enormous, or not what its name says."""
+"""Data files that are damaged, cut short, enormous, or not what their names say."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Archives(Area):
         return case._replace(size=size_of(folder))
 
     def corpus(self, draw: random.Random, folder: Path) -> Case:
-        """enwik8, or another text, in a zip, a gz or as it is."""
+        """enwik8 or another text: in a zip, in a gzip, or not compressed."""
         kind = draw.choice(("enwik8.zip", "enwik8.gz", "enwik8"))
         path = folder / kind
         method = draw.choice((zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
@@ -73,14 +73,14 @@ class Archives(Area):
             return _case(what, run, lambda found: None if found == self.text else "another text", (kind, str(folder)))
         what, data = damage_bytes(draw, right)
         path.write_bytes(data)
-        # Two gzips in one file are a gzip of both texts.
+        # A file of two gzips is a valid gzip of both texts.
         same = (
             None if kind == "enwik8" else lambda found: None if found in (self.text, 2 * self.text) else "another text"
         )
         return Case(f"{kind}: {what}", run, "either", (kind, str(folder)), check=same)
 
     def archive(self, draw: random.Random, folder: Path) -> Case:
-        """IMDb's archive with damage on the outside: every byte is under a checksum."""
+        """IMDb's archive with damage to the gzip, whose checksum covers every byte."""
         path = folder / "aclImdb.tar.gz"
         load = draw.choice((_imdb, _imdb, _splits, lambda _: _imdb(folder)))
         if (what := _right_or_no_file(draw, path, self.tgz)) is not None:
@@ -98,7 +98,7 @@ class Archives(Area):
         return None if equal else "other reviews"
 
     def members(self, draw: random.Random, folder: Path) -> Case:
-        """IMDb's archive with damage on the inside, which no checksum of the gzip shows."""
+        """IMDb's archive with damage to the tar inside, which the checksum of the gzip does not show."""
         path = folder / "aclImdb.tar.gz"
         members = [(tarfile.TarInfo(name), text.encode()) for name, text in self.reviews.items()]
         if draw.random() < 0.3:
@@ -256,7 +256,9 @@ def _case(what: str, run: Callable, same: Check, names: tuple[str, ...]) -> Case
 
 
 def _right_or_no_file(draw: random.Random, path: Path, right: bytes) -> str | None:
-    """The right file one time in ten, something that is no file one time in ten; otherwise None."""
+    """Write the right file in one case of ten, and something that is not a file in another one of ten. Returns what was
+    written, or None if nothing was.
+    """
     roll = draw.random()
     if roll > 0.2:
         return None
@@ -299,7 +301,7 @@ def _tar(members: list[tuple[tarfile.TarInfo, bytes]]) -> bytes:
 
 
 def _header(name: str, size: int, kind: str = "0", **fields: bytes) -> bytes:
-    """A tar's header, whose checksum is right, with bytes of its fields replaced: `at_100=b"..."`."""
+    """A tar header with a right checksum. fields: bytes that replace others, such as `at_100=b"..."`."""
     info = tarfile.TarInfo(name)
     info.size, info.type = size, kind.encode()
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT)[-512:])
@@ -312,7 +314,7 @@ def _header(name: str, size: int, kind: str = "0", **fields: bytes) -> bytes:
 
 
 def _strange_member(draw: random.Random, members: list[tuple[tarfile.TarInfo, bytes]]) -> tuple[str, bytes]:
-    """The archive with a member that is out of the ordinary at a random place."""
+    """The archive with a strange member at a random place."""
     place = draw.randrange(len(members))
     name = draw.choice((members[place][0].name, "aclImdb/train/pos/99_9.txt", "aclImdb/test/neg/99_1.txt", "x"))
     kind = draw.choice(("type", "size", "name", "content", "pax", "field", "chain", "twice", "without"))
@@ -393,7 +395,7 @@ def _zip(member: str, content: bytes, method: int) -> bytes:
 
 
 def _parts(unit: bytes, size: int) -> list[bytes]:
-    """`size` bytes of repeated `unit`, in equal parts that share their memory."""
+    """About `size` bytes of repeated `unit`, in equal parts that share their memory."""
     part = (unit * (1_000_000 // len(unit) + 1))[:1_000_000]
     return [part] * (size // len(part))
 

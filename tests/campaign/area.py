@@ -1,4 +1,4 @@
-"""What a campaign tries: areas that generate cases, and the verdict on each."""
+"""Areas, which generate the cases of the campaign, and the verdict on each case."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Case(NamedTuple):
     """One attempt.
 
     what: the case in words. run: what a user does; it is called in a process of its own. expect: "refused", "accepted",
-    or "either" where only tracebacks, hangs and memory count. names: texts of which the message must contain one.
-    size: of the input, in bytes. check: says what is wrong with the result of `run`; None if nothing is. If `run`
-    returns a text, it is the message of an accepted case.
+    or "either"; with "either", only tracebacks, hangs, memory and bad messages are failures. names: texts, of which the
+    message must contain at least one. size: the size of the input in bytes. check: returns what is wrong with the
+    result of `run`, or None. If `run` returns a text, it is the message of an accepted case.
     """
 
     what: str
@@ -41,7 +41,9 @@ class Case(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """outcome: one of OUTCOMES. message: what the user sees, or what is wrong. where: the last line of a traceback."""
+    """How a case ended. outcome: one of OUTCOMES. message: what the user sees, or what is wrong. where: the innermost
+    line of the traceback.
+    """
 
     outcome: str
     message: str = ""
@@ -51,9 +53,9 @@ class Verdict(NamedTuple):
 class Area:
     """A kind of cases. Case number N of seed S is always the same: `draw` depends on nothing else.
 
-    seconds: after which a case counts as a hang. memory: how many bytes a case may take, whatever its size.
-    only_when_named: the area takes so long that it is left out unless the command names it. slow: its cases take
-    seconds, and --quick leaves it out.
+    seconds: a case that takes longer counts as a hang. memory: how many bytes a case may take even if its input is
+    small. only_when_named: leave the area out unless the command names it. slow: its cases take seconds, so --quick
+    leaves it out.
     """
 
     name: ClassVar[str]
@@ -63,7 +65,7 @@ class Area:
     memory: ClassVar[int] = 64 * MEGABYTE
 
     def prepare(self, folder: Path) -> None:
-        """Make in `folder` what all cases use; called once, before the first."""
+        """Make in `folder` what all cases use. Called once, before the first case."""
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         """A case, with its files in the empty `folder`. Called in the process in which the case will run."""
@@ -75,7 +77,7 @@ class Area:
 
 
 def judge(case: Case, errors: Callable[[], str]) -> Verdict:
-    """Run a case and say how it ended. errors: what was written to standard error."""
+    """Run a case and say how it ended. errors: returns what was written to standard error."""
     try:
         result = case.run()
     except SystemExit as ended:

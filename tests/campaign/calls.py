@@ -1,4 +1,4 @@
-"""Calls of public functions and classes with right arguments, which the area `library` makes wrong."""
+"""Calls of public functions and classes with valid arguments, of which the area `library` replaces some."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scratchformer.testing.contracts import is_array
 
 KEY = rng.Key(3)
 SIZES = {"d_model": 8, "heads": 2, "vocab_size": 11, "depth": 2, "context": 12, "max_length": 12, "num_classes": 3}
-# Right values of the arguments of layers and models; OTHERWISE has what differs from class to class.
+# Valid values of the arguments of layers and models. OTHERWISE has those that some classes need instead.
 RIGHT = SIZES | dict(
     d_in=8, d_out=6, d_head=4, d_ff=6, kv_heads=2, head_width=4, window=3, width=1, stride=4, memory=3, rank=2,
     units=None, bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True,
@@ -27,7 +27,7 @@ RIGHT = SIZES | dict(
 
 
 class Call(NamedTuple):
-    """A function and right arguments, by name. letters: for arrays, the letter of each axis, where it is known."""
+    """A function and valid arguments, by name. letters: for arrays, the letter of each axis, or "" if not known."""
 
     name: str
     function: Callable
@@ -132,7 +132,7 @@ def of_layer_backward(name: str, seed: int) -> Call:
     return Call(f"nn.{name}, backward", case.layer.backward, {dy: gradient, kept: cache}, letters)
 
 
-# Layers whose dy is passed on, so that its shape is seen only by the next.
+# Layers that pass dy on without checking its shape.
 LOOSE = {"Dropout", "SinusoidalPositions"}
 
 

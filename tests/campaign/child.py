@@ -42,7 +42,7 @@ class Result(NamedTuple):
 
 
 class Running(NamedTuple):
-    """A case that has begun. said: what its process has sent so far."""
+    """A case that has begun. said: the bytes that its process has sent so far."""
 
     task: Task
     process: int
@@ -52,7 +52,7 @@ class Running(NamedTuple):
     said: bytearray
 
     def listen(self) -> bool:
-        """Take what the process has sent; True if that was all."""
+        """Read what the process has sent. Returns True if nothing more will come."""
         part = os.read(self.pipe, 1 << 16)
         self.said.extend(part)
         return not part or (b'"outcome"' in self.said and self.said.endswith(b"\n"))
@@ -65,7 +65,7 @@ class Running(NamedTuple):
 
 
 def run_all(tasks: Iterable[Task], processes: int) -> Iterator[Result]:
-    """The results of all tasks, in the order in which they end; `processes` run at once."""
+    """The results of all tasks, in the order in which they end. At most `processes` tasks run at once."""
     tasks, running = iter(tasks), {}
     try:
         while True:
@@ -124,12 +124,12 @@ def _send(pipe: int, **values: object) -> None:
 
 
 def _end(running: Running, finished: bool) -> Result:
-    """Collect the result of a process; one that has not finished is stopped."""
+    """Collect the result of a process, which is stopped if it has not finished."""
     if not finished:
         _kill(running.process)
     os.close(running.pipe)
     _, status = os.waitpid(running.process, 0)
-    _kill(running.process)  # what the case has left running in its group
+    _kill(running.process)  # processes that the case has started and left running
     shutil.rmtree(running.folder, ignore_errors=True)
     running.folder.with_name(running.folder.name + ".errors").unlink(missing_ok=True)
     said: dict = {"what": "before the case was made"}
@@ -163,5 +163,5 @@ def _memory(name: str, process: int | str = "self") -> int:
 
 
 def _forget_peak() -> None:
-    """Let the peak of memory be measured from here on."""
+    """Reset the measured peak of the memory, so that it is measured from here on."""
     Path("/proc/self/clear_refs").write_text("5")

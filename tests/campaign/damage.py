@@ -1,4 +1,4 @@
-"""What can happen to a file: its bytes, its JSON, its kind. Each function says in words what it did."""
+"""Ways to damage a file: its bytes, its JSON, or its kind. Each function also returns in words what it did."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-_RAW = "raw text in place of a value: "  # what JSON cannot be made to write
+_RAW = "raw text in place of a value: "  # before a text that json.dumps cannot write
 STRANGE = (
     None, True, False, -1, 0, 1, 7, 2**31, 2**31 - 1, 2**32, 2**63, 2**64, -(2**63), 10**30, 0.5, -0.5, 1.5, 2.0,
     1e-300, float("nan"), float("inf"), float("-inf"), 1e308, "", " ",
@@ -106,7 +106,7 @@ def damage_json(draw: random.Random, value: Any) -> tuple[str, str]:
 
 
 def json_text(value: Any) -> str:
-    """JSON, in which the raw texts of STRANGE stand for themselves."""
+    """The JSON text of `value`, with the raw texts of STRANGE written as they are."""
     text = json.dumps(value)
     for raw in (json.dumps(x) for x in STRANGE if isinstance(x, str) and x.startswith(_RAW)):
         text = text.replace(raw, raw[1 + len(_RAW) : -1].replace('\\"', '"'))
@@ -114,7 +114,7 @@ def json_text(value: Any) -> str:
 
 
 def _places(value: Any, path: tuple = ()) -> list[tuple[tuple, Any, Any]]:
-    """Every place in a JSON value: its path, and what holds it."""
+    """Every place in a JSON value: its path, the object or list that holds it, and its name or number there."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     found = []
     for name, inner in list(items)[:200]:
@@ -123,7 +123,7 @@ def _places(value: Any, path: tuple = ()) -> list[tuple[tuple, Any, Any]]:
 
 
 def replace_by_no_file(draw: random.Random, path: Path) -> str:
-    """Put in the place of `path` something that is not a file of the right kind."""
+    """Replace the file `path` by something that is not a regular file, or cannot be read."""
     kinds = NOT_FILES[:-1] if os.geteuid() == 0 else NOT_FILES  # nothing is forbidden to root
     kind = draw.choice(kinds)
     if path.is_dir():
@@ -155,6 +155,6 @@ def replace_by_no_file(draw: random.Random, path: Path) -> str:
 
 
 def size_of(folder: Path) -> int:
-    """What the files in a folder take on the disk, without holes."""
+    """How many bytes the files in a folder take on the disk, without holes."""
     found = (file.lstat() for file in folder.rglob("*") if not file.is_dir())
     return sum(min(s.st_size, 512 * s.st_blocks) for s in found)

@@ -1,4 +1,4 @@
-"""Runs whose files are damaged, exchanged, or whole but with content that no program wrote."""
+"""Runs whose files are damaged or exchanged, or are intact but have content that no program would write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from scratchformer.training.snapshot import checksum
 
 STEPS = 7
 RESUME, EVALUATE, GENERATE, TRANSLATE, PLOT = "resume", "evaluate", "generate", "translate", "plot"
-# Texts of JSON values that are wrong almost anywhere.
+# JSON texts of values that are wrong almost everywhere.
 WRONG = [
     *(
         "null",
@@ -59,7 +59,7 @@ class Folders(Area):
     seconds = 60
 
     def prepare(self, folder: Path) -> None:
-        for module in "matplotlib.pyplot", "sacrebleu", "tokenizers":  # once, rather than in every case
+        for module in "matplotlib.pyplot", "sacrebleu", "tokenizers":  # import them once rather than in every case
             importlib.import_module(module)
         self.data = make_data(folder)
         self.programs, self.runs = {}, {}
@@ -89,7 +89,7 @@ class Folders(Area):
         return draw.choices(list(kinds), list(kinds.values()))[0](draw, name, run)
 
     def ask(self, name: str, run: Path, command: str, *options: str) -> Callable[[], None]:
-        """What a user does with a run."""
+        """A function that does what a user does with a run."""
         if command == RESUME:
             arguments = ["--resume", str(run), "--device", "cpu", *options]
             return lambda: run_program(lambda: self.programs[name].start(arguments))
@@ -102,7 +102,7 @@ class Folders(Area):
         return lambda: cli.main([command, str(run), *arguments, *options])
 
     def whole(self, draw: random.Random, name: str, run: Path) -> Case:
-        """A run that is right, and --steps that are fewer than the run has done."""
+        """An intact run, or one that is resumed with fewer --steps than it has done."""
         if draw.random() < 0.3:
             steps = draw.randrange(1, STEPS)
             return Case(
@@ -112,7 +112,7 @@ class Folders(Area):
         return Case(f"{name}, whole, {command}", self.ask(name, run, command), "accepted")
 
     def damaged(self, draw: random.Random, name: str, run: Path) -> Case:
-        """A file with other bytes, or something else in its place."""
+        """A file of the run is damaged, or replaced by something that is not a file."""
         path = draw.choice(files(run))
         before, command = path.read_bytes(), draw.choice(readers(name, path))
         if draw.random() < 0.2:
@@ -134,7 +134,7 @@ class Folders(Area):
         return Case(what, self.ask(name, run, command), expect, names=(path.name, *missing), size=size)
 
     def exchanged(self, draw: random.Random, name: str, run: Path) -> Case:
-        """A file of another run."""
+        """A file of the run is replaced by a file of another run."""
         path = draw.choice(files(run))
         other = draw.choice([one for one in SIZES if one != name])
         found = [p for p in files(self.runs[other]) if path.suffix == p.suffix]
@@ -147,7 +147,7 @@ class Folders(Area):
         return Case(what, self.ask(name, run, command), size=path.stat().st_size)
 
     def settings(self, draw: random.Random, name: str, run: Path) -> Case:
-        """Settings of another type, out of range or of absurd size, as if a program had written them."""
+        """Settings of another type, out of range or of absurd size, with a right checksum."""
         path = run / "settings.json"
         found = json.loads(path.read_text(encoding="utf-8"))
         own = [key for key in found if key not in ("sha256", "version", "files")]
@@ -165,7 +165,7 @@ class Folders(Area):
         return Case(what, self.ask(name, run, command), expect, ("settings.json",) * (expect == "refused"))
 
     def metrics(self, draw: random.Random, name: str, run: Path) -> Case:
-        """Values of another type in metrics, with their checksum or as an earlier version wrote them."""
+        """Values of another type in metrics, with a right checksum, or without one, as in an earlier version."""
         path = draw.choice([path for path in files(run) if path.name == metrics.METRICS])
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         for line in lines:
@@ -222,7 +222,7 @@ class Folders(Area):
 
 
 class quiet:
-    """Nothing is printed inside."""
+    """A context in which nothing is printed."""
 
     def __enter__(self) -> None:
         self.saved = [(number, os.dup(number)) for number in (1, 2)]
@@ -296,12 +296,12 @@ def damage(draw: random.Random, content: bytes) -> tuple[str, bytes]:
 
 
 def cut_like_a_kill(path: Path, before: bytes, after: bytes) -> bool:
-    """Whether metrics only lack their end, which may be what a killed run leaves."""
+    """Whether only the end of the metrics is missing, as a killed run may leave them."""
     return path.name == "metrics.jsonl" and before.startswith(after)
 
 
 def replace(draw: random.Random, path: Path) -> str:
-    """Something else in the place of a file."""
+    """Replace a file by something else. Returns by what."""
     path.unlink()
     kind = draw.choice(["a FIFO", "a folder", "a link to itself", "a link to nothing", "a device", "nothing"])
     if kind == "a FIFO":
@@ -341,7 +341,7 @@ def wrong_tensor(draw: random.Random, array: Any) -> tuple[str, Any]:
 
 
 def write_settings(path: Path, found: dict[str, Any], wrong: str) -> None:
-    """Settings with the JSON text `wrong` in the HOLE, and with their checksum where the package knows one."""
+    """Write settings with the JSON text `wrong` in the HOLE, and with their checksum if this version has checksums."""
     for key in ("sha256", "version"):
         found.pop(key, None)
     text = json.dumps(found, indent=2).replace(json.dumps(HOLE), wrong) + "\n"

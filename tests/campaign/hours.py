@@ -1,6 +1,6 @@
-"""Hours of training and generation, in as many steps of a tiny model, with the memory that the process takes.
+"""The memory of a process that trains or generates for as many steps as a real run does in hours, with a tiny model.
 
-`python hours.py plain STEPS SEED` trains and prints that memory in bytes, after each percent, as JSON.
+`python hours.py plain STEPS SEED` trains and prints as JSON the memory in bytes after each percent of the steps.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ FLAT = 1.01
 
 
 class Hours(Area):
-    """Training the language model of examples/enwik8.py. After the first percent of the steps, the process grows by at
-    most one percent.
+    """Train the language model of examples/enwik8.py. After the first percent of the steps, the memory of the process
+    may grow by at most one percent.
     """
 
     name = "hours"
@@ -44,7 +44,7 @@ class Hours(Area):
     count: ClassVar[int] = STEPS
 
     def case(self, draw: random.Random, folder: Path) -> Case:
-        count = int(os.environ.get("SCRATCHFORMER_STEPS", self.count))  # fewer, to try it
+        count = int(os.environ.get("SCRATCHFORMER_STEPS", self.count))  # set it to fewer steps to try this area
         what = f"{self.kind}: {count:,} steps"
         command = [sys.executable, __file__, self.kind, str(count), str(draw.randrange(1000))]
 
@@ -72,7 +72,7 @@ class HoursXL(Hours):
 
 
 class Generations(Hours):
-    """The models of both programs write texts, one after the other."""
+    """A plain language model and a Transformer-XL generate texts in turns."""
 
     name = "generations"
     kind = "generations"
@@ -80,7 +80,7 @@ class Generations(Hours):
 
 
 def train(kind: str, steps: int, seed: int) -> list[int]:
-    """Train a tiny model; returns the size of the process at each percent of the steps."""
+    """Train a tiny model. Returns the memory of the process in bytes at each percent of the steps."""
     sizes: list[int] = []
     before = stage.train
 
@@ -103,7 +103,7 @@ def train(kind: str, steps: int, seed: int) -> list[int]:
 
 
 def write(count: int, seed: int) -> list[int]:
-    """Let two models write `count` texts; returns the size of the process at each percent of them."""
+    """Let two models generate `count` texts. Returns the memory of the process in bytes at each percent of them."""
     sizes: list[int] = []
     common = dict(d_model=8, heads=1, depth=1, context=16)
     models = LanguageModel(256, **common), TransformerXL(256, memory=16, d_ff=8, **common)

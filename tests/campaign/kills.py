@@ -1,4 +1,4 @@
-"""Runs that are killed at random moments, continued, and killed again, and then compared with an undisturbed run."""
+"""Runs that are killed at random moments, resumed, killed again, and in the end compared with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOMENTS = ("time", "line", "write", "write", "end")
 
 
 class Reference(NamedTuple):
-    """A run that nobody disturbed. begun: its folder just before the first step. seconds: how long it took."""
+    """An undisturbed run. begun: a copy of its folder from just before the first step. seconds: how long it took."""
 
     begun: Path
     folder: Path
@@ -73,7 +73,7 @@ class Kills(Area):
         name, run = draw.choice(list(self.data)), folder / "run"
         moments = sorted((draw.choice(MOMENTS) for _ in range(draw.randint(1, 4))), key="end".__eq__)
         reference = self.references[name]
-        if name == "bert" or draw.random() < 0.5:  # BERT's sub-words differ whenever they are learned
+        if name == "bert" or draw.random() < 0.5:  # BERT learns other sub-words every time
             shutil.copytree(reference.begun, run)
         return Case(
             f"{name}, killed at: {', '.join(moments)}",
@@ -83,7 +83,7 @@ class Kills(Area):
         )
 
     def kill(self, name: str, run: Path, moments: list[str], draw: random.Random) -> str:
-        """Kill a run at each of these moments, and let it end; returns what was done."""
+        """Kill a run at each of these moments, then let it end. Returns what was done, in words."""
         kills: list[str] = []
         for moment in moments:
             if moment == "write":
@@ -97,7 +97,7 @@ class Kills(Area):
         return f"{name}: {len(kills)} kills, {writes} of them during a write: {', '.join(kills)}"
 
     def kill_at(self, moment: str, name: str, run: Path, draw: random.Random) -> list[str]:
-        """Kill a program at a moment; returns what it was doing, or nothing if it ended before that."""
+        """Kill a program at a moment. Returns what it was doing, in words; nothing if it ended before."""
         reference, process = self.references[name], self.start(name, run)
         total = _lines(reference.folder)
         if moment == "time":
@@ -118,7 +118,7 @@ class Kills(Area):
         return [doing] if process.wait() == -signal.SIGKILL and reached else []
 
     def kill_in_write(self, name: str, run: Path, draw: random.Random) -> list[str]:
-        """Let a program kill itself while it writes a file; returns which, or nothing if it ended before that."""
+        """Let a program kill itself while it writes. Returns which file it wrote; nothing if it ended before."""
         death = f"{draw.randint(1, 45)} {int(10 ** draw.uniform(0, 5.3))}"
         process = self.start(name, run, CAMPAIGN_DEATH=death)
         if process.wait() not in (-signal.SIGKILL, -signal.SIGXFSZ):
@@ -165,12 +165,12 @@ def _content(path: Path) -> Any:
 
 
 def _lines(run: Path) -> int:
-    """How far a run has come: the lines of the metrics of all its stages."""
+    """How far a run has come: the number of lines in the metrics of all its stages."""
     return sum(path.read_bytes().count(b"\n") for path in _files(run, "metrics.jsonl"))
 
 
 def _files(run: Path, ending: str) -> list[Path]:
-    """The files in a folder and below whose names end so; they may come and go meanwhile."""
+    """The files below a folder whose names end with `ending`. Files may appear and disappear meanwhile."""
     return [Path(folder, name) for folder, _, names in os.walk(run) for name in names if name.endswith(ending)]
 
 
@@ -181,7 +181,7 @@ def _finish(process: subprocess.Popen, run: Path) -> None:
 
 
 def _wait(process: subprocess.Popen, condition: Callable[[], bool]) -> bool:
-    """Wait until the condition holds; False if the process ends before that."""
+    """Wait until the condition holds. Returns False if the process ends before that."""
     while not condition():
         if process.poll() is not None:
             return False

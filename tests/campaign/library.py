@@ -1,4 +1,4 @@
-"""Misuse of the library: a public function with right arguments, of which one or two are replaced by wrong ones."""
+"""Misuse of the library: public functions are called with valid arguments, of which one or two are made wrong."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from scratchformer.ops import Pattern
 from scratchformer.rng import Key
 from scratchformer.testing.contracts import is_array, is_floating
 
-SEEDS = 3  # of the sizes of arrays
+SEEDS = 3  # sets of array sizes
 
 
 class Wrong(NamedTuple):
-    """A value in the place of a right one. certain: whether it must be refused; otherwise it may also be right."""
+    """A value in place of a valid one. certain: whether it must be refused; otherwise it may also be accepted."""
 
     what: str
     value: Any
     certain: bool = True
-    shape: bool = False  # only the shape is wrong, which the shape of another argument may make right
-    same: bool = False  # whether an accepted value must give the result of the right one
+    shape: bool = False  # whether only the shape is wrong, so that a change to another argument may make it valid
+    same: bool = False  # whether the result must be that of the valid value, if it is accepted
 
 
 class Library(Area):
@@ -61,7 +61,7 @@ class Library(Area):
 
 
 def differs(found: Any, right: Any) -> str | None:
-    """What is wrong with a result that should be that of the right arguments, up to rounding."""
+    """What is wrong with a result that should equal that of the valid arguments, up to rounding; None if it does."""
     found, right = [*arrays(found)], [*arrays(right)]
     if [x.shape for x in found] != [x.shape for x in right]:
         return "results of other shapes"
@@ -72,7 +72,7 @@ def differs(found: Any, right: Any) -> str | None:
 
 
 def arrays(x: Any) -> Iterator[np.ndarray]:
-    """The output of an operation or layer, and gradients; not the caches."""
+    """The arrays in a result: the output of an operation or layer without its cache, or the gradients."""
     if isinstance(x, tuple) and len(x) == 2 and not is_array(x[1]):
         x = x[0]
     for array in x if isinstance(x, tuple | list) else [x]:
@@ -81,7 +81,7 @@ def arrays(x: Any) -> Iterator[np.ndarray]:
 
 
 def wrong_values(call: Call, name: str, draw: random.Random) -> Iterator[Wrong]:
-    """What may be put in the place of an argument, by what the right one is."""
+    """Values to put in place of an argument; they depend on the type of the valid one."""
     right = call.arguments[name]
     if is_array(right):
         yield from wrong_arrays(call, name, right, draw)
@@ -183,7 +183,7 @@ def wrong_arrays(call: Call, name: str, x: np.ndarray, draw: random.Random) -> I
     yield Wrong("0-d", np.array(1, x.dtype), certain=x.ndim > 0 and not elementwise(call))
     yield Wrong("empty", x[:0] if x.ndim else x, certain=False)
     yield Wrong("with no columns", x[..., :0] if x.ndim else x, certain=False)
-    yield Wrong("of a further axis", x[None], certain=False)
+    yield Wrong("with one more axis", x[None], certain=False)
     if is_floating(x):
         yield Wrong("integers", x.astype(np.int64), certain=known)
         yield Wrong("booleans", x > 0, certain=known)

@@ -1,4 +1,4 @@
-"""Command lines of all programs and commands, right and wrong: values out of range, empty, misspelt, in any order."""
+"""Valid and wrong command lines of all programs and commands: values out of range, empty or misspelt, in any order."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ class Options(Area):
 
 
 def make_things(folder: Path) -> None:
-    """What wrong paths refer to."""
+    """Make the files that wrong paths refer to."""
     (folder / "file").write_text("precious")
     (folder / "empty").write_bytes(b"")
     (folder / "noise").write_bytes(random.Random(0).randbytes(300))
@@ -225,7 +225,7 @@ def varied(
     run: Callable,
     slow: bool,
 ) -> Case:
-    """A right command line, with one option wrong, missing its value, unknown, or right too."""
+    """A valid command line to which one option is added: wrong, valid, unknown, or without its value."""
     kind = draw.choices(["wrong", "right", "unknown", "bare", "twice"], [12, 0 if slow else 4, 1, 1, 0 if slow else 1])[
         0
     ]
@@ -264,7 +264,7 @@ def wrong_position(
 
 
 def written(draw: random.Random, positional: list[str], given: dict[str, str]) -> list[str]:
-    """The arguments in any order that keeps that of the positional ones, options as two words or with "="."""
+    """A command line with the options in any order and any place, each as two words or with "="."""
     parts: list[list[str]] = []
     for option, value in given.items():
         if not value and option in ("--list", "--details"):

@@ -1,4 +1,4 @@
-"""Cases whose outcome is known, to show that the judge is right: one way to each outcome."""
+"""Cases whose outcome is known, to check that the judge is right: one for each outcome."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from area import MEGABYTE, Area, Case
 
 
 class Planted(Area):
-    """`what` is the outcome that the case must have."""
+    """Cases whose `what` is the outcome that they must have."""
 
     name = "planted"
     only_when_named = True

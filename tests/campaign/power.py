@@ -1,10 +1,10 @@
-"""Power cuts: what a disk may have after one, at any moment of a run.
+"""Power cuts: what may be on the disk after a power cut at any moment of a run.
 
-A tiny run, stopped once and resumed, is recorded: before every call that flushes, renames or deletes, the bytes of all
-files. Until a file is
-flushed, the disk may have any part of what was written to it, or zeros; until a folder is flushed, it may have any of
-the changes to its names. From a state that a disk may so have, the run must be resumed, or started again by the plain
-rule, and end bit for bit like the run without a power cut.
+A tiny run, stopped once and resumed, is recorded: the bytes of all files before every call that flushes, renames or
+deletes. Until a file is flushed, the disk may have any part of what was written to it, or zeros. Until a folder is
+flushed, the disk may have any of the changes to its names. From every state that is possible by these rules, it must be
+possible to resume the run, or to start it again if it has no settings yet. It must then end bit for bit like the run
+without a power cut.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Tiny(LanguageProgram):
     """A language model with a vocabulary, so that a run has files of every kind."""
 
     name = "tiny"
-    evaluations_to_go = -1  # before it ends by itself; -1 never
+    evaluations_to_go = -1  # the number of evaluations before the run stops; -1: it never stops
     presets = {  # noqa: RUF012
         "small": dict(
             d_model=8, heads=2, depth=1, context=8, batch_size=2, lr=1e-2, warmup=2, steps=STEPS, test_bytes=20
@@ -67,7 +67,7 @@ class Tiny(LanguageProgram):
 
 
 class Stopped(Exception):
-    """Ends a run in the middle."""
+    """Stops a run in the middle."""
 
 
 class Call(NamedTuple):
@@ -124,7 +124,7 @@ class Power(Area):
 
 @contextmanager
 def recorded(disk: Path, calls: list[Call]) -> Iterator[None]:
-    """Record in `calls` every call of this process that flushes something below `disk` or changes its names."""
+    """Record in `calls` every call of this process that flushes something below `disk` or changes names there."""
     before = {name: getattr(os, name) for name in ("fsync", "replace", "unlink", "mkdir", "rmdir")}
     number: dict[int, int] = {}  # inodes are used again once a file is deleted, so each file gets a number of its own
     names: dict[str, int] = {}
@@ -184,10 +184,10 @@ def recorded(disk: Path, calls: list[Call]) -> Iterator[None]:
 
 
 def build(draw: random.Random, calls: list[Call], disk: Path) -> None:
-    """Make below `disk` what a disk may have if the power fails just before the last of these calls."""
-    flushed: dict[int, bytes] = {}  # files
-    names: dict[str, int] = {}  # on the disk, -1 is a folder
-    waiting: list[Call] = []  # changes of names that were not flushed
+    """Make in `disk` what a disk may have if the power fails just before the last of these calls."""
+    flushed: dict[int, bytes] = {}  # the flushed bytes of each file
+    names: dict[str, int] = {}  # the names on the disk and their inodes; -1 is a folder
+    waiting: list[Call] = []  # changes of names that were not flushed yet
     for call in calls[:-1]:
         if call.name == "flush" and call.inode >= 0:
             flushed[call.inode] = call.files[call.inode]
@@ -228,7 +228,7 @@ def change(names: dict[str, int], call: Call) -> None:
 
 
 def partly(draw: random.Random, old: bytes, new: bytes) -> bytes:
-    """What the disk may have of a file that was last flushed as `old` and now is `new`, which only grew."""
+    """What the disk may have of a file that had the bytes `old` when it was flushed, and has since grown to `new`."""
     if old == new:
         return new
     length = draw.randint(len(old), len(new)) if len(new) > len(old) else len(new)
@@ -246,7 +246,7 @@ def partly(draw: random.Random, old: bytes, new: bytes) -> bytes:
 
 
 def differences(run: Path, whole: Path) -> Iterator[str]:
-    """What differs between two finished runs, the speed apart."""
+    """What differs between two finished runs, apart from the speed in their metrics."""
     names, expected = ({str(path.relative_to(one)) for path in one.rglob("*")} for one in (run, whole))
     if names != expected:
         yield f"other files: {', '.join(sorted(names ^ expected))}"

@@ -1,4 +1,4 @@
-"""Folders of published weights: a file is damaged, missing or strange, or config.json gives sizes of other tensors."""
+"""Folders of published weights: a file is damaged, missing or strange, or config.json has sizes that do not fit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scratchformer.training import readers
 
 TEXTS = ["the film was low, lower, the lowest of the films\n", "élan: a naïve café film, again and again\n"] * 3
 TEXT = "the film"
-SIZES = {  # which must be those of the tensors
+SIZES = {  # the settings that must agree with the tensors
     "gpt2": ("vocab_size", "n_embd", "n_layer", "n_positions", "n_inner"),
     "llama": ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "head_dim"),
     "bert": ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "max_position_embeddings",
@@ -28,7 +28,7 @@ SIZES = {  # which must be those of the tensors
 TYPES = ("F8_E4M3", "F8_E5M2", "I64", "BOOL", "U8", "F16", "BF16", "F64", "F4", "C64", "E8M0", "X", "", 1, None)
 
 
-# Parts of a tokenizer.json that are well-formed, but with which no text can be encoded, or none of these tokens.
+# Well-formed parts of a tokenizer.json with which this text cannot be encoded, or not with these tokens.
 PARTS: tuple[dict[str, Any], ...] = (
     {"model": {"type": "Unigram", "unk_id": 5, "vocab": [["a", -1.0]]}},
     {"model": {"type": "Unigram", "unk_id": None, "vocab": []}},

@@ -1,5 +1,6 @@
-"""Tiny runs of four programs: `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a tiny model
-and with snapshots every few steps. With CAMPAIGN_DEATH="12 500" it dies while it writes: see `die_while_writing`.
+"""Tiny runs of three programs. `python runs.py NAME ARGUMENTS` is `python examples/NAME.py ARGUMENTS` with a tiny model
+and with snapshots every few steps; the names "plain" and "xl" are two models of examples/enwik8.py. With
+CAMPAIGN_DEATH="12 500" the program kills itself while it writes: see `die_while_writing`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 from scratchformer.training import stage
 from scratchformer.training.program import PACKAGE, Program, load_file, program_in
 
-EXAMPLES = PACKAGE / "examples"  # of the checkout that is tried
+EXAMPLES = PACKAGE / "examples"  # of the checkout that is tested
 LANGUAGE = dict(d_model=16, heads=2, depth=2, context=32, memory=16, xl_d_ff=24, batch_size=8)
 SIZES: dict[str, dict[str, Any]] = {
     "plain": LANGUAGE,
@@ -68,8 +69,10 @@ def tiny(name: str, sizes: dict[str, Any]) -> type[Program]:
 
 
 def die_while_writing(event: int, size: int) -> None:
-    """Kill this process when it has opened, renamed or otherwise changed unfinished files `event` times. If it opens
-    one then, it may write `size` more bytes, and is killed at the next byte or the next event.
+    """Kill this process at event number `event`: an unfinished file is opened or renamed, or its mode is changed.
+
+    If the event is the opening of a file, the process may still make files of up to `size` bytes. It is killed when a
+    file becomes larger, or at the next event.
     """
     count = 0
 

@@ -1,5 +1,5 @@
-"""What is around a process: standard streams without a reader, signals at any moment, folders that are read-only or
-vanish, full disks, little memory, odd environments.
+"""The surroundings of a process: standard streams without a reader, signals at any moment, folders that are read-only
+or disappear, full disks, little memory, odd environment variables.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from scratchformer.training.program import load_file, program_in, run_program
 STEPS = 8
 BROKEN = ("closed", "no reader", "full disk")
 NOBODY = 65534
-# A traceback with a line of the package, an example or a library. An earlier one is of Python's own start, or of the
-# first line of the package.
+# A traceback with a line of the package, an example or a library. A traceback without one comes from Python's own
+# start, or from the first line of the package.
 OWN = re.compile(r'(?s)(Traceback|Exception ignored).*File "[^"]*/(scratchformer|examples|site-packages)/')
 ENVIRONMENTS: dict[str, list[str | None]] = {
     "HOME": [None, "", "/nonexistent", "/dev/null", "\udcff"],
@@ -54,7 +54,7 @@ ENVIRONMENTS: dict[str, list[str | None]] = {
 class Surroundings(Area):
     name = "surroundings"
     seconds = 60
-    memory = 128 * MEGABYTE  # of a right run
+    memory = 128 * MEGABYTE  # training takes more than other cases
 
     def prepare(self, folder: Path) -> None:
         folder.parent.chmod(0o755)
@@ -83,14 +83,14 @@ class Surroundings(Area):
             run_program(start)
 
     def ended_right(self, out: Path, _result: Any = None) -> str | None:
-        """What is wrong with a finished run."""
+        """What is wrong with a finished run; None if nothing is."""
         found = load_snapshot(out)
         if found.state["step"] != STEPS or any((found.model[name] != a).any() for name, a in self.expected.items()):
             return f"step {found.state['step']}, or other weights"
         return None
 
     def streams(self, draw: random.Random, folder: Path) -> Case:
-        """Training with broken standard streams saves what it would save with whole ones."""
+        """Training with broken standard streams saves the same as with working ones."""
         broken = {number: draw.choice(BROKEN) for number in range(3) if draw.random() < 0.5}
         moment = draw.choice(["from the start", "after two steps"])
 
@@ -102,7 +102,7 @@ class Surroundings(Area):
             at(stage.Replicas, "gradients", 2, lambda: break_streams(broken, python=False), gradients)
             self.train(folder / "run")
 
-        what = f"training, {moment} {broken or 'whole streams'}"
+        what = f"training, {moment} {broken or 'working streams'}"
         return Case(what, run, expect="accepted", check=partial(self.ended_right, folder / "run"))
 
     def commands(self, draw: random.Random, folder: Path) -> Case:
@@ -137,7 +137,7 @@ class Surroundings(Area):
             try:
                 cli.main(argv)
             except SystemExit as ended:
-                if not isinstance(ended.code, str):  # nobody can read what was said
+                if not isinstance(ended.code, str):  # the message may be lost with standard error
                     raise SystemExit(0) from ended
                 raise
 
@@ -145,7 +145,7 @@ class Surroundings(Area):
         return Case(f"{' '.join(argv)}{where}, {broken}, {environment}", run, expect="either")
 
     def limits(self, draw: random.Random, folder: Path) -> Case:
-        """Training with little disk, few files, or no more memory."""
+        """Training with a limit on the size or number of files, or without enough memory."""
         kind = draw.choice(["RLIMIT_FSIZE", "RLIMIT_NOFILE", "memory"])
         most = {"RLIMIT_FSIZE": int(2 ** draw.uniform(0, 18)), "RLIMIT_NOFILE": draw.randrange(3, 40)}.get(kind, 0)
         owner, name, call = draw.choice([(stage.Replicas, "gradients", 3), (stage.Replicas, "rows", 0)])
@@ -167,7 +167,7 @@ class Surroundings(Area):
         return Case(what, run, expect, names, check=partial(self.readable, folder / "run"))
 
     def folders(self, draw: random.Random, folder: Path) -> Case:
-        """The run's folder cannot be written, or vanishes, or is exchanged, while the run goes on."""
+        """The run's folder becomes read-only, disappears, or is replaced while the run goes on."""
         out, step = folder / "run", draw.randrange(STEPS)
 
         def vanish() -> None:
@@ -201,7 +201,7 @@ class Surroundings(Area):
         return None
 
     def signals(self, draw: random.Random, folder: Path) -> Case:
-        """Signals while a run trains: it saves and says so, and the run ends like an undisturbed one."""
+        """Signals while a run trains: it saves a snapshot, and after resuming it ends like an undisturbed run."""
         numbers = draw.choices([signal.SIGINT, signal.SIGTERM, signal.SIGHUP], k=draw.choice([1, 1, 1, 2]))
         if numbers == [signal.SIGINT] * 2:  # the second stops at once
             numbers = numbers[:1]
@@ -230,7 +230,7 @@ class Surroundings(Area):
         return Case(f"training, {named} in step {step + 1}", run, expect="accepted", check=check)
 
     def processes(self, draw: random.Random, folder: Path) -> Case:
-        """A process of its own, with signals at any moment from its start, broken streams and odd variables."""
+        """A new process, with signals at any moment from its start, broken streams and odd environment variables."""
         training = ["--data", str(self.text), "--out", str(folder / "run"), "--device", "cpu", "--steps", "5"]
         argv = draw.choice(
             [
@@ -250,7 +250,7 @@ class Surroundings(Area):
         environment["PYTHONPATH"] = os.pathsep.join(sys.path[1:3])
 
         def run() -> None:
-            for number in numbers:  # a shell's background ignores SIGINT
+            for number in numbers:  # a shell's background job ignores SIGINT
                 signal.signal(number, signal.SIG_DFL)
             process = subprocess.Popen(
                 [sys.executable, *argv],
@@ -279,7 +279,10 @@ class Surroundings(Area):
 
 
 def break_streams(broken: dict[int, str], python: bool = True) -> None:
-    """Close standard streams, take away their reader, or fill their disk. python: as if Python had started so."""
+    """Close standard streams, end their readers, or fill their disks.
+
+    python: also set the streams of `sys` that are closed to None, as if Python had started with closed streams.
+    """
     for number, how in broken.items():
         if how == "closed":
             os.close(number)
@@ -299,7 +302,7 @@ def no_memory() -> None:
 
 
 def at(owner: Any, name: str, call: int, happening: Callable[[], None], function: Callable) -> None:
-    """Let something happen in call number `call` of a method."""
+    """Replace a method so that `happening` is called before its call number `call`."""
     calls = iter(range(10**9))
 
     def wrapped(*args: Any, **options: Any) -> Any:

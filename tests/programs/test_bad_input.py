@@ -33,7 +33,7 @@ def imdb_copy(imdb_run, tmp_path):
 
 
 def edit_settings(run, **changes):
-    """As the message for edited settings says: without their checksum."""
+    """Save them without their checksum, as the message for edited settings says."""
     path = run / "settings.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes | {"sha256": None}))
 
