@@ -108,9 +108,8 @@ class BoundedGenerator(np.random.Generator):
         return super().uniform(low, high, size)
 
 
-_room: ContextVar[list[int] | None] = ContextVar(
-    "room", default=None
-)  # how many more numbers may be drawn; None: any number
+# How many more numbers may be drawn; None: any number.
+_room: ContextVar[list[int] | None] = ContextVar("room", default=None)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from ..ops.checks import (
     expect_one_of,
     expect_positive,
     expect_shape,
+    shown,
 )
 from ..rng import Key, expect_key
 from .imdb import Labelled
@@ -240,7 +241,7 @@ class SegmentBatches:
         B, depth, _, C = self.nothing.shape
         step, memory = state["step"], state["memory"]
         if step.dtype.kind != "i" or step.shape or step < 0:
-            raise ValueError(f"step: expected a whole number >= 0, got {step.dtype} {step.shape}")
+            raise ValueError(f"step: expected a whole number >= 0, got {shown(step.tolist())}")
         if memory.dtype.kind != "f":
             raise ValueError(f"memory: expected floating-point numbers, got {memory.dtype}")
         if memory.ndim != 4 or (*memory.shape[:2], memory.shape[3]) != (B, depth, C):

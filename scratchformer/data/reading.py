@@ -92,10 +92,8 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
         raise error(f"{where} is damaged: more than {JSON_PARTS:,} objects and lists")
     try:
         found = json.loads(text, object_pairs_hook=_object)
-        if _SURROGATE.search(text):
-            json.dumps(found, ensure_ascii=False).encode(
-                errors="surrogateescape"
-            )  # an undecodable byte of a path is kept as a surrogate
+        if _SURROGATE.search(text):  # surrogateescape, since a byte of a path that is not UTF-8 is kept as a surrogate
+            json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
     except json.JSONDecodeError as problem:
         what = f"not JSON at line {problem.lineno}, column {problem.colno}: {problem.msg}"
     except UnicodeEncodeError as problem:

@@ -128,7 +128,7 @@ class Subwords:
         if missing := [token for token in BERT_SPECIALS if token not in words]:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
         if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
-            raise DataError(f"{path} has {len(words):,} tokens, the model of config.json {size:,}")
+            raise DataError(f"{path} has {len(words):,} tokens, but the model of config.json has {size:,}")
         tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
         tokenizer.add_special_tokens(list(BERT_SPECIALS))
         return cls(tokenizer)

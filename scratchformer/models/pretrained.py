@@ -292,7 +292,7 @@ def _shape(params: Mapping[str, Param], name: str, tensors: Mapping[str, Tensor]
 
 
 def _mismatch(name: str, expected: tuple[int, ...], found: tuple[int, ...] | None) -> str | None:
-    """What is wrong with a tensor of shape `found`, which is None if it is missing. Returns None if nothing is wrong."""
+    """What is wrong with a tensor of shape `found`, which is None if it is missing. Returns None if nothing is."""
     if found is None:
         return f"missing: {name}"
     return None if found == expected else f"{name}: expected {expected}, got {found}"

@@ -103,8 +103,9 @@ def train(
     if not hasattr(batches, "batch"):
         raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
     expect_instance("select", select, tuple)
-    metric, direction = select if len(select) == 2 else (None, None)
-    expect_instance("select", metric, str)
+    if len(select) != 2 or not isinstance(select[0], str):
+        raise TypeError(f"select: expected the name of a metric and 'min' or 'max', got {shown(select)}")
+    metric, direction = select
     if direction not in ("min", "max"):
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
     expect_positive(snapshot_every=snapshot_every, log_every=log_every)

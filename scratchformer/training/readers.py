@@ -93,7 +93,9 @@ def load_gpt2(folder: Path | str, **options: Any) -> tuple[GPT2, Subwords]:
     """A published GPT-2 and its vocabulary. Raises the errors of loading, and PretrainedError if their sizes differ."""
     model, vocabulary = GPT2.from_pretrained(folder, **options), Subwords.from_gpt2(folder)
     if len(vocabulary) != (size := model.config["vocab_size"]):
-        raise PretrainedError(f"{folder}: vocab.json has {len(vocabulary):,} tokens, the model of config.json {size:,}")
+        raise PretrainedError(
+            f"{folder}: vocab.json has {len(vocabulary):,} tokens, but the model of config.json has {size:,}"
+        )
     return model, vocabulary
 
 

@@ -225,26 +225,29 @@ def _check_settings(
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
         if value not in (None, *described.get("choices", (value,))):
-            raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}")
+            known = ", ".join(map(str, described["choices"]))
+            raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected one of {known}")
         kind = bool if described.get("action") == "store_true" else described.get("type", str)
         examples = [preset[name] for preset in presets.values() if name in preset]
-        if kind in (bool, int, float, str):  # rather than a function of the program's own
+        if kind in (bool, int, float, str):  # and not a function of the program's own
             _expect_like(run, name, value, [kind(), described.get("default"), None, *examples])
 
 
 def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) -> None:
-    """Raise ValueError unless `value` is of the same type as one of the examples, and a number is in range."""
-    kinds = {type(example) for example in examples}
+    """Raise ValueError unless `value` is of the same type as one of the examples, is not too large if it is a number,
+    and not too long if it is a text.
+    """
+    kinds, largest = {type(example) for example in examples}, LARGEST.get(name, 2**63 - 1)
     if type(value) is int and int in kinds:
-        right = 0 <= value <= LARGEST.get(name, 2**63 - 1)
+        right = 0 <= value <= largest
     elif type(value) in (int, float) and float in kinds:
         right = is_number(value)
     else:
-        right = type(value) in kinds and not (isinstance(value, str) and len(value) > 4096)  # as a path has at most
+        right = type(value) in kinds and not (isinstance(value, str) and len(value) > 4096)  # longer than any path
     if not right:
         words = {
-            str: "text",
-            int: "a whole number in range",
+            str: "text of at most 4,096 characters",
+            int: f"a whole number from 0 to {largest:,}",
             float: "a number",
             bool: "true or false",
             type(None): "null",

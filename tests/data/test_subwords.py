@@ -357,7 +357,7 @@ def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_pat
     (tmp_path / "config.json").write_text(json.dumps({"vocab_size": n}))
     assert len(Subwords.from_bert(tmp_path)) == n
     path.write_text("\n".join(whole.splitlines()[:-7]) + "\n")
-    with pytest.raises(DataError, match=rf"vocab\.txt has {n - 7} tokens, the model of config\.json {n}$"):
+    with pytest.raises(DataError, match=rf"vocab\.txt has {n - 7} tokens, but the model of config\.json has {n}$"):
         Subwords.from_bert(tmp_path)
     path.write_text(whole + whole.splitlines()[9] + "\n")
     with pytest.raises(DataError, match=rf"vocab\.txt is damaged: .* is in line 10 and in line {n + 1}$"):

@@ -331,13 +331,13 @@ def test_edited_settings_say_what_to_do(fail, enwik8_copy):
         ("d_model", "8", "a whole number"),
         ("depth", 1.0, "a whole number"),
         ("heads", True, "a whole number"),
-        ("context", -1, "a whole number in range"),
-        ("replicas", 10**6, "a whole number in range"),
+        ("context", -1, "a whole number from 0 to 9,223,372,036,854,775,807"),
+        ("replicas", 10**6, "a whole number from 0 to 512"),
         ("lr", [1], "a number"),
         ("lr", math.inf, "a number"),
         ("lr", 10**310, "a number"),
         ("norm", None, "text"),
-        ("data", 3, "text or null"),
+        ("data", 3, "text of at most 4,096 characters or null"),
         ("tensorboard", 1, "true or false"),
         ("positions", {}, ""),
     ],
@@ -353,7 +353,8 @@ def test_the_settings_of_another_model(fail, xl_run, tmp_path):
     edit_settings(run, model="plain")
     assert "snapshot of another model (TransformerXL)" in fail("enwik8", "--resume", run)
     edit_settings(run, model="xxl")
-    assert fail("enwik8", "--resume", run).endswith("settings.json is damaged: model is 'xxl'")
+    expected = "model is 'xxl', expected one of plain, xl, llama"
+    assert fail("enwik8", "--resume", run).endswith(f"settings.json is damaged: {expected}")
 
 
 def test_a_damaged_snapshot(fail, enwik8_copy):

@@ -117,7 +117,7 @@ def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder,
     assert "so leave out --stage scratch" in fail("bert", *options, *new, "--stage", "scratch")
     with open(published / "vocab.txt", "a") as file:
         file.write("toomuch\n")
-    assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, the model of config.json 25")
+    assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, but the model of config.json has 25")
     (published / "vocab.txt").unlink()
     assert fail("bert", *options, *new).endswith("vocab.txt: no such file")
     (published / "model.safetensors").unlink()
