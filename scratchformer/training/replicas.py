@@ -52,7 +52,7 @@ class Replicas:
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
         if self.count > MOST_REPLICAS:
-            raise ValueError(f"count: expected at most {MOST_REPLICAS} replicas, each of them a thread, got {self.count}")
+            raise ValueError(f"count: expected at most {MOST_REPLICAS}, each of them a thread, got {self.count}")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
