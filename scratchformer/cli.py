@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .generation.beam import WIDEST
 from .learn.command import add_command as add_learn
-from .options import MOST_THREADS, SEED, Parser
+from .options import SEED, Parser
 from .process import run_program
+from .training.replicas import MOST_REPLICAS
 
-MOST_BEAM = 256  # hypotheses of a sentence; published results use 4 to 50
 DEVICE = {"default": "auto", "help": "auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"}
 
 
@@ -64,7 +65,7 @@ def make_parser() -> Parser:
     )
     command.add_argument("--helpers", action="store_true", help="also in functions that the backward calls")
     number = {"type": int, "metavar": "N", "least": 1}
-    command.add_argument("-j", "--jobs", **number, most=MOST_THREADS, help="processes (default: one for each core)")
+    command.add_argument("-j", "--jobs", **number, most=MOST_REPLICAS, help="processes (default: one for each core)")
     command.add_argument("--limit", **number, help="plant N mistakes, drawn at random")
     command.add_argument("--seed", default=0, **SEED, help="random seed of --limit (default: 0)")
     command.add_argument("--list", action="store_true", help="list the mistakes and run nothing")
@@ -90,7 +91,7 @@ def make_parser() -> Parser:
     add_run(command, "folder of a run of an encoder-decoder")
     command.add_argument("sentences", nargs="*", metavar="SENTENCE", help="(default: the lines of standard input)")
     beam = "number of hypotheses; 1 is greedy (default: as in the run)"
-    command.add_argument("--beam", type=int, metavar="K", least=1, most=MOST_BEAM, help=beam)
+    command.add_argument("--beam", type=int, metavar="K", least=1, most=WIDEST, help=beam)
     penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
     command.add_argument("--length-penalty", **number, help=penalty)
     command.add_argument("--device", **DEVICE)

@@ -12,7 +12,6 @@ from typing import Any
 
 LARGEST = 2**63 - 1  # a signed number of 64 bits, in NumPy and in files
 MOST_STEPS = 10**9  # they would take twelve days at a millisecond a step
-MOST_THREADS = 512  # more than the cores of the largest machines
 SEED = {"type": int, "metavar": "N", "least": 0, "most": LARGEST}
 LITERAL = "\0"  # marks an argument that is not an option; no argument can contain it
 

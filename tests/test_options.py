@@ -86,7 +86,7 @@ def test_two_dashes_are_a_value_after_an_equals_sign(capsys):
         (["plot", ""], "RUN: expected at least one character"),
         (["plot", "RUN", "--text", ""], "--text: expected at least one character"),
         (["learn", "--dir="], "--dir: expected at least one character"),
-        (["translate", "RUN", "--beam", "100000"], "--beam: expected at most 256, got 100000"),
+        (["translate", "RUN", "--beam", "100000"], "--beam: expected at most 1,000, got 100000"),
         (
             ["generate", "RUN", "--tokens", "1" + "0" * 30],
             "--tokens: expected at most 9,223,372,036,854,775,807, got 1",

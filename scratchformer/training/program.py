@@ -229,6 +229,8 @@ def use_models_of(run: Path, file: str | None = None) -> None:
 
 def _model_class(snapshot: Path) -> str:
     """The name of the model's class in a snapshot; "" if it has none, for which `load_model` has the better message."""
+    if not snapshot.is_file():  # opening a FIFO would wait for ever
+        return ""
     try:
         with safe_open(snapshot, framework="numpy") as opened:
             return str(parsed(opened.metadata()["model"], snapshot)["class"])

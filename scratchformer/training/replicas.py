@@ -23,7 +23,7 @@ from ..rng import Key, expect_key
 from .memory import keep_freed_memory
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
-MOST = 1024  # replicas: more than any machine has cores
+MOST_REPLICAS = 512  # more than the cores of the largest machines
 AHEAD = 4  # items that may be in progress or waiting for each replica
 
 
@@ -51,8 +51,8 @@ class Replicas:
                 expect_positive(**{name: number})
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
-        if self.count > MOST:
-            raise ValueError(f"count: expected at most {MOST:,} replicas, each of which is a thread, got {self.count}")
+        if self.count > MOST_REPLICAS:
+            raise ValueError(f"count: expected at most {MOST_REPLICAS}, each of them a thread, got {self.count}")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device

@@ -19,16 +19,17 @@ from ..backend import Device, cores, get_device
 from ..data.files import locked, make_folder, replacing
 from ..data.reading import decoded, parsed, read_bytes
 from ..ops.checks import shown
-from ..options import MOST_STEPS, MOST_THREADS, SEED, Parser
+from ..options import MOST_STEPS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
+from .replicas import MOST_REPLICAS
 
 # What every settings.json has, with examples of its values.
 NAMES: dict[str, tuple[Any, ...]] = {
     **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
-LARGEST = {"steps": MOST_STEPS, "replicas": MOST_THREADS}  # any other whole number has to fit in 64 bits, signed
+LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
@@ -272,7 +273,7 @@ def _parser(
         "seed": dict(**SEED, help="random seed for weights, batches and dropout (default: 0)"),
         "out": dict(metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)"),
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
-        "replicas": dict(**number, most=MOST_THREADS, help="threads on a CPU (default: one for each core)"),
+        "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
         "micro-batch": dict(**number, help="rows computed at once (default: automatic)"),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),

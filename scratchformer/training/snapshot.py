@@ -301,6 +301,8 @@ def _check_format(path: Path, header: Mapping[str, str]) -> None:
 
 def count_weights(path: Path) -> int | None:
     """The number of weights in a snapshot, from its header alone; None if the file is missing or cannot be read."""
+    if not path.is_file():
+        return None
     try:
         with safe_open(path, framework="numpy") as file:
             names = [name for name in file.keys() if name.startswith("model.")]

@@ -146,7 +146,6 @@ def test_the_cache_of_another_layer_is_refused(name):
         (lambda: models.Bert(5, 4, 2, 10**8, 3), "depth: expected weights that fit in"),
         (lambda: nn.FeedForward(4, 2**40), "d_ff: expected a number <= 2147483647"),
     ],
-    ids=str,
 )
 def test_sizes_that_no_memory_holds(make, message):
     with pytest.raises(ValueError, match=f"^{message}"):
@@ -164,7 +163,6 @@ def test_sizes_that_no_memory_holds(make, message):
         (lambda: nn.Linear(2, 3).load_state_dict([1]), r"state: expected a Mapping, got \[1\]"),
         (lambda: nn.Linear(list(range(1000)), 2), r"d_in: expected an integer, got \[0, 1, .{60,}\.\.\.$"),
     ],
-    ids=str,
 )
 def test_parts_that_are_not_layers(make, message):
     with pytest.raises(TypeError, match=f"^{message}"):

@@ -80,7 +80,6 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, tota
         (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
         (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),
     ],
-    ids=str,
 )
 def test_numbers_out_of_range(make, message):
     with pytest.raises((TypeError, ValueError), match=f"^{message}"):

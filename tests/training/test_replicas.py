@@ -197,7 +197,7 @@ def test_replicas_run_on_threads_inside_the_block_and_one_after_another_outside(
     [
         ({"count": 0}, "count: expected a number >= 1, got 0"),
         ({"count": -1}, "count: expected a number >= 1, got -1"),
-        ({"count": 1_000_000}, "count: expected at most 1,024 replicas, each of which is a thread, got 1000000"),
+        ({"count": 1_000_000}, "count: expected at most 512, each of them a thread, got 1000000"),
         ({"micro_batch": 0}, "micro_batch: expected a number >= 1, got 0"),
     ],
     ids=str,
