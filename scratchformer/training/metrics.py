@@ -67,8 +67,9 @@ def kept_records(
         raise ValueError(damage)
     found = reduce(Summary.after, kept, Summary())
     if expected is not None and found != tuple(expected):
-        what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
-        raise ValueError(f"{path} is not from this run: {what if found.lines != expected[0] else 'other records'}")
+        count = f"expected {expected[0]} records up to step {step}, got {found.lines}"
+        what = count if found.lines != expected[0] else f"the records up to step {step} have another checksum"
+        raise ValueError(f"{path} does not fit the snapshot: {what}")
     return kept, damage
 
 

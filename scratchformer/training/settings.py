@@ -249,7 +249,7 @@ def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) ->
         words = {
             str: "text of at most 4,096 characters",
             int: f"a whole number from 0 to {largest:,}",
-            float: "a number",
+            float: "a finite number",
             bool: "true or false",
             type(None): "null",
         }
