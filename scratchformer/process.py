@@ -133,7 +133,7 @@ class Stream(io.FileIO):
 
 
 def prepare_streams(needs_output: bool = True) -> None:
-    """Make the standard streams open, able to take any text, and failing only as `run_program` says.
+    """Make sure that the standard streams are open, take any text, and fail only as `run_program` says.
 
     A closed stream is opened on the null device. Otherwise the next file that is opened, such as a snapshot, would get
     its number, and whatever a library prints would be written into that file.

@@ -19,7 +19,7 @@ from typing import Any, overload
 
 import numpy as np
 
-LIMIT = 2**128  # every word is below; Philox has as many counters
+LIMIT = 2**128  # the words of a key are smaller than this; Philox has as many counters
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ JSON_PARTS = 1_000_000  # objects and lists in a JSON file; published tokenizers
 VOCABULARY_MOST = 64 * MEGABYTE  # bytes of a vocabulary; the largest published ones have 35 MB
 UNPACKED_MOST = 16 * MEGABYTE  # bytes that any compressed file may unpack to
 RATIO = 8  # unpacked to compressed size, the limit for larger files; English text has 3 to 4
-GZIP = b"\x1f\x8b"  # its first bytes
+GZIP = b"\x1f\x8b"  # the first bytes of a gzip
 
 _PIECE = MEGABYTE
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -102,7 +102,7 @@ def parsed(text: str, where: PathLike, error: Error = DataError) -> dict[str, An
         what = "nested too deeply"
     except _Twice as problem:
         what = f"two values for {shown(problem.args[0])}"
-    except ValueError:  # of int()
+    except ValueError:  # int() refuses thousands of digits
         what = "a number with thousands of digits"
     else:
         if isinstance(found, dict):
@@ -186,7 +186,7 @@ class Unpacking:
 
 
 def read_all(stream: Any) -> bytearray:
-    """What remains of a stream."""
+    """All remaining bytes of a stream."""
     data = bytearray()
     while piece := stream.read(_PIECE):
         data += piece

@@ -543,7 +543,8 @@ def check_cases(
     width = max(map(len, cases))
     print(f"{'case':<{width}}{'tensors':>9}{'elements':>10}" + "".join(f"{column:>12}" for column in columns))
     checked, wrong = False, dict[str, None]()
-    with progress_bar("checking", len(cases), "cases", disable=not on_terminal()) as bar:  # elsewhere the rows suffice
+    # Without a terminal, the rows that are printed show the progress.
+    with progress_bar("checking", len(cases), "cases", disable=not on_terminal()) as bar:
         for name, check in cases.items():
             results = [_check_with(column, check, name, Draw(seed, device=device)) for column in columns]
             checked |= any(result is not None for result in results)

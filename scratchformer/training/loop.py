@@ -277,7 +277,7 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """The signals received so far: a list that is empty until Ctrl-C, SIGTERM or SIGHUP.
+    """A list of the signals received so far: Ctrl-C (SIGINT), SIGTERM and SIGHUP.
 
     A second Ctrl-C stops immediately.
     """

@@ -60,7 +60,7 @@ class Run(argparse.Namespace):
         Anything else that resuming needs, such as the vocabulary, must be written first: a folder without settings may
         be taken by another run.
         """
-        from .. import __version__  # here, since the package is imported first
+        from .. import __version__  # here, since the package defines it after importing this module
 
         settings = {name: value for name, value in vars(self).items() if name not in PASSING}
         make_folder(self.out)

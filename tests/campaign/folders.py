@@ -128,7 +128,9 @@ class Folders(Area):
             return Case(f"{name}, {path.relative_to(run)}: {what}, {command}", self.ask(name, run, command), "either")
         if what == "nothing" and path.name.startswith("step-"):
             return Case(f"{name}, {path.relative_to(run)}: {what}, {command}", self.ask(name, run, command), "either")
-        tail = path.name == "metrics.jsonl" and size and after.startswith(before)  # after the last snapshot: left out
+        tail = (
+            path.name == "metrics.jsonl" and size and after.startswith(before)
+        )  # lines after the last snapshot are left out
         what = f"{name}, {path.relative_to(run)}: {what}, {command}"
         expect = "either" if tail else "refused"
         return Case(what, self.ask(name, run, command), expect, names=(path.name, *missing), size=size)

@@ -26,7 +26,7 @@ SIZES: dict[str, dict[str, Any]] = {
     "bert": dict(d_model=16, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16)
     | dict(tuning_batch_size=8, finetune_epochs=1, scratch_epochs=1),
 }
-ARGUMENTS = {"xl": ["--model", "xl"]}  # besides --data, --out, --steps
+ARGUMENTS = {"xl": ["--model", "xl"]}  # in addition to --data, --out and --steps
 INTERVALS = dict(snapshot_every=3, evaluate_every=7, log_every=1)
 WORDS = "a the film story acting plot was is not very good bad dull bright long short never again café straße".split()
 
