@@ -64,8 +64,10 @@ def kept_records(
         raise ValueError(damage)
     found = reduce(Summary.after, kept, Summary())
     if expected is not None and found != tuple(expected):
-        what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
-        raise ValueError(f"{path} is not from this run: {what if found.lines != expected[0] else 'other records'}")
+        what = "other records"
+        if found.lines != expected[0]:
+            what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
+        raise ValueError(f"{path} and the last snapshot are not from the same run: {what}")
     return kept, damage
 
 

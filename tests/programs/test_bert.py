@@ -119,7 +119,7 @@ def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder,
         file.write("toomuch\n")
     assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, the model of config.json 25")
     (published / "vocab.txt").unlink()
-    assert fail("bert", *options, *new).endswith("vocab.txt: no such file")
+    assert fail("bert", *options, *new).endswith("vocab.txt: No such file or directory")
     (published / "model.safetensors").unlink()
     assert "model.safetensors: no such file" in fail("bert", *options, *new)
     (published / "config.json").unlink()
