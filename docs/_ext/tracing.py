@@ -259,7 +259,7 @@ def _watched() -> dict[CodeType, tuple[str, str, bool]]:
     for kind in _subclasses(Layer):
         for name, phase in PHASES.items():
             if isinstance(function := vars(kind).get(name), FunctionType):
-                found[function.__code__] = "", phase, False
+                found[inspect.unwrap(function).__code__] = "", phase, False
     return found
 
 
@@ -332,5 +332,6 @@ def _functions(module: ModuleType) -> Iterator[FunctionType]:
     named = list(vars(module).values())
     named += [value for kind in named if isinstance(kind, type) for value in vars(kind).values()]
     named += [f for op in _operations() for f in (op.reference, *op.twins.values())]
-    unique = {id(f): f for f in named if isinstance(f, FunctionType) and f.__globals__ is vars(module)}
+    functions = [inspect.unwrap(f) for f in named if isinstance(f, FunctionType)]  # a layer's backward is checked first
+    unique = {id(f): f for f in functions if f.__globals__ is vars(module)}
     yield from (f for f in unique.values() if f.__code__.co_filename == module.__file__)

@@ -106,7 +106,13 @@ class Subwords:
         if size <= len(specials):
             raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
         trainer = trainer(vocab_size=size, special_tokens=list(specials), show_progress=False, **options)
-        tokenizer.train_from_iterator(counted(texts, "learning sub-words", "texts"), trainer)
+
+        def each() -> Iterator[str]:
+            for i, text in enumerate(counted(texts, "learning sub-words", "texts")):
+                expect_instance(f"texts[{i}]", text, str)
+                yield text
+
+        tokenizer.train_from_iterator(each(), trainer)
         return cls(tokenizer)
 
     @classmethod

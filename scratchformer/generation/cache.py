@@ -9,8 +9,9 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module, to_cpu, to_device
-from ..models import EncoderDecoder, LanguageModel, TransformerXL
+from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
+from ..nn import Layer
 from ..ops.checks import expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
 
 
@@ -41,7 +42,7 @@ class KeyValueCache:
 
     def __init__(self, model: Any, batch_size: int) -> None:
         """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
-        expect_instance("model", model, LanguageModel)
+        expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None

@@ -51,6 +51,7 @@ def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, NumpyDropout
 def dropout_backward(dy: np.ndarray, cache: NumpyDropoutCache) -> np.ndarray:
     """dx, as `ops.dropout_backward`."""
     expect_like("dy", dy, cache.keep.shape)
-    dx = np.multiply(cache.keep, cache.scale, dtype=dy.dtype.type)  # in the machine's byte order
+    dy = dy.astype(dy.dtype.type, copy=False)  # in the machine's byte order
+    dx = np.multiply(cache.keep, cache.scale, dtype=dy.dtype)
     dx *= dy
     return dx

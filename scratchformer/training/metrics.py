@@ -67,9 +67,10 @@ def kept_records(
         raise ValueError(damage)
     found = reduce(Summary.after, kept, Summary())
     if expected is not None and found != tuple(expected):
-        count = f"expected {expected[0]} records up to step {step}, got {found.lines}"
-        what = count if found.lines != expected[0] else f"the records up to step {step} have another checksum"
-        raise ValueError(f"{path} does not fit the snapshot: {what}")
+        what = f"the records up to step {step} have another checksum"
+        if found.lines != expected[0]:
+            what = f"expected {expected[0]} records up to step {step}, got {found.lines}"
+        raise ValueError(f"{path} and the last snapshot are not from the same run: {what}")
     return kept, damage
 
 

@@ -80,7 +80,7 @@ def test_bad_input(fail, copy, sentences_folder, tmp_path):
     assert "another vocabulary" in fail("scratchformer", "translate", copy, "a dog")
     assert "another vocabulary" in fail("translate", "--resume", copy)
     words.unlink()
-    assert "no such file" in fail("scratchformer", "translate", copy, "a dog")
+    assert "No such file" in fail("scratchformer", "translate", copy, "a dog")
 
 
 def test_a_blank_line_of_standard_input_stays_one(copy, monkeypatch, capsys):

@@ -57,7 +57,7 @@ MISTAKES = (
     Mistake(
         name="resume without Adam's step count",
         file="optim/optimizer.py",
-        replacements=(('        self.steps = int(state["steps"])', "        self.steps = 0"),),
+        replacements=(("        self.steps = steps\n", "        self.steps = 0\n"),),
     ),
     Mistake(
         name="resume restarts the learning-rate schedule",
@@ -135,8 +135,8 @@ MISTAKES = (
         file="data/batching.py",
         replacements=(
             (
-                '        self.step, self.memory = int(state["step"]), memory',
-                '        self.step, self.memory = int(state["step"]), 0 * memory',
+                "        self.step, self.memory = int(step), memory",
+                "        self.step, self.memory = int(step), 0 * memory",
             ),
         ),
     ),
