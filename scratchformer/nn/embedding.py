@@ -19,7 +19,7 @@ from ..ops.checks import (
 )
 from ..ops.precision import widen
 from ..rng import Key, fold
-from .layer import Layer, Param, starting
+from .layer import Layer, Param, initial_generator
 
 
 class TokenEmbedding(Layer):
@@ -30,7 +30,7 @@ class TokenEmbedding(Layer):
     """
 
     def __init__(self, vocab_size: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
-        draw = starting(key, vocab_size=vocab_size, d_model=d_model)
+        draw = initial_generator(key, vocab_size=vocab_size, d_model=d_model)
         expect_number("std", std)
         self.table = Param(np.float32(std) * draw.standard_normal((vocab_size, d_model), np.float32), "table")
 
@@ -102,7 +102,7 @@ class PositionEmbedding(Layer):
     """
 
     def __init__(self, max_length: int, d_model: int, std: float = 1.0, key: Key = Key(0)) -> None:
-        draw = starting(key, max_length=max_length, d_model=d_model)
+        draw = initial_generator(key, max_length=max_length, d_model=d_model)
         expect_number("std", std)
         self.table = Param(np.float32(std) * draw.standard_normal((max_length, d_model), np.float32), "table")
 
@@ -159,7 +159,7 @@ class GridPositions(Layer):
         self.max_length, self.width = max_length, width
 
         def table(name: str, size: int) -> Param:
-            draw = starting(fold(key, name), **{name: size}, d_model=d_model)
+            draw = initial_generator(fold(key, name), **{name: size}, d_model=d_model)
             return Param(np.float32(std) * draw.standard_normal((size, d_model), np.float32), name)
 
         self.rows = table("rows", -(-max_length // width))

@@ -311,7 +311,7 @@ def _checked(backward: Callable) -> Callable:
     return checked
 
 
-def starting(key: Key, **sizes: int) -> np.random.Generator:
+def initial_generator(key: Key, **sizes: int) -> np.random.Generator:
     """The generator of the initial values of an array with these sizes.
 
     Raises TypeError unless `key` is a Key and the sizes are integers, ValueError if one is below 1 or if the array

@@ -10,7 +10,7 @@ from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_boolean
 from ..rng import Key
-from .layer import Layer, Param, starting
+from .layer import Layer, Param, initial_generator
 
 
 class Linear(Layer):
@@ -25,7 +25,7 @@ class Linear(Layer):
     def __init__(
         self, d_in: int, d_out: int, bias: bool = True, key: Key = Key(0), activation: ops.Activation | None = None
     ) -> None:
-        draw = starting(key, d_in=d_in, d_out=d_out)
+        draw = initial_generator(key, d_in=d_in, d_out=d_out)
         expect_boolean(bias=bias)
         if activation is not None:
             ops.activation_pair(activation)

@@ -26,7 +26,7 @@ class Constant:
     warmup: int = 0
 
     def __post_init__(self) -> None:
-        check(self.peak, self.warmup)
+        expect_schedule(self.peak, self.warmup)
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)
@@ -49,7 +49,7 @@ class Cosine:
     floor: float = 0.0
 
     def __post_init__(self) -> None:
-        check(self.peak, self.warmup)
+        expect_schedule(self.peak, self.warmup)
         expect_positive(total=self.total)
         expect_number("floor", self.floor)
 
@@ -74,14 +74,14 @@ class InverseSquareRoot:
     warmup: int
 
     def __post_init__(self) -> None:
-        check(self.peak, self.warmup)
+        expect_schedule(self.peak, self.warmup)
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)
         return self.peak * min(warm_up(step, self.warmup), math.sqrt(max(1, self.warmup) / (step + 1)))
 
 
-def check(peak: float, warmup: int) -> None:
+def expect_schedule(peak: float, warmup: int) -> None:
     """Raise TypeError or ValueError unless `peak` is a learning rate and `warmup` a number of steps."""
     expect_number("peak", peak)
     expect_at_least(0, warmup=warmup)
