@@ -73,7 +73,9 @@ def _without_end(args: list[str]) -> list[str]:
 
 
 def _unmarked(value: Any) -> Any:
-    return [_unmarked(each) for each in value] if isinstance(value, list) else value.replace(LITERAL, "")
+    if isinstance(value, list):
+        return [_unmarked(each) for each in value]
+    return value.replace(LITERAL, "") if isinstance(value, str) else value
 
 
 def _name(action: argparse.Action) -> str:

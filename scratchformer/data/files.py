@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from .reading import expect_file
+
 LOCK = "run.lock"
 
 
@@ -114,6 +116,8 @@ def _lock_file(folder: Path) -> TextIO:
     """The lock file of `folder`, opened and locked, with the name of this process in it."""
     path = folder / LOCK
     while True:
+        if os.path.lexists(path):
+            expect_file(path, InUse)
         file = open(path, "a+", encoding="utf-8")
         try:
             _lock(file)

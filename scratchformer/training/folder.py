@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..ops.checks import shown
-from .metrics import LARGEST_STEP, METRICS, Summary, is_number, kept_records
+from .metrics import LARGEST_STEP, METRICS, Summary, kept_records
 from .snapshot import BEST, LAST, Snapshot, SnapshotError, kept_snapshots, load_snapshot
 
 SETTINGS = "settings.json"
@@ -62,5 +62,10 @@ def _check_state(path: Path, state: Mapping[str, Any]) -> None:
         raise SnapshotError(
             f"{path} is not a snapshot of a run: records is {shown(records)}, expected two whole numbers"
         )
-    if best is not None and not (isinstance(best, dict) and best and all(map(is_number, best.values()))):
+    if best is not None and not (isinstance(best, dict) and best and all(map(_is_score, best.values()))):
         raise SnapshotError(f"{path} is not a snapshot of a run: best is {shown(best)}, expected scores or null")
+
+
+def _is_score(value: Any) -> bool:
+    """Whether a value may be a score of the best model. Besides the one that selects it, a score may be NaN."""
+    return type(value) in (int, float)

@@ -221,36 +221,43 @@ def _check_settings(
     for name, value in settings.items():
         if hasattr(Run, name) or name in PASSING:
             raise ValueError(f"{run / SETTINGS} is damaged: {shown(name)} is not a setting")
-        if examples := [preset[name] for preset in presets.values() if name in preset]:
-            _expect_like(run, name, value, [*examples, *([None] if name in map(_setting, options) else [])])
+        examples = [preset[name] for preset in presets.values() if name in preset]
+        if examples and name not in map(_setting, options):
+            _expect_like(run, name, value, examples, least=min(0, *(e for e in examples if type(e) is int), 0))
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
+        action = described.get("action", "store")
+        if "nargs" in described or action not in ("store", "store_true"):
+            continue  # a list, or whatever the program's own action makes
         if value not in (None, *described.get("choices", (value,))):
             known = ", ".join(map(str, described["choices"]))
             raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected one of {known}")
-        kind = bool if described.get("action") == "store_true" else described.get("type", str)
+        kind = bool if action == "store_true" else described.get("type", str)
         examples = [preset[name] for preset in presets.values() if name in preset]
         if kind in (bool, int, float, str):  # and not a function of the program's own
-            _expect_like(run, name, value, [kind(), described.get("default"), None, *examples])
+            _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], least=-(2**63))
 
 
-def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any]) -> None:
-    """Raise ValueError unless `value` is of the same type as one of the examples, is not too large if it is a number,
-    and not too long if it is a text.
+def _expect_like(run: Path, name: str, value: Any, examples: Collection[Any], least: int = 0) -> None:
+    """Raise ValueError unless `value` is of the same type as one of the examples, a whole number is not less than
+    `least` and not too large, and a text is not too long. An infinite number is right if one of the examples is.
     """
-    kinds, largest = {type(example) for example in examples}, LARGEST.get(name, 2**63 - 1)
+    kinds = {list if isinstance(example, tuple) else type(example) for example in examples}  # as JSON gives it back
+    largest = LARGEST.get(name, 2**63 - 1)
     if type(value) is int and int in kinds:
-        right = 0 <= value <= largest
+        right = least <= value <= largest
     elif type(value) in (int, float) and float in kinds:
-        right = is_number(value)
+        right = is_number(value) or any(value == example for example in examples)
     else:
         right = type(value) in kinds and not (isinstance(value, str) and len(value) > 4096)  # longer than any path
     if not right:
         words = {
             str: "text of at most 4,096 characters",
-            int: f"a whole number from 0 to {largest:,}",
+            int: f"a whole number from {least} to {largest:,}",
             float: "a finite number",
             bool: "true or false",
+            list: "a list",
+            dict: "an object",
             type(None): "null",
         }
         expected = " or ".join(word for kind, word in words.items() if kind in kinds)
@@ -274,7 +281,7 @@ def _parser(
         "out": dict(metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)"),
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
         "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
-        "micro-batch": dict(**number, help="rows computed at once (default: automatic)"),
+        "micro-batch": dict(**number, most=2**31 - 1, help="rows computed at once (default: automatic)"),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }

@@ -33,7 +33,7 @@ from safetensors.numpy import save_file
 
 from .. import models
 from ..data.files import make_folder, replacing
-from ..data.reading import parsed
+from ..data.reading import expect_file, parsed
 from ..nn import Layer, add_lora
 from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
@@ -244,8 +244,9 @@ def load_snapshot(path: Path | str, earlier: bool = False) -> Snapshot:
     path = Path(path)
     if path.is_dir():
         path = path / LAST
-    if not path.is_file():
+    if not path.exists():
         raise SnapshotError(f"no snapshot at {path}")
+    expect_file(path, SnapshotError, most=math.inf)
     try:
         header, tensors = _read(path)
         if header["format"] in EARLIER:

@@ -1,5 +1,7 @@
 """The settings of a run: from presets, options, and the folder of a run that goes on."""
 
+import argparse
+import math
 import shutil
 
 import pytest
@@ -39,3 +41,22 @@ def test_options_of_a_program_that_are_none(tmp_path, monkeypatch, capsys):
     assert (start("--resume", "run").kind, start("--resume", "run", "--stage", "2").stage) == ("b", 2)
     with pytest.raises(ValueError, match="--resume: the run keeps its settings, so leave out --kind"):
         start("--resume", "run", "--kind", "b")
+
+
+def test_settings_and_options_of_any_kind_come_back(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    presets = {"small": {"steps": 5, "shift": -1, "betas": (0.9, 0.98), "clip": math.inf, "more": {"a": [1]}}}
+    options = {
+        "offset": {"type": int, "default": 3},
+        "layers": {"type": int, "nargs": "+"},
+        "share": {"type": lambda text: float(text)},
+        "tag": {"action": "append"},
+        "verbose": {"action": argparse.BooleanOptionalAction},
+    }
+    start = lambda *argv: start_run("name", "", presets, list(argv), options)  # noqa: E731
+    given = "--offset -3 --layers 3 4 --share 0.5 --tag a --tag b --no-verbose".split()
+    run = start(*given, "--out", "run")
+    assert (run.offset, run.layers, run.share, run.tag, run.verbose) == (-3, [3, 4], 0.5, ["a", "b"], False)
+    run.save()
+    resumed = start("--resume", "run")
+    assert {**vars(resumed), "resume": False, "given": run.given} == {**vars(run), "betas": [0.9, 0.98]}

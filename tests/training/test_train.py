@@ -1,6 +1,7 @@
 """The training loop: it learns, keeps the best model, stops in every way, and resumes exactly."""
 
 import json
+import math
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ from scratchformer.training import (
     save_snapshot,
     snapshot,
 )
+from scratchformer.training.folder import read_run
 
 KINDS = ["LanguageModel", "Classifier"]
 both_models = pytest.mark.parametrize("kind", KINDS)
@@ -586,3 +588,9 @@ def test_a_run_can_be_resumed_after_a_full_disk_at_any_write(tmp_path, train_tin
         assert_same(everything(*resumed), everything(*straight))
         assert sorted(content(run)) == sorted(content(tmp_path / "straight"))
     assert failures == n - 1 == 18  # metrics and 9 records, no-snapshot-yet, 2 best, 2 kept, 3 last
+
+
+def test_a_score_that_is_not_finite_may_be_saved_with_the_best_model(tmp_path, make_model):
+    best = {"step": 3, "loss": 1.5, "perplexity": math.inf, "f1": math.nan}
+    save_snapshot(tmp_path / "last.safetensors", make_model("LanguageModel"), step=3, best=best)
+    assert str(read_run(tmp_path).state["best"]) == str(best)
