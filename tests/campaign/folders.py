@@ -146,7 +146,7 @@ class Folders(Area):
         shutil.copy(foreign, path)
         command = draw.choice([command for command in readers(name, path) if command != PLOT])
         what = f"{name}, {path.relative_to(run)}: {foreign.name} of {other}, {command}"
-        return Case(what, self.ask(name, run, command), size=path.stat().st_size)
+        return Case(what, self.ask(name, run, command), names=(path.name,), size=path.stat().st_size)
 
     def settings(self, draw: random.Random, name: str, run: Path) -> Case:
         """Settings of another type, out of range or of absurd size, with a right checksum."""

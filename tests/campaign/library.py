@@ -56,8 +56,20 @@ class Library(Area):
             lambda: call.function(**arguments),
             "refused" if certain else "either",
             check=(lambda found: differs(found, right)) if same else None,
-            size=32 << 20,
+            names=accepted_names(call, wrong),
         )
+
+
+def accepted_names(call: Call, wrong: dict[str, Wrong]) -> tuple[str, ...]:
+    """The names of which the message must contain one. If only a shape is wrong, the message may name any array that it
+    must fit.
+    """
+    if len(wrong) > 1:
+        return ()
+    ((name, one),) = wrong.items()
+    if name.isdecimal():
+        return ()
+    return (name, *call.letters) if one.shape else (name,)
 
 
 def differs(found: Any, right: Any) -> str | None:
