@@ -30,8 +30,8 @@ class Case(NamedTuple):
 
     what: the case in words. run: what a user does; it is called in a process of its own. expect: "refused", "accepted",
     or "either"; with "either", only tracebacks, hangs, memory and bad messages are failures. names: texts, of which the
-    message must contain at least one, as whole words. size: the size of the input in bytes. check: returns what is wrong with the
-    result of `run`, or None. If `run` returns a text, it is the message of an accepted case.
+    message must contain at least one, as whole words. size: the size of the input in bytes. check: returns what is
+    wrong with the result of `run`, or None. If `run` returns a text, it is the message of an accepted case.
     """
 
     what: str
