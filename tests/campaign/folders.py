@@ -150,7 +150,7 @@ class Folders(Area):
             "settings.json": (
                 "--resume",
                 *(file.name for file in files(run)),
-            ),  # other files may not fit these settings
+            ),  # which do not fit these settings
             "last.safetensors": ("the last snapshot",),
             "best.safetensors": ("cannot generate text",),
         }.get(path.name, ())

@@ -96,6 +96,7 @@ def choice(name: str, *right: str) -> Option:
 DEVICE = Option("--device", NO_DEVICE, ["cpu"])
 SEED = whole("--seed", 0, 1, 2**31, 2**32, 2**62, least=0)
 PROGRAM = Option("--program", ["", "nowhere.py", "/", "x" * 300], [])
+RESUME = Option("--resume", [*NO_PATH, "/", "precious", "noise", "run/settings.json"], [])
 COMMON = [
     DEVICE,
     whole("--steps", 1, 2, 3, most="bounded"),
@@ -191,31 +192,24 @@ class Options(Area):
     def resumed_case(self, draw: random.Random) -> Case:
         """--resume with a wrong path, with the run of another program, or with a real run and any options."""
         name = draw.choice(["enwik8", "translate"])
+        shutil.copytree(self.runs[RUNS[name]], "run")
         call, kind = partial(call_program, self.programs[name]), draw.choice(["wrong", "foreign", "kept", "other"])
         if kind == "wrong":
-            option = Option("--resume", [*NO_PATH, "/", "precious", "noise", "run/settings.json"], [])
-            program = draw.choice(PROGRAMS)
-            self.copy_run("enwik8")
-            return wrong_value(
-                draw, program, [], {"--device": "cpu"}, option, partial(call_program, self.programs[program])
-            )
-        self.copy_run(name)
+            name = draw.choice(PROGRAMS)
+            return wrong_value(draw, name, [], {"--device": "cpu"}, RESUME, partial(call_program, self.programs[name]))
         given = {"--resume": "run", "--device": "cpu"}
         if kind == "foreign":
             program = draw.choice([program for program in PROGRAMS if program != name])
             argv = written(draw, [], given)
             return Case(shown(program, argv), partial(call_program, self.programs[program], argv), names=("--resume",))
         if kind == "kept":
-            option = draw.choice(list(KEPT))
-            argv = written(draw, [], given | {option: KEPT[option]})
+            kept = KEPT | {option.name: option.right[0] for option in OWN.get(name, [])}
+            option = draw.choice(list(kept))
+            argv = written(draw, [], given | {option: kept[option]})
             return Case(shown(name, argv), partial(call, argv), names=(option,))
         steps = Option("--steps", [*NO_WHOLE, "0", "1", "2", *HUGE], ["3", "4"])
         options = [DEVICE, steps, Option("--data", NO_DATA, [str(self.data[RUNS[name]])])]
         return varied(draw, name, [], given, options, call, slow=False)
-
-    def copy_run(self, name: str) -> None:
-        """Copy the run of a program into the current folder."""
-        shutil.copytree(self.runs[RUNS[name]], "run")
 
     def command_case(self, draw: random.Random) -> Case:
         plain, translate = str(self.runs["plain"]), str(self.runs["translate"])
@@ -294,7 +288,7 @@ def wrong_value(
     argv = written(draw, positional, given | {option.name: value})
     names = [option.name, option.name.strip("-").replace("-", "_")]
     if option.name in PATHS:
-        names = [option.name, *([os.path.abspath(value) if value == "." else value] if value.strip() else [])]
+        names = [option.name, *([".:", os.path.abspath(".")] if value == "." else [value] if value.strip() else [])]
     if option.name == "--device":
         names.append("CuPy")
     return Case(shown(name, argv), partial(run, argv), names=tuple(names) * (option.name != "--nonsense"))
@@ -304,6 +298,7 @@ def wrong_position(draw: random.Random, name: str, given: dict[str, str], run: C
     """A command line whose only argument besides options is wrong."""
     value = draw.choice([*NO_PATH[:6], "precious", "zero-bytes", "noise", "/dev/null", "::", "my_ops.py::nothing"])
     argv = ["--", value] if value.startswith("-") else written(draw, [value], given)
+    value = value.removesuffix("::nothing")
     names = (value, os.path.abspath(value), {"check": "NAME", "mutate": "FILE", "learn": "COMMAND"}.get(name, "RUN"))
     return Case(shown(name, argv), partial(run, argv), names=names[not value.strip() :])
 
