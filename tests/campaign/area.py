@@ -19,7 +19,8 @@ FOREIGN = re.compile(
     r"sequence item|list indices|dictionary update|NoneType|ufunc|<class '|argument of type|bad operand|"
     r"truth value of|inhomogeneous|invalid index to scalar|takes no arguments|matmul:|0-dimensional|len\(\) of unsized|"
     r"not iterable|non-iterable|iteration over a 0-d|(tuple|list|string) index out of range|out of bounds for axis|"
-    r"zero-size array to reduction|cannot reshape|not seekable|Field elements must be|^Unable to allocate"
+    r"zero-size array to reduction|cannot reshape|not seekable|Field elements must be|^Unable to allocate|"
+    r"Cannot interpret|not understood"
 )
 OUTCOMES = ("refused", "accepted", "silent", "wrong", "traceback", "message", "hang", "memory", "crash")
 GOOD = OUTCOMES[:2]

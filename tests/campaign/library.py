@@ -61,15 +61,20 @@ class Library(Area):
 
 
 def accepted_names(call: Call, wrong: dict[str, Wrong]) -> tuple[str, ...]:
-    """The names of which the message must contain one. If only a shape is wrong, the message may name any array that it
-    must fit.
+    """The names of which the message must contain one. An array of another shape may be right and the argument that does
+    not fit it wrong, so the message may name either. Without names, any will do: two arguments are wrong, or the wrong
+    one has no name.
     """
     if len(wrong) > 1:
         return ()
     ((name, one),) = wrong.items()
     if name.isdecimal():
         return ()
-    return (name, *call.letters) if one.shape else (name,)
+    if call.name == "Param" and name == "data":
+        return (name, call.arguments["name"])  # the parameter's own name
+    right = call.arguments[name]
+    misfit = is_array(one.value) and is_array(right) and one.value.shape != right.shape
+    return (name, *call.arguments, "lengths") if misfit else (name,)  # lengths may be part of a pattern
 
 
 def differs(found: Any, right: Any) -> str | None:
