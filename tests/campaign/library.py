@@ -60,21 +60,28 @@ class Library(Area):
         )
 
 
+# Other names of an argument: those of a parameter, of several arguments together, or of an element.
+ALSO = {
+    ("Key", "word"): ("seed",),
+    ("Param", "data"): ("w",),
+    ("Group", "match"): ("groups",),
+    ("Vocabulary.build", "texts"): ("text",),
+}
+
+
 def accepted_names(call: Call, wrong: dict[str, Wrong]) -> tuple[str, ...]:
-    """The names of which the message must contain one. An array of another shape may be right and the argument that does
-    not fit it wrong, so the message may name either. Without names, any will do: two arguments are wrong, or the wrong
-    one has no name.
+    """The names of which the message must contain one; empty if two arguments are wrong, or if the wrong one has no
+    name. If an array has another shape, the message may name any argument that it must fit.
     """
     if len(wrong) > 1:
         return ()
     ((name, one),) = wrong.items()
     if name.isdecimal():
         return ()
-    if call.name == "Param" and name == "data":
-        return (name, call.arguments["name"])  # the parameter's own name
     right = call.arguments[name]
-    misfit = is_array(one.value) and is_array(right) and one.value.shape != right.shape
-    return (name, *call.arguments, "lengths") if misfit else (name,)  # lengths may be part of a pattern
+    if is_array(one.value) and is_array(right) and one.value.shape != right.shape:
+        return (*call.arguments, "lengths")  # lengths may be part of a pattern
+    return (name, *ALSO.get((call.name, name), ()))
 
 
 def differs(found: Any, right: Any) -> str | None:
