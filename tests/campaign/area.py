@@ -12,12 +12,15 @@ from typing import Any, ClassVar, NamedTuple
 MEGABYTE = 1 << 20
 # What Python, NumPy and other libraries say when a mistake of the user reaches code that did not expect it.
 FOREIGN = re.compile(
-    r"object has no attribute|not subscriptable|object is not (callable|iterable|an iterator)|unhashable|has no len|"
+    r"object has no attribute|not subscriptable|object is not (callable|an iterator)|unhashable|has no len|"
     r"positional argument|unexpected keyword|unsupported operand|invalid literal for|could not convert|"
     r"not supported between|must be (str|int|real|a real|a string|bytes)|cannot be interpreted as|not enough values|"
     r"too many values|maximum recursion|recursion depth|Exceeds the limit|codec can't|could not be broadcast|"
     r"sequence item|list indices|dictionary update|NoneType|ufunc|<class '|argument of type|bad operand|"
-    r"truth value of|inhomogeneous|invalid index to scalar|takes no arguments|matmul:|0-dimensional|len\(\) of unsized"
+    r"truth value of|inhomogeneous|invalid index to scalar|takes no arguments|matmul:|0-dimensional|len\(\) of unsized|"
+    r"not iterable|non-iterable|iteration over a 0-d|(tuple|list|string) index out of range|out of bounds for axis|"
+    r"zero-size array to reduction|cannot reshape|not seekable|Field elements must be|^Unable to allocate|"
+    r"Cannot interpret|not understood"
 )
 OUTCOMES = ("refused", "accepted", "silent", "wrong", "traceback", "message", "hang", "memory", "crash")
 GOOD = OUTCOMES[:2]
@@ -28,8 +31,8 @@ class Case(NamedTuple):
 
     what: the case in words. run: what a user does; it is called in a process of its own. expect: "refused", "accepted",
     or "either"; with "either", only tracebacks, hangs, memory and bad messages are failures. names: texts, of which the
-    message must contain at least one. size: the size of the input in bytes. check: returns what is wrong with the
-    result of `run`, or None. If `run` returns a text, it is the message of an accepted case.
+    message must contain at least one, as whole words. size: the size of the input in bytes. check: returns what is
+    wrong with the result of `run`, or None. If `run` returns a text, it is the message of an accepted case.
     """
 
     what: str
@@ -110,9 +113,14 @@ def _refused(case: Case, message: str, where: str = "") -> Verdict:
     if case.expect == "accepted":
         return Verdict("wrong", f"refused: {message}", where)
     text = message.removeprefix("error:").strip()
-    if not text or "\n" in text or FOREIGN.search(text) or (case.names and not any(n in text for n in case.names)):
+    if not text or "\n" in text or FOREIGN.search(text) or not _named(case.names, text):
         return Verdict("message", message, where)
     return Verdict("refused", message)
+
+
+def _named(names: tuple[str, ...], text: str) -> bool:
+    """Whether a message contains one of the names, and not merely as a part of a word. True without names."""
+    return not names or any(re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) for name in names)
 
 
 def _where(error: BaseException) -> str:

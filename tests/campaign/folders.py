@@ -146,7 +146,15 @@ class Folders(Area):
         shutil.copy(foreign, path)
         command = draw.choice([command for command in readers(name, path) if command != PLOT])
         what = f"{name}, {path.relative_to(run)}: {foreign.name} of {other}, {command}"
-        return Case(what, self.ask(name, run, command), size=path.stat().st_size)
+        names = {
+            "settings.json": (
+                "--resume",
+                *(file.name for file in files(run)),
+            ),  # which do not fit these settings
+            "last.safetensors": ("the last snapshot",),
+            "best.safetensors": ("cannot generate text",),
+        }.get(path.name, ())
+        return Case(what, self.ask(name, run, command), names=(path.name, *names), size=path.stat().st_size)
 
     def settings(self, draw: random.Random, name: str, run: Path) -> Case:
         """Settings of another type, out of range or of absurd size, with a right checksum."""

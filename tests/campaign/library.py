@@ -56,8 +56,32 @@ class Library(Area):
             lambda: call.function(**arguments),
             "refused" if certain else "either",
             check=(lambda found: differs(found, right)) if same else None,
-            size=32 << 20,
+            names=accepted_names(call, wrong),
         )
+
+
+# Other names of an argument: those of a parameter, of several arguments together, or of an element.
+ALSO = {
+    ("Key", "word"): ("seed",),
+    ("Param", "data"): ("w",),
+    ("Group", "match"): ("groups",),
+    ("Vocabulary.build", "texts"): ("text",),
+}
+
+
+def accepted_names(call: Call, wrong: dict[str, Wrong]) -> tuple[str, ...]:
+    """The names of which the message must contain one; empty if two arguments are wrong, or if the wrong one has no
+    name. If an array has another shape, the message may name any argument that it must fit.
+    """
+    if len(wrong) > 1:
+        return ()
+    ((name, one),) = wrong.items()
+    if name.isdecimal():
+        return ()
+    right = call.arguments[name]
+    if is_array(one.value) and is_array(right) and one.value.shape != right.shape:
+        return (*call.arguments, "lengths")  # lengths may be part of a pattern
+    return (name, *ALSO.get((call.name, name), ()))
 
 
 def differs(found: Any, right: Any) -> str | None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import os
 import random
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +70,12 @@ NO_DEVICE = [
 NO_PATH = ["", "nowhere", "a/b/c", "x" * 300, "x" * 5000, "/dev/null/x", "\n", "\udcff", "loop", "~nobody", "--"]
 
 
+NO_DATA = [*NO_PATH, "/dev/null", ".", "zero-bytes", "noise"]
+NO_FOLDER = ["", "precious", "/dev/null", "precious/run", "x" * 300, "loop"]
+# The options of a run that a resumed run keeps.
+KEPT = {"--preset": "small", "--seed": "1", "--out": "elsewhere", "--replicas": "2", "--micro-batch": "3"}
+
+
 class Option(NamedTuple):
     """An option, values that must be refused, and values that are right."""
 
@@ -88,6 +96,7 @@ def choice(name: str, *right: str) -> Option:
 DEVICE = Option("--device", NO_DEVICE, ["cpu"])
 SEED = whole("--seed", 0, 1, 2**31, 2**32, 2**62, least=0)
 PROGRAM = Option("--program", ["", "nowhere.py", "/", "x" * 300], [])
+RESUME = Option("--resume", [*NO_PATH, "/", "precious", "noise", "run/settings.json"], [])
 COMMON = [
     DEVICE,
     whole("--steps", 1, 2, 3, most="bounded"),
@@ -95,11 +104,8 @@ COMMON = [
     whole("--replicas", 1, 2, 3, most="bounded"),
     whole("--micro-batch", 3, 8, 1000),
     choice("--preset", "small"),
-    Option(
-        "--out", ["", "file", "/dev/null", "file/run", "x" * 300, "loop"], ["run", "a/b/run", "läufe 中", "-run", " "]
-    ),
-    Option("--resume", [path for path in NO_PATH if path], []),
-    Option("--data", [*NO_PATH, "/dev/null", ".", "empty", "noise"], []),
+    Option("--out", NO_FOLDER, ["run", "a/b/run", "läufe 中", "-run", " "]),
+    Option("--data", NO_DATA, []),
 ]
 OWN = {
     "enwik8": [choice("--model", "xl", "llama"), choice("--positions", "sinusoidal", "relative")],
@@ -124,7 +130,7 @@ TRANSLATE = [
     DEVICE,
     PROGRAM,
 ]
-EVALUATE = [choice("--part", "validation", "test"), DEVICE, PROGRAM, Option("--data", [*NO_PATH, "noise"], [])]
+EVALUATE = [choice("--part", "validation", "test"), DEVICE, PROGRAM, Option("--data", NO_DATA, [])]
 CHECK = [choice("--only", "reference"), DEVICE, SEED, choice("--dtype", "float32"), Option("--details", [], [])]
 MUTATE = [
     whole("--jobs", 1, 2, most="bounded"),
@@ -132,13 +138,19 @@ MUTATE = [
     SEED,
     Option("--json", [""], ["o.json"]),
 ]
-PLOT = [Option("--text", NO_TEXT, ["a film", "--", "中"]), Option("--out", ["", "file"], ["plots"])]
+PLOT = [Option("--text", NO_TEXT, ["a film", "--", "中"]), Option("--out", NO_FOLDER, ["plots", "a/b"]), PROGRAM]
+
+
+UNKNOWN = ["--nonsense", "--steppps", "-q", "--device-of-mine", "--\udcff", "---", "--=", "-" * 3000]
+PATHS = ("--data", "--resume", "--pretrained", "--out", "--program")
+RUNS = {"enwik8": "plain", "translate": "translate"}  # the run of a program
 
 
 class Options(Area):
     name = "options"
 
     def prepare(self, folder: Path) -> None:
+        importlib.import_module("matplotlib.pyplot")  # once rather than in every case
         self.data = make_data(folder)
         self.data["tiny"] = folder / "tiny.txt"
         self.data["tiny"].write_text("a good film " * 1500)
@@ -161,9 +173,8 @@ class Options(Area):
 
     def case(self, draw: random.Random, folder: Path) -> Case:
         make_things(folder)
-        if draw.random() < 0.5:
-            return self.program_case(draw)
-        return self.command_case(draw)
+        kind = draw.choices([self.program_case, self.resumed_case, self.command_case], [4, 2, 5])[0]
+        return kind(draw)
 
     def program_case(self, draw: random.Random) -> Case:
         name = draw.choice(PROGRAMS)
@@ -178,6 +189,28 @@ class Options(Area):
             draw, name, [], given, options, partial(call_program, self.programs[name]), slow=name in ("digits", "units")
         )
 
+    def resumed_case(self, draw: random.Random) -> Case:
+        """--resume with a wrong path, with the run of another program, or with a real run and any options."""
+        name = draw.choice(["enwik8", "translate"])
+        shutil.copytree(self.runs[RUNS[name]], "run")
+        call, kind = partial(call_program, self.programs[name]), draw.choice(["wrong", "foreign", "kept", "other"])
+        if kind == "wrong":
+            name = draw.choice(PROGRAMS)
+            return wrong_value(draw, name, [], {"--device": "cpu"}, RESUME, partial(call_program, self.programs[name]))
+        given = {"--resume": "run", "--device": "cpu"}
+        if kind == "foreign":
+            program = draw.choice([program for program in PROGRAMS if program != name])
+            argv = written(draw, [], given)
+            return Case(shown(program, argv), partial(call_program, self.programs[program], argv), names=("--resume",))
+        if kind == "kept":
+            kept = KEPT | {option.name: option.right[0] for option in OWN.get(name, [])}
+            option = draw.choice(list(kept))
+            argv = written(draw, [], given | {option: kept[option]})
+            return Case(shown(name, argv), partial(call, argv), names=(option,))
+        steps = Option("--steps", [*NO_WHOLE, "0", "1", "2", *HUGE], ["3", "4"])
+        options = [DEVICE, steps, Option("--data", NO_DATA, [str(self.data[RUNS[name]])])]
+        return varied(draw, name, [], given, options, call, slow=False)
+
     def command_case(self, draw: random.Random) -> Case:
         plain, translate = str(self.runs["plain"]), str(self.runs["translate"])
         name, positional, options, right = draw.choice(
@@ -189,7 +222,7 @@ class Options(Area):
                 ("evaluate", [plain], EVALUATE, {"--device": "cpu"}),
                 ("check", ["relu", "linear, no bias"], CHECK, {}),
                 ("mutate", ["my_ops.py::double_backward"], MUTATE, {"--list": ""}),
-                ("plot", ["nowhere"], PLOT, {}),
+                ("plot", [draw.choice([plain, translate])], PLOT, {"--out": "plots"}),
                 ("doctor", [], [], {}),
                 ("learn", ["start", draw.choice(["softmax", "", "nothing"])], [Option("--nonsense", ["x"], [])], {}),
             ]
@@ -198,17 +231,17 @@ class Options(Area):
             call_command, name, stdin=draw.choice(["", "a film\n\nbad\n", "\n\n", "\0\x1b[31m\n", "x " * 200])
         )
         if positional and draw.random() < 0.15:
-            return Case(*wrong_position(draw, name, positional, right, run))
-        case = varied(draw, name, positional, right, options, run, slow=name in ("plot", "evaluate"))
-        if name in ("plot", "learn") or (name == "translate" and len(positional) == 1):
+            return wrong_position(draw, name, right, run)
+        case = varied(draw, name, positional, right, options, run, slow=name == "evaluate")
+        if name == "learn" or (name == "translate" and len(positional) == 1):
             return case._replace(expect="refused" if case.expect == "refused" else "either", check=None)
         return case
 
 
 def make_things(folder: Path) -> None:
     """Make the files that wrong paths refer to."""
-    (folder / "file").write_text("precious")
-    (folder / "empty").write_bytes(b"")
+    (folder / "precious").write_text("a text")
+    (folder / "zero-bytes").write_bytes(b"")
     (folder / "noise").write_bytes(random.Random(0).randbytes(300))
     (folder / "loop").symlink_to("loop")
     (folder / "my_ops.py").write_text(
@@ -232,12 +265,7 @@ def varied(
     option = draw.choice(options) if options else Option("", [], [])
     given = dict(given)
     if kind == "wrong" and option.wrong:
-        value = draw.choice(option.wrong)
-        given[option.name] = value
-        argv = written(draw, positional, given)
-        paths = ("--data", "--resume", "--pretrained", "--out", "--program", "--nonsense")
-        names = () if option.name in paths else (option.name, option.name.strip("-").replace("-", "_"), "CuPy")
-        return Case(shown(name, argv), partial(run, argv), names=names)
+        return wrong_value(draw, name, positional, given, option, run)
     if kind == "right" and option.right:
         given[option.name] = draw.choice(option.right)
     elif kind == "bare" and option.name and option.name != "--details":
@@ -245,22 +273,34 @@ def varied(
         argv = [*positional, *others, option.name]
         return Case(shown(name, argv), partial(run, argv), names=(option.name,) * (option.name != "--nonsense"))
     elif kind == "unknown":
-        unknown = draw.choice(
-            ["--nonsense", "--steppps", "-q", "--\udcff", "--device-of-mine", "---", "--=", "-" * 3000]
-        )
+        unknown = draw.choice(UNKNOWN)
         argv = [*positional, *(part for pair in given.items() for part in pair if part), unknown]
-        return Case(shown(name, argv), partial(run, argv))
+        return Case(shown(name, argv), partial(run, argv), names=(unknown,) * (unknown in UNKNOWN[:4]))
     argv = written(draw, positional, given)
     return Case(shown(name, argv), partial(run, argv), expect="accepted")
 
 
-def wrong_position(
-    draw: random.Random, name: str, positional: list[str], given: dict[str, str], run: Callable
-) -> tuple[str, Callable]:
-    """A command line whose first argument is wrong."""
-    value = draw.choice([*NO_PATH[:6], "file", "empty", "noise", "/dev/null", "::", "my_ops.py::nothing"])
+def wrong_value(
+    draw: random.Random, name: str, positional: list[str], given: dict[str, str], option: Option, run: Callable
+) -> Case:
+    """A command line with a wrong value of an option, which the message names. For a path it may also name that."""
+    value = draw.choice(option.wrong)
+    argv = written(draw, positional, given | {option.name: value})
+    names = [option.name, option.name.strip("-").replace("-", "_")]
+    if option.name in PATHS:
+        names = [option.name, *([".:", os.path.abspath(".")] if value == "." else [value] if value.strip() else [])]
+    if option.name == "--device":
+        names.append("CuPy")
+    return Case(shown(name, argv), partial(run, argv), names=tuple(names) * (option.name != "--nonsense"))
+
+
+def wrong_position(draw: random.Random, name: str, given: dict[str, str], run: Callable) -> Case:
+    """A command line whose only argument besides options is wrong."""
+    value = draw.choice([*NO_PATH[:6], "precious", "zero-bytes", "noise", "/dev/null", "::", "my_ops.py::nothing"])
     argv = ["--", value] if value.startswith("-") else written(draw, [value], given)
-    return shown(name, argv), partial(run, argv)
+    value = value.removesuffix("::nothing")
+    names = (value, os.path.abspath(value), {"check": "NAME", "mutate": "FILE", "learn": "COMMAND"}.get(name, "RUN"))
+    return Case(shown(name, argv), partial(run, argv), names=names[not value.strip() :])
 
 
 def written(draw: random.Random, positional: list[str], given: dict[str, str]) -> list[str]:

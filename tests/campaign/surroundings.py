@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from area import MEGABYTE, Area, Case
+from area import Area, Case
 from options import EXAMPLES
 from runs import SIZES, command, make_data, with_intervals
 
@@ -54,7 +54,6 @@ ENVIRONMENTS: dict[str, list[str | None]] = {
 class Surroundings(Area):
     name = "surroundings"
     seconds = 60
-    memory = 128 * MEGABYTE  # training takes more than other cases
 
     def prepare(self, folder: Path) -> None:
         folder.parent.chmod(0o755)
