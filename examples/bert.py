@@ -200,6 +200,8 @@ class Bert(Program):
         run, chosen = self.run, self.chosen()
         if "tune" in run.given and "finetune" not in chosen:
             raise ValueError(f"--tune: applies only to fine-tuning, so leave it out with --stage {run.stage}")
+        if run.new_head and not run.pretrained:
+            raise ValueError("--new-head: applies only with --pretrained, so leave it out")
         if run.pretrained and run.stage not in (None, "all", "finetune"):
             raise ValueError(f"--pretrained: published weights are only fine-tuned, so leave out --stage {run.stage}")
         if run.estimate and chosen[0] != "pretrain":

@@ -123,7 +123,7 @@ def get_device(name: str = "auto") -> Device:
     GPU is requested by name and cannot be used.
     """
     if not isinstance(name, str):
-        raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
+        raise DeviceError(f"name: expected auto, cpu, gpu or gpu:N, got {name!r}")
     kind, _, number = name.partition(":")
     if not re.fullmatch("auto|cpu|gpu(:[0-9]+)?", name):
         raise DeviceError(f"device: expected auto, cpu, gpu or gpu:N, got {name!r}")
@@ -173,6 +173,8 @@ def to_device(x: Array, device: Device, dtype: Any = None) -> Array:
     library = _library(x)
     if library is None:
         x = _array(x)
+    elif library is np:
+        _expect_numbers(x, x.dtype)
     with device.current():
         if library is not None and device_of(x) != device:
             x = to_cpu(x)
@@ -185,9 +187,14 @@ def _array(x: Any) -> np.ndarray:
         array = np.asarray(x)
     except ValueError:  # a list of lists of different lengths
         array = np.asarray(None)
-    if array.dtype.kind == "O":
-        raise TypeError(f"x: expected an array or numbers, got {'None' if x is None else type(x).__name__}")
+    _expect_numbers(array, "None" if x is None else type(x).__name__)
     return array
+
+
+def _expect_numbers(array: np.ndarray, found: Any) -> None:
+    """Raise TypeError, which shows `found`, if `array` holds objects or texts."""
+    if array.dtype.kind in "OSU":
+        raise TypeError(f"x: expected an array or numbers, got {found}")
 
 
 def to_cpu(x: Array) -> np.ndarray:

@@ -133,17 +133,30 @@ def check(args: argparse.Namespace) -> None:
     from .backend import get_device
     from .testing.cases import check_cases, select_cases
 
+    expect_one_check(args)
+    started = time.perf_counter()
     if args.derivations:
-        from .testing.derivations import check_all
+        from .testing.derivations import check_all, select_derivations
 
         if wrong := check_all(args.names, args.seed, args.mistakes):
             sys.exit(f"wrong: {', '.join(wrong)}")
+        print(f"\nall {len(select_derivations(args.names))} right in {time.perf_counter() - started:.0f} s")
         return
-    started = time.perf_counter()
     if wrong := check_cases(args.names, get_device(args.device), args.seed, args.details, args.only, args.dtype):
         sys.exit(f"wrong: {', '.join(wrong)}")
     count = len(select_cases(args.names, args.dtype))
     print(f"\nall {count} right in {time.perf_counter() - started:.0f} s")
+
+
+def expect_one_check(args: argparse.Namespace) -> None:
+    """Raise ValueError for options of `check` that would have no effect."""
+    if args.mistakes and not args.derivations:
+        raise ValueError("--mistakes: applies only to --derivations, so add it or leave --mistakes out")
+    for name in ("only", "dtype", "details") if args.derivations else ():
+        if getattr(args, name):
+            raise ValueError(f"--{name}: does not apply to --derivations, so leave one of the two out")
+    if args.derivations and args.device not in ("cpu", "auto"):
+        raise ValueError("--device: derivations are checked on the CPU, so leave it out")
 
 
 def mutate(args: argparse.Namespace) -> None:
@@ -164,6 +177,8 @@ def generate(args: argparse.Namespace) -> None:
     from .training.program import use_models_of
     from .training.readers import load_writer
 
+    if args.top_p == 0:
+        raise ValueError(f"--top-p: expected more than 0, got {args.top_p}")
     use_models_of(Path(args.run_folder), args.program)
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not

@@ -121,6 +121,7 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     if expected is np.ndarray:
         dtype: Any = getattr(cache, "dtype", None)
         fits = getattr(dtype, "kind", None) in NUMBERS and dtype.names is None
+        fits = fits and not isinstance(cache, np.ma.MaskedArray)
     else:
         fits = isinstance(cache, expected)
     if fits:

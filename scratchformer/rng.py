@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -29,19 +29,14 @@ class Key:
     words: tuple[int, ...]
 
     def __init__(self, *words: int) -> None:
-        for word in words:
-            if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
-                found = "None" if word is None else type(word).__name__
-                raise TypeError(f"seed: expected non-negative integers, got {found}")
-            if not -LIMIT < word < LIMIT:
-                raise ValueError("seed: expected integers below 2**128, got a larger one")
-            if word < 0:
-                raise ValueError(f"seed: expected non-negative integers, got {words}")
+        _expect_words("seed", words)
         object.__setattr__(self, "words", tuple(int(w) for w in words))
 
     def fold(self, *parts: int | str) -> Key:
         """A new key that depends on this one and on `parts` (step numbers, layer names)."""
-        return Key(*self.words, *(zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts))
+        words: Any = [zlib.crc32(p.encode()) if isinstance(p, str) else p for p in parts]
+        _expect_words("parts", words)
+        return Key(*self.words, *words)
 
     def generator(self) -> np.random.Generator:
         """NumPy's generator on the counter-based Philox bits of this key (Salmon et al. 2011), on the CPU."""
@@ -51,6 +46,17 @@ class Key:
     def seed_sequence(self) -> np.random.SeedSequence:
         """NumPy's hash of the words and of their number, since NumPy pads short tuples with zeros."""
         return np.random.SeedSequence((len(self.words), *self.words))
+
+
+def _expect_words(name: str, words: Sequence[Any]) -> None:
+    for word in words:
+        if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
+            found = "None" if word is None else type(word).__name__
+            raise TypeError(f"{name}: expected non-negative integers, got {found}")
+        if not -LIMIT < word < LIMIT:
+            raise ValueError(f"{name}: expected integers below 2**128, got a larger one")
+        if word < 0:
+            raise ValueError(f"{name}: expected non-negative integers, got {tuple(words)}")
 
 
 def expect_key(key: Any, none: bool = False) -> None:

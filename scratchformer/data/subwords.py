@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_instance, shown
+from ..ops.checks import expect_at_least, expect_instance, expect_texts, shown
 from ..progress import counted
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
@@ -101,7 +101,7 @@ class Subwords:
     def _train(
         cls, tokenizer: Any, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
     ) -> Subwords:
-        expect_instance("texts", texts, Iterable)
+        expect_texts("texts", texts)
         expect_at_least(1, size=size)
         if size <= len(specials):
             raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
@@ -172,6 +172,7 @@ class Subwords:
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` for many texts, on all cores."""
+        expect_texts("texts", texts)
         parts = [texts[start : start + _TEXTS] for start in range(0, len(texts), _TEXTS)]
         found: list[np.ndarray] = []
         for part in counted(parts, "encoding", "texts", len(texts), len):

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_instance
+from ..ops.checks import expect_array, expect_at_least, expect_instance, expect_texts
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, read_text
 
@@ -57,7 +57,7 @@ class Vocabulary:
     words: tuple[str, ...]
 
     def __init__(self, words: Iterable[str]) -> None:
-        expect_instance("words", words, Iterable)
+        expect_texts("words", words)
         self.words = (*SPECIALS, *words)
         for i, word in enumerate(self.words):
             expect_instance(f"words: number {i}", word, str)
@@ -76,7 +76,7 @@ class Vocabulary:
         Equally frequent words are sorted alphabetically, so the order of `texts` does not matter.
         """
         expect_at_least(0, size=size)
-        expect_instance("texts", texts, Iterable)
+        expect_texts("texts", texts)
         if size < len(SPECIALS):
             raise ValueError(f"size: expected at least {len(SPECIALS)}, for {' and '.join(SPECIALS)}, got {size}")
         counts: Counter[str] = Counter()

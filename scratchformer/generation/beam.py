@@ -16,13 +16,14 @@ from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
 from ..models import EncoderDecoder
 from ..ops.checks import (
-    describe,
     expect_array,
     expect_at_least,
     expect_instance,
     expect_lengths,
     expect_number,
     expect_positive,
+    expect_shape,
+    expect_texts,
 )
 from ..progress import counted
 from .cache import DecoderCache
@@ -74,6 +75,7 @@ def beam_search(
     expect_lengths(lengths)
     if not len(lengths):
         raise ValueError("source: expected (B, S) with B >= 1, got no text")
+    expect_shape("source", source, "B S")
     B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
     most_tokens = int(limits.max())
     cache = DecoderCache(model, source, lengths, most_tokens, copies=K)
@@ -153,7 +155,7 @@ def translate(
     `beam_search`; TypeError for a single text instead of a list.
     """
     expect_options(beam, LONGER, length_penalty)
-    expect_texts("sentences", sentences)
+    expect_list("sentences", sentences)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
@@ -181,10 +183,9 @@ def translate(
     return found
 
 
-def expect_texts(name: str, texts: list[str]) -> None:
-    """Raise TypeError unless `texts` is a list of texts. The characters of a single text would count as texts."""
-    if not isinstance(texts, list | tuple):
-        raise TypeError(f"{name}: expected a list of texts, got {describe(texts)}")
+def expect_list(name: str, texts: list[str]) -> None:
+    """Raise TypeError unless `texts` is a list of texts."""
+    expect_texts(name, texts, list | tuple)
     for i, text in enumerate(texts):
         expect_instance(f"{name}[{i}]", text, str)
 
@@ -196,7 +197,7 @@ def bleu(found: list[str], references: list[str]) -> tuple[float, str]:
     clarity in reporting BLEU scores", 2018.
     """
     for name, texts in ("found", found), ("references", references):
-        expect_texts(name, texts)
+        expect_list(name, texts)
     if not 0 < len(found) == len(references):
         raise ValueError(
             f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"

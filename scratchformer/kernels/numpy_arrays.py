@@ -10,7 +10,7 @@ PIECE = 1 << 16  # elements in a piece: a few arrays of this size fit in a core'
 
 def one_real_dtype(*arrays: np.ndarray | None) -> bool:
     """Whether all are NumPy arrays of one dtype, float32 or float64; anything else is left to the references."""
-    dtypes = {x.dtype if isinstance(x, np.ndarray) else None for x in arrays}
+    dtypes = {x.dtype if type(x) is np.ndarray else None for x in arrays}
     return len(dtypes) == 1 and dtypes <= REAL
 
 

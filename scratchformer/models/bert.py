@@ -28,6 +28,7 @@ from ..nn.layer import repeated
 from ..nn.stack import StackCache
 from ..ops.checks import (
     expect_boolean,
+    expect_fraction,
     expect_ids,
     expect_instance,
     expect_lengths,
@@ -95,6 +96,7 @@ class Bert(Model):
         self.positions.table.data[...] = np.float32(embedding_std * 2**0.5) * clocks
         self.segments = TokenEmbedding(segments, d_model, embedding_std, fold(key, "segments"))
         self.norm = LayerNorm(d_model, eps)
+        expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
         self.blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
@@ -294,6 +296,8 @@ class BertClassifier(ClassPredictor):
         **body: Any,
     ) -> None:
         expect_positive(num_classes=num_classes)
+        if output_dropout is not None:
+            expect_fraction("output_dropout", output_dropout, letter="p")
         self.body = Bert(vocab_size, d_model, heads, depth, max_length, key=fold(key, "body"), **body)
         self.pooler = Pooler(d_model, fold(key, "pooler"))
         self.dropout = Dropout(self.body.dropout.p if output_dropout is None else output_dropout)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ..nn import Dropout, Layer
+from ..nn import Layer
+from ..ops.checks import expect_fraction
 from .pretrained import (
     LEAVES,
     Folder,
@@ -80,7 +81,7 @@ def bert_config(folder: Folder, dropout: float | None) -> dict[str, Any]:
     ValueError for a dropout out of range. The sizes are those of the folder's tensors.
     """
     if dropout is not None:
-        Dropout(dropout)  # raises an error if it is out of range
+        expect_fraction("dropout", dropout, letter="p")
     config = read_config(folder, "bert", SETTINGS, COMPUTED, FRACTIONS, architectures=ARCHITECTURES)
     options = {ours: config[theirs] for theirs, ours in SETTINGS.items()}
     C, F = options["d_model"], options["d_ff"]

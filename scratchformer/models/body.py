@@ -26,6 +26,7 @@ from ..nn.stack import StackCache, Stored
 from ..ops.checks import (
     expect_boolean,
     expect_floating,
+    expect_fraction,
     expect_number,
     expect_one_of,
     expect_positive,
@@ -100,6 +101,7 @@ class Body(Model):
         elif units is not None:
             self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
+        expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
         own = options | ({"dropout": dropout} if dropout or "dropout" in named(block) else {})
         own |= {"relative": True} if self.relative else {}

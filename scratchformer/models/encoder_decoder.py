@@ -97,6 +97,7 @@ class EncoderDecoder(Predictor):
         self.label_smoothing, self.scale = label_smoothing, math.sqrt(d_model)
         self.tokens = TokenEmbedding(vocab_size, d_model, 1 / self.scale, fold(key, "tokens"))
         self.positions = SinusoidalPositions()
+        expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
         self.encoder = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "encoder", i), **block), depth)
         self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None

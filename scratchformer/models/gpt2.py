@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..nn import Dropout, Layer, Linear, TiedOutput
-from ..ops.checks import expect_boolean
+from ..nn import Layer, Linear, TiedOutput
+from ..ops.checks import expect_boolean, expect_fraction
 from ..rng import Key, Zeros
 from .body import Body
 from .language_model import LanguageModel
@@ -89,7 +89,7 @@ class GPT2(LanguageModel):
         tensors that are missing, unknown or of the wrong shape; ValueError for a dropout out of range.
         """
         if dropout is not None:
-            Dropout(dropout)  # raises an error if it is out of range
+            expect_fraction("dropout", dropout, letter="p")
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
         V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
         F = config.get("n_inner") or 4 * C

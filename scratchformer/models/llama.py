@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from ..nn import Block, Dropout, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
-from ..ops.checks import expect_boolean, expect_number, expect_positive
+from ..nn import Block, Linear, RMSNorm, RotarySelfAttention, SwiGLU, TiedOutput
+from ..ops.checks import expect_boolean, expect_fraction, expect_number, expect_positive
 from ..ops.positions import BASE
 from ..rng import Key, Zeros, fold
 from .body import Body
@@ -117,7 +117,7 @@ class Llama(LanguageModel):
         Raises PretrainedError, naming the file and what is wrong in it: a setting that would change the computation,
         or tensors that are missing, unknown or of another shape; ValueError or TypeError for an argument.
         """
-        Dropout(dropout)  # raises what is wrong with it
+        expect_fraction("dropout", dropout, letter="p")
         expect_boolean(recompute=recompute)
         sizes = llama_config(folder)
         if context is not None:

@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
 from ..nn import Layer, Param
-from ..nn.layer import named_parts
+from ..nn.layer import named_parts, plain
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -42,7 +42,9 @@ class Model(Layer):
         defaults = {name: p.default for name, p in named(cls.__init__).items() if p.default is not Parameter.empty}
         model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # __init__ reports errors
         model.config.pop("key", None)
-        model.config = {n: copy.deepcopy(v) if isinstance(v, dict | list) else v for n, v in model.config.items()}
+        model.config = {
+            n: copy.deepcopy(v) if isinstance(v, dict | list) else plain(v) for n, v in model.config.items()
+        }
         return model
 
     def named_children(self) -> Iterator[tuple[str, Layer | Param]]:

@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array, array_module
 from ..dispatch import operation
-from ..ops.checks import expect_boolean, expect_floating, expect_shape
+from ..ops.checks import (
+    expect_boolean,
+    expect_floating,
+    expect_fraction,
+    expect_instance,
+    expect_one_of,
+    expect_shape,
+)
 from ..rng import Key, fold
 from .attention import SelfAttention
 from .dropout import Dropout
@@ -15,7 +22,7 @@ from .feedforward import FeedForward
 from .layer import Layer
 from .layernorm import LayerNorm
 from .relative_attention import RelativeSelfAttention
-from .residual import Residual, ResidualCache
+from .residual import ORDERS, Residual, ResidualCache
 from .stack import Stored, allocate_inputs, extend_inputs, extends
 
 
@@ -44,11 +51,14 @@ class Block(Layer):
         norm: str = "post",
         dropout: float = 0.0,
     ) -> None:
+        for name, layer in dict(attention=attention, feedforward=feedforward, norm1=norm1, norm2=norm2).items():
+            expect_instance(name, layer, Layer)
+        expect_one_of("norm", norm, ORDERS)
+        expect_fraction("dropout", dropout, letter="p")
         self.norm = norm
         self.attention: Any = attention  # a layer with `allocate` and `extend`, or without
         self.norm1, self.feedforward, self.norm2 = norm1, feedforward, norm2
         self.dropout = Dropout(dropout)
-        self.branches()  # raises ValueError for an unknown order
 
     def branches(self) -> tuple[Residual, Residual]:
         """The two branches, built from the block's current layers."""

@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..ops.checks import expect_fraction, expect_one_of
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
 from .dropout import Dropout
 from .feedforward import FeedForward
 from .layer import Layer
 from .layernorm import LayerNorm
-from .residual import Residual, ResidualCache
+from .residual import ORDERS, Residual, ResidualCache
 from .stack import Stored
 
 
@@ -64,6 +65,8 @@ class DecoderBlock(Layer):
         eps: float = 1e-5,
         key: Key = Key(0),
     ) -> None:
+        expect_one_of("norm", norm, ORDERS)
+        expect_fraction("dropout", dropout, letter="p")
         self.norm = norm
         self.attention = SelfAttention(d_model, heads, causal=True, bias=bias, key=fold(key, "attention"))
         self.norm1 = LayerNorm(d_model, eps)
@@ -72,7 +75,6 @@ class DecoderBlock(Layer):
         self.feedforward = FeedForward(d_model, d_ff, activation, fold(key, "feedforward"))
         self.norm3 = LayerNorm(d_model, eps)
         self.dropout = Dropout(dropout)
-        self.branches()  # raises ValueError for an unknown order
 
     def branches(self) -> tuple[Residual, Residual, Residual]:
         """The three branches, built from the block's current layers."""

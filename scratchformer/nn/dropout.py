@@ -13,7 +13,7 @@ class Dropout(Layer):
     """With a key, zeroes each element with probability p and scales the rest; with no key, or p = 0, y = x."""
 
     def __init__(self, p: float) -> None:
-        expect_fraction("dropout", p, letter="p")
+        expect_fraction("p", p)
         self.p = p
 
     def forward(self, x: Array, key: Key | None = None) -> tuple[Array, tuple | None]:

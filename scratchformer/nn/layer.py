@@ -14,7 +14,15 @@ import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
 from ..dispatch import cache_type, expect_cache
-from ..ops.checks import describe, expect_instance, expect_memory, expect_positive, expect_real
+from ..ops.checks import (
+    UNLIKE_ARRAYS,
+    describe,
+    expect_floating_type,
+    expect_instance,
+    expect_memory,
+    expect_positive,
+    expect_real,
+)
 from ..rng import Key, expect_key
 
 LAYER_OBJECTS = 1 << 12  # the memory of a block's Python objects, counted in float32 numbers
@@ -34,7 +42,7 @@ class Param:
 
     def __init__(self, data: Array, name: str) -> None:
         expect_instance("name", name, str)
-        if getattr(getattr(data, "dtype", None), "kind", None) != "f":
+        if getattr(getattr(data, "dtype", None), "kind", None) != "f" or isinstance(data, UNLIKE_ARRAYS):
             raise TypeError(f"{name or 'data'}: expected an array of floating-point numbers, got {describe(data)}")
         grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory until it is written to
         self.bind(data, grad, None)
@@ -183,9 +191,11 @@ class Layer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make `backward` check its arguments by their annotations: a dy that is not an array, and the cache of another
-        layer, raise TypeError.
+        layer, raise TypeError. Make `__init__` turn NumPy's integers into Python's, which do not overflow.
         """
         super().__init_subclass__(**options)
+        if init := vars(cls).get("__init__"):
+            cls.__init__ = _with_integers(init)  # type: ignore[method-assign]  # the same function
         if function := vars(cls).get("backward"):
             cls.backward = _checked(function)  # type: ignore[method-assign]  # the same function, checked
 
@@ -253,8 +263,8 @@ class Layer:
         device = get_device(device) if isinstance(device, str) else device
         if not (device is None or isinstance(device, Device)):
             raise TypeError(f"device: expected a Device or its name, got {device!r}; pass a type as dtype=")
-        if dtype is not None and np.dtype(dtype).kind != "f":
-            raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
+        if dtype is not None:
+            expect_floating_type("dtype", dtype)
         for p in self.parameters():
             p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
         return self
@@ -291,6 +301,21 @@ class Layer:
             raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
         for name, p in params.items():
             p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
+
+
+def plain(x: Any) -> Any:
+    """`x`, or Python's integer if it is one of NumPy's."""
+    return int(x) if isinstance(x, np.integer) else x
+
+
+def _with_integers(init: Callable) -> Callable:
+    """`init`, with NumPy's integers among its arguments replaced by Python's: 4 * np.int8(64) is 0."""
+
+    @wraps(init)
+    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
+        init(self, *map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+
+    return initialise
 
 
 def _checked(backward: Callable) -> Callable:

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_at_least, expect_boolean, expect_floating, expect_shape
+from ..ops.checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
 from .attention import CrossAttention, causal
 from .layer import Param
@@ -89,7 +89,7 @@ class RelativeSelfAttention(CrossAttention):
     def forward(
         self, x: Array, pattern: ops.Pattern | None = None, queries: int | None = None
     ) -> tuple[Array, RelativeSelfAttentionCache]:
-        expect_floating(x=x)
+        expect_real("x", x)
         expect_shape("x", x, "B S C", C=self.d_model)
         S = x.shape[1]
         T = S if queries is None else queries
@@ -107,6 +107,7 @@ class RelativeSelfAttention(CrossAttention):
         return y, RelativeSelfAttentionCache(query, key, value, position, attention, unify)
 
     def backward(self, dy: Array, cache: RelativeSelfAttentionCache) -> Array:
+        expect_shape("dy", dy, "B T C")
         T = dy.shape[1]
         dy = self.unify.backward(dy, cache.unify)
         dq, dk, dv, dr, dcontent_bias, dposition_bias = ops.relative_attention_backward(

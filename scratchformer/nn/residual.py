@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..backend import Array
-from ..ops.checks import expect_instance, expect_one_of
+from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
 from .dropout import Dropout
 from .layer import Layer
+
+ORDERS = ("post", "pre")
 
 
 class ResidualCache(NamedTuple):
@@ -60,7 +62,7 @@ class Residual(Layer):
     """
 
     def __init__(self, branch: Layer, norm: Layer, order: str = "post", dropout: Dropout | None = None) -> None:
-        expect_one_of("norm", order, ("post", "pre"))
+        expect_one_of("order", order, ORDERS)
         expect_instance("branch", branch, Layer)
         expect_instance("norm", norm, Layer)
         expect_instance("dropout", dropout, Layer, none=True)
@@ -81,6 +83,7 @@ class Residual(Layer):
 
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
+        expect_shape("dy", dy, "B T C")
         T = dy.shape[1]
         ds = dy
         if self.order == "post":

@@ -43,6 +43,12 @@ def _words(letters: str) -> list[str]:
     return letters.split()
 
 
+def expect_columns(name: str, x: Array) -> None:
+    """Raise ValueError if the rows of `x` are empty: they have no maximum."""
+    if not x.shape or not x.shape[-1]:
+        raise ValueError(f"{name}: expected at least one column, got {tuple(x.shape)}")
+
+
 def expect_floating(**arrays: Array) -> None:
     """Raise TypeError naming the first of `arrays` that is not an array of floating-point (or complex) numbers. NumPy's
     matrices and masked arrays are refused too, since their `*` and `+` mean something else.
@@ -111,6 +117,16 @@ def expect_like(name: str, x: Array, shape: tuple[int, ...]) -> None:
         raise ValueError(f"{name}: expected {tuple(shape)}, got {tuple(x.shape)}")
 
 
+def expect_floating_type(name: str, dtype: Any) -> None:
+    """Raise TypeError unless `dtype` is a floating-point type, or anything that NumPy takes for one."""
+    try:
+        found = np.dtype(dtype)
+    except (TypeError, ValueError, AttributeError):
+        found = None
+    if found is None or found.kind != "f":
+        raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if found is None else found}")
+
+
 def expect_positive(**sizes: int) -> None:
     """Raise TypeError naming the first of `sizes` that is not an integer, ValueError naming the first below 1."""
     expect_at_least(1, **sizes)
@@ -131,12 +147,12 @@ def expect_at_least(least: int, **sizes: int) -> None:
             raise ValueError(f"{name}: expected a number <= {LARGEST}, got {shown(size)}")
 
 
-def expect_memory(count: int, **sizes: int) -> None:
-    """Raise ValueError naming `sizes` unless `count` float32 numbers fit in this machine's memory."""
+def expect_memory(count: int, what: str = "weights", **sizes: int) -> None:
+    """Raise ValueError naming `sizes` unless `count` float32 numbers, the `what`, fit in this machine's memory."""
     if 4 * count > memory():
         given = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
-            f"{', '.join(sizes)}: expected weights that fit in {memory() / 2**30:.0f} GB of memory, "
+            f"{', '.join(sizes)}: expected {what} that fit in {memory() / 2**30:.0f} GB of memory, "
             f"got {4 * count / 2**30:,.0f} GB for {given}"
         )
 
@@ -193,6 +209,12 @@ def _is_finite(x: float) -> bool:
 
 def _number(x: Any) -> str:
     return shown(x) if isinstance(x, int) else str(x)
+
+
+def expect_texts(name: str, texts: Any, kind: Any = Iterable) -> None:
+    """Raise TypeError unless `texts` is a `kind`. A single text is refused: its characters would count as texts."""
+    if isinstance(texts, str | bytes) or not isinstance(texts, kind):
+        raise TypeError(f"{name}: expected a list of texts, got {describe(texts)}")
 
 
 def expect_lengths(lengths: Array, **sizes: int) -> None:

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import LARGEST, expect_at_least, expect_floating, expect_fraction, expect_ids, expect_integers, expect_like
+from .checks import (
+    LARGEST,
+    expect_at_least,
+    expect_columns,
+    expect_floating,
+    expect_fraction,
+    expect_ids,
+    expect_integers,
+    expect_like,
+)
 from .precision import widen
 
 IGNORED = -1  # the `ignore_index` that the models here use for targets that do not count
@@ -93,6 +103,7 @@ def as_rows(
     and a mask (N,) of the targets that count.
     """
     expect_floating(logits=logits)
+    expect_columns("logits", logits)
     xp = array_module(logits, targets)
     expect_integers("targets", targets)
     V = logits.shape[-1]
@@ -113,11 +124,15 @@ def as_rows(
 
 
 def check_dloss(dloss: Array | float) -> None:
-    """Raise TypeError unless `dloss` is a number or a floating-point array, ValueError if the array has axes."""
+    """Raise TypeError unless `dloss` is a number or a floating-point array, ValueError if the array has axes or the
+    number is not finite. (The value of an array is not looked at, since it may be on a GPU.)
+    """
     if type(dloss) is int:
         expect_at_least(-LARGEST, dloss=dloss)
     elif type(dloss) is not float:
         expect_like("dloss", dloss, ())
+    if isinstance(dloss, float) and not math.isfinite(dloss):
+        raise ValueError(f"dloss: expected a finite number, got {dloss}")
 
 
 @backward

@@ -116,11 +116,11 @@ class Pattern:
         return Either(self, other)
 
 
-def expect_pattern(pattern: Any) -> None:
-    """Raise TypeError unless `pattern` is a Pattern or None."""
+def expect_pattern(pattern: Any, name: str = "pattern") -> None:
+    """Raise TypeError, naming the argument `name`, unless `pattern` is a Pattern or None."""
     if not isinstance(pattern, Pattern | None):
         raise TypeError(
-            f"pattern: expected None or a Pattern, such as ops.Causal() or ops.Padding(lengths), "
+            f"{name}: expected None or a Pattern, such as ops.Causal() or ops.Padding(lengths), "
             f"got {type(pattern).__name__}"
         )
 

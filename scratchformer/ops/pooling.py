@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_lengths, expect_like, expect_shape
+from .checks import expect_floating, expect_lengths, expect_like, expect_range, expect_shape
 from .precision import widen
 
 
@@ -22,6 +22,7 @@ def _within(x: Array, lengths: Array | None) -> Array:
     if lengths is None:
         return xp.ones(x.shape[:2], dtype=bool)
     expect_lengths(lengths, B=x.shape[0])
+    expect_range("lengths", lengths, 0, x.shape[1])
     return xp.arange(x.shape[1])[None, :] < lengths[:, None]
 
 
@@ -31,7 +32,7 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
     x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 has mean 0. The padding must be finite: its weight is 0, but 0 · NaN is NaN.
-    Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
+    Raises ValueError if the shapes do not fit or a length is not in 0 ... T, TypeError if the lengths are not integers.
 
     Forward. The mean is a sum with weights a, which are 0 in the padding:
 
@@ -79,7 +80,7 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 gives 0.
-    Raises ValueError if the shapes do not fit, TypeError if the lengths are not integers.
+    Raises ValueError if the shapes do not fit or a length is not in 0 ... T, TypeError if the lengths are not integers.
 
     Forward. The winner of each column is the step of its maximum, or the first such step in a tie. A sequence is live
     if n_b > 0:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import Array
-from .checks import LARGEST, expect_at_least, expect_positive
+from .checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
 
@@ -37,8 +37,9 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     """
     expect_positive(length=length, d_model=d_model)
     expect_at_least(-LARGEST, start=start)
-    if np.dtype(dtype).kind != "f":
-        raise TypeError(f"dtype: expected a floating-point type, got {np.dtype(dtype)}")
+    expect_floating_type("dtype", dtype)
+    length, d_model, start = int(length), int(d_model), int(start)
+    expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
     return xp.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like
+from .checks import expect_columns, expect_floating, expect_like
 from .precision import widen
 
 
@@ -40,6 +40,7 @@ def softmax(z: Array) -> tuple[Array, Array]:
     The cache keeps only y, since the Jacobian is a function of y. It is a copy, so the caller may change its own y.
     """
     expect_floating(z=z)
+    expect_columns("z", z)
     xp = array_module(z)
     wide = widen(z)
     y = xp.exp(wide - wide.max(axis=-1, keepdims=True))
@@ -83,6 +84,7 @@ def log_softmax(z: Array) -> tuple[Array, Array]:
     The cache keeps only y: exp(y) is the softmax.
     """
     expect_floating(z=z)
+    expect_columns("z", z)
     xp = array_module(z)
     wide = widen(z)
     shifted = wide - wide.max(axis=-1, keepdims=True)

@@ -136,8 +136,8 @@ class Heads(Pattern):
     def __init__(self, *patterns: Pattern | None) -> None:
         if not patterns:
             raise ValueError("patterns: expected at least one, got none")
-        for pattern in patterns:
-            expect_pattern(pattern)
+        for i, pattern in enumerate(patterns):
+            expect_pattern(pattern, f"patterns[{i}]")
         self.patterns = tuple(Full() if pattern is None else pattern for pattern in patterns)
 
     def __repr__(self) -> str:

@@ -52,6 +52,8 @@ class Cosine:
         expect_schedule(self.peak, self.warmup)
         expect_positive(total=self.total)
         expect_number("floor", self.floor)
+        if self.floor > self.peak:
+            raise ValueError(f"floor: expected at most the peak, {self.peak}, got {self.floor}")
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array, Device, to_cpu
-from ..ops.checks import expect_at_least, expect_fraction, expect_positive, shown
+from ..ops.checks import expect_at_least, expect_fraction, expect_positive, expect_real, shown
 from ..rng import Key
 from . import diagnosis
 from .contracts import (
@@ -216,6 +216,9 @@ def check_layer(
     name = type(layer).__name__
     with _explained(name, f"check_layer({name}(...), ..., seed={seed})"):
         original = Untouched(layer_arrays(layer))
+        for place, x in zip(argument_names(layer.forward, inputs), inputs, strict=True):
+            if getattr(getattr(x, "dtype", None), "kind", None) == "c":
+                expect_real(place, x)
         run = LayerRun(layer, inputs, kwargs, device, np.float64, same_bits)
         arrays = run.floating | {name: p.data for name, p in run.trained.items()}
         _expect_tensors(arrays, dict(zip(run.names, inputs, strict=True)))

@@ -102,8 +102,7 @@ def train(
     expect_instance("schedule", schedule, Callable)
     if not hasattr(batches, "batch"):
         raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
-    expect_instance("select", select, tuple)
-    if len(select) != 2 or not isinstance(select[0], str):
+    if not isinstance(select, tuple | list) or len(select) != 2 or not isinstance(select[0], str):
         raise TypeError(f"select: expected the name of a metric and 'min' or 'max', got {shown(select)}")
     metric, direction = select
     if direction not in ("min", "max"):

@@ -31,10 +31,10 @@ def test_one_layer_in_two_places():
 
 @pytest.mark.parametrize("p", [-0.1, 1.0])
 def test_p_out_of_range(p):
-    with pytest.raises(ValueError, match=f"dropout: expected 0 <= p < 1, got {p}"):
+    with pytest.raises(ValueError, match=f"^p: expected 0 <= p < 1, got {p}"):
         nn.Dropout(p)
 
 
 def test_p_that_is_not_a_number():
-    with pytest.raises(TypeError, match=r"^dropout: expected a number, got '0\.1'$"):
+    with pytest.raises(TypeError, match=r"^p: expected a number, got '0\.1'$"):
         nn.Dropout("0.1")

@@ -64,9 +64,7 @@ def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) 
     A name is that of a case ("attention.numpy"), or the part before its point or comma. mistakes: also plant mistakes
     in the equations, and print those that the check does not find. Raises ValueError for an unknown name.
     """
-    chosen = [name for name in CASES if not names or {name, re.split("[.,]", name)[0]} & set(names)]
-    if unknown := set(names) - set(CASES) - {re.split("[.,]", name)[0] for name in CASES}:
-        raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
+    chosen = select_derivations(names)
     wrong, lines, worst, planted = [], 0, 0.0, list[Mistake]()
     for name in chosen:
         try:
@@ -91,4 +89,11 @@ def check_all(names: Sequence[str] = (), seed: int = 0, mistakes: bool = False) 
     return wrong
 
 
-__all__ = ["CASES", "DerivationCase", "Sizes", "check", "check_all", "plant"]
+def select_derivations(names: Sequence[str] = ()) -> list[str]:
+    """The derivations `names` (all if empty): see `check_all`."""
+    if unknown := set(names) - set(CASES) - {re.split("[.,]", name)[0] for name in CASES}:
+        raise ValueError(f"unknown: {', '.join(sorted(unknown))}; known are {', '.join(CASES)}")
+    return [name for name in CASES if not names or {name, re.split("[.,]", name)[0]} & set(names)]
+
+
+__all__ = ["CASES", "DerivationCase", "Sizes", "check", "check_all", "plant", "select_derivations"]
