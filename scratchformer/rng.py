@@ -53,7 +53,7 @@ def _expect_words(name: str, words: Sequence[Any]) -> None:
         if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
             found = "None" if word is None else type(word).__name__
             raise TypeError(f"{name}: expected non-negative integers, got {found}")
-        if not -LIMIT < word < LIMIT:
+        if not -LIMIT < int(word) < LIMIT:
             raise ValueError(f"{name}: expected integers below 2**128, got a larger one")
         if word < 0:
             raise ValueError(f"{name}: expected non-negative integers, got {tuple(words)}")

@@ -112,7 +112,7 @@ def load_imdb(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
-    train, held_out = _held_out(*parts["train"], validation, seed)
+    train, held_out = _held_out(*parts["train"], validation, seed, path)
     if vocabulary is None:
         vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
@@ -141,7 +141,7 @@ def load_imdb_subwords(
     parts = {
         split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
     }
-    train, held_out = _held_out(*parts["train"], validation, seed)
+    train, held_out = _held_out(*parts["train"], validation, seed, path)
     seen = {*held_out[0], *parts["test"][0]}
     texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
     if vocabulary is None:
@@ -305,15 +305,15 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
 
 
 def _held_out(
-    texts: list[str], labels: np.ndarray, count: int, seed: int
+    texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
 ) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
-    """The training part without `count` reviews, and those reviews: see `load_imdb`."""
-    chosen = _drawn(labels, count, Key(seed).fold("validation"))
+    """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
+    chosen = _drawn(labels, count, Key(seed).fold("validation"), path)
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
     return ([texts[i] for i in kept], labels[kept]), ([texts[i] for i in chosen], labels[chosen])
 
 
-def _drawn(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
+def _drawn(labels: np.ndarray, count: int, key: Key, path: str | os.PathLike[str]) -> np.ndarray:
     """Ascending indices of `count` of the `labels`, balanced over the classes, in blocks drawn from `key`."""
     classes = np.unique(labels)
     generator = key.generator()
@@ -323,7 +323,7 @@ def _drawn(labels: np.ndarray, count: int, key: Key) -> np.ndarray:
         share = count // len(classes) + (i < count % len(classes))
         if not 0 <= share < len(members):
             raise DataError(
-                f"validation: {count} reviews need {share} of class {label}, "
+                f"{path}: {count} validation reviews need {share} of class {label}, "
                 f"but the training part has only {len(members)}"
             )
         size = max(1, min(BLOCK, share))

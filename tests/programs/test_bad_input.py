@@ -193,7 +193,7 @@ def test_too_few_reviews_for_validation(fail, tmp_path):
             folder = tmp_path / "aclImdb" / split / kind
             folder.mkdir(parents=True)
             (folder / f"0_{rating}.txt").write_text("a film")
-    assert "error: validation: 2500 reviews need" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
+    assert "2500 validation reviews need" in fail("imdb", "--data", tmp_path, "--out", tmp_path / "run")
 
 
 # Runs
