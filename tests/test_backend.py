@@ -200,3 +200,11 @@ def test_only_arrays_are_moved(x):
         to_device(x, CPU)
     with pytest.raises(DeviceError, match=r"^device: expected a Device, such as CPU or .*, got str$"):
         to_device([1.0], "cpu")
+
+
+def test_what_is_no_name_and_texts_in_place_of_numbers():
+    with pytest.raises(DeviceError, match=r"^name: expected auto, cpu, gpu or gpu:N, got 1.5$"):
+        get_device(1.5)
+    for texts in (np.array(["1"]), ["1"], np.array([b"1"])):
+        with pytest.raises(TypeError, match=r"^x: expected an array or numbers, got "):
+            to_device(texts, CPU)

@@ -122,3 +122,10 @@ def test_what_is_not_a_seed_is_refused(word, message):
     with pytest.raises((TypeError, ValueError), match=f"^seed: {message}$"):
         Key(0, word)
     assert Key(np.int64(3)) == Key(3)
+
+
+def test_a_wrong_part_is_named():
+    with pytest.raises(TypeError, match=r"^parts: expected non-negative integers, got float$"):
+        Key(0).fold(float("nan"))
+    with pytest.raises(ValueError, match=r"^parts: expected non-negative integers, got \(1, -2\)$"):
+        Key(0).fold(1, -2)

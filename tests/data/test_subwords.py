@@ -365,3 +365,10 @@ def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_pat
     path.write_bytes(whole.encode() + b"\xff")
     with pytest.raises(DataError, match=r"vocab\.txt is damaged: not UTF-8 at byte"):
         Subwords.from_bert(tmp_path)
+
+
+def test_a_single_text_is_no_list_of_texts():
+    subwords = Subwords.bpe(LINES, 300)
+    for use in (lambda: Subwords.bpe("abc", 300), lambda: subwords.encode_all("abc")):
+        with pytest.raises(TypeError, match="^texts: expected a list of texts, got str$"):
+            use()

@@ -143,3 +143,10 @@ def test_load_of_another_vocabulary_or_of_none(tmp_path):
         Vocabulary.load(path, Vocabulary(["a", "b"]).fingerprint)
     with pytest.raises(DataError, match="No such file"):
         Vocabulary.load(tmp_path / "absent.txt")
+
+
+def test_a_single_text_is_no_list_of_texts():
+    with pytest.raises(TypeError, match="^words: expected a list of texts, got str$"):
+        Vocabulary("abc")
+    with pytest.raises(TypeError, match="^texts: expected a list of texts, got str$"):
+        Vocabulary.build("abc", 10)

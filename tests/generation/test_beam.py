@@ -227,3 +227,9 @@ def test_bleu_of_lists_that_do_not_match(found, references):
     message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"
     with pytest.raises(ValueError, match=message):
         bleu(found, references)
+
+
+@pytest.mark.parametrize("source", [3.5, [1, 2]])
+def test_a_source_that_is_no_batch(subwords, source):
+    with pytest.raises(ValueError, match=r"^source: expected \(B, S\), got "):
+        beam_search(EncoderDecoder(len(subwords), 4, 2, 1), source, np.array([1]), 1, 2)

@@ -173,3 +173,53 @@ def test_parts_that_are_not_layers(make, message):
 def test_arrays_that_multiply_otherwise_are_refused(wrong):
     with pytest.raises(TypeError, match=r"^x: expected a floating-point array, got .*; convert it with np.asarray"):
         nn.Linear(2, 3)(np.ones((2, 2), np.float32).view(wrong))
+
+
+@pytest.mark.filterwarnings("error")
+def test_small_integers_of_numpy_are_sizes_like_any_other():
+    small = np.int8
+    model = models.BertClassifier(small(97), small(2), small(64), small(2), small(3), small(16))
+    assert model.config["d_model"] == 64 and all(type(size) is not small for size in model.config.values())
+    assert nn.FeedForward(small(64)).up.w.data.shape == (64, 256)
+    assert np.array_equal(
+        ops.sinusoidal_positions(small(100), 4, start=small(100))[-1], ops.sinusoidal_positions(200, 4)[-1]
+    )
+
+
+def parts(**changed):
+    """A block with some of its arguments changed."""
+    norms = dict(norm1=nn.LayerNorm(8), norm2=nn.LayerNorm(8))
+    return nn.Block(**(dict(attention=nn.SelfAttention(8, 2), feedforward=nn.FeedForward(8), **norms) | changed))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: parts(norm1=None), "norm1: expected a Layer, got None"),
+        (lambda: parts(attention="Linear"), "attention: expected a Layer, got 'Linear'"),
+        (lambda: parts(norm="batch"), "norm: expected one of post, pre, got 'batch'"),
+        (lambda: parts(dropout=1.0), "dropout: expected 0 <= p < 1, got 1.0"),
+        (lambda: nn.Residual(nn.Linear(2, 2), nn.LayerNorm(2), 3), "order: expected one of post, pre, got 3"),
+        (lambda: nn.Dropout((0.1,)), r"p: expected a number, got \(0\.1,\)"),
+        (lambda: models.BertClassifier(5, 2, 4, 2, 1, 3, 1.0), "output_dropout: expected 0 <= p < 1, got 1.0"),
+        (lambda: ops.Heads(None, True), r"patterns\[1\]: expected None or a Pattern, .* got bool"),
+        (lambda: nn.Linear(2, 2).to(dtype=[3, "a"]), r"dtype: expected a floating-point type, got \[3, 'a'\]"),
+        (
+            lambda: nn.RelativeSelfAttention(8, 2)(np.ones((1, 3, 8), complex)),
+            "x: expected real numbers, got complex128",
+        ),
+        (lambda: nn.Param(np.ma.ones(3), "w"), "w: expected an array of floating-point numbers, got MaskedArray"),
+    ],
+)
+def test_an_error_names_the_argument_that_was_passed(make, message):
+    with pytest.raises((TypeError, ValueError), match=f"^{message}"):
+        make()
+
+
+@pytest.mark.parametrize("order", ["post", "pre"])
+@pytest.mark.parametrize("shape", [(), (8,)])
+def test_a_residual_refuses_a_gradient_without_positions(order, shape):
+    layer = nn.Residual(nn.Linear(8, 8), nn.LayerNorm(8), order)
+    _, cache = layer.forward(np.ones((2, 3, 8), np.float32))
+    with pytest.raises(ValueError, match=r"^dy: expected \(B, T, C\)"):
+        layer.backward(np.ones(shape, np.float32), cache)

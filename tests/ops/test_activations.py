@@ -92,3 +92,10 @@ def test_float16_is_rounded_once(op, op_backward, more, device):
         results.append([to_cpu(a).astype(np.float16) for a in (y, op_backward(device.xp.ones_like(y), cache))])
     for half, single in zip(*results, strict=True):
         np.testing.assert_array_equal(half, single)
+
+
+@pytest.mark.parametrize("backward", [ops.relu_backward, ops.tanh_backward, ops.silu_backward])
+def test_a_masked_array_is_no_cache(backward):
+    x = np.ones(3)
+    with pytest.raises(TypeError, match=r"expected the array that forward returned, got MaskedArray$"):
+        backward(x, np.ma.masked_array(x, x > 0))

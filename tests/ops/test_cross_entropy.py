@@ -154,3 +154,11 @@ def test_label_smoothing_that_is_not_a_number():
     for cross_entropy in (ops.cross_entropy, ops.cross_entropy.reference):
         with pytest.raises(TypeError, match=r"^label_smoothing: expected a number, got '0\.1'$"):
             cross_entropy(np.eye(3), np.arange(3), label_smoothing="0.1")
+
+
+@pytest.mark.parametrize("dloss", [math.nan, -math.inf, np.float64("inf")])
+@pytest.mark.parametrize("cross_entropy", [ops.cross_entropy, ops.cross_entropy.reference])
+def test_a_gradient_of_the_loss_that_is_not_finite(cross_entropy, dloss):
+    _, cache = cross_entropy(np.eye(3), np.arange(3))
+    with pytest.raises(ValueError, match=r"^dloss: expected a finite number, got -?(nan|inf)$"):
+        ops.cross_entropy_backward(dloss, cache)

@@ -51,3 +51,9 @@ def test_shapes_that_do_not_fit(device):
         ops.dense(x, w, device.xp.ones(3))
     with pytest.raises(ValueError, match=r"x: expected \(..., 3\), got \(2, 4\)"):
         ops.dense(device.xp.ones((2, 4)), w, device.xp.ones(4))
+
+
+@pytest.mark.parametrize("dense", [ops.dense, ops.dense.reference])
+def test_a_masked_bias_is_refused(dense):
+    with pytest.raises(TypeError, match=r"^b: expected a floating-point array, got MaskedArray"):
+        dense(np.ones((2, 3)), np.ones((3, 4)), np.ma.ones(4))

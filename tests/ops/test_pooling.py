@@ -75,3 +75,5 @@ def test_shapes_that_do_not_fit(pool, pool_backward, reduce):
         pool(np.ones((3, 4, 5)), np.ones(3))
     with pytest.raises(TypeError, match=r"lengths: expected an array of integers \(B,\), got list"):
         pool(np.ones((3, 4, 5)), [1, 2, 3])
+    with pytest.raises(ValueError, match=r"^lengths: expected values from 0 to 4, got -1$"):
+        pool(np.ones((3, 4, 5)), np.array([1, -1, 4]))

@@ -56,3 +56,14 @@ def test_the_result_may_be_written_to():
 def test_an_integer_type_is_refused():
     with pytest.raises(TypeError, match="dtype: expected a floating-point type, got int64"):
         sinusoidal_positions(3, 4, dtype=np.int64)
+
+
+@pytest.mark.parametrize("dtype", ["x", 3, [3, "a"], object()], ids=str)
+def test_what_is_no_type_is_refused(dtype):
+    with pytest.raises(TypeError, match=r"^dtype: expected a floating-point type, got "):
+        sinusoidal_positions(3, 4, dtype=dtype)
+
+
+def test_positions_that_no_memory_holds():
+    with pytest.raises(ValueError, match=r"^length, d_model: expected positions that fit in .* for length 1000000000"):
+        sinusoidal_positions(10**9, 10**5)

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 from hypothesis import given
 
 from scratchformer import ops
@@ -52,3 +53,18 @@ def test_long_rows_are_summed_in_float32_for_float16(device):
     z = device.xp.zeros((1, 70_000), dtype=np.float16)
     assert to_cpu(ops.softmax(z)[0]).max() == np.float16(1 / 70_000)
     np.testing.assert_allclose(to_cpu(ops.log_softmax(z)[0]), -np.log(70_000), rtol=1e-3)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), ()])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (ops.softmax, "z"),
+        (ops.log_softmax, "z"),
+        (lambda z: ops.cross_entropy(z, np.zeros(2, int)), "logits"),
+        (lambda z: ops.cross_entropy.reference(z, np.zeros(2, int)), "logits"),
+    ],
+)
+def test_rows_without_columns(op, name, shape):
+    with pytest.raises(ValueError, match=rf"^{name}: expected at least one column, got \({str(shape)[1:-1]}\)$"):
+        op(np.zeros(shape))

@@ -78,6 +78,7 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, tota
         (lambda: Constant(PEAK, 1.5), "warmup: expected an integer, got 1.5"),
         (lambda: Cosine(PEAK, 0, 0), "total: expected a number >= 1, got 0"),
         (lambda: Cosine(PEAK, 0, TOTAL, math.nan), "floor: expected a finite number >= 0, got nan"),
+        (lambda: Cosine(1e-3, 5, 10, floor=1.0), "floor: expected at most the peak, 0.001, got 1.0"),
         (lambda: Constant(PEAK)(-1), "step: expected a number >= 0, got -1"),
     ],
 )

@@ -460,6 +460,7 @@ def test_generate_from_a_classifier(fail, imdb_run):
         (["--temperature", "nan"], "--temperature: expected at least 0, got nan"),
         (["--top-k", 0], "--top-k: expected at least 1, got 0"),
         (["--top-p", 2], "--top-p: expected at most 1, got 2.0"),
+        (["--top-p", 0], "--top-p: expected more than 0, got 0.0"),
     ],
     ids=str,
 )
@@ -478,6 +479,26 @@ def test_evaluate_on_another_text(fail, enwik8_run, tmp_path, name):
         assert line == f"error: {best} was made with other data: corpus 'text.txt' in it, 'other.txt' here"
     else:
         assert line.startswith(f"error: {best} was made with other data: data '")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--derivations", "--only", "twin"], "--only: does not apply to --derivations"),
+        (["--derivations", "--dtype", "float16"], "--dtype: does not apply to --derivations"),
+        (["--derivations", "--details"], "--details: does not apply to --derivations"),
+        (["--derivations", "--device", "gpu"], "--device: derivations are checked on the CPU"),
+        (["--mistakes"], "--mistakes: applies only to --derivations"),
+    ],
+    ids=str,
+)
+def test_check_with_options_that_do_not_go_together(fail, options, message):
+    assert fail("scratchformer", "check", "relu", *options).startswith(f"error: {message}")
+
+
+def test_check_of_derivations_ends_with_a_verdict(call):
+    *_, empty, verdict = call("scratchformer", "check", "relu", "--derivations").stdout.splitlines()
+    assert empty == "" and re.fullmatch(r"all \d+ right in \d+ s", verdict)
 
 
 def test_check_of_an_unknown_name(fail):

@@ -115,6 +115,8 @@ def test_published_weights_are_fine_tuned(call, fail, published, reviews_folder,
 
     new = ("--out", tmp_path / "new")
     assert "so leave out --stage scratch" in fail("bert", *options, *new, "--stage", "scratch")
+    line = fail("bert", "--data", tmp_path / "absent", "--new-head", *new)
+    assert line == "error: --new-head: applies only with --pretrained, so leave it out"
     with open(published / "vocab.txt", "a") as file:
         file.write("toomuch\n")
     assert fail("bert", *options, *new).endswith("vocab.txt has 26 tokens, but the model of config.json has 25")

@@ -481,3 +481,8 @@ def test_kinks_are_named():
     layer.b.data[...] = 0
     report = check_layer(layer, np.array([[0.0, 0.0, 0.0], [1.0, 2.0, 3.0]]))
     assert [kink.partition(":")[0] for kink in report.kinks[:3]] == ["x[0, 0]", "x[0, 1]", "x[0, 2]"]
+
+
+def test_complex_inputs_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"^x: expected real numbers, got complex128$"):
+        check_layer(nn.Linear(2, 3), np.ones((4, 2), complex))

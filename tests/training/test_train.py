@@ -364,6 +364,7 @@ def test_a_run_is_not_overwritten(tmp_path, train_tiny):
         ({"evaluate_every": -1}, "evaluate_every: expected a number >= 0, got -1"),
         ({"clip": 0}, "clip: expected a number > 0, got 0"),
         ({"clip": float("nan")}, "clip: expected a number > 0, got nan"),
+        ({"select": ["loss", "least"]}, "select: expected 'min' or 'max', got 'least'"),
         ({"select": ("loss", "least")}, "select: expected 'min' or 'max', got 'least'"),
     ],
 )
