@@ -423,7 +423,7 @@ def test_load_imdb_with_a_given_vocabulary(tmp_path):
 @pytest.mark.parametrize("count", [24, 25, -2])
 def test_a_validation_part_that_leaves_nothing(tmp_path, count):
     archive = write_archive(tmp_path / "a.tar.gz", make_reviews())
-    with pytest.raises(DataError, match=f"validation: {count} reviews"):
+    with pytest.raises(DataError, match=f"{count} validation reviews"):
         load_imdb(archive, validation=count)
 
 
