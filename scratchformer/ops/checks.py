@@ -147,7 +147,7 @@ def expect_at_least(least: int, **sizes: int) -> None:
             raise ValueError(f"{name}: expected a number <= {LARGEST}, got {shown(size)}")
 
 
-def expect_memory(count: int, what: str = "weights", **sizes: int) -> None:
+def expect_memory(count: int, what: str = "weights", /, **sizes: int) -> None:
     """Raise ValueError naming `sizes` unless `count` float32 numbers, the `what`, fit in this machine's memory."""
     if 4 * count > memory():
         given = ", ".join(f"{name} {size}" for name, size in sizes.items())
