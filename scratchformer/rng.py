@@ -48,7 +48,7 @@ class Key:
         return np.random.SeedSequence((len(self.words), *self.words))
 
 
-def _expect_words(name: str, words: Sequence[Any]) -> None:
+def _expect_words(name: str, words: Sequence[int]) -> None:
     for word in words:
         if type(word) is not int and (not isinstance(word, Integral) or isinstance(word, bool)):
             found = "None" if word is None else type(word).__name__

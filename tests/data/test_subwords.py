@@ -370,5 +370,5 @@ def test_a_bert_vocabulary_that_is_truncated_or_repeats_a_token(learned, tmp_pat
 def test_a_single_text_is_no_list_of_texts():
     subwords = Subwords.bpe(LINES, 300)
     for use in (lambda: Subwords.bpe("abc", 300), lambda: subwords.encode_all("abc")):
-        with pytest.raises(TypeError, match="^texts: expected a list of texts, got str$"):
+        with pytest.raises(TypeError, match=r"^texts: expected a list of texts, got str$"):
             use()

@@ -146,7 +146,7 @@ def test_load_of_another_vocabulary_or_of_none(tmp_path):
 
 
 def test_a_single_text_is_no_list_of_texts():
-    with pytest.raises(TypeError, match="^words: expected a list of texts, got str$"):
+    with pytest.raises(TypeError, match=r"^words: expected a list of texts, got str$"):
         Vocabulary("abc")
-    with pytest.raises(TypeError, match="^texts: expected a list of texts, got str$"):
+    with pytest.raises(TypeError, match=r"^texts: expected a list of texts, got str$"):
         Vocabulary.build("abc", 10)
