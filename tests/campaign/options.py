@@ -286,7 +286,7 @@ def wrong_value(
     """A command line with a wrong value of an option, which the message names. For a path it may also name that."""
     value = draw.choice(option.wrong)
     argv = written(draw, positional, given | {option.name: value})
-    names = [option.name, option.name.strip("-").replace("-", "_")]
+    names = [option.name, option.name.strip("-").replace("-", "_") + ":"]
     if option.name in PATHS:
         names = [option.name, *([".:", os.path.abspath(".")] if value == "." else [value] if value.strip() else [])]
     if option.name == "--device":
