@@ -240,7 +240,7 @@ def _load_run(
 
     Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
     Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
-    is not by `metric`, or if it or one that was kept is of another model or optimizer.
+    is not by `metric`, or if it, the best one or one that was kept is of another run or model.
     """
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
@@ -257,8 +257,11 @@ def _load_run(
     expect_same(snapshot, fixed)
     expect_model(snapshot, model)
     expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
-    for path in kept_snapshots(out):
-        expect_model(load_snapshot(path), model)
+    for path in (out / BEST, *kept_snapshots(out)):
+        if path.exists():
+            other = load_snapshot(path)
+            expect_same(other, fixed)
+            expect_model(other, model)
     step, best = snapshot.state["step"], snapshot.state["best"]
     if best is not None and best.get(metric) is None:
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
