@@ -280,7 +280,7 @@ def test_a_number_of_patterns_that_does_not_divide_the_heads():
     for run in (ops.attention, ops.attention.reference):
         with pytest.raises(ValueError, match="patterns: expected a number that divides 3 heads, got 2"):
             run(q, q, q, Causal() & Heads(Local(1), Strided(2)))
-    with pytest.raises(TypeError, match="pattern: expected None or a Pattern"):
+    with pytest.raises(TypeError, match=r"patterns\[1\]: expected None or a Pattern"):
         Heads(Local(1), "strided")
 
 
