@@ -168,3 +168,8 @@ def test_probabilities_and_samples_are_of_a_batch():
 def test_logits_that_are_not_finite_are_refused(bad):
     with pytest.raises(ValueError, match="logits: expected finite numbers"):
         probabilities(np.array([[0.0, bad]]))
+
+
+def test_no_tokens_to_draw_from():
+    with pytest.raises(ValueError, match="^p: expected at least one column"):
+        sample(np.ones((2, 0)), Key(0))
