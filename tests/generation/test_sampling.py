@@ -171,5 +171,5 @@ def test_logits_that_are_not_finite_are_refused(bad):
 
 
 def test_no_tokens_to_draw_from():
-    with pytest.raises(ValueError, match="^p: expected at least one column"):
+    with pytest.raises(ValueError, match=r"^p: expected at least one column"):
         sample(np.ones((2, 0)), Key(0))
