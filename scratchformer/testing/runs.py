@@ -33,14 +33,14 @@ from .differences import label
 
 STALE = (
     Diagnosis(
-        "The backward uses what the latest forward left behind, not its own cache.",
+        "The backward uses the state of the latest forward, not its own cache.",
         "form",
         "stale after a second forward",
     ),
 )
 _NONE: Mapping[str, Array] = {}
 _TWICE = "backward gives a different gradient when called again with the same cache"
-_STALE = "changes after a second forward (backward must use its own cache, not what the latest forward left behind)"
+_STALE = "changes after a second forward (backward must use its own cache, not the state of the latest forward)"
 _RERUN = "differs between two runs with the same arguments (random numbers must come from a key)"
 
 
