@@ -7,15 +7,16 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import overload
 
 from .. import ops
 from ..ops.checks import expect_like
 from ..ops.linear import LinearCache, check_linear
 from .mkl_products import product, products
 from .numba_code import BFLOAT16, as_bits, compiled
-from .numba_math import DTYPES, narrow, read, wide_empty, wide_scratch
+from .numba_math import BITS, DTYPES, narrow, read, wide_buffer, wide_empty
 
-BLOCK = 256  # rows: their products stay in cache until they are rounded
+BLOCK = 512, 256  # rows and columns: their float32 products stay in cache until they are rounded
 NO_BIAS: dict[Any, np.ndarray] = {}
 
 
@@ -66,8 +67,8 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx are
     rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
 
-        product(library, dy, False, w, not across, wide)
-        product(library, x, True, dy, False, dw)
+        affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
+        product(library, x, True, dy, False, 0, dw)
 
     The cache is that of the reference.
     """
@@ -100,37 +101,36 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
     """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
     has no effect.
     """
-    for start in range(0, y.shape[0], BLOCK):
-        part = y[start : start + BLOCK]
-        h = wide_scratch(part)
-        product(library, x[start : start + BLOCK], False, w, across, h)
-        if b.size:
-            for n in range(part.shape[0]):
-                for o in range(part.shape[1]):
-                    part[n, o] = narrow(max(h[n, o] + read(b[o]), h.dtype.type(least)), part)  # NaN stays
-        else:
-            round_into(h, part)
+    (N, O), (rows, columns) = y.shape, block(y)
+    buffer = wide_buffer(y, rows * columns)
+    for n0 in range(0, N, rows):
+        for o0 in range(0, O, columns):
+            shape = min(rows, N - n0), min(columns, O - o0)
+            h = buffer[: shape[0] * shape[1]].reshape(shape)
+            product(library, x[n0 : n0 + shape[0]], False, w, across, o0, h)
+            columns_of_b = b[o0 : o0 + shape[1]]
+            for n in range(shape[0]):
+                finish_row(h[n], columns_of_b, least, y[n0 + n, o0 : o0 + shape[1]])
 
 
 @compiled
-def round_into(x: Any, y: Any) -> None:
-    """y = x, unless both are one array."""
-    if x.ctypes.data != y.ctypes.data:
-        for n in range(y.shape[0]):
-            for o in range(y.shape[1]):
-                y[n, o] = narrow(x[n, o], y)
+def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
+    """Add b, compare with `least`, and round."""
+    if b.size:
+        smallest = h.dtype.type(least)
+        for o in range(y.size):
+            y[o] = narrow(max(h[o] + read(b[o]), smallest), y)  # NaN stays
+    elif h.ctypes.data != y.ctypes.data:
+        for o in range(y.size):
+            y[o] = narrow(h[o], y)
 
 
 @compiled
 def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias: Any, dx: Any) -> Any:
     """Write dx, and return dw and db."""
-    for start in range(0, dx.shape[0], BLOCK):
-        part = dx[start : start + BLOCK]
-        h = wide_scratch(part)
-        product(library, dy[start : start + BLOCK], False, w, not across, h)
-        round_into(h, part)
+    affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
     dw = wide_empty((x.shape[1], dy.shape[1]), dy)
-    product(library, x, True, dy, False, dw)
+    product(library, x, True, dy, False, 0, dw)
     db = wide_empty(dy.shape[1], dy)
     if has_bias:
         db[:] = 0
@@ -138,3 +138,12 @@ def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias
             for o in range(dy.shape[1]):
                 db[o] += read(dy[n, o])
     return dw, db
+
+
+def block(y: Any) -> tuple[int, int]:
+    """How many rows and columns of y are computed at once: all, unless they are rounded afterwards."""
+
+
+@overload(block, strict=False)
+def _block(y: Any) -> Any:
+    return (lambda y: BLOCK) if y.dtype == BITS else (lambda y: y.shape)

@@ -31,8 +31,8 @@ def wide_empty(shape: Any, like: Any) -> Any:
     """An array of the type in which the loops compute with elements of `like`."""
 
 
-def wide_scratch(like: Any) -> Any:
-    """`like` itself, or an array of its shape that is wide enough for the loops' numbers."""
+def wide_buffer(y: Any, size: int) -> Any:
+    """Room for `size` of the loops' numbers, which will be rounded to the array y: y itself if they need not be."""
 
 
 def constant(c: float, like: Any) -> Any:
@@ -59,11 +59,11 @@ def _wide_empty(shape: Any, like: Any) -> Any:
     return lambda shape, like: np.empty(shape, dtype)
 
 
-@overload(wide_scratch, strict=False)
-def _wide_scratch(like: Any) -> Any:
-    if like.dtype == BITS:
-        return lambda like: np.empty(like.shape, np.float32)
-    return lambda like: like
+@overload(wide_buffer, strict=False)
+def _wide_buffer(y: Any, size: int) -> Any:
+    if y.dtype == BITS:
+        return lambda y, size: np.empty(size, np.float32)
+    return lambda y, size: y.reshape(-1)
 
 
 @overload(constant, strict=False)
