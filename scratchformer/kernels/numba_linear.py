@@ -10,14 +10,12 @@ import numpy as np
 from numba.extending import overload
 
 from .. import ops
-from ..ops.checks import expect_like
-from ..ops.linear import LinearCache, check_linear
+from ..ops.linear import LinearCache
 from .mkl_products import product, products
-from .numba_code import BFLOAT16, as_bits, compiled
-from .numba_math import BITS, DTYPES, narrow, read, wide_buffer, wide_empty
+from .numba_code import as_bits, compiled
+from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
 
 BLOCK = 512, 256  # rows and columns: their float32 products stay in cache until they are rounded
-NO_BIAS: dict[Any, np.ndarray] = {}
 
 
 class FastLinearCache(NamedTuple):
@@ -26,29 +24,31 @@ class FastLinearCache(NamedTuple):
     has_bias: bool
 
 
-def takes(*arrays: np.ndarray | None) -> bool:
-    """Whether all are NumPy arrays of one of the types that the loops know, and none is empty."""
-    first = arrays[0]
-    for x in arrays:
-        if type(x) is not np.ndarray or x.dtype != first.dtype or not x.size:  # type: ignore[union-attr]
-            return False
-    return first.dtype in DTYPES or first.dtype.name == BFLOAT16  # type: ignore[union-attr]
-
-
-def rows(x: np.ndarray) -> np.ndarray:
-    """x as (N, C), contiguous; bfloat16 as bits."""
-    return np.ascontiguousarray(as_bits(x).reshape(-1, x.shape[-1]))
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
+    """Whether compiled code can compute x w + b; if these are not arguments of `linear`, another twin says so."""
+    return (
+        (alike(x, w) if b is None else alike(x, w, b) and b.shape == w.shape[1:])
+        and w.ndim == 2
+        and x.shape[-1:] == w.shape[:1]
+    )
 
 
 def matrix(w: np.ndarray) -> tuple[np.ndarray, bool]:
     """A contiguous array with the numbers of w, which is transposed if the second result is true."""
     w = as_bits(w)
-    return (w.T, True) if w.flags.f_contiguous and not w.flags.c_contiguous else (np.ascontiguousarray(w), False)
+    if w.flags.c_contiguous:
+        return w, False
+    return (w.T, True) if w.flags.f_contiguous else (np.ascontiguousarray(w), False)
 
 
-def bias_of(b: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+def as_row(b: np.ndarray | None, like: np.ndarray) -> np.ndarray:
     """b as compiled code takes it, with no elements if there is no b."""
-    return np.empty(0, x.dtype) if b is None else np.ascontiguousarray(as_bits(b))
+    return like[0, :0] if b is None else rows(b)[0]
+
+
+def fits_back(dy: np.ndarray, x: np.ndarray, w: np.ndarray) -> bool:
+    """Whether dy is the gradient of x w for compiled code."""
+    return type(dy) is np.ndarray and dy.dtype == x.dtype and dy.shape == (*x.shape[:-1], w.shape[1])
 
 
 @ops.linear.twin(np.ndarray, fast=True)
@@ -73,12 +73,11 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     The cache is that of the reference.
     """
     library = products()
-    if library is None or not (takes(x, w) if b is None else takes(x, w, b)):
+    if library is None or not fits(x, w, b):
         return ops.linear.twins.get(np.ndarray, ops.linear.reference)(x, w, b)
-    check_linear(x, w, b)
     flat, (table, across) = rows(x), matrix(w)
     y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(library, flat, table, across, bias_of(b, flat), -np.inf, y)
+    affine(library, flat, table, across, as_row(b, flat), -np.inf, y)
     return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), FastLinearCache(x, w, b is not None)
 
 
@@ -86,8 +85,7 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
 def linear_backward(dy: np.ndarray, cache: FastLinearCache) -> tuple[np.ndarray, ...]:
     """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in bfloat16 dw and db are float32."""
     x, w, has_bias = cache
-    expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
-    if dy.dtype != x.dtype:
+    if not fits_back(dy, x, w):
         return ops.linear_backward.reference(dy, LinearCache(*cache))
     flat, (table, across) = rows(x), matrix(w)
     dx = np.empty_like(flat)
@@ -101,11 +99,11 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
     """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
     has no effect.
     """
-    (N, O), (rows, columns) = y.shape, block(y)
-    buffer = wide_buffer(y, rows * columns)
-    for n0 in range(0, N, rows):
-        for o0 in range(0, O, columns):
-            shape = min(rows, N - n0), min(columns, O - o0)
+    (N, O), (height, width) = y.shape, block(y)
+    buffer = wide_buffer(y, height * width)
+    for n0 in range(0, N, height):
+        for o0 in range(0, O, width):
+            shape = min(height, N - n0), min(width, O - o0)
             h = buffer[: shape[0] * shape[1]].reshape(shape)
             product(library, x[n0 : n0 + shape[0]], False, w, across, o0, h)
             columns_of_b = b[o0 : o0 + shape[1]]

@@ -13,10 +13,27 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from .numba_code import rounded, widened
+from .numba_code import as_bits, rounded, widened
 
 BITS = numba.uint16
-DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}
+DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}  # and bfloat16, which `alike` adds when it meets it
+
+
+def alike(*arrays: Any) -> bool:
+    """Whether all are NumPy arrays of one type that the loops know, and none is empty."""
+    dtype = getattr(arrays[0], "dtype", None)
+    for x in arrays:
+        if type(x) is not np.ndarray or x.dtype != dtype or not x.size:
+            return False
+    if dtype not in DTYPES and dtype.name == "bfloat16":
+        DTYPES.add(dtype)
+    return dtype in DTYPES
+
+
+def rows(x: np.ndarray) -> np.ndarray:
+    """x as compiled code takes it, (N, C), contiguous; bfloat16 as bits."""
+    x = as_bits(x).reshape(-1, x.shape[-1])
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
 def read(x: Any) -> Any:
