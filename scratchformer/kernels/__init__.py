@@ -37,7 +37,17 @@ __all__ = [
     "numpy_swiglu",
 ]
 
-FAST = ("numba_linear", "numba_dense")  # the modules of the extra `fast`
+FAST = (  # the modules of the extra `fast`
+    "numba_adam",
+    "numba_cross_entropy",
+    "numba_dense",
+    "numba_elementwise",
+    "numba_embedding",
+    "numba_layernorm",
+    "numba_linear",
+    "numba_rmsnorm",
+    "numba_rotary",
+)
 
 
 def load_fast() -> None:
