@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numba
 import numpy as np
 
 from ..optim import adam
-from .numba_code import compiled
 from .numpy_arrays import one_real_dtype
 
 
@@ -25,23 +25,25 @@ def adam_step(
 
     The bias corrections are two scalars, rate and root:
 
-        rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
-        w_i = w0_i − rate m_i/(root √v_i + eps)
+        rate := lr/(1 − β1^t)        root := √(1 − β2^t)
+        w_i = w0_i − rate m_i/(√v_i/root + eps)
         w_i = w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
 
     (There is no backward: nothing is differentiated.)
 
         step(w, g, m, v, rate, *betas, root, eps)
+
+    Every operation is rounded as in the reference, so the results are the same, bit for bit.
     """
     if not (one_real_dtype(w, g, m, v) and all(x.ndim == 1 and x.flags.c_contiguous for x in (w, g, m, v))):
         return adam.adam_step.twins[np.ndarray](w, g, m, v, lr, betas, eps, steps)
     beta1, beta2 = betas
-    rate, root = lr / (1 - beta1**steps), 1 / math.sqrt(1 - beta2**steps)
+    rate, root = lr / (1 - beta1**steps), math.sqrt(1 - beta2**steps)
     step(w, g, m, v, rate, *betas, root, eps)
     return None
 
 
-@compiled
+@numba.njit(nogil=True, cache=True, error_model="numpy")
 def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root: Any, eps: Any) -> None:
     number = w.dtype.type
     kept1, new1, kept2, new2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
@@ -49,4 +51,4 @@ def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root
     for i in range(w.size):
         m[i] = kept1 * m[i] + new1 * g[i]
         v[i] = kept2 * v[i] + new2 * (g[i] * g[i])
-        w[i] -= rate_ * m[i] / (root_ * np.sqrt(v[i]) + eps_)
+        w[i] -= rate_ * m[i] / (np.sqrt(v[i]) / root_ + eps_)

@@ -14,7 +14,8 @@ from .numba_math import alike, constant, exp, narrow, numbers_like, read, rows
 
 class FastCrossEntropyCache(NamedTuple):
     logits: np.ndarray  # (..., V)
-    log_sum: np.ndarray  # (2, N): max_v z and log Σ_v exp(z − max)
+    z_max: np.ndarray  # (N,)
+    log_z: np.ndarray  # (N,), of z − z_max
     targets: np.ndarray  # (N,), 0 where ignored
     counted: np.ndarray  # (N,), boolean
     n: int  # how many targets count
@@ -43,32 +44,32 @@ def cross_entropy(
     Both directions read each logit from memory once, and compute in float32 for bfloat16 logits. The cache keeps the
     logits, and m and log Z of each row.
 
-        write_gradient(rows(logits), log_sum, targets, share, label_smoothing, rows(dlogits))
+        write_gradient(rows(logits), z_max, log_z, targets, share, label_smoothing, rows(dlogits))
     """
     if not alike(logits) or not isinstance(targets, np.ndarray):
         return ops.cross_entropy.twins[np.ndarray](logits, targets, ignore_index, label_smoothing)
     _, targets, counted = as_rows(logits, targets, ignore_index, label_smoothing)
     z, targets = rows(logits), np.ascontiguousarray(targets, np.intp)
-    log_sum, row = numbers_like(z, (2, len(z))), numbers_like(z, len(z))
-    write_losses(z, targets, label_smoothing, log_sum, row)
+    z_max, log_z, row = (numbers_like(z, len(z)) for _ in range(3))
+    write_losses(z, targets, label_smoothing, z_max, log_z, row)
     n = int(counted.sum())
     loss = np.where(counted, row, 0).sum() / max(1, n)
-    return loss, FastCrossEntropyCache(logits, log_sum, targets, counted, n, label_smoothing)
+    return loss, FastCrossEntropyCache(logits, z_max, log_z, targets, counted, n, label_smoothing)
 
 
 @ops.cross_entropy_backward.twin(FastCrossEntropyCache)
 def cross_entropy_backward(dloss: np.floating | float, cache: FastCrossEntropyCache) -> np.ndarray:
     """dlogits, as `ops.cross_entropy_backward`."""
     check_dloss(dloss)
-    logits, log_sum, targets, counted, n, label_smoothing = cache
+    logits, z_max, log_z, targets, counted, n, label_smoothing = cache
     dlogits = np.empty(logits.shape, logits.dtype)
-    share = (counted * (dloss / max(1, n))).astype(log_sum.dtype)  # (N,)
-    write_gradient(rows(logits), log_sum, targets, share, label_smoothing, rows(dlogits))
+    share = (counted * (dloss / max(1, n))).astype(log_z.dtype)  # (N,)
+    write_gradient(rows(logits), z_max, log_z, targets, share, label_smoothing, rows(dlogits))
     return dlogits
 
 
 @compiled
-def write_losses(z: Any, targets: Any, smoothing: Any, log_sum: Any, row: Any) -> None:
+def write_losses(z: Any, targets: Any, smoothing: Any, z_max: Any, log_z: Any, row: Any) -> None:
     number = row.dtype.type
     one, share = number(1), number(smoothing)
     for n in range(z.shape[0]):
@@ -80,20 +81,22 @@ def write_losses(z: Any, targets: Any, smoothing: Any, log_sum: Any, row: Any) -
             shifted = read(logits[v]) - most
             total += exp(shifted)
             sum_z += shifted
-        log_sum[0, n], log_sum[1, n] = most, np.log(total)
-        row[n] = log_sum[1, n] - (one - share) * (read(logits[targets[n]]) - most)
+        z_max[n], log_z[n] = most, np.log(total)
+        row[n] = log_z[n] - (one - share) * (read(logits[targets[n]]) - most)
         if share > 0:
             row[n] -= share * sum_z / number(logits.size)
 
 
 @compiled
-def write_gradient(z: Any, log_sum: Any, targets: Any, share: Any, smoothing: Any, dz: Any) -> None:
+def write_gradient(
+    z: Any, z_max: Any, log_z: Any, targets: Any, share: Any, smoothing: Any, dz: Any
+) -> None:
     number = share.dtype.type
     for n in range(z.shape[0]):
-        logits, to, most, log_z, weight = z[n], dz[n], log_sum[0, n], log_sum[1, n], share[n]
+        logits, to, most, log_total, weight = z[n], dz[n], z_max[n], log_z[n], share[n]
         least = number(smoothing) / number(logits.size)
         for v in range(logits.size):
-            to[v] = narrow(weight * (exp((read(logits[v]) - most) - log_z) - least), to)
+            to[v] = narrow(weight * (exp((read(logits[v]) - most) - log_total) - least), to)
         v = targets[n]
-        p = exp((read(logits[v]) - most) - log_z)
+        p = exp((read(logits[v]) - most) - log_total)
         to[v] = narrow(weight * (p - least - (constant(1, p) - number(smoothing))), to)

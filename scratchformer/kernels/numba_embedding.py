@@ -29,7 +29,7 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, Any]:
 
     For n = 0, 1, ... in this order, the row dy_n is added to row ids_n, so an id may occur any number of times:
 
-        add_rows(np.ascontiguousarray(ids.reshape(-1), np.intp), rows(dy), dtable)
+        add_rows(np.ascontiguousarray(ids.reshape(-1), np.intp), flat, dtable)
 
     dtable is float32 for a bfloat16 dy. The cache is that of the reference.
     """

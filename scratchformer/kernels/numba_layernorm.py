@@ -34,7 +34,11 @@ def layernorm(x: np.ndarray, gamma: np.ndarray, beta: np.ndarray, eps: float = 1
         dx_nc = rstd_n (g_nc − mean_c'(g_nc') − x̂_nc mean_c'(g_nc' x̂_nc'))
 
     The two means of a row, and its terms of dγ and dβ, are summed in one loop; a second loop writes dx. Nothing of the
-    size of x is allocated but the results. In place of x̂ the cache keeps x itself, and μ and 1/σ of each row. Sums are
+    size of x is allocated but the results:
+
+        dgamma, dbeta = backward(rows(dy), flat, statistics, as_bits(gamma), dx)
+
+    In place of x̂ the cache keeps x itself, and μ and 1/σ of each row. Sums are
     float32 for bfloat16 arrays, and so are dγ and dβ, which are added up.
     """
     if not (alike(x, gamma, beta) and gamma.shape == beta.shape == x.shape[-1:] and 0 <= eps < math.inf):

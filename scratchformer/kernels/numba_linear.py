@@ -67,10 +67,9 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx are
     rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
 
-        affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
-        product(library, x, True, dy, False, 0, dw)
+        dw, db = affine_backward(products(), rows(dy), flat, table, across, has_bias, dx)
 
-    The cache is that of the reference.
+    One call of compiled code computes all three, without the interpreter lock. The cache is that of the reference.
     """
     library = products()
     if library is None or not fits(x, w, b):

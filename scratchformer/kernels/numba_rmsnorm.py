@@ -32,7 +32,11 @@ def rmsnorm(x: np.ndarray, gamma: np.ndarray, eps: float = 1e-6) -> tuple[np.nda
         dγ_c = Σ_n dy_nc x̂_nc        g_nc := ∂L/∂x̂_nc = dy_nc γ_c
         dx_nc = rrms_n (g_nc − x̂_nc mean_c'(g_nc' x̂_nc'))
 
-    The mean of a row and its terms of dγ are summed in one loop; a second loop writes dx. The cache keeps x itself and
+    The mean of a row and its terms of dγ are summed in one loop; a second loop writes dx:
+
+        dgamma = backward(rows(dy), flat, rrms, as_bits(gamma), dx)
+
+    The cache keeps x itself and
     one number of each row. Sums are float32 for bfloat16 arrays, and so is dγ.
     """
     if not (alike(x, gamma) and gamma.shape == x.shape[-1:] and 0 <= eps < math.inf):

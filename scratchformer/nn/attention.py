@@ -91,7 +91,7 @@ class CrossAttention(MultiHead):
 
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
+        dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))
 
     The gradient of a projection, by `linear`, sums over the positions that it was applied to:
 
@@ -132,7 +132,7 @@ class CrossAttention(MultiHead):
         dq, dk, dv = ops.attention_backward(self.split_heads(dy), cache.attention)
         dx = self.query.backward(self.join_heads(dq), cache.query)
         dmemory = self.key.backward(self.join_heads(dk), cache.key)
-        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)
+        dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))
         return dx, dmemory
 
     def project(self, memory: Array) -> tuple[Array, Array]:
@@ -184,7 +184,8 @@ class SelfAttention(CrossAttention):
 
     def backward(self, dy: Array, cache: MultiHeadCache) -> Array:
         du, dmemory = super().backward(dy, cache)
-        return du + dmemory
+        dx, _ = ops.add(du, dmemory)
+        return dx
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
@@ -45,14 +46,14 @@ class Residual(Layer):
         n = x        f = dropout(branch(n))        s = x + f        y = norm(s)
         ds_tc = Σ_e dy_te ∂y_te/∂s_tc        dn_tc = Σ_s Σ_e ds_se ∂f_se/∂n_tc        dx_tc = ds_tc + dn_tc
         ds = self.norm.backward(dy, cache.norm)
-        dx = ds + dn[:, -T:]
+        dx, _ = ops.add(ds, dn[:, -T:])
 
     In "pre" order the sum is y. dy passes through the sum unchanged, whatever the branch does, and only the branch
     passes its gradient through the norm:
 
         n = norm(x)        f = dropout(branch(n))        y = x + f
         dn_tc = Σ_s Σ_e dy_se ∂f_se/∂n_tc        dx_tc = dy_tc + Σ_e dn_te ∂n_te/∂x_tc
-        dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]
+        dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
 
     The slice [:, -T:] leaves out what the branch passes back to a memory. Gradients of the branch's further inputs are
     returned after dx.
@@ -73,12 +74,13 @@ class Residual(Layer):
         if self.order == "post":
             f, branch = self.branch.forward(x, *inputs, **options)
             f, dropout = self.dropout.forward(f, key)
-            y, norm = self.norm.forward(x[:, -f.shape[1] :] + f)
+            s, _ = ops.add(x[:, -f.shape[1] :], f)
+            y, norm = self.norm.forward(s)
         else:
             n, norm = self.norm.forward(x)
             f, branch = self.branch.forward(n, *inputs, **options)
             f, dropout = self.dropout.forward(f, key)
-            y = x[:, -f.shape[1] :] + f
+            y, _ = ops.add(x[:, -f.shape[1] :], f)
         return y, ResidualCache(norm, branch, dropout)
 
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
@@ -91,9 +93,9 @@ class Residual(Layer):
         dn = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
         if self.order == "post":
-            dx = ds + dn[:, -T:]
+            dx, _ = ops.add(ds, dn[:, -T:])
         else:
-            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]
+            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
         return (dx, *others) if others else dx
 
     def around(self, branch: Callable[[Array], Array], x: Array) -> Array:

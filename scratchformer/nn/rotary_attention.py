@@ -56,8 +56,8 @@ class RotarySelfAttention(MultiHead):
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
-        dx = dx + self.key.backward(self.join_heads(dk), cache.key)
-        dx = dx + self.value.backward(self.join_heads(dv), cache.value)
+        dx, _ = ops.add(dx, self.key.backward(self.join_heads(dk), cache.key))
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Jiang et al.,
     "Mistral 7B", 2023, section 2, for the window.
@@ -110,8 +110,8 @@ class RotarySelfAttention(MultiHead):
         dq = ops.rotary_backward(dq, cache.rotated_q)
         dk = ops.rotary_backward(dk, cache.rotated_k)
         dx = self.query.backward(self.join_heads(dq), cache.query)
-        dx = dx + self.key.backward(self.join_heads(dk), cache.key)
-        dx = dx + self.value.backward(self.join_heads(dv), cache.value)
+        dx, _ = ops.add(dx, self.key.backward(self.join_heads(dk), cache.key))
+        dx, _ = ops.add(dx, self.value.backward(self.join_heads(dv), cache.value))
         return dx
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:

@@ -40,7 +40,7 @@ class SwiGLU(Layer):
     In code:
 
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
-        dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
+        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
 
     Source: Shazeer, "GLU variants improve transformer", 2020, equation 6.
     """
@@ -60,5 +60,5 @@ class SwiGLU(Layer):
 
     def backward(self, dy: Array, cache: SwiGLUCache) -> Array:
         dgate, dup = ops.swiglu_backward(self.down.backward(dy, cache.down), cache.swiglu)
-        dx = self.gate.backward(dgate, cache.gate) + self.up.backward(dup, cache.up)
+        dx, _ = ops.add(self.gate.backward(dgate, cache.gate), self.up.backward(dup, cache.up))
         return dx

@@ -36,9 +36,10 @@ def add(x: Array, f: Array) -> tuple[Array, AddCache]:
     The cache keeps the shape, with which dy is checked. A layer whose next step only reads the gradients can pass dy on
     instead. Source: He et al., "Deep residual learning for image recognition", 2016, equation 1.
     """
-    expect_floating(x=x)
-    expect_like("f", f, x.shape)
+    expect_floating(x=x, f=f)
     array_module(x, f)
+    if f.shape != x.shape:
+        raise ValueError(f"f: expected {tuple(x.shape)}, got {tuple(f.shape)}")
     return x + f, AddCache(x.shape)
 
 

@@ -161,6 +161,7 @@ def _cross_entropy(d: Draw, **options: Any) -> OperationCase:
 
 
 OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
+    "add": lambda d: OperationCase(ops.add, ops.add_backward, (d("B T C"), d("B T C")), analytic=True),
     "linear": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O"), d("O")), analytic=True),
     "linear, no bias": lambda d: OperationCase(ops.linear, ops.linear_backward, (d("B T I"), d("I O")), analytic=True),
     "dense": lambda d: _dense(d, "relu"),

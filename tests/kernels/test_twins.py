@@ -7,7 +7,8 @@ The cases are those of `scratchformer.testing.cases` and, for the twins' own der
 import inspect
 import sys
 import tracemalloc
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scratchformer import ops
-from scratchformer.dispatch import reference_only
+from scratchformer.dispatch import fast, reference_only
 from scratchformer.notation import check_derivation
 from scratchformer.notation.layout import normal
 from scratchformer.notation.run import statements
@@ -26,10 +27,23 @@ from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
 
-TWINS = [name for name in OPERATIONS if OPERATIONS[name](Draw()).op.twins]
+KINDS = {"numpy": nullcontext} | ({"numba": fast} if find_spec("numba") and find_spec("scratchformer.kernels") else {})
+for kind in KINDS.values():
+    with kind():  # registers the fast twins
+        pass
+
+
+def twins(op, kind):
+    """Those that run inside KINDS[kind]."""
+    return getattr(op, "twins" if kind == "numpy" else "fast_twins", ())
+
+
+TWINS = [(kind, name) for kind in KINDS for name in OPERATIONS if twins(OPERATIONS[name](Draw()).op, kind)]
 MODULES = [module for name, module in sys.modules.items() if name.startswith("scratchformer.")]
-FORWARDS = {f.__name__ for m in MODULES for f in list(vars(m).values()) if np.ndarray in getattr(f, "twins", ())}
-DERIVED = [name for name in derivations.CASES if ".numpy" in name and FORWARDS]
+FORWARDS = {
+    (f.__name__, kind) for kind in KINDS for m in MODULES for f in list(vars(m).values()) if np.ndarray in twins(f, kind)
+}
+DERIVED = [name for name in derivations.CASES if "." in name and FORWARDS]
 
 
 @contextmanager
@@ -59,22 +73,22 @@ def run(case, args, dy=None):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", TWINS)
-def test_the_twin_agrees_with_the_reference(name, dtype, combinations):
+@pytest.mark.parametrize(("kind", "name"), TWINS)
+def test_the_twin_agrees_with_the_reference(kind, name, dtype, combinations):
     for drawn in combinations(4, scale=SCALES, small=[False, True]):
-        expect_what_the_reference_gives(name, dtype, **drawn)
+        expect_what_the_reference_gives(kind, name, dtype, **drawn)
 
 
-def expect_what_the_reference_gives(name, dtype, scale, small, seed):
+def expect_what_the_reference_gives(kind, name, dtype, scale, small, seed):
     case = OPERATIONS[name](Draw(seed, scale, largest=17))
     args = [x.astype(dtype) if is_array(x) and is_floating(x) else x for x in case.args]
-    with pieces(small):
-        cache, fast = run(case, args)
+    with pieces(small), KINDS[kind]():
+        cache, found = run(case, args)
     with reference_only():
-        plain_cache, plain = run(case, args)
-    assert type(cache) is not type(plain_cache), "the twin did not run"
+        _, plain = run(case, args)
+    assert case.op_backward.twins[type(cache)].__module__.startswith(f"scratchformer.kernels.{kind}_"), "it did not run"
     largest = max(np.abs(a).max() for a in plain)
-    for f, p in zip(fast, plain, strict=True):
+    for f, p in zip(found, plain, strict=True):
         assert f.shape == p.shape and f.dtype == p.dtype == dtype
         tolerance = 1e-12 if dtype == np.float64 else 1e-5
         if "attention" in name:  # scores of size |z| lose |z| eps before they are exponents
@@ -82,17 +96,17 @@ def expect_what_the_reference_gives(name, dtype, scale, small, seed):
         np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_gradients(name, combinations, thorough):
+@pytest.mark.parametrize(("kind", "name"), TWINS)
+def test_gradients(kind, name, combinations, thorough):
     """Central differences and the contract of a pair, for the twin with several tiles and pieces."""
     for drawn in combinations(2, scale=SCALES, small=[False, True] if thorough else [True]):
-        with pieces(drawn["small"]):
+        with pieces(drawn["small"]), KINDS[kind]():
             check_operation(name, Draw(drawn["seed"], drawn["scale"]), max_elements=20 if thorough else 4)
 
 
 @pytest.mark.skipif(not TWINS, reason="no kernels")
 def test_every_twin_has_a_derivation():
-    assert FORWARDS == {name.partition(".numpy")[0] for name in DERIVED}
+    assert FORWARDS == {tuple(name.partition(",")[0].split(".")) for name in DERIVED}
 
 
 @pytest.mark.parametrize("name", DERIVED)
@@ -113,9 +127,9 @@ def test_the_derivation_is_true(name, seed, scale, small):
     assert small or {row.kind for row in report.rows} >= {"compared", "code"}
 
 
-@pytest.mark.parametrize("name", TWINS)
-def test_other_types_are_left_to_the_reference(name):
-    """Half precision, and arrays of two types, give what the reference gives."""
+@pytest.mark.parametrize(("kind", "name"), TWINS)
+def test_other_types_are_left_to_the_reference(kind, name):
+    """float16, and arrays of two types, give what the reference gives."""
     case = OPERATIONS[name](Draw(5))
     floating = [i for i, x in enumerate(case.args) if is_array(x) and is_floating(x)]
     for dtypes in ([np.float16] * len(floating), [np.float32] + [np.float64] * (len(floating) - 1)):
@@ -124,27 +138,30 @@ def test_other_types_are_left_to_the_reference(name):
         args = list(case.args)
         for i, dtype in zip(floating, dtypes, strict=True):
             args[i] = args[i].astype(dtype)
-        _, fast = run(case, args)
+        with KINDS[kind]():
+            _, found = run(case, args)
         with reference_only():
             _, plain = run(case, args)
-        for f, p in zip(fast, plain, strict=True):
+        for f, p in zip(found, plain, strict=True):
             assert f.dtype == p.dtype
             np.testing.assert_array_equal(f, p)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @given(arrays("4 N", scales=(1e-3, 1.0)), st.sampled_from([np.float32, np.float64]), st.integers(1, 3))
-def test_adam(drawn, dtype, steps):
+def test_adam(kind, drawn, dtype, steps):
     """w, m and v change in the same way, and g does not change."""
     start = [*drawn[:3], drawn[3] ** 2]
-    fast, plain = ([a.astype(dtype) for a in start] for _ in range(2))
+    found, plain = ([a.astype(dtype) for a in start] for _ in range(2))
     for t in range(1, steps + 1):
-        adam.adam_step(*fast, 1e-2, (0.9, 0.999), 1e-8, t)
+        with KINDS[kind]():
+            adam.adam_step(*found, 1e-2, (0.9, 0.999), 1e-8, t)
         with reference_only():
             adam.adam_step(*plain, 1e-2, (0.9, 0.999), 1e-8, t)
-    for f, p in zip(fast, plain, strict=True):
+    for f, p in zip(found, plain, strict=True):
         assert f.dtype == dtype
-        np.testing.assert_allclose(f, p, rtol=1e-5 if dtype == np.float32 else 1e-12)
-    assert np.array_equal(fast[1], start[1].astype(dtype))
+        np.testing.assert_allclose(f, p, rtol=0 if kind == "numba" else 1e-5 if dtype == np.float32 else 1e-12)
+    assert np.array_equal(found[1], start[1].astype(dtype))
 
 
 def test_what_a_query_may_not_see_does_not_change_its_last_bit():

@@ -4,20 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ... import nn, ops
+from ...dispatch import fast
+from ...ops import precision
+from ...ops.dropout import decide
+from ...optim import adam as adam_module
 from ...optim.adam import adam_step
+from . import operations
 from .case import DerivationCase, Sizes
 
 
 def twin(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
     """The NumPy twin of an operation and of its backward."""
     op = getattr(ops, name).twins[np.ndarray]
-    (op_backward,) = getattr(ops, f"{name}_backward").twins.values()
-    return DerivationCase(op, op_backward, args, names or {}, options)
+    return DerivationCase(op, backward_of(op), args, names or {}, options)
+
+
+def backward_of(twin: Callable) -> Callable:
+    """The backward in the module of a twin."""
+    backwards = getattr(ops, f"{twin.__name__}_backward").twins.values()
+    return next(backward for backward in backwards if backward.__module__ == twin.__module__)
+
+
+def compiled(case: Callable[[Sizes], DerivationCase]) -> Callable[[Sizes], DerivationCase]:
+    """The same case for the twin that runs inside `fast()`. `case` may also be one of the reference."""
+
+    def of_fast_twin(d: Sizes) -> DerivationCase:
+        found = case(d)
+        with fast():  # registers it
+            module = next(m for m in (ops, adam_module, precision) if hasattr(m, found.op.__name__))
+        op = getattr(module, found.op.__name__).fast_twins[np.ndarray]
+        return found._replace(op=op, op_backward=found.op_backward and backward_of(op))
+
+    return of_fast_twin
 
 
 def cross_entropy(d: Sizes) -> DerivationCase:
@@ -32,6 +56,13 @@ def dense(d: Sizes, activation: str = "relu") -> DerivationCase:
     names = {name: number for number, name in enumerate(ops.ACTIVATIONS)}
     x, w, b = d("B T I"), d("I O") / d.scale**2, d("O") / d.scale  # h of order 1: far out, φ is lost in 1 − Φ
     return twin("dense", x, w, b, activation, names=names | {"activation": names[activation]})
+
+
+def dropout(d: Sizes) -> DerivationCase:
+    """With the mask, which the compiled twin does not keep."""
+    x = d("B T C")
+    keep, scale = decide(0.25, d.key, x.shape, np)
+    return twin("dropout", x, 0.25, d.key, names={"keep": keep, "scale": scale})
 
 
 def layernorm(d: Sizes) -> DerivationCase:
@@ -73,6 +104,10 @@ def relative_attention(d: Sizes) -> DerivationCase:
     names = tile | {"allowed": table, "R": d.R, "I": d.T * d.R}
     arrays = keys(d, "B H S D"), d("B H S D"), d("H R D") / d.scale**2, d("H D"), d("H D")
     return twin("relative_attention", d("B H T D"), *arrays, pattern, names=names)
+
+
+def round_into(d: Sizes) -> DerivationCase:
+    return DerivationCase(precision.round_into, None, (d("F"), np.zeros(d.F)))
 
 
 def adam(d: Sizes) -> DerivationCase:
@@ -138,3 +173,16 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "rmsnorm.numpy": lambda d: twin("rmsnorm", d("B T C"), d("C")),
     "swiglu.numpy": lambda d: twin("swiglu", d("B T F"), d("B T F")),
 }
+
+COMPILED = {
+    **{name: CASES[f"{name}.numpy"] for name in ("adam_step", "cross_entropy", "embedding", "layernorm")},
+    **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
+    "dropout": dropout,
+    **{name: operations.CASES[name] for name in ("add", "linear", "rotary")},
+    "round_into": round_into,
+}
+
+if find_spec("numba"):
+    CASES |= {f"{name}.numba": compiled(case) for name, case in COMPILED.items()}
+    for activation in "", ", gelu", ", gelu_tanh", ", silu":
+        CASES[f"dense.numba{activation}"] = compiled(CASES[f"dense.numpy{activation}"])

@@ -150,6 +150,7 @@ def rotary(d: Sizes) -> DerivationCase:
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
+    "add": lambda d: reference("add", d("B T C"), d("B T C")),
     "linear": lambda d: reference("linear", d("B T I"), d("I O"), d("O")),
     "relu": relu,
     "gelu": lambda d: reference("gelu", d("B T C")),
