@@ -16,6 +16,7 @@ from ..ops.checks import expect_like
 from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
 from .numpy_arrays import one_real_dtype
+from .numpy_half import in_half
 from .numpy_attention import (
     SAFE,
     Run,
@@ -28,7 +29,7 @@ from .numpy_attention import (
     with_column,
 )
 
-plain = ops.relative_attention.reference
+plain = in_half(ops.relative_attention, ops.relative_attention_backward, 4)
 
 
 class TiledRelativeAttentionCache(NamedTuple):

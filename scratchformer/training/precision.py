@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ..backend import CPU
-from ..ops.checks import expect_one_of
+from ..ops.checks import expect_number, expect_one_of, expect_positive
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
-LARGEST, SMALLEST = 2.0**24, 2.0**-14  # loss scales
+FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
 PATIENCE = 500  # steps without an overflow after which the scale doubles
 
 
@@ -47,21 +48,38 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
 class LossScale:
     """S, by which the gradient of the loss is multiplied before backward in float16.
 
-    scale: the first S, a power of two. patience: N, the number of good steps after which S doubles.
+    scale: the first S, a power of two. patience: N, the number of good steps after which S doubles. `skipped` counts
+    the steps that were skipped.
     """
 
-    def __init__(self, scale: float = 2.0**15, patience: int = PATIENCE) -> None:
-        self.scale, self.patience = scale, patience
+    def __init__(self, scale: float = FIRST, patience: int = PATIENCE) -> None:
+        expect_number("scale", scale, zero=False)
+        expect_positive(patience=patience)
+        if not SMALLEST <= scale <= LARGEST or math.frexp(scale)[0] != 0.5:
+            raise ValueError(f"scale: expected a power of two from {SMALLEST:g} to {LARGEST:g}, got {scale}")
+        self.scale, self.patience = float(scale), patience
         self.good = self.skipped = 0
 
-    def skips(self, finite: bool) -> bool:
-        """Whether to skip this step, whose gradient is `finite` or not. Changes the scale for the next one."""
-        if finite:
+    def skips(self, norm: float) -> bool:
+        """Whether to skip a step with a gradient of this norm: it is not finite, and S can still be halved."""
+        if math.isfinite(norm):
             self.good += 1
             if self.good == self.patience:
                 self.scale, self.good = min(2 * self.scale, LARGEST), 0
             return False
-        if self.scale <= SMALLEST:
+        if self.scale == SMALLEST:
             return False
         self.scale, self.good, self.skipped = self.scale / 2, 0, self.skipped + 1
         return True
+
+    def measured(self) -> dict[str, float]:
+        """What a log says of it."""
+        return {"loss_scale": self.scale, "skipped_steps": self.skipped}
+
+    def state(self) -> dict[str, float]:
+        """What a snapshot must save."""
+        return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
