@@ -24,12 +24,11 @@ class HalfCache(NamedTuple):
     dtype: np.dtype  # of the arguments
 
 
-def in_half(op: Operation, op_backward: Operation, activations: int = 1) -> Callable:
+def in_half(op: Operation, op_backward: Operation) -> Callable:
     """What a NumPy twin of `op` calls for arrays that it does not handle.
 
     If all its arrays of real numbers are in one half precision, this is `op` on float32 copies; otherwise it is the
-    reference. activations: how many of the gradients, the first ones, are rounded; the others are of parameters and
-    stay in float32, in which they are added up. A loss stays in float32 too.
+    reference. A loss stays in float32, as in the reference.
     """
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -47,9 +46,7 @@ def in_half(op: Operation, op_backward: Operation, activations: int = 1) -> Call
     def backward(dy: Any, cache: HalfCache, **kwargs: Any) -> Any:
         wide = mapped(lambda x: x.astype(np.float32) if x.dtype == cache.dtype else x, cache.cache)
         gradients = op_backward(dy.astype(np.float32) if is_real(dy) else dy, wide, **kwargs)
-        if not isinstance(gradients, tuple):
-            return gradients.astype(cache.dtype)
-        return *(g.astype(cache.dtype) for g in gradients[:activations]), *gradients[activations:]
+        return mapped(lambda x: x.astype(cache.dtype), gradients)
 
     return forward
 
@@ -65,17 +62,18 @@ def half_of(args: tuple) -> np.dtype | None:
 
 
 def mapped(function: Callable[[np.ndarray], np.ndarray], cache: Any) -> Any:
-    """A cache with `function` of each of its arrays; NamedTuples in it keep their types."""
+    """`cache`, or gradients, with `function` of each array; NamedTuples keep their types."""
     if isinstance(cache, np.ndarray):
         return function(cache)
-    if hasattr(cache, "_fields"):
-        return type(cache)(*(mapped(function, part) for part in cache))
+    if isinstance(cache, tuple):
+        parts = [mapped(function, part) for part in cache]
+        return type(cache)(*parts) if hasattr(cache, "_fields") else tuple(parts)
     return cache
 
 
 def narrowed(x: np.ndarray, dtype: np.dtype, known: dict[tuple, np.ndarray], large: int) -> np.ndarray:
-    """An array of the cache as it is kept: an argument or y itself, another one rounded if it is `large`, and statistics
-    of rows as they are.
+    """An array of the cache as it is kept: an argument or y itself, another one rounded if it is `large`, and the
+    statistics of rows as they are.
     """
     if place(x) in known:
         return known[place(x)].reshape(x.shape)

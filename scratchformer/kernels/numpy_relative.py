@@ -16,7 +16,6 @@ from ..ops.checks import expect_like
 from ..ops.patterns import Full, Pattern
 from ..ops.relative import check_relative_attention
 from .numpy_arrays import one_real_dtype
-from .numpy_half import in_half
 from .numpy_attention import (
     SAFE,
     Run,
@@ -28,8 +27,9 @@ from .numpy_attention import (
     subtrahends,
     with_column,
 )
+from .numpy_half import in_half
 
-plain = in_half(ops.relative_attention, ops.relative_attention_backward, 4)
+plain = in_half(ops.relative_attention, ops.relative_attention_backward)
 
 
 class TiledRelativeAttentionCache(NamedTuple):

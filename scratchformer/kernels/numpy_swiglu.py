@@ -13,7 +13,7 @@ from .numpy_arrays import one_real_dtype, row_pieces
 from .numpy_dense import cdf
 from .numpy_half import in_half
 
-plain = in_half(ops.swiglu, ops.swiglu_backward, 2)
+plain = in_half(ops.swiglu, ops.swiglu_backward)
 
 
 class NumpySwigluCache(NamedTuple):

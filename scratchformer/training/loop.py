@@ -42,7 +42,6 @@ from .snapshot import (
     save_snapshot,
 )
 
-
 EARLIER = {"precision": "float32"}  # of snapshots of an earlier version, whose state has no such entry
 NOTED = 3  # skipped steps that are noted one by one
 
@@ -90,8 +89,8 @@ def train(
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
-    loss_scale: for replicas in float16; by default a new `LossScale`. A step whose gradient overflows is skipped: weights
-    and optimizer do not change. A note on standard error says so for the first of them, and how many there were at the
+    loss_scale: for replicas in float16; by default a new `LossScale`. A step whose gradient overflows is skipped, with
+    no change of weights and optimizer. Standard error has a note for each of the first ones, and their number at the
     end.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
     Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records

@@ -33,8 +33,8 @@ AHEAD = 4  # items that may be in progress or waiting for each replica
 
 class Replicas:
     """`count` replicas of a model, as a context manager. Inside it the fast twins run (`dispatch.fast`), and BLAS is
-    limited to one thread if there are several replicas. On a CPU the process keeps the memory that it frees from then on
-    (`memory.keep_freed_memory`).
+    limited to one thread if there are several replicas. On a CPU the process keeps the memory that it frees from then
+    on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
