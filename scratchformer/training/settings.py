@@ -22,6 +22,7 @@ from ..ops.checks import shown
 from ..options import MOST_STEPS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
+from .precision import PRECISIONS
 from .replicas import MOST_REPLICAS
 
 # What every settings.json has, with examples of its values.
@@ -35,6 +36,12 @@ VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+# Options of every program that are newer than the first runs.
+NEWER: Mapping[str, Mapping[str, Any]] = {
+    "precision": dict(
+        choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
+    )
+}
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
 
@@ -50,9 +57,10 @@ class Run(argparse.Namespace):
     state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
     preset_steps: int = 0  # the preset's number of steps; 0 if the run is only scored
 
-    def replicas_on_device(self) -> dict[str, int | None]:
+    def replicas_on_device(self) -> dict[str, Any]:
         """The arguments of `Replicas`."""
-        return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
+        count = self.replicas if self.device.index is None else 1
+        return {"count": count, "micro_batch": self.micro_batch, "precision": self.precision}
 
     def save(self) -> None:
         """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
@@ -89,6 +97,7 @@ def start_run(
     option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
     --resume, if it holds none.
     """
+    options = {**NEWER, **options}
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
@@ -200,6 +209,7 @@ def saved_settings(
     """All settings of a run of program `name`, with defaults for options that are newer than the run. Raises ValueError
     if they are damaged, or belong to another program.
     """
+    options = {**NEWER, **options}
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
         raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")

@@ -16,7 +16,8 @@ from .case import DerivationCase, Sizes
 def twin(name: str, *args: Any, names: Mapping[str, Any] | None = None, **options: Any) -> DerivationCase:
     """The NumPy twin of an operation and of its backward."""
     op = getattr(ops, name).twins[np.ndarray]
-    (op_backward,) = getattr(ops, f"{name}_backward").twins.values()
+    twins = getattr(ops, f"{name}_backward").twins.values()
+    (op_backward,) = (twin for twin in twins if twin.__module__ == op.__module__)
     return DerivationCase(op, op_backward, args, names or {}, options)
 
 
