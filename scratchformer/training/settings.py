@@ -30,11 +30,13 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
+ADDED = {"recompute": False}  # settings that a run of an earlier version may lack, with their values
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+CHANGEABLE = ("steps", "data", "recompute")  # options that it accepts
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
 
@@ -85,17 +87,17 @@ def start_run(
     options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
     become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
     not take these options.
-    A resumed run keeps its settings: only --device, --data, --steps and the options in `passing` may be given, and an
-    option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
-    --resume, if it holds none.
+    A resumed run keeps its settings: only --device, --data, --steps, --recompute and the options in `passing` may be
+    given, and an option that is newer than the run has its default. Raises ValueError if the folder already holds a
+    run, or, with --resume, if it holds none.
     """
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
-    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
+    given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
     device = get_device(args.device)
     state: Mapping[str, Any] = {}
     if args.resume is not None:
-        if kept := [name for name in given if name not in ("steps", "data", *passing)]:
+        if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
             raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
@@ -115,7 +117,7 @@ def start_run(
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
-        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
+        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False, **ADDED}
         settings |= {**_defaults(options), **presets[preset], **given}
     for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
         if settings[path] and Path(settings[path]).exists():
@@ -206,7 +208,9 @@ def saved_settings(
     preset = presets.get(settings["preset"], presets["small"])
     required = [name for name in preset if defaults.get(name) is None]
     settings = read_settings(run, *required)
-    settings |= {name: value for name, value in defaults.items() if name not in settings}
+    settings = ADDED | settings | {name: value for name, value in defaults.items() if name not in settings}
+    for added, value in ADDED.items():
+        _expect_like(run, added, settings[added], [value])
     _check_settings(run, settings, presets, options)
     return settings
 
@@ -282,6 +286,11 @@ def _parser(
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
         "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
         "micro-batch": dict(**number, most=2**31 - 1, help="rows computed at once (default: automatic)"),
+        "recompute": dict(
+            action=argparse.BooleanOptionalAction,
+            default=None,
+            help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
+        ),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }
