@@ -1,6 +1,6 @@
 """Where the time of a training step goes, by operation, on one replica with one BLAS thread.
 
-    python benchmarks/profile_step.py enwik8|imdb [--reference]
+    python benchmarks/profile_step.py enwik8|imdb [--reference | --precision bfloat16]
 
 Every operation is timed where a layer calls it. The rest is sums of residuals and gradients, and Python. With
 --reference the plain operations run instead of their twins.
@@ -41,6 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--reference", action="store_true", help="the plain operations")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
     args = parser.parse_args()
     for name in ops.__all__:
         if hasattr(getattr(ops, name), "twins"):
@@ -48,7 +49,7 @@ def main() -> None:
     model, batches = make(args)
     adam, batch = Adam(model.parameters(), 1e-4), batches.batch(0)
     plain = reference_only() if args.reference else nullcontext()
-    with Replicas(model, 1) as replicas, threadpool_limits(1, "blas"), plain:
+    with Replicas(model, 1, precision=args.precision) as replicas, threadpool_limits(1, "blas"), plain:
         rate = matrix_rate()
         replicas.gradients(batch, Key(0))
         seconds.clear()

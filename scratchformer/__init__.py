@@ -13,7 +13,7 @@ The public names are those in `__all__` here, and in the `__all__` of each of th
     sf.generation   sampling, beam search and the key-value caches
     sf.testing      gradient checks for your own operations and layers
 
-There are also keys for random numbers, devices, and `reference_only`. One import is enough for all of these.
+There are also keys for random numbers, devices, `reference_only` and `fast`. One import is enough for all of these.
 `scratchformer.dispatch` has the decorators that make an operation of two functions of your own.
 """
 
@@ -23,7 +23,7 @@ from importlib.util import find_spec
 
 from . import data, generation, models, nn, ops, optim, testing, training
 from .backend import CPU, Device, DeviceError, get_device, to_cpu, to_device
-from .dispatch import reference_only
+from .dispatch import fast, reference_only
 from .rng import Key
 
 if find_spec(f"{__name__}.kernels"):  # fast twins; without that folder everything runs, slower
@@ -37,6 +37,7 @@ __all__ = [
     "DeviceError",
     "Key",
     "data",
+    "fast",
     "generation",
     "get_device",
     "models",

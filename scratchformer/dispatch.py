@@ -14,8 +14,13 @@ An operation is a pair of functions. Decorated, their names dispatch:
     @ops.relu_backward.twin(FastCache)
     def relu_backward(dy, cache): ...
 
+    @ops.relu.twin(np.ndarray, fast=True)  # a second twin, which runs inside `fast()`
+    def relu(x): ...
+
 The forward is chosen by the type of the first array, the backward by the type of the cache. So the cache of a fused
-forward never reaches a reference backward. Inside `reference_only()` every forward call runs the reference.
+forward never reaches a reference backward. Inside `reference_only()` every forward call runs the reference. Fast twins
+need libraries that take time to import, and compile themselves when they are first called. So they run only inside
+`fast()`, which training and generation enter.
 """
 
 from __future__ import annotations
@@ -28,13 +33,15 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
-__all__ = ["Operation", "backward", "operation", "reference_only"]
+__all__ = ["Operation", "backward", "fast", "operation", "reference_only"]
 
 Arguments = ParamSpec("Arguments")
 Function = TypeVar("Function", bound=Callable)
 
 NUMBERS = ("f", "b", "i", "u", "c", "V")  # values of NumPy's `dtype.kind`; "V" is bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
+_fast_depth = 0  # the same for `fast()`
+_loaders: list[Callable[[], object]] = []  # these import the modules that register fast twins, see `when_fast`
 
 
 @contextmanager
@@ -52,15 +59,43 @@ def reference_only() -> Iterator[None]:
         _reference_depth -= 1
 
 
+@contextmanager
+def fast() -> Iterator[None]:
+    """Inside this block forward calls run the twins of the extra `fast`, as far as it is installed.
+
+    `Replicas` and the generators enter it by themselves; enter it around a training loop of your own. It applies to the
+    whole process, and `reference_only()` has precedence. The first block imports Numba and MKL, and the first calls in
+    it compile the twins, for which Numba keeps a cache on disk. Results differ from those outside in the last bits.
+    SCRATCHFORMER_FAST=0 in the environment makes the block do nothing.
+    """
+    global _fast_depth
+    while _loaders:
+        _loaders.pop()()
+    _fast_depth += 1
+    try:
+        yield
+    finally:
+        _fast_depth -= 1
+
+
+def when_fast(load: Callable[[], object]) -> None:
+    """Call `load` when the first block of `fast()` is entered."""
+    _loaders.append(load)
+
+
 class Operation(Protocol[Arguments]):
     """A function that dispatches, as a type checker sees it. The cache is Any: a twin has a cache type of its own."""
 
     __name__: str
     reference: Callable[Arguments, Any]
     twins: dict[type, Callable]  # by the type of the array, or of the cache
+    fast_twins: dict[type, Callable]  # those that run inside `fast()`
 
-    def twin(self, kind: type) -> Callable[[Function], Function]:
-        """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`."""
+    def twin(self, kind: type, fast: bool = False) -> Callable[[Function], Function]:
+        """Register the decorated function for calls whose first argument (a backward: whose cache) is a `kind`.
+
+        fast: only inside `fast()`, where it goes before a twin without. (The cache already tells a backward.)
+        """
 
     def __call__(self, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Any: ...
 
@@ -68,15 +103,18 @@ class Operation(Protocol[Arguments]):
 def operation(reference: Callable[Arguments, Any]) -> Operation[Arguments]:
     """Make `reference` an operation, for which twins can be registered with `.twin(array_type)`."""
     twins: dict[type, Callable] = {}
+    fast_twins: dict[type, Callable] = {}
     first, *_ = inspect.signature(reference).parameters
 
     @functools.wraps(reference)
     def forward(*args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get(first)
-        twin = twins.get(type(x)) if twins and not _reference_depth else None
+        twin = None
+        if (twins or fast_twins) and not _reference_depth:
+            twin = (fast_twins.get(type(x)) if _fast_depth else None) or twins.get(type(x))
         return (twin or reference)(*args, **kwargs)
 
-    return _with_twins(forward, reference, twins)
+    return _with_twins(forward, reference, twins, fast_twins)
 
 
 def backward(reference: Callable) -> Operation[...]:
@@ -97,7 +135,7 @@ def backward(reference: Callable) -> Operation[...]:
             twin = reference
         return twin(*args, **kwargs)
 
-    return _with_twins(dispatched, reference, twins)
+    return _with_twins(dispatched, reference, twins, twins)
 
 
 def cache_type(backward: Callable, argument: str) -> type | None:
@@ -131,11 +169,11 @@ def expect_cache(name: str, cache: Any, expected: type | None) -> None:
     raise TypeError(f"{name}: expected the {kind} that forward returned, got {found}")
 
 
-def _with_twins(dispatched: Callable, reference: Callable, twins: dict[type, Callable]) -> Any:
-    def twin(kind: type) -> Callable[[Function], Function]:
-        return functools.partial(_register, twins, kind)
+def _with_twins(dispatched: Callable, reference: Callable, twins: dict, fast_twins: dict) -> Any:
+    def twin(kind: type, fast: bool = False) -> Callable[[Function], Function]:
+        return functools.partial(_register, fast_twins if fast else twins, kind)
 
-    vars(dispatched).update(reference=reference, twins=twins, twin=twin)
+    vars(dispatched).update(reference=reference, twins=twins, fast_twins=fast_twins, twin=twin)
     return dispatched
 
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.dispatch import backward, operation, reference_only
+from scratchformer.dispatch import backward, fast, operation, reference_only, when_fast
 from scratchformer.testing.strict import STRICT
 
 
@@ -133,3 +133,32 @@ def test_every_operation_of_the_package_is_dispatched():
         if name.endswith("_backward"):
             forward = getattr(ops, name.removesuffix("_backward"))
             assert callable(forward.twin) and callable(getattr(ops, name).twin)
+
+
+def test_fast_twins_run_inside_the_block_only(double):
+    op, _, ran = double
+
+    @op.twin(np.ndarray, fast=True)
+    def compiled(x, by=2):
+        ran.append("compiled")
+        return by * x, FastCache(by)
+
+    op(np.ones(2))
+    with fast():
+        op(np.ones(2))
+        with reference_only():
+            op(np.ones(2))
+    with pytest.raises(RuntimeError), fast():
+        raise RuntimeError
+    op(np.ones(2))
+    assert ran == ["fast", "compiled", "reference", "fast"]
+
+
+def test_what_registers_fast_twins_runs_once_and_late():
+    loaded = []
+    when_fast(lambda: loaded.append(1))
+    assert not loaded
+    for _ in range(2):
+        with fast():
+            pass
+    assert loaded == [1]

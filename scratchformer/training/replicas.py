@@ -16,6 +16,7 @@ from typing import Any
 from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, Array, cores, to_cpu, to_device
+from ..dispatch import fast
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive, shown
 from ..optim.optimizer import pieces
@@ -28,8 +29,9 @@ AHEAD = 4  # items that may be in progress or waiting for each replica
 
 
 class Replicas:
-    """`count` replicas of a model, as a context manager. Inside it, BLAS is limited to one thread if there are several
-    replicas. On a CPU the process keeps the memory that it frees from then on (`memory.keep_freed_memory`).
+    """`count` replicas of a model, as a context manager. Inside it the fast twins run (see `dispatch.fast`), and BLAS
+    is limited to one thread if there are several. On a CPU the process keeps the memory that it frees from then
+    on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
@@ -66,6 +68,8 @@ class Replicas:
     def __enter__(self) -> Replicas:
         if self.device is CPU:
             keep_freed_memory()
+        self.fast = fast()  # first, so that the threads of the BLAS that it loads are limited too
+        self.fast.__enter__()
         self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
@@ -78,6 +82,7 @@ class Replicas:
         if self.limits is not None:
             self.limits.restore_original_limits()
             self.limits = None
+        self.fast.__exit__(None, None, None)
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""

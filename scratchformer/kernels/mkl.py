@@ -1,0 +1,30 @@
+"""Intel's MKL, from the package `mkl`: the functions for matrix products, called through ctypes."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from importlib.metadata import PackageNotFoundError, files
+from typing import Any
+
+INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
+
+
+@cache
+def library() -> Any:
+    """MKL as a ctypes library; None if the package `mkl` is not installed or cannot be loaded.
+
+    Its number of threads is that of every BLAS: `threadpoolctl` finds it and limits it.
+    """
+    try:
+        path = next(
+            f for f in files("mkl") or () if f.name.startswith(("libmkl_rt.", "mkl_rt.")) and f.suffix != ".lib"
+        )
+        found = ctypes.CDLL(str(path.locate()))
+    except (PackageNotFoundError, StopIteration, OSError):
+        return None
+    for name in ("cblas_sgemm", "cblas_gemm_bf16bf16f32"):
+        product = getattr(found, name)
+        product.argtypes = [*[INT] * 6, FLOAT, POINTER, INT, POINTER, INT, FLOAT, POINTER, INT]
+        product.restype = None
+    return found

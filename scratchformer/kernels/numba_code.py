@@ -1,0 +1,47 @@
+"""What the compiled twins share: how Numba compiles them, and bfloat16 as 16-bit integers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import llvmlite.binding
+import numba
+import numpy as np
+
+BFLOAT16 = "bfloat16"  # the name of the dtype of ml_dtypes, which need not be installed
+
+config: Any = numba.config
+if config.CPU_FEATURES is None:  # LLVM would use half of a vector register of 512 bits
+    config.CPU_FEATURES = f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+
+# Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+
+
+def compiled(function: Callable) -> Any:
+    """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk."""
+    return numba.njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+
+
+def as_bits(x: np.ndarray) -> np.ndarray:
+    """x as compiled code takes it: bfloat16 as its 16 bits in unsigned integers, a view; any other array itself."""
+    return x.view(np.uint16) if x.dtype.name == BFLOAT16 else x
+
+
+@compiled
+def widened(bits: Any) -> Any:
+    """The float32 that a bfloat16, given as its 16 bits, stands for: the upper half of the float32's bits."""
+    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
+
+
+@compiled
+def rounded(x: Any) -> Any:
+    """The 16 bits of the bfloat16 that is nearest to the float32 x; of two, the one whose last bit is 0.
+
+    Adding 0x7FFF to the lower half, or 0x8000 if the bit above it is 1, carries into the upper half exactly if that has
+    to be rounded up. NaN keeps a bit, so that it does not become infinity.
+    """
+    bits = np.float32(x).view(np.uint32)
+    up = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+    return np.uint16((bits >> np.uint32(16)) | np.uint32(0x40)) if x != x else np.uint16(up)
