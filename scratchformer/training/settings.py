@@ -30,13 +30,20 @@ NAMES: dict[str, tuple[Any, ...]] = {
     **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
-ADDED = {"recompute": False}  # settings that a run of an earlier version may lack, with their values
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
 CHANGEABLE = ("steps", "data", "recompute")  # options that it accepts
+# Options of every program that are newer than the first runs.
+NEWER: Mapping[str, Mapping[str, Any]] = {
+    "recompute": dict(
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
+    ),
+}
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
 
@@ -91,6 +98,7 @@ def start_run(
     given, and an option that is newer than the run has its default. Raises ValueError if the folder already holds a
     run, or, with --resume, if it holds none.
     """
+    options = {**NEWER, **options}
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
     given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
@@ -117,7 +125,7 @@ def start_run(
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
-        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False, **ADDED}
+        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
         settings |= {**_defaults(options), **presets[preset], **given}
     for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
         if settings[path] and Path(settings[path]).exists():
@@ -202,15 +210,14 @@ def saved_settings(
     """All settings of a run of program `name`, with defaults for options that are newer than the run. Raises ValueError
     if they are damaged, or belong to another program.
     """
+    options = {**NEWER, **options}
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
         raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")
     preset = presets.get(settings["preset"], presets["small"])
     required = [name for name in preset if defaults.get(name) is None]
     settings = read_settings(run, *required)
-    settings = ADDED | settings | {name: value for name, value in defaults.items() if name not in settings}
-    for added, value in ADDED.items():
-        _expect_like(run, added, settings[added], [value])
+    settings |= {name: value for name, value in defaults.items() if name not in settings}
     _check_settings(run, settings, presets, options)
     return settings
 
@@ -231,12 +238,12 @@ def _check_settings(
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
         action = described.get("action", "store")
-        if "nargs" in described or action not in ("store", "store_true"):
+        if "nargs" in described or action not in ("store", "store_true", argparse.BooleanOptionalAction):
             continue  # a list, or whatever the program's own action makes
         if value not in (None, *described.get("choices", (value,))):
             known = ", ".join(map(str, described["choices"]))
             raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected one of {known}")
-        kind = bool if action == "store_true" else described.get("type", str)
+        kind = described.get("type", str) if action == "store" else bool
         examples = [preset[name] for preset in presets.values() if name in preset]
         if kind in (bool, int, float, str):  # and not a function of the program's own
             _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], least=-(2**63))
@@ -286,11 +293,6 @@ def _parser(
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
         "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
         "micro-batch": dict(**number, most=2**31 - 1, help="rows computed at once (default: automatic)"),
-        "recompute": dict(
-            action=argparse.BooleanOptionalAction,
-            default=None,
-            help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
-        ),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }
