@@ -5,6 +5,7 @@ registered when `dispatch.fast()` is first entered.
 """
 
 import os
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -42,9 +43,13 @@ FAST: tuple[str, ...] = ()  # the modules of the extra `fast`
 
 def load_fast() -> None:
     """Import the modules that register fast twins, unless Numba is missing or SCRATCHFORMER_FAST is 0."""
-    if find_spec("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
+    if not find_spec("numba") or os.environ.get("SCRATCHFORMER_FAST") == "0":
+        return
+    try:
         for name in FAST:
             import_module(f"{__name__}.{name}")
+    except ImportError as error:  # such as a Numba that is too old for this NumPy
+        warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 
 
 when_fast(load_fast)
