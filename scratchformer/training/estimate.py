@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array
-from ..nn import add_lora
+from ..nn import add_lora, recompute_blocks
+from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..rng import Key
 from .replicas import Replicas
 
@@ -57,7 +58,7 @@ class Estimate(NamedTuple):
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
         head = f"micro-batches of {self.rows} rows of {self.length} tokens, {self.replicas} replica(s)\n"
-        return head + "\n".join(f"{name:<46}{size / 1e6:>10.1f} MB" for name, size in rows)
+        return head + "\n".join(f"{name:<50}{size / 1e6:>10.1f} MB" for name, size in rows)
 
 
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
@@ -67,8 +68,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
     what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
-    depth. before: bytes that the process used without the model (`memory.resident_bytes`). Raises ValueError for a
-    model on a GPU.
+    depth; if they are recomputed, this is their inputs, and the rest counts once. before: bytes that the process used
+    without the model (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config = model.config
@@ -117,6 +118,8 @@ def _shallow(model: Any) -> tuple[Any, int]:
     shallow = type(model)(**config)
     if lora is not None:
         add_lora(shallow, **lora)
+    if recomputes_blocks(model):
+        recompute_blocks(shallow)
     return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
 
 
@@ -171,7 +174,13 @@ def _arrays(x: Any) -> Iterator[Array]:
 
 def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a model's cache in order, with names; of a list (the caches of the blocks), only the first."""
-    if isinstance(cache, list) and cache:
+    if isinstance(cache, list) and cache and isinstance(cache[0], RecomputeCache):
+        x, *shared = cache[0].inputs
+        yield f"{name}: inputs", x
+        once = name.replace("blocks", "recomputed")
+        yield f"{once}: shared inputs", (shared, cache[0].options)
+        yield from _parts(once, cache[-1].kept)
+    elif isinstance(cache, list) and cache:
         fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
         for field, part in fields.items():
             yield f"{name}: {field}".removesuffix(": "), part

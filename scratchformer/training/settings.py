@@ -36,11 +36,17 @@ VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+CHANGEABLE = ("steps", "data", "recompute")  # options that it accepts
 # Options of every program that are newer than the first runs.
 NEWER: Mapping[str, Mapping[str, Any]] = {
     "precision": dict(
         choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
-    )
+    ),
+    "recompute": dict(
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
+    ),
 }
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
@@ -93,18 +99,18 @@ def start_run(
     options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
     become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
     not take these options.
-    A resumed run keeps its settings: only --device, --data, --steps and the options in `passing` may be given, and an
-    option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
-    --resume, if it holds none.
+    A resumed run keeps its settings: only --device, --data, --steps, --recompute and the options in `passing` may be
+    given, and an option that is newer than the run has its default. Raises ValueError if the folder already holds a
+    run, or, with --resume, if it holds none.
     """
     options = {**NEWER, **options}
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
-    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
+    given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
     device = get_device(args.device)
     state: Mapping[str, Any] = {}
     if args.resume is not None:
-        if kept := [name for name in given if name not in ("steps", "data", *passing)]:
+        if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
             raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
@@ -237,12 +243,12 @@ def _check_settings(
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
         action = described.get("action", "store")
-        if "nargs" in described or action not in ("store", "store_true"):
+        if "nargs" in described or action not in ("store", "store_true", argparse.BooleanOptionalAction):
             continue  # a list, or whatever the program's own action makes
         if value not in (None, *described.get("choices", (value,))):
             known = ", ".join(map(str, described["choices"]))
             raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected one of {known}")
-        kind = bool if action == "store_true" else described.get("type", str)
+        kind = described.get("type", str) if action == "store" else bool
         examples = [preset[name] for preset in presets.values() if name in preset]
         if kind in (bool, int, float, str):  # and not a function of the program's own
             _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], least=-(2**63))

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from scratchformer.data import TranslationBatch
-from scratchformer.models import EncoderDecoder
+from scratchformer.data import TextBatch, TranslationBatch
+from scratchformer.models import EncoderDecoder, LanguageModel
+from scratchformer.nn import recompute_blocks
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
@@ -106,6 +108,35 @@ def test_every_part_of_an_encoder_decoder_is_listed():
     # 3 blocks; one of the arrays is the query projection's input
     attention = cache[0].decoder.stack.blocks[0].cross.branch.query.x
     assert found.activations["decoder blocks: cross"] > 3 * attention.nbytes
+
+
+@pytest.mark.parametrize("kind", ["LanguageModel", "EncoderDecoder"])
+def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
+    """Compared with what a deeper model then allocates."""
+    ids, sizes = np.ones((4, 64), np.int32), dict(d_model=32, heads=2, depth=6)
+    if kind == "LanguageModel":
+        model, batch = LanguageModel(11, context=64, **sizes), TextBatch(ids, ids)
+    else:
+        model, batch = EncoderDecoder(11, **sizes), TranslationBatch(ids, np.full(4, 64), ids, ids)
+
+    def measured():
+        tracemalloc.start()
+        _, cache = model.loss(*batch, key=Key(0))
+        kept, _ = tracemalloc.get_traced_memory()
+        model.loss_backward(1.0, cache)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        return kept, peak
+
+    for _ in "plain", "recomputing":
+        model.loss(*batch)  # whatever is made only once
+        found, (kept, peak) = estimate(Replicas(model, 1, 4), batch), measured()
+        activations = sum(found.activations.values())
+        assert kept == pytest.approx(activations, rel=0.03)
+        assert peak == pytest.approx(activations + found.transient, rel=0.08)
+        recompute_blocks(model)
+    inputs = [size for name, size in found.activations.items() if name.endswith("blocks: inputs")]
+    assert inputs == len(inputs) * [6 * 4 * (4 * 64 * 32)] != []
 
 
 def test_the_memory_of_this_process():
