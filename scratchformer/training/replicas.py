@@ -24,7 +24,7 @@ from ..ops.precision import widen
 from ..optim.optimizer import pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
-from .precision import half_type
+from .precision import advice, half_type
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MOST_REPLICAS = 512  # more than the cores of the largest machines
@@ -185,7 +185,7 @@ class Replicas:
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
         chosen = "" if self.micro_batch is not None else ", chosen automatically"
-        precision = "" if self.precision == "float32" else f", in {self.precision}"
+        precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
         return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}{precision}"
 
     def move(self, batch: Any) -> Any:
