@@ -63,8 +63,9 @@ def rounded(x: Any) -> Any:
     """The 16 bits of the bfloat16 that is nearest to the float32 x; of two, the one whose last bit is 0.
 
     Adding 0x7FFF to the lower half, or 0x8000 if the bit above it is 1, carries into the upper half exactly if that has
-    to be rounded up. NaN keeps a bit, so that it does not become infinity.
+    to be rounded up. NaN gets a bit instead, so that it does not become infinity. (The choice is between 32-bit numbers:
+    between 16-bit ones, it takes a loop three times as long.)
     """
     bits = np.float32(x).view(np.uint32)
-    up = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-    return np.uint16((bits >> np.uint32(16)) | np.uint32(0x40)) if x != x else np.uint16(up)
+    nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
+    return np.uint16(np.uint32(np.uint32(bits | np.uint32(0x400000)) if x != x else nearest) >> np.uint32(16))
