@@ -1,20 +1,30 @@
 from __future__ import annotations
-import math
-from typing import NamedTuple, Any
-import numba
+
 import numpy as np
-from .. import ops
-from ..ops.attention import check_attention
-from ..ops.patterns import Full, Pattern
-from .numba_vectors import LANES, ROWS, add_product, product, load, store, filled, larger, largest, total, exp2, vectorised
-from .numpy_attention import heads_inside
+
+from .numba_vectors import (
+    LANES,
+    ROWS,
+    add_product,
+    exp2,
+    filled,
+    larger,
+    largest,
+    load,
+    product,
+    store,
+    total,
+    vectorised,
+)
 
 TILE = 64
 LOG2E = np.log2(np.e)
 
+
 @vectorised
 def up(n, to):
     return (n + to - 1) // to * to
+
 
 @vectorised
 def pack(x, b, h, t, to, r, factor):
@@ -22,11 +32,13 @@ def pack(x, b, h, t, to, r, factor):
     for d in range(0, D // LANES * LANES, LANES):
         store(to, (r, d), load(x, (b, h, t, d)) * factor)
 
+
 @vectorised
 def unpack(a, r, x, b, h, t, factor):
     D = x.shape[3]
     for d in range(0, D // LANES * LANES, LANES):
         store(x, (b, h, t, d), load(a, (r, d)) * factor)
+
 
 @vectorised
 def pack_columns(x, b, h, to):
@@ -34,10 +46,12 @@ def pack_columns(x, b, h, to):
         for d in range(x.shape[3]):
             to[d, s] = x[b, h, s, d]
 
+
 @vectorised
 def fill(z, r, start, stop, value):
     for s in range(start, stop):
         z[r, s] = value
+
 
 @vectorised
 def row_largest(z, r, left, right):
@@ -45,6 +59,7 @@ def row_largest(z, r, left, right):
     for s in range(left, right, LANES):
         m = larger(m, load(z, (r, s)))
     return largest(m)
+
 
 @vectorised
 def row_exp(z, r, left, right, m):
@@ -55,12 +70,14 @@ def row_exp(z, r, left, right, m):
         l = l + e
     return total(l)
 
+
 @vectorised
 def row_dz(e, dz, r, left, right, m, delta):
     for s in range(left, right, LANES):
         p = exp2(load(e, (r, s)) - m)
         store(e, (r, s), p)
         store(dz, (r, s), p * (load(dz, (r, s)) - delta))
+
 
 @vectorised
 def forward(q, k, v, begin, end, scale, y, top, inverse):
@@ -102,6 +119,7 @@ def forward(q, k, v, begin, end, scale, y, top, inverse):
                     product(sums, 0, d, z, 0, values, d, lo, hi)
                 for r in range(rows):
                     unpack(sums, r, y, b, h, t + r, inverse[b, h, t + r])
+
 
 @vectorised
 def backward(dy, q, k, v, y, begin, end, scale, top, inverse, dq, dk, dv):
@@ -147,7 +165,7 @@ def backward(dy, q, k, v, y, begin, end, scale, top, inverse, dq, dk, dv):
                     if begin[bb, t + r] < end[bb, t + r]:
                         lo, hi = min(lo, begin[bb, t + r]), max(hi, end[bb, t + r])
                 for s in range(lo // TILE * TILE, hi, TILE):
-                    k_tile = keys[s:s + TILE]
+                    k_tile = keys[s : s + TILE]
                     width = min(TILE, S - s)
                     for i in range(0, height, ROWS):
                         rows = min(ROWS, height - i)
@@ -174,7 +192,11 @@ def backward(dy, q, k, v, y, begin, end, scale, top, inverse, dq, dk, dv):
                     for j in range(0, width, ROWS):
                         t0, t1 = height, 0
                         for r in range(height):
-                            if begin[bb, t + r] < s + j + ROWS and end[bb, t + r] > s + j and begin[bb, t + r] < end[bb, t + r]:
+                            if (
+                                begin[bb, t + r] < s + j + ROWS
+                                and end[bb, t + r] > s + j
+                                and begin[bb, t + r] < end[bb, t + r]
+                            ):
                                 t0, t1 = min(t0, r), max(t1, r + 1)
                         for d in range(0, wide, LANES):
                             add_product(sum_dv, s + j, d, eT, j, output, d, t0, t1)

@@ -21,14 +21,12 @@ from ..nn import (
     FeedForward,
     LayerNorm,
     Linear,
-    Residual,
     RMSNorm,
     RotarySelfAttention,
     SelfAttention,
     SwiGLU,
-    TiedOutput,
 )
-from ..nn.block import extend_block, extend_output
+from ..nn.block import extend_block
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
