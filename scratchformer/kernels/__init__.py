@@ -37,7 +37,7 @@ __all__ = [
     "numpy_swiglu",
 ]
 
-FAST: tuple[str, ...] = ()  # the modules of the extra `fast`
+FAST: tuple[str, ...] = ("numba_attention",)  # the modules of the extra `fast`
 
 
 def load_fast() -> None:

@@ -65,7 +65,9 @@ def constant(vector, value):
 
 def splat(builder, vector, value):
     undefined = ir.Constant(vector, ir.Undefined)
-    return builder.shuffle_vector(builder.insert_element(undefined, value, I32(0)), undefined, constant(ir.VectorType(I32, LANES), 0))
+    return builder.shuffle_vector(
+        builder.insert_element(undefined, value, I32(0)), undefined, constant(ir.VectorType(I32, LANES), 0)
+    )
 
 
 def call(builder, name, vector, *args, result=None):
@@ -90,14 +92,21 @@ def pointer(builder, place, kind):
 
 def element(dtype):
     """The numbers in memory: floats, or the bits of a bfloat16."""
-    return {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16), types.float16: ir.HalfType()}[dtype]
+    return {
+        types.float32: ir.FloatType(),
+        types.float64: ir.DoubleType(),
+        types.uint16: ir.IntType(16),
+        types.int16: ir.HalfType(),
+    }[dtype]
 
 
 def wide(dtype):
     return types.float64 if dtype == types.float64 else types.float32
 
+
 def indices(x):
     return types.UniTuple(types.intp, x.ndim)
+
 
 @intrinsic
 def load(typing, x, index):
@@ -107,7 +116,7 @@ def load(typing, x, index):
         a = builder.load(pointer(builder, place, stored), align=x.dtype.bitwidth // 8)
         if x.dtype == types.uint16:
             a = builder.bitcast(builder.shl(builder.zext(a, BITS32), constant(BITS32, 16)), of(types.float32))
-        elif x.dtype == types.float16:
+        elif x.dtype == types.int16:
             a = builder.fpext(a, of(types.float32))
         return a
 
@@ -125,7 +134,7 @@ def store(typing, x, index, a):
             up = builder.lshr(builder.add(bits, builder.add(odd, constant(BITS32, 0x7FFF))), constant(BITS32, 16))
             quiet = builder.or_(builder.lshr(bits, constant(BITS32, 16)), constant(BITS32, 0x40))
             a = builder.trunc(builder.select(builder.fcmp_unordered("uno", a, a), quiet, up), BITS16)
-        elif x.dtype == types.float16:
+        elif x.dtype == types.int16:
             a = builder.fptrunc(a, ir.VectorType(ir.HalfType(), LANES))
         builder.store(a, pointer(builder, place, a.type), align=x.dtype.bitwidth // 8)
         return context.get_dummy_value()
@@ -139,7 +148,9 @@ def binary(name):
         kind = a if isinstance(a, Vector) else b
 
         def code(context, builder, signature, args):
-            a, b = (v if isinstance(t, Vector) else splat(builder, of(kind.dtype), v) for v, t in zip(args, signature.args))
+            a, b = (
+                v if isinstance(t, Vector) else splat(builder, of(kind.dtype), v) for v, t in zip(args, signature.args)
+            )
             if name == "larger":
                 return builder.select(builder.fcmp_ordered(">", a, b), a, b)
             return getattr(builder, name)(a, b)
@@ -148,7 +159,9 @@ def binary(name):
 
     return op
 
+
 larger = binary("larger")
+
 
 def operators():
     for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
@@ -159,21 +172,28 @@ def operators():
             def _(a, b):
                 if isinstance(a, Vector) or isinstance(b, Vector):
                     return lambda a, b: code(a, b)
+
         define()
 
+
 operators()
+
 
 @intrinsic
 def fma(typing, a, b, c):
     def code(context, builder, signature, args):
         return call(builder, "fma", of(a.dtype), *args)
+
     return a(a, b, c), code
+
 
 @intrinsic
 def filled(typing, x, value):
     def code(context, builder, signature, args):
         return splat(builder, of(wide(x.dtype)), args[1])
+
     return Vector(wide(x.dtype))(x, wide(x.dtype)), code
+
 
 def reduction(name):
     @intrinsic
@@ -184,12 +204,19 @@ def reduction(name):
                 scalars = [builder.extract_element(a, I32(i)) for i in range(LANES)]
                 while len(scalars) > 1:
                     pairs = zip(scalars[::2], scalars[1::2])
-                    scalars = [builder.fadd(x, y) if name == "total" else builder.select(builder.fcmp_ordered(">", x, y), x, y) for x, y in pairs]
+                    scalars = [
+                        builder.fadd(x, y) if name == "total" else builder.select(builder.fcmp_ordered(">", x, y), x, y)
+                        for x, y in pairs
+                    ]
                 return scalars[0]
+
         return a.dtype(a), code
+
     return op
 
+
 total, largest = reduction("total"), reduction("largest")
+
 
 @intrinsic
 def exp2(typing, a):
@@ -202,11 +229,15 @@ def exp2(typing, a):
         x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
         shifted = builder.fadd(x, magic)
         f = builder.fsub(x, builder.fsub(shifted, magic))
-        *lower, p = [constant(vector, float(c) if double else float(np.float32(c))) for c in Chebyshev.interpolate(np.exp2, degree, [-0.5, 0.5]).convert(kind=Polynomial).coef]
+        *lower, p = [
+            constant(vector, float(c) if double else float(np.float32(c)))
+            for c in Chebyshev.interpolate(np.exp2, degree, [-0.5, 0.5]).convert(kind=Polynomial).coef
+        ]
         for c in reversed(lower):
             p = call(builder, "fma", vector, p, f, c)
         power = builder.shl(builder.bitcast(shifted, integers), constant(integers, digits))
         return builder.fmul(p, builder.bitcast(power, vector))
+
     return a(a), code
 
 
@@ -246,5 +277,6 @@ def in_registers(add):
         return types.void(c, n, n, a, n, b, n, n, n), generate
 
     return code
+
 
 product, add_product = in_registers(False), in_registers(True)
