@@ -17,6 +17,7 @@ The last axis of an array must be contiguous.
 from __future__ import annotations
 
 import operator
+from typing import Any
 
 import llvmlite.binding
 import numba
@@ -95,7 +96,7 @@ def element(dtype):
         types.float32: ir.FloatType(),
         types.float64: ir.DoubleType(),
         types.uint16: ir.IntType(16),
-        types.float16: ir.HalfType(),
+        types.int16: ir.HalfType(),
     }[dtype]
 
 
@@ -115,7 +116,7 @@ def load(typing, x, index):
         a = builder.load(pointer(builder, place, stored), align=x.dtype.bitwidth // 8)
         if x.dtype == types.uint16:
             a = builder.bitcast(builder.shl(builder.zext(a, BITS32), constant(BITS32, 16)), of(types.float32))
-        elif x.dtype == types.float16:
+        elif x.dtype == types.int16:
             a = builder.fpext(a, of(types.float32))
         return a
 
@@ -133,7 +134,7 @@ def store(typing, x, index, a):
             up = builder.lshr(builder.add(bits, builder.add(odd, constant(BITS32, 0x7FFF))), constant(BITS32, 16))
             quiet = builder.or_(builder.lshr(bits, constant(BITS32, 16)), constant(BITS32, 0x40))
             a = builder.trunc(builder.select(builder.fcmp_unordered("uno", a, a), quiet, up), BITS16)
-        elif x.dtype == types.float16:
+        elif x.dtype == types.int16:
             a = builder.fptrunc(a, ir.VectorType(ir.HalfType(), LANES))
         builder.store(a, pointer(builder, place, a.type), align=x.dtype.bitwidth // 8)
         return context.get_dummy_value()
