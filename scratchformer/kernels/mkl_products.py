@@ -172,24 +172,26 @@ def _timer(library: Products, dtype: Any) -> Callable[[], list[float]]:
     return run
 
 
-def product(library: Any, a: Any, ta: bool, b: Any, tb: bool, c: Any) -> None:
-    """c = a b in compiled code, with a transposed if `ta`, and b if `tb`. All are contiguous, and none is empty."""
+def product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> None:
+    """c = a b in compiled code, with a transposed if `ta`, and b if `tb`. Of b the columns from `first` on are used, as
+    many as c has. All are contiguous, and none is empty.
+    """
 
 
 @overload(product, strict=False)
-def _product(library: Any, a: Any, ta: bool, b: Any, tb: bool, c: Any) -> Any:
+def _product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> Any:
     if a.dtype == BITS:
         return _product_of_bits
     if a.dtype == numba.float64:
-        return lambda library, a, ta, b, tb, c: gemm(library.float64, a, ta, b, tb, c)
-    return lambda library, a, ta, b, tb, c: gemm(library.float32, a, ta, b, tb, c)
+        return lambda library, a, ta, b, tb, first, c: gemm(library.float64, a, ta, b, tb, first, c)
+    return lambda library, a, ta, b, tb, first, c: gemm(library.float32, a, ta, b, tb, first, c)
 
 
-def _product_of_bits(library, a, ta, b, tb, c):  # type: ignore[no-untyped-def]
+def _product_of_bits(library, a, ta, b, tb, first, c):  # type: ignore[no-untyped-def]
     if library.bfloat16:
-        gemm(library.bfloat16, a, ta, b, tb, c)
+        gemm(library.bfloat16, a, ta, b, tb, first, c)
     else:
-        gemm(library.float32, widen(a), ta, widen(b), tb, c)
+        gemm(library.float32, widen(a), ta, widen(b), tb, first, c)
 
 
 @compiled
@@ -203,15 +205,16 @@ def widen(x: Any) -> Any:
 
 
 @compiled
-def gemm(function: Any, a: Any, ta: Any, b: Any, tb: Any, c: Any) -> None:
+def gemm(function: Any, a: Any, ta: Any, b: Any, tb: Any, first: Any, c: Any) -> None:
     sizes = c.shape[0], c.shape[1], a.shape[0] if ta else a.shape[1]
     one, zero = c.dtype.type(1), c.dtype.type(0)
-    call(function, ta, tb, sizes, one, a.ctypes.data, a.shape[1], b.ctypes.data, b.shape[1], zero, c.ctypes.data)
+    start = b.ctypes.data + b.itemsize * (first * b.shape[1] if tb else first)
+    call(function, ta, tb, sizes, one, a.ctypes.data, a.shape[1], start, b.shape[1], zero, c.ctypes.data)
 
 
 @compiled
 def product_of_arrays(library: Any, a: Any, ta: Any, b: Any, tb: Any, c: Any) -> None:
-    product(library, a, ta, b, tb, c)
+    product(library, a, ta, b, tb, 0, c)
 
 
 @intrinsic

@@ -11,8 +11,6 @@ import numba
 import numpy as np
 from numba.core.event import Listener, register
 
-BFLOAT16 = "bfloat16"  # the name of the dtype of ml_dtypes, which need not be installed
-
 config: Any = numba.config
 if config.CPU_FEATURES is None:  # LLVM would use half of a vector register of 512 bits
     config.CPU_FEATURES = f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
@@ -49,7 +47,7 @@ register("numba:compile", Note())
 
 def as_bits(x: np.ndarray) -> np.ndarray:
     """x as compiled code takes it: bfloat16 as its 16 bits in unsigned integers, a view; any other array itself."""
-    return x.view(np.uint16) if x.dtype.name == BFLOAT16 else x
+    return x.view(np.uint16) if x.dtype.kind == "V" else x
 
 
 @compiled

@@ -9,10 +9,10 @@ import numpy as np
 from .. import ops
 from ..ops.activations import Activation
 from ..ops.checks import expect_like
-from ..ops.linear import check_linear
 from .mkl_products import products
 from .numba_activations import BACKWARD, FORWARD
-from .numba_linear import FastLinearCache, affine, affine_backward, bias_of, matrix, rows, takes
+from .numba_linear import FastLinearCache, affine, affine_backward, as_row, fits, fits_back, matrix
+from .numba_math import rows
 
 
 class FastDenseCache(NamedTuple):
@@ -56,12 +56,11 @@ def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = 
     The cache keeps x, w, and one array of the size of y.
     """
     library = products()
-    if library is None or not (isinstance(activation, str) and activation in BACKWARD and takes(x, w, b)):
+    if library is None or not (isinstance(activation, str) and activation in BACKWARD and fits(x, w, b)) or b is None:
         return ops.dense.twins[np.ndarray](x, w, b, activation)
-    check_linear(x, w, b)
     flat, (table, across), relu = rows(x), matrix(w), activation == "relu"
     h = y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(library, flat, table, across, bias_of(b, flat), 0.0 if relu else -np.inf, h)
+    affine(library, flat, table, across, as_row(b, flat), 0.0 if relu else -np.inf, h)
     if not relu:
         y = np.empty_like(h)
         FORWARD[activation](h.reshape(-1), y.reshape(-1))
@@ -73,9 +72,11 @@ def dense(x: np.ndarray, w: np.ndarray, b: np.ndarray, activation: Activation = 
 def dense_backward(dy: np.ndarray, cache: FastDenseCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dx, dw, db), as `ops.dense_backward`; in bfloat16 dw and db are float32."""
     (x, w, _), kept, activation = cache
-    expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
+    if not fits_back(dy, x, w):
+        expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
+        dy = dy.astype(x.dtype)
     flat, (table, across) = rows(x), matrix(w)
-    dy, dh, dx = rows(dy.astype(x.dtype, copy=False)), np.empty_like(kept), np.empty_like(flat)
+    dy, dh, dx = rows(dy), np.empty_like(kept), np.empty_like(flat)
     BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))
     dw, db = affine_backward(products(), dh, flat, table, across, True, dx)
     return dx.view(x.dtype).reshape(x.shape), dw, db

@@ -7,16 +7,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numba.extending import overload
 
 from .. import ops
-from ..ops.checks import expect_like
-from ..ops.linear import LinearCache, check_linear
+from ..ops.linear import LinearCache
 from .mkl_products import product, products
-from .numba_code import BFLOAT16, as_bits, compiled
-from .numba_math import DTYPES, narrow, read, wide_empty, wide_scratch
+from .numba_code import as_bits, compiled
+from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
 
-BLOCK = 256  # rows: their products stay in cache until they are rounded
-NO_BIAS: dict[Any, np.ndarray] = {}
+BLOCK = 512, 256  # rows and columns: their float32 products stay in cache until they are rounded
 
 
 class FastLinearCache(NamedTuple):
@@ -25,29 +24,31 @@ class FastLinearCache(NamedTuple):
     has_bias: bool
 
 
-def takes(*arrays: np.ndarray | None) -> bool:
-    """Whether all are NumPy arrays of one of the types that the loops know, and none is empty."""
-    first = arrays[0]
-    for x in arrays:
-        if type(x) is not np.ndarray or x.dtype != first.dtype or not x.size:  # type: ignore[union-attr]
-            return False
-    return first.dtype in DTYPES or first.dtype.name == BFLOAT16  # type: ignore[union-attr]
-
-
-def rows(x: np.ndarray) -> np.ndarray:
-    """x as (N, C), contiguous; bfloat16 as bits."""
-    return np.ascontiguousarray(as_bits(x).reshape(-1, x.shape[-1]))
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
+    """Whether compiled code can compute x w + b; if these are not arguments of `linear`, another twin says so."""
+    return (
+        (alike(x, w) if b is None else alike(x, w, b) and b.shape == w.shape[1:])
+        and w.ndim == 2
+        and x.shape[-1:] == w.shape[:1]
+    )
 
 
 def matrix(w: np.ndarray) -> tuple[np.ndarray, bool]:
     """A contiguous array with the numbers of w, which is transposed if the second result is true."""
     w = as_bits(w)
-    return (w.T, True) if w.flags.f_contiguous and not w.flags.c_contiguous else (np.ascontiguousarray(w), False)
+    if w.flags.c_contiguous:
+        return w, False
+    return (w.T, True) if w.flags.f_contiguous else (np.ascontiguousarray(w), False)
 
 
-def bias_of(b: np.ndarray | None, x: np.ndarray) -> np.ndarray:
+def as_row(b: np.ndarray | None, like: np.ndarray) -> np.ndarray:
     """b as compiled code takes it, with no elements if there is no b."""
-    return np.empty(0, x.dtype) if b is None else np.ascontiguousarray(as_bits(b))
+    return like[0, :0] if b is None else rows(b)[0]
+
+
+def fits_back(dy: np.ndarray, x: np.ndarray, w: np.ndarray) -> bool:
+    """Whether dy is the gradient of x w for compiled code."""
+    return type(dy) is np.ndarray and dy.dtype == x.dtype and dy.shape == (*x.shape[:-1], w.shape[1])
 
 
 @ops.linear.twin(np.ndarray, fast=True)
@@ -66,18 +67,17 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
     transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx are
     rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
 
-        product(library, dy, False, w, not across, wide)
-        product(library, x, True, dy, False, dw)
+        affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
+        product(library, x, True, dy, False, 0, dw)
 
     The cache is that of the reference.
     """
     library = products()
-    if library is None or not (takes(x, w) if b is None else takes(x, w, b)):
+    if library is None or not fits(x, w, b):
         return ops.linear.twins.get(np.ndarray, ops.linear.reference)(x, w, b)
-    check_linear(x, w, b)
     flat, (table, across) = rows(x), matrix(w)
     y = np.empty((len(flat), w.shape[1]), flat.dtype)
-    affine(library, flat, table, across, bias_of(b, flat), -np.inf, y)
+    affine(library, flat, table, across, as_row(b, flat), -np.inf, y)
     return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), FastLinearCache(x, w, b is not None)
 
 
@@ -85,8 +85,7 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
 def linear_backward(dy: np.ndarray, cache: FastLinearCache) -> tuple[np.ndarray, ...]:
     """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in bfloat16 dw and db are float32."""
     x, w, has_bias = cache
-    expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
-    if dy.dtype != x.dtype:
+    if not fits_back(dy, x, w):
         return ops.linear_backward.reference(dy, LinearCache(*cache))
     flat, (table, across) = rows(x), matrix(w)
     dx = np.empty_like(flat)
@@ -100,37 +99,36 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
     """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
     has no effect.
     """
-    for start in range(0, y.shape[0], BLOCK):
-        part = y[start : start + BLOCK]
-        h = wide_scratch(part)
-        product(library, x[start : start + BLOCK], False, w, across, h)
-        if b.size:
-            for n in range(part.shape[0]):
-                for o in range(part.shape[1]):
-                    part[n, o] = narrow(max(h[n, o] + read(b[o]), h.dtype.type(least)), part)  # NaN stays
-        else:
-            round_into(h, part)
+    (N, O), (height, width) = y.shape, block(y)
+    buffer = wide_buffer(y, height * width)
+    for n0 in range(0, N, height):
+        for o0 in range(0, O, width):
+            shape = min(height, N - n0), min(width, O - o0)
+            h = buffer[: shape[0] * shape[1]].reshape(shape)
+            product(library, x[n0 : n0 + shape[0]], False, w, across, o0, h)
+            columns_of_b = b[o0 : o0 + shape[1]]
+            for n in range(shape[0]):
+                finish_row(h[n], columns_of_b, least, y[n0 + n, o0 : o0 + shape[1]])
 
 
 @compiled
-def round_into(x: Any, y: Any) -> None:
-    """y = x, unless both are one array."""
-    if x.ctypes.data != y.ctypes.data:
-        for n in range(y.shape[0]):
-            for o in range(y.shape[1]):
-                y[n, o] = narrow(x[n, o], y)
+def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
+    """Add b, compare with `least`, and round."""
+    if b.size:
+        smallest = h.dtype.type(least)
+        for o in range(y.size):
+            y[o] = narrow(max(h[o] + read(b[o]), smallest), y)  # NaN stays
+    elif h.ctypes.data != y.ctypes.data:
+        for o in range(y.size):
+            y[o] = narrow(h[o], y)
 
 
 @compiled
 def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias: Any, dx: Any) -> Any:
     """Write dx, and return dw and db."""
-    for start in range(0, dx.shape[0], BLOCK):
-        part = dx[start : start + BLOCK]
-        h = wide_scratch(part)
-        product(library, dy[start : start + BLOCK], False, w, not across, h)
-        round_into(h, part)
+    affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
     dw = wide_empty((x.shape[1], dy.shape[1]), dy)
-    product(library, x, True, dy, False, dw)
+    product(library, x, True, dy, False, 0, dw)
     db = wide_empty(dy.shape[1], dy)
     if has_bias:
         db[:] = 0
@@ -138,3 +136,12 @@ def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias
             for o in range(dy.shape[1]):
                 db[o] += read(dy[n, o])
     return dw, db
+
+
+def block(y: Any) -> tuple[int, int]:
+    """How many rows and columns of y are computed at once: all, unless they are rounded afterwards."""
+
+
+@overload(block, strict=False)
+def _block(y: Any) -> Any:
+    return (lambda y: BLOCK) if y.dtype == BITS else (lambda y: y.shape)

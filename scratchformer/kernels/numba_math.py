@@ -13,10 +13,27 @@ import numba
 import numpy as np
 from numba.extending import overload
 
-from .numba_code import rounded, widened
+from .numba_code import as_bits, rounded, widened
 
 BITS = numba.uint16
-DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}
+DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}  # and bfloat16, which `alike` adds when it meets it
+
+
+def alike(*arrays: Any) -> bool:
+    """Whether all are NumPy arrays of one type that the loops know, and none is empty."""
+    dtype = getattr(arrays[0], "dtype", None)
+    for x in arrays:
+        if type(x) is not np.ndarray or x.dtype != dtype or not x.size:
+            return False
+    if dtype not in DTYPES and dtype.name == "bfloat16":
+        DTYPES.add(dtype)
+    return dtype in DTYPES
+
+
+def rows(x: np.ndarray) -> np.ndarray:
+    """x as compiled code takes it, (N, C), contiguous; bfloat16 as bits."""
+    x = as_bits(x).reshape(-1, x.shape[-1])
+    return x if x.flags.c_contiguous else np.ascontiguousarray(x)
 
 
 def read(x: Any) -> Any:
@@ -31,8 +48,8 @@ def wide_empty(shape: Any, like: Any) -> Any:
     """An array of the type in which the loops compute with elements of `like`."""
 
 
-def wide_scratch(like: Any) -> Any:
-    """`like` itself, or an array of its shape that is wide enough for the loops' numbers."""
+def wide_buffer(y: Any, size: int) -> Any:
+    """Room for `size` of the loops' numbers, which will be rounded to the array y: y itself if they need not be."""
 
 
 def constant(c: float, like: Any) -> Any:
@@ -59,11 +76,11 @@ def _wide_empty(shape: Any, like: Any) -> Any:
     return lambda shape, like: np.empty(shape, dtype)
 
 
-@overload(wide_scratch, strict=False)
-def _wide_scratch(like: Any) -> Any:
-    if like.dtype == BITS:
-        return lambda like: np.empty(like.shape, np.float32)
-    return lambda like: like
+@overload(wide_buffer, strict=False)
+def _wide_buffer(y: Any, size: int) -> Any:
+    if y.dtype == BITS:
+        return lambda y, size: np.empty(size, np.float32)
+    return lambda y, size: y.reshape(-1)
 
 
 @overload(constant, strict=False)

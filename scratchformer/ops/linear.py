@@ -46,17 +46,6 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
 
     The cache keeps x for dw and w for dx; neither needs b. Without b there is no db.
     """
-    check_linear(x, w, b)
-    y = x.reshape(-1, w.shape[0]) @ w
-    if b is not None:
-        y = widen(y)
-        y += b
-    y = y.reshape(*x.shape[:-1], w.shape[1]).astype(x.dtype, copy=False)
-    return y, LinearCache(x, w, b is not None)
-
-
-def check_linear(x: Array, w: Array, b: Array | None) -> None:
-    """Raise ValueError or TypeError unless these are arguments of `linear`."""
     expect_floating(x=x, w=w)
     if b is not None:
         expect_floating(b=b)
@@ -66,6 +55,12 @@ def check_linear(x: Array, w: Array, b: Array | None) -> None:
         raise ValueError(f"x: expected (..., {w.shape[0]}), got {tuple(x.shape)}")
     if b is not None:
         expect_shape("b", b, "O", O=w.shape[1])
+    y = x.reshape(-1, w.shape[0]) @ w
+    if b is not None:
+        y = widen(y)
+        y += b
+    y = y.reshape(*x.shape[:-1], w.shape[1]).astype(x.dtype, copy=False)
+    return y, LinearCache(x, w, b is not None)
 
 
 @backward
