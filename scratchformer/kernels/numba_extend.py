@@ -55,7 +55,7 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
         return plain(x, block, stored, past, pattern)
     y = np.empty_like(x)
     keys, values = stored
-    arrays += (x[0, 0], keys[0].swapaxes(1, 2), values[0], y[0, 0])
+    arrays += (x[0, 0], keys[0].swapaxes(1, 2), values[0].swapaxes(1, 2), y[0, 0])
     if not compilable(x.dtype) or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
         return plain(x, block, stored, past, pattern)
     if x.dtype != np.float32:
@@ -156,20 +156,45 @@ def exponential(x: Any) -> Any:
 def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
     I, O, i = x.size, y.size, 0
-    for o in range(O):
-        y[o] = 0
+    own = slice(first, first + O)
+    y[:] = 0
     while i + 8 <= I:
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
+        w0, w1, w2, w3 = w[i, own], w[i + 1, own], w[i + 2, own], w[i + 3, own]
+        w4, w5, w6, w7 = w[i + 4, own], w[i + 5, own], w[i + 6, own], w[i + 7, own]
         for o in range(O):
-            c = first + o
-            near = (x0 * wide(w[i, c]) + x1 * wide(w[i + 1, c])) + (x2 * wide(w[i + 2, c]) + x3 * wide(w[i + 3, c]))
-            far = (x4 * wide(w[i + 4, c]) + x5 * wide(w[i + 5, c])) + (x6 * wide(w[i + 6, c]) + x7 * wide(w[i + 7, c]))
+            near = (x0 * wide(w0[o]) + x1 * wide(w1[o])) + (x2 * wide(w2[o]) + x3 * wide(w3[o]))
+            far = (x4 * wide(w4[o]) + x5 * wide(w5[o])) + (x6 * wide(w6[o]) + x7 * wide(w7[o]))
             y[o] += near + far
         i += 8
     while i < I:
+        row = w[i, own]
         for o in range(O):
-            y[o] += x[i] * wide(w[i, first + o])
+            y[o] += x[i] * wide(row[o])
         i += 1
+
+
+@compiled
+def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
+    """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
+    I, O, o = x.size, y.size, 0
+    own = slice(first, first + I)
+    while o + 4 <= O:
+        w0, w1, w2, w3 = w[o, own], w[o + 1, own], w[o + 2, own], w[o + 3, own]
+        y0, y1, y2, y3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
+        for i in range(I):
+            y0 += x[i] * wide(w0[i])
+            y1 += x[i] * wide(w1[i])
+            y2 += x[i] * wide(w2[i])
+            y3 += x[i] * wide(w3[i])
+        y[o], y[o + 1], y[o + 2], y[o + 3] = y0, y1, y2, y3
+        o += 4
+    while o < O:
+        total, row = np.float32(0), w[o, own]
+        for i in range(I):
+            total += x[i] * wide(row[i])
+        y[o] = total
+        o += 1
 
 
 @compiled
@@ -232,9 +257,7 @@ def rotate(x: Any, cos: Any, sin: Any) -> None:
 
 @compiled
 def attend(q: Any, keys: Any, values: Any, start: Any, stop: Any, y: Any) -> None:
-    """y (H D,): attention of the queries q (H D,) to the places from `start` to `stop` of keys (G, D, S), values
-    (G, S, D).
-    """
+    """y (H D,): attention of the queries q (H D,) to the places from `start` to `stop` of keys, values (G, D, S)."""
     (G, D, _), S = keys.shape, stop - start
     H, scale = q.size // D, np.float32(1 / math.sqrt(D))
     z = np.empty(S, np.float32)
@@ -247,7 +270,7 @@ def attend(q: Any, keys: Any, values: Any, start: Any, stop: Any, y: Any) -> Non
         for s in range(S):
             z[s] = exponential((z[s] - top) * scale)
             total += z[s]
-        multiply(z, values[g, start:stop], 0, y[own])
+        multiply_transposed(z, values[g], start, y[own])
         for i in range(h * D, h * D + D):
             y[i] /= total
 
@@ -275,7 +298,7 @@ def step(arrays: Any, angles: Any, options: Any, start: Any, past: Any) -> None:
     for g in range(G):
         for d in range(D):
             put(keys[g, d], past, k[g * D + d])
-            put(values[g, past], d, v[g * D + d])
+            put(values[g, d], past, v[g * D + d])
     joined = np.empty(q.size, np.float32)
     attend(q, keys, values, start, past + 1, joined)
     affine(joined, wu, bu, n)
