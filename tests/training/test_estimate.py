@@ -7,8 +7,8 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from scratchformer.data import TextBatch, TranslationBatch
-from scratchformer.models import EncoderDecoder, LanguageModel
+from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TranslationBatch
+from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.nn import recompute_blocks
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -70,8 +70,10 @@ print(found.peak, resident_bytes(peak=True))
     [(kind, r) for kind in ("LanguageModel", "TransformerXL", "Classifier") for r in ("plain", "recompute")]
     + [("EncoderDecoder", "plain")],
 )
-def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path):
+def test_the_estimate_is_within_15_percent(kind, recompute, tmp_path, thorough):
     """It is compared with the peak of a process that trains, evaluates and saves a snapshot."""
+    if recompute == "recompute" and not thorough:
+        pytest.skip("only activations differ, see test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps")
     command = [sys.executable, "-c", RUN, kind, recompute, str(tmp_path / "s.safetensors")]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     estimated, measured = map(int, done.stdout.split())
@@ -110,14 +112,17 @@ def test_every_part_of_an_encoder_decoder_is_listed():
     assert found.activations["decoder blocks: cross"] > 3 * attention.nbytes
 
 
-@pytest.mark.parametrize("kind", ["LanguageModel", "EncoderDecoder"])
+@pytest.mark.parametrize("kind", ["LanguageModel", "TransformerXL", "Classifier", "EncoderDecoder"])
 def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
     """Compared with what a deeper model then allocates."""
-    ids, sizes = np.ones((4, 64), np.int32), dict(d_model=32, heads=2, depth=6)
-    if kind == "LanguageModel":
-        model, batch = LanguageModel(11, context=64, **sizes), TextBatch(ids, ids)
-    else:
-        model, batch = EncoderDecoder(11, **sizes), TranslationBatch(ids, np.full(4, 64), ids, ids)
+    ids, lengths, sizes = np.ones((4, 64), np.int32), np.full(4, 64), dict(d_model=32, heads=2, depth=6)
+    memory = np.ones((4, 6, 64, 32), np.float32)
+    model, batch = {
+        "LanguageModel": lambda: (LanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
+        "TransformerXL": lambda: (TransformerXL(11, context=64, memory=64, **sizes), SegmentBatch(ids, ids, memory)),
+        "Classifier": lambda: (Classifier(11, 2, max_length=64, **sizes), LabelledBatch(ids, lengths, ids[:, 0])),
+        "EncoderDecoder": lambda: (EncoderDecoder(11, **sizes), TranslationBatch(ids, lengths, ids, ids)),
+    }[kind]()
 
     def measured():
         tracemalloc.start()
