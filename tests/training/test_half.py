@@ -4,6 +4,7 @@ import json
 import math
 import re
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -107,6 +108,17 @@ def test_a_scale_saves_gradients_that_are_too_small_for_float16(make_model, make
         replicas.gradients(batch, Key(0), scale=scale)
         lost[scale] = int((model.flat.grad == 0).sum())
     assert lost[2.0**-12] > 2 * lost[1.0]
+
+
+class Units(NamedTuple):
+    units: np.ndarray
+    labels: np.ndarray
+
+
+def test_inputs_of_real_numbers_are_rounded(make_model, precision):
+    replicas = Replicas(make_model("Classifier"), 1, precision=precision)
+    moved = replicas.move(Units(np.ones((2, 3), np.float32), np.ones(2, np.int64)))
+    assert moved.units.dtype == replicas.half.dtype and moved.labels.dtype == np.int64
 
 
 # The loss scale
