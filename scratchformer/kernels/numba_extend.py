@@ -30,7 +30,7 @@ from ..nn.block import extend_block
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
-from .numba_code import BFLOAT16, FASTMATH, compiled, rounded, widened
+from .numba_code import FASTMATH, compiled, rounded, widened
 from .numpy_dense import ERF_P, ERF_POLYNOMIAL
 from .numpy_extend import angles_at, visible
 
@@ -71,7 +71,7 @@ def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Patt
 
 @functools.cache
 def compilable(dtype: np.dtype) -> bool:
-    return dtype == np.float32 or dtype.name == BFLOAT16
+    return dtype == np.float32 or dtype.name == "bfloat16"
 
 
 def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
