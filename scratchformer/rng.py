@@ -140,12 +140,12 @@ def _take_room(size: Any) -> None:
 
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014, figure 16.
-_GAMMA = 0x9E3779B97F4A7C15
-_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GAMMA, MIX_1, MIX_2 = (np.uint64(x) for x in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 @lru_cache(maxsize=4096)  # keys are used again when activations are recomputed, and in every gradient check
-def _start(key: Key) -> np.uint64:
+def start_of(key: Key) -> np.uint64:
+    """Where the words of `random_uint16` start."""
     return key.seed_sequence().generate_state(1, np.uint64)[0]
 
 
@@ -155,13 +155,13 @@ def random_uint16(key: Key, size: int, xp: Any = np) -> Any:
     Word i is the SplitMix64 mix of start(key) + i·γ and gives four 16-bit integers. Only addition, multiplication,
     shift and exclusive-or are needed, so every array library gives the same bits.
     """
-    start = _start(key)
+    start = start_of(key)
     words = xp.arange(math.ceil(size / 4), dtype=np.uint64)
-    words *= np.uint64(_GAMMA)
+    words *= GAMMA
     words += start
     words ^= words >> np.uint64(30)
-    words *= np.uint64(_MIX_1)
+    words *= MIX_1
     words ^= words >> np.uint64(27)
-    words *= np.uint64(_MIX_2)
+    words *= MIX_2
     words ^= words >> np.uint64(31)
     return words.view(np.uint16)[:size]

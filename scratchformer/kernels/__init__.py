@@ -40,7 +40,19 @@ __all__ = [
     "numpy_swiglu",
 ]
 
-FAST = ("numba_attention", "numba_dense", "numba_extend", "numba_linear")  # the modules of the extra `fast`
+FAST = (
+    "numba_attention",
+    "numba_extend",  # the modules of the extra `fast`
+    "numba_adam",
+    "numba_cross_entropy",
+    "numba_dense",
+    "numba_elementwise",
+    "numba_embedding",
+    "numba_layernorm",
+    "numba_linear",
+    "numba_rmsnorm",
+    "numba_rotary",
+)
 
 
 def load_fast() -> None:

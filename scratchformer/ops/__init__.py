@@ -33,6 +33,7 @@ from .activations import (
     tanh,
     tanh_backward,
 )
+from .add import add, add_backward
 from .attention import attention, attention_backward
 from .cross_entropy import IGNORED, cross_entropy, cross_entropy_backward
 from .dense import dense, dense_backward
@@ -66,6 +67,8 @@ __all__ = [
     "SameBlock",
     "Strided",
     "activation_pair",
+    "add",
+    "add_backward",
     "attention",
     "attention_backward",
     "cross_entropy",

@@ -1,0 +1,52 @@
+"""Adam in compiled code: one pass over w, g, m and v."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ..optim import adam
+from .numba_code import compiled
+from .numpy_arrays import one_real_dtype
+
+
+@adam.adam_step.twin(np.ndarray, fast=True)
+def adam_step(
+    w: np.ndarray, g: np.ndarray, m: np.ndarray, v: np.ndarray, lr: float, betas: tuple, eps: float, steps: int
+) -> None:
+    """As `optim.adam.adam_step`, in one pass and without temporary arrays.
+
+    For each weight i, with m0, v0 and w0 for the values before the step, and t for `steps`, as in `Adam`:
+
+        t := steps
+        m_i = β1 m0_i + (1 − β1) g_i        v_i = β2 v0_i + (1 − β2) g_i²
+
+    The bias corrections are two scalars, rate and root:
+
+        rate := lr/(1 − β1^t)        root := 1/√(1 − β2^t)
+        w_i = w0_i − rate m_i/(root √v_i + eps)
+        w_i = w0_i − lr (m_i/(1 − β1^t))/(√(v_i/(1 − β2^t)) + eps)
+
+    (There is no backward: nothing is differentiated.)
+
+        step(w, g, m, v, rate, *betas, root, eps)
+    """
+    if not (one_real_dtype(w, g, m, v) and all(x.ndim == 1 and x.flags.c_contiguous for x in (w, g, m, v))):
+        return adam.adam_step.twins[np.ndarray](w, g, m, v, lr, betas, eps, steps)
+    beta1, beta2 = betas
+    rate, root = lr / (1 - beta1**steps), 1 / math.sqrt(1 - beta2**steps)
+    step(w, g, m, v, rate, *betas, root, eps)
+    return None
+
+
+@compiled
+def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root: Any, eps: Any) -> None:
+    number = w.dtype.type
+    kept1, new1, kept2, new2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)
+    rate_, root_, eps_ = number(rate), number(root), number(eps)
+    for i in range(w.size):
+        m[i] = kept1 * m[i] + new1 * g[i]
+        v[i] = kept2 * v[i] + new2 * (g[i] * g[i])
+        w[i] -= rate_ * m[i] / (root_ * np.sqrt(v[i]) + eps_)

@@ -1,0 +1,210 @@
+"""What is done number by number, each in one pass of compiled code: sums, dropout, SwiGLU and rounding."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .. import ops
+from ..ops import precision
+from ..ops.checks import expect_fraction, expect_like
+from ..ops.dropout import LEVELS
+from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
+from .numba_activations import sigmoid
+from .numba_code import as_bits, compiled
+from .numba_math import DTYPES, alike, constant, narrow, read
+
+WORDS = 256  # random words that are drawn before they are used
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    """The numbers of x as compiled code takes them, in a row; bfloat16 as bits."""
+    return as_bits(np.ascontiguousarray(x)).reshape(-1)
+
+
+class FastAddCache(NamedTuple):
+    shape: tuple[int, ...]
+
+
+@ops.add.twin(np.ndarray, fast=True)
+def add(x: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, Any]:
+    """As `ops.add`, in one pass.
+
+    Forward, for each element i:
+
+        y_i = x_i + f_i
+
+    Backward. As derived in `add`:
+
+        dx_i = dy_i        df_i = dy_i
+
+    In code:
+
+        return dy.copy(), dy.copy()
+
+    A sum of bfloat16 numbers is rounded once. The cache is that of the reference.
+    """
+    if not (alike(x, f) and x.shape == f.shape):
+        return ops.add.twins.get(np.ndarray, ops.add.reference)(x, f)
+    y = np.empty(x.shape, x.dtype)
+    sum_into(flat(x), flat(f), flat(y))
+    return y, FastAddCache(x.shape)
+
+
+@ops.add_backward.twin(FastAddCache)
+def add_backward(dy: np.ndarray, cache: FastAddCache) -> tuple[np.ndarray, np.ndarray]:
+    """(dx, df), as `ops.add_backward`."""
+    expect_like("dy", dy, cache.shape)
+    return dy.copy(), dy.copy()
+
+
+@compiled
+def sum_into(x: Any, f: Any, y: Any) -> None:
+    for i in range(y.size):
+        y[i] = narrow(read(x[i]) + read(f[i]), y)
+
+
+class FastDropoutCache(NamedTuple):
+    start: np.uint64  # of the random words
+    threshold: int
+    shape: tuple[int, ...]
+
+
+@ops.dropout.twin(np.ndarray, fast=True)
+def dropout(x: np.ndarray, p: float, key: Key) -> tuple[np.ndarray, Any]:
+    """As `ops.dropout`, with the random bits drawn in the loop, and again in the backward.
+
+    Forward, for each element i, with keep as in `dropout`:
+
+        y_i = keep_i scale x_i
+
+    Backward. Given the key, the factors are constants:
+
+        ∂y_i/∂x_j = δ_ij keep_i scale        dx_i = Σ_j dy_j ∂y_j/∂x_i = keep_i scale dy_i
+
+    It is the same function of dy as y is of x:
+
+        keep_some(flat(dy), start, threshold, flat(dx))
+
+    The cache keeps where the bits start, and no mask.
+    """
+    if not alike(x):
+        return ops.dropout.twins[np.ndarray](x, p, key)
+    expect_fraction("p", p)
+    expect_key(key)
+    cache = FastDropoutCache(start_of(key), min(round(p * LEVELS), LEVELS - 1), x.shape)
+    y = np.empty(x.shape, x.dtype)
+    keep_some(flat(x), cache.start, cache.threshold, flat(y))
+    return y, cache
+
+
+@ops.dropout_backward.twin(FastDropoutCache)
+def dropout_backward(dy: np.ndarray, cache: FastDropoutCache) -> np.ndarray:
+    """dx, as `ops.dropout_backward`."""
+    start, threshold, shape = cache
+    if not (alike(dy) and dy.shape == shape):
+        expect_like("dy", dy, shape)
+        return dropout_backward(dy.astype(np.float32), cache).astype(dy.dtype)
+    dx = np.empty(shape, dy.dtype)
+    keep_some(flat(dy), start, threshold, flat(dx))
+    return dx
+
+
+@compiled
+def keep_some(x: Any, start: Any, threshold: Any, y: Any) -> None:
+    """y = x/(1 − r) where the random 16-bit integer, as of `random_uint16`, is at least `threshold`, 65536 r; else 0."""
+    words = np.empty(WORDS, np.uint64)
+    bits, least = words.view(np.uint16), np.uint16(threshold)
+    for first in range(0, y.size, 4 * WORDS):
+        for i in range(WORDS):
+            word = start + np.uint64(first // 4 + i) * GAMMA
+            word = (word ^ (word >> np.uint64(30))) * MIX_1
+            word = (word ^ (word >> np.uint64(27))) * MIX_2
+            words[i] = word ^ (word >> np.uint64(31))
+        part, to = x[first : first + 4 * WORDS], y[first : first + 4 * WORDS]
+        for i in range(to.size):
+            z = read(part[i])
+            factor = constant(LEVELS, z) / constant(LEVELS - threshold, z)
+            to[i] = narrow(z * (factor if bits[i] >= least else constant(0, z)), to)
+
+
+class FastSwigluCache(NamedTuple):
+    gate: np.ndarray
+    up: np.ndarray
+
+
+@ops.swiglu.twin(np.ndarray, fast=True)
+def swiglu(gate: np.ndarray, up: np.ndarray) -> tuple[np.ndarray, Any]:
+    """As `ops.swiglu`, in one pass forward and one backward.
+
+    Forward, for each element i:
+
+        g := gate        u := up
+        s_i = 1/(1 + exp(−g_i))        y_i = g_i s_i u_i
+
+    Backward. As derived in `swiglu`, with one sigmoid for both gradients:
+
+        dg_i = dy_i u_i s_i (1 + g_i (1 − s_i))        du_i = dy_i g_i s_i
+
+    In code:
+
+        gated_backward(flat(dy), flat(gate), flat(up), flat(dgate), flat(dup))
+
+    The cache is that of the reference.
+    """
+    if not (alike(gate, up) and gate.shape == up.shape):
+        return ops.swiglu.twins[np.ndarray](gate, up)
+    y = np.empty(gate.shape, gate.dtype)
+    gated(flat(gate), flat(up), flat(y))
+    return y, FastSwigluCache(gate, up)
+
+
+@ops.swiglu_backward.twin(FastSwigluCache)
+def swiglu_backward(dy: np.ndarray, cache: FastSwigluCache) -> tuple[np.ndarray, np.ndarray]:
+    """(dgate, dup), as `ops.swiglu_backward`."""
+    gate, up = cache
+    if not (alike(gate, dy) and dy.shape == gate.shape):
+        expect_like("dy", dy, gate.shape)
+        dy = dy.astype(gate.dtype)
+    dgate, dup = np.empty(dy.shape, dy.dtype), np.empty(dy.shape, dy.dtype)
+    gated_backward(flat(dy), flat(gate), flat(up), flat(dgate), flat(dup))
+    return dgate, dup
+
+
+@compiled
+def gated(gate: Any, up: Any, y: Any) -> None:
+    for i in range(y.size):
+        g = read(gate[i])
+        y[i] = narrow(g * sigmoid(g) * read(up[i]), y)
+
+
+@compiled
+def gated_backward(dy: Any, gate: Any, up: Any, dgate: Any, dup: Any) -> None:
+    for i in range(dy.size):
+        d, g = read(dy[i]), read(gate[i])
+        s, one = sigmoid(g), constant(1, g)
+        dgate[i] = narrow(d * read(up[i]) * s * (one + g * (one - s)), dgate)
+        dup[i] = narrow(d * g * s, dup)
+
+
+@precision.round_into.twin(np.ndarray, fast=True)
+def round_into(x: np.ndarray, out: np.ndarray) -> None:
+    """As `ops.precision.round_into`, in one pass.
+
+    out: bfloat16; anything else is left to the reference. For each weight i,
+
+        out_i = x_i
+
+    to the nearest bfloat16.
+    """
+    if x.dtype == np.float32 and out.dtype.kind == "V" and x.flags.c_contiguous and out.flags.c_contiguous:
+        copy_into(flat(x), flat(out))
+    else:
+        precision.round_into.reference(x, out)
+
+
+@compiled
+def copy_into(x: Any, out: Any) -> None:
+    for i in range(out.size):
+        out[i] = narrow(x[i], out)
