@@ -34,6 +34,7 @@ def timed(name: str, function: Callable) -> Callable:
         seconds[name] += time.perf_counter() - start - inner
         return result
 
+    vars(run).update(vars(function))  # its twins
     return run
 
 

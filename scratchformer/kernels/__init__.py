@@ -40,7 +40,7 @@ __all__ = [
     "numpy_swiglu",
 ]
 
-FAST: tuple[str, ...] = ()  # the modules of the extra `fast`
+FAST = ("numba_attention", "numba_dense", "numba_extend", "numba_linear")  # the modules of the extra `fast`
 
 
 def load_fast() -> None:

@@ -29,6 +29,7 @@ class Estimate(NamedTuple):
     length: int  # tokens of a row
     before: int  # the process without a model: Python, libraries, data
     weights: int
+    half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
     optimizer: int
     gradients: int  # of all replicas
     activations: dict[str, int]  # what one replica keeps for backward, by layer
@@ -41,13 +42,15 @@ class Estimate(NamedTuple):
         """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = self.weights + self.optimizer  # copies of both
-        return self.before + self.weights + self.optimizer + self.gradients + self.memory + max(step, snapshot)
+        always = self.before + self.weights + self.half + self.optimizer + self.gradients + self.memory
+        return always + max(step, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
         rows = [
             ("Python, libraries and data", self.before),
             (f"{self.parameters:,} parameters", self.weights),
+            *([("their copy in half precision", self.half)] if self.half else []),
             ("Adam's two means", self.optimizer),
             (f"gradients of {self.replicas} replica(s)", self.gradients),
             (f"activations of {self.working} replica(s)", self.working * kept),
@@ -79,10 +82,12 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     rows = replicas.rows(whole)
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
     shallow, depth = _shallow(model)
+    shallow_replicas = Replicas(shallow, 1, precision=replicas.precision)
+    shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
     (half, passing_half), (most, passing_most) = (
-        _watch(shallow, _longest(batch, shallow.config, n), weights) for n in counts
+        _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
     )
     activations = {}
     for name in filter(most.get, most):
@@ -98,6 +103,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         length=whole[0].shape[1],
         before=before,
         weights=model.flat.data.nbytes,
+        half=0 if replicas.half is None else replicas.half.nbytes,
         optimizer=BUFFERS * model.flat.data.nbytes,
         gradients=replicas.count * model.flat.grad.nbytes,
         activations=activations,

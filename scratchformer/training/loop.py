@@ -297,7 +297,9 @@ def _load_run(
     if best is not None and best.get(metric) is None:
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, memory)
-    state |= {"step": step, "best": best, "loss_scale": snapshot.state.get("loss_scale")}
+    state |= {"step": step, "best": best}
+    if "loss_scale" in snapshot.state:
+        state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():
         print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
         state["best"] = None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from ..backend import CPU
+from ..backend import CPU, Array
 from ..ops.checks import expect_number, expect_one_of, expect_positive
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
@@ -43,6 +44,13 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     except ImportError as error:
         raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def advice(half: Array | None) -> str:
+    """What would make computing in the type of these weights faster; "" if nothing is missing."""
+    if not isinstance(half, np.ndarray) or find_spec("numba"):
+        return ""
+    return f" (slow, since NumPy has no fast products in {half.dtype}: pip install 'scratchformer[fast]')"
 
 
 class LossScale:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, cores, is_floating_type, to_cpu, to_device
+from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device
 from ..dispatch import fast
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive, shown
@@ -24,7 +24,7 @@ from ..ops.precision import widen
 from ..optim.optimizer import pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
-from .precision import half_type
+from .precision import advice, half_type
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MOST_REPLICAS = 512  # more than the cores of the largest machines
@@ -67,11 +67,12 @@ class Replicas:
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
         if dtype is not None:
-            self.half = self.flat.data.astype(dtype)
+            self.half = array_module(self.flat.data).empty_like(self.flat.data, dtype=dtype)
         first = model if self.half is None else model.replica(self.half, self.flat.grad)
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
+        self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
         raise TypeError("replicas: a copy would not share the parameters; copy the model and make new replicas")
@@ -113,20 +114,14 @@ class Replicas:
         the present weights of the model first.
         """
         self.refresh()
-
-        def run(model: Any, item: Any) -> Any:
-            with np.errstate(**self.errors):
-                return function(model, item)
-
-        return self._map(run, items, finished)
+        return self._map(function, items, finished)
 
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision."""
         half, data = self.half, self.flat.data
 
         def cast(part: slice) -> None:
-            with np.errstate(over="ignore"):  # the loss will not be finite, which `train` reports
-                half[part] = data[part]
+            half[part] = data[part]
 
         if half is not None:
             self.map(cast, pieces(data))
@@ -140,6 +135,10 @@ class Replicas:
         results: list = []
         running: deque[tuple[Future, Any]] = deque()
 
+        def run(model: Any, item: Any) -> Any:
+            with np.errstate(**self.errors):
+                return function(model, item)
+
         def finish() -> None:
             future, item = running.popleft()
             results.append(future.result())
@@ -149,12 +148,12 @@ class Replicas:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
-                    results.append(function(model, item))
+                    results.append(run(model, item))
                     finished(item)
                     continue
                 if len(running) == AHEAD * self.count:
                     finish()
-                running.append((self.threads[i % self.count].submit(function, model, item), item))
+                running.append((self.threads[i % self.count].submit(run, model, item), item))
             while running:
                 finish()
         finally:
@@ -185,7 +184,7 @@ class Replicas:
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
         chosen = "" if self.micro_batch is not None else ", chosen automatically"
-        precision = "" if self.precision == "float32" else f", in {self.precision}"
+        precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
         return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}{precision}"
 
     def move(self, batch: Any) -> Any:

@@ -1,0 +1,236 @@
+"""Matrix products for compiled code, by NumPy's BLAS or by MKL: on each machine the one that is measured to be faster.
+
+A product of bfloat16 arrays with float32 sums needs MKL, and pays on a processor that has instructions for it. Elsewhere
+compiled code widens the arrays to float32 first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import time
+from collections.abc import Callable
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+from llvmlite import ir
+from numba.extending import intrinsic, overload
+from threadpoolctl import threadpool_info, threadpool_limits
+
+from . import mkl
+from .numba_code import compiled
+from .numba_math import BITS, read
+
+ROWS, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # the numbers of CBLAS
+SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 1024, 512, True, False))
+REPEATS = 5
+
+
+class Products(NamedTuple):
+    """The addresses of functions c = α a b + β c, as compiled code takes them; 0 for one that is not to be used."""
+
+    float32: int
+    float64: int
+    bfloat16: int  # arrays of bfloat16, with a float32 result
+
+
+class Choice(NamedTuple):
+    """Which library multiplies matrices of each type, and what was measured: GFLOP/s on one thread."""
+
+    float32: str
+    bfloat16: str  # "MKL", or "float32" if the arrays are widened
+    measured: dict[str, float]
+
+    def __str__(self) -> str:
+        rates = ", ".join(f"{name} {rate:.0f}" for name, rate in self.measured.items())
+        half = "widened to float32" if self.bfloat16 == "float32" else f"by {self.bfloat16}"
+        return f"float32 by {self.float32}, bfloat16 {half} (GFLOP/s on one thread: {rates})"
+
+
+@cache
+def products() -> Products | None:
+    """The functions of the libraries that `choice` names; None if there is none with 64-bit sizes."""
+    libraries, chosen = available(), choice()
+    if chosen is None:
+        return None
+    library = libraries[chosen.float32]
+    half = libraries["MKL"].bfloat16 if chosen.bfloat16 == "MKL" else 0
+    return Products(library.float32, library.float64, half)
+
+
+@cache
+def available() -> dict[str, Products]:
+    """The libraries that there are: OpenBLAS as NumPy's packages bring it, and MKL."""
+    found = {}
+    names = ("cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
+    if (library := mkl.library()) is not None:
+        found["MKL"] = Products(*(address(library, name) for name in names))
+    for each in threadpool_info():
+        if each["internal_api"] == "openblas" and "numpy" in each["filepath"]:
+            library = ctypes.CDLL(each["filepath"])
+            with contextlib.suppress(AttributeError):
+                single, double = (address(library, f"scipy_cblas_{x}gemm64_") for x in "sd")
+                found["OpenBLAS"] = Products(single, double, 0)
+    return found
+
+
+def address(library: Any, name: str) -> int:
+    return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
+
+
+@cache
+def choice() -> Choice | None:
+    """The choice for this processor and these versions. It is measured once, and kept in the cache folder, so that a
+    run that is resumed has the same sums. None if there is nothing to choose from.
+    """
+    if not available():
+        return None
+    kept, key = {}, machine()
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = json.loads(_file().read_text(encoding="utf-8"))
+        found = Choice(**kept[key])
+        if found.float32 in available() and found.bfloat16 in ("float32", *available()):
+            return found
+    found = measure()
+    with contextlib.suppress(OSError):
+        from ..data.files import replacing
+
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        with replacing(_file()) as path:
+            path.write_text(json.dumps({**kept, key: found._asdict()}, indent=1), encoding="utf-8")
+    return found
+
+
+def _file() -> Path:
+    from ..data import cache_dir
+
+    return cache_dir() / "matrix_products.json"
+
+
+def machine() -> str:
+    """The processor and the versions of the libraries."""
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
+    found = {}
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+        found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    found["flags"] = " ".join(sorted(f for f in found.get("flags", "").split() if f.startswith(("amx", "avx"))))
+    processor = ", ".join(found[name] for name in names if found.get(name)) or platform.processor()
+    kind = os.environ.get("OPENBLAS_CORETYPE", "")
+    version = metadata.version("mkl") if mkl.library() is not None else "none"
+    return f"{processor}; NumPy {np.__version__} {kind}; MKL {version}"
+
+
+def measure() -> Choice:
+    """Time the products of a layer forward and backward, by each library in turn."""
+    libraries = available()
+    runs: dict[str, Callable[[], list[float]]] = {}
+    for name, library in libraries.items():
+        runs[name] = _timer(library, np.float32)
+        if library.bfloat16:
+            runs[f"{name}, bfloat16"] = _timer(library, np.uint16)
+    with threadpool_limits(1, "blas"):
+        for run in runs.values():
+            run()
+        times = {name: np.full(len(SHAPES), np.inf) for name in runs}
+        for _ in range(REPEATS):
+            for name, run in runs.items():
+                times[name] = np.minimum(times[name], run())
+    work = sum(2 * m * n * k for m, n, k, *_ in SHAPES)
+    rates = {name: round(work / float(seconds.sum()) / 1e9) for name, seconds in times.items()}
+    best = max(libraries, key=lambda name: rates[name])
+    pays = rates.get("MKL, bfloat16", 0) > rates[best]
+    return Choice(best, "MKL" if pays else "float32", rates)
+
+
+def _timer(library: Products, dtype: Any) -> Callable[[], list[float]]:
+    """A function that runs the products of SHAPES and returns their seconds."""
+    cases = []
+    for m, n, k, ta, tb in SHAPES:
+        a, b = np.ones((k, m) if ta else (m, k)), np.ones((n, k) if tb else (k, n))
+        a, b = (
+            (x.astype(np.float32).view(np.uint32) >> 16).astype(dtype) if dtype is np.uint16 else x.astype(dtype)
+            for x in (a, b)
+        )
+        cases.append((library, a, ta, b, tb, np.empty((m, n), np.float32)))
+
+    def run() -> list[float]:
+        seconds = []
+        for case in cases:
+            start = time.perf_counter()
+            product_of_arrays(*case)
+            seconds.append(time.perf_counter() - start)
+        return seconds
+
+    return run
+
+
+def product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> None:
+    """c = a b in compiled code, with a transposed if `ta`, and b if `tb`. Of b the columns from `first` on are used, as
+    many as c has. All are contiguous, and none is empty.
+    """
+
+
+@overload(product, strict=False)
+def _product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> Any:
+    if a.dtype == BITS:
+        return _product_of_bits
+    if a.dtype == numba.float64:
+        return lambda library, a, ta, b, tb, first, c: gemm(library.float64, a, ta, b, tb, first, c)
+    return lambda library, a, ta, b, tb, first, c: gemm(library.float32, a, ta, b, tb, first, c)
+
+
+def _product_of_bits(library, a, ta, b, tb, first, c):  # type: ignore[no-untyped-def]
+    if library.bfloat16:
+        gemm(library.bfloat16, a, ta, b, tb, first, c)
+    else:
+        gemm(library.float32, widen(a), ta, widen(b), tb, first, c)
+
+
+@compiled
+def widen(x: Any) -> Any:
+    """A float32 copy of bits."""
+    y = np.empty(x.shape, np.float32)
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            y[i, j] = read(x[i, j])
+    return y
+
+
+@compiled
+def gemm(function: Any, a: Any, ta: Any, b: Any, tb: Any, first: Any, c: Any) -> None:
+    sizes = c.shape[0], c.shape[1], a.shape[0] if ta else a.shape[1]
+    one, zero = c.dtype.type(1), c.dtype.type(0)
+    start = b.ctypes.data + b.itemsize * (first * b.shape[1] if tb else first)
+    call(function, ta, tb, sizes, one, a.ctypes.data, a.shape[1], start, b.shape[1], zero, c.ctypes.data)
+
+
+@compiled
+def product_of_arrays(library: Any, a: Any, ta: Any, b: Any, tb: Any, c: Any) -> None:
+    product(library, a, ta, b, tb, 0, c)
+
+
+@intrinsic
+def call(typing, function, ta, tb, sizes, alpha, a, lda, b, ldb, beta, c):  # type: ignore[no-untyped-def]
+    """Call the CBLAS function at an address. ctypes would need the interpreter lock, and a fixed address."""
+    del typing
+
+    def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
+        function, ta, tb, sizes, alpha, a, lda, b, ldb, beta, c = values
+        small, large = ir.IntType(32), ir.IntType(64)
+        flags = [builder.select(t, ir.Constant(small, TRANSPOSE), ir.Constant(small, NO_TRANSPOSE)) for t in (ta, tb)]
+        m, n, k = (builder.extract_value(sizes, i) for i in range(3))
+        arguments = [ir.Constant(small, ROWS), *flags, m, n, k, alpha, a, lda, b, ldb, beta, c, n]
+        kind = ir.FunctionType(ir.VoidType(), [x.type for x in arguments])
+        assert all(x.type in (small, large, alpha.type) for x in arguments)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
+        return context.get_dummy_value()
+
+    return numba.void(function, ta, tb, sizes, alpha, a, lda, b, ldb, beta, c), generate

@@ -1,0 +1,147 @@
+"""The affine map in compiled code: a product, with the bias and the rounding in one pass after it, without the
+interpreter lock from beginning to end.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba.extending import overload
+
+from .. import ops
+from ..ops.linear import LinearCache
+from .mkl_products import product, products
+from .numba_code import as_bits, compiled
+from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
+
+BLOCK = 512, 256  # rows and columns: their float32 products stay in cache until they are rounded
+
+
+class FastLinearCache(NamedTuple):
+    x: np.ndarray  # (..., I)
+    w: np.ndarray  # (I, O)
+    has_bias: bool
+
+
+def fits(x: np.ndarray, w: np.ndarray, b: np.ndarray | None) -> bool:
+    """Whether compiled code can compute x w + b; if these are not arguments of `linear`, another twin says so."""
+    return (
+        (alike(x, w) if b is None else alike(x, w, b) and b.shape == w.shape[1:])
+        and w.ndim == 2
+        and x.shape[-1:] == w.shape[:1]
+    )
+
+
+def matrix(w: np.ndarray) -> tuple[np.ndarray, bool]:
+    """A contiguous array with the numbers of w, which is transposed if the second result is true."""
+    w = as_bits(w)
+    if w.flags.c_contiguous:
+        return w, False
+    return (w.T, True) if w.flags.f_contiguous else (np.ascontiguousarray(w), False)
+
+
+def as_row(b: np.ndarray | None, like: np.ndarray) -> np.ndarray:
+    """b as compiled code takes it, with no elements if there is no b."""
+    return like[0, :0] if b is None else rows(b)[0]
+
+
+def fits_back(dy: np.ndarray, x: np.ndarray, w: np.ndarray) -> bool:
+    """Whether dy is the gradient of x w for compiled code."""
+    return type(dy) is np.ndarray and dy.dtype == x.dtype and dy.shape == (*x.shape[:-1], w.shape[1])
+
+
+@ops.linear.twin(np.ndarray, fast=True)
+def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[np.ndarray, Any]:
+    """As `ops.linear`, with each result rounded once.
+
+    Forward, with all leading axes folded into n:
+
+        y_no = Σ_i x_ni w_io + b_o
+
+    Backward. As derived in `linear`:
+
+        dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no        db_o = Σ_n dy_no
+
+    A product c = a b is a call of BLAS, in which either factor may be transposed. So w is not copied if it is a
+    transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx are
+    rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
+
+        affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
+        product(library, x, True, dy, False, 0, dw)
+
+    The cache is that of the reference.
+    """
+    library = products()
+    if library is None or not fits(x, w, b):
+        return ops.linear.twins.get(np.ndarray, ops.linear.reference)(x, w, b)
+    flat, (table, across) = rows(x), matrix(w)
+    y = np.empty((len(flat), w.shape[1]), flat.dtype)
+    affine(library, flat, table, across, as_row(b, flat), -np.inf, y)
+    return y.view(x.dtype).reshape(*x.shape[:-1], w.shape[1]), FastLinearCache(x, w, b is not None)
+
+
+@ops.linear_backward.twin(FastLinearCache)
+def linear_backward(dy: np.ndarray, cache: FastLinearCache) -> tuple[np.ndarray, ...]:
+    """(dx, dw, db), or (dx, dw) without bias, as `ops.linear_backward`; in bfloat16 dw and db are float32."""
+    x, w, has_bias = cache
+    if not fits_back(dy, x, w):
+        return ops.linear_backward.reference(dy, LinearCache(*cache))
+    flat, (table, across) = rows(x), matrix(w)
+    dx = np.empty_like(flat)
+    dw, db = affine_backward(products(), rows(dy), flat, table, across, has_bias, dx)
+    dx = dx.view(x.dtype).reshape(x.shape)
+    return (dx, dw, db) if has_bias else (dx, dw)
+
+
+@compiled
+def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
+    """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
+    has no effect.
+    """
+    (N, O), (height, width) = y.shape, block(y)
+    buffer = wide_buffer(y, height * width)
+    for n0 in range(0, N, height):
+        for o0 in range(0, O, width):
+            shape = min(height, N - n0), min(width, O - o0)
+            h = buffer[: shape[0] * shape[1]].reshape(shape)
+            product(library, x[n0 : n0 + shape[0]], False, w, across, o0, h)
+            columns_of_b = b[o0 : o0 + shape[1]]
+            for n in range(shape[0]):
+                finish_row(h[n], columns_of_b, least, y[n0 + n, o0 : o0 + shape[1]])
+
+
+@compiled
+def finish_row(h: Any, b: Any, least: Any, y: Any) -> None:
+    """Add b, compare with `least`, and round."""
+    if b.size:
+        smallest = h.dtype.type(least)
+        for o in range(y.size):
+            y[o] = narrow(max(h[o] + read(b[o]), smallest), y)  # NaN stays
+    elif h.ctypes.data != y.ctypes.data:
+        for o in range(y.size):
+            y[o] = narrow(h[o], y)
+
+
+@compiled
+def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias: Any, dx: Any) -> Any:
+    """Write dx, and return dw and db."""
+    affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
+    dw = wide_empty((x.shape[1], dy.shape[1]), dy)
+    product(library, x, True, dy, False, 0, dw)
+    db = wide_empty(dy.shape[1], dy)
+    if has_bias:
+        db[:] = 0
+        for n in range(dy.shape[0]):
+            for o in range(dy.shape[1]):
+                db[o] += read(dy[n, o])
+    return dw, db
+
+
+def block(y: Any) -> tuple[int, int]:
+    """How many rows and columns of y are computed at once: all, unless they are rounded afterwards."""
+
+
+@overload(block, strict=False)
+def _block(y: Any) -> Any:
+    return (lambda y: BLOCK) if y.dtype == BITS else (lambda y: y.shape)
