@@ -1,9 +1,9 @@
 """Where the time of a training step goes, by operation, on one replica with one BLAS thread.
 
-    python benchmarks/profile_step.py enwik8|imdb [--reference]
+    python benchmarks/profile_step.py enwik8|imdb [--reference | --precision bfloat16]
 
-Every operation is timed where a layer calls it. The rest is sums of residuals and gradients, and Python. With
---reference the plain operations run instead of their twins.
+Every operation is timed where a layer calls it, in seconds of the processor, so that other processes count little. The
+rest is sums of gradients, and Python. With --reference the plain operations run instead of their twins.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ def timed(name: str, function: Callable) -> Callable:
     """`function`, adding its time to `seconds[name]`, without the time of timed functions that it calls."""
 
     def run(*args, **kwargs):
-        before, start = sum(seconds.values()), time.perf_counter()
+        before, start = sum(seconds.values()), time.thread_time()
         result = function(*args, **kwargs)
         inner = sum(seconds.values()) - before
-        seconds[name] += time.perf_counter() - start - inner
+        seconds[name] += time.thread_time() - start - inner
         return result
 
+    vars(run).update(vars(function))  # its twins
     return run
 
 
@@ -41,6 +42,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_options(parser)
     parser.add_argument("--reference", action="store_true", help="the plain operations")
+    parser.add_argument("--precision", choices=("float32", "bfloat16", "float16"), default="float32")
+    parser.add_argument("--micro-batch", type=int, help="rows of a micro-batch")
     args = parser.parse_args()
     for name in ops.__all__:
         if hasattr(getattr(ops, name), "twins"):
@@ -48,16 +51,16 @@ def main() -> None:
     model, batches = make(args)
     adam, batch = Adam(model.parameters(), 1e-4), batches.batch(0)
     plain = reference_only() if args.reference else nullcontext()
-    with Replicas(model, 1) as replicas, threadpool_limits(1, "blas"), plain:
+    with Replicas(model, 1, args.micro_batch, args.precision) as replicas, threadpool_limits(1, "blas"), plain:
         rate = matrix_rate()
         replicas.gradients(batch, Key(0))
         seconds.clear()
-        start = time.perf_counter()
+        start = time.thread_time()
         replicas.gradients(batch, Key(0))
-        rest = time.perf_counter() - start - sum(seconds.values())
+        rest = time.thread_time() - start - sum(seconds.values())
         timed("clipping", clip_by_global_norm)(model.flat.grad, 1.0)
         timed("Adam", adam.step)()
-    seconds["sums of residuals and gradients, Python"] = rest
+    seconds["sums of gradients, Python"] = rest
     total = sum(seconds.values())
     for name, value in sorted(seconds.items(), key=lambda row: -row[1]):
         print(f"{name:<42}{1e3 * value:>9.1f} ms{value / total:>8.1%}")

@@ -22,6 +22,7 @@ TUTORIAL = "PyTorch, the tutorial's way"
 TUNED = "PyTorch, tuned"
 BFLOAT16 = "PyTorch, tuned, bfloat16"
 OURS = "scratchformer"
+OURS_BFLOAT16 = "scratchformer, bfloat16"
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:

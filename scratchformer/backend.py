@@ -19,6 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from .processor import cores as cores
+
 Array = Any  # numpy.ndarray, cupy.ndarray, or another library's array with the same functions
 
 CUPY_HELP = (
@@ -149,11 +151,6 @@ def _gpu(index: int) -> Device:
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
     return Device(f"gpu:{index}", cupy, index)
-
-
-def cores() -> int:
-    """The number of CPU cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import importlib.metadata
+import math
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from pathlib import Path
 
 import numpy as np
 from threadpoolctl import threadpool_info
 
-from .backend import DeviceError, get_device
+from . import processor
+from .backend import DeviceError, cores, get_device
 
 
 def report() -> Iterator[tuple[str, str]]:
     """Pairs (subject, finding)."""
     from . import __version__
     from .data import cache_dir
-    from .training.replicas import cores
 
     yield "scratchformer", __version__
     yield "Python", f"{platform.python_version()} on {platform.platform()}"
@@ -31,7 +33,7 @@ def report() -> Iterator[tuple[str, str]]:
             yield "BLAS", f"{name}, {library['num_threads']} threads, {library['filepath'].rpartition('/')[2]}"
     if kind := os.environ.get("OPENBLAS_CORETYPE"):
         yield "", f"OPENBLAS_CORETYPE={kind} is set, so OpenBLAS does not choose its kernels by the CPU"
-    yield "CPU", f"{cores()} cores for this process"
+    yield from _processor()
     yield "free memory", _free_memory()
     yield from _gpu()
     folder = cache_dir()
@@ -40,6 +42,35 @@ def report() -> Iterator[tuple[str, str]]:
     held = [p.name for p in sorted(folder.iterdir())] if folder.is_dir() else []
     yield "data cache", f"{folder} ({free:.1f} GiB free; holds {', '.join(held) or 'nothing yet'})"
     yield from _packages()
+
+
+def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = None) -> Iterator[tuple[str, str]]:
+    """The CPU, how much of it this process may use, and what the extra `fast` would add."""
+    name, instructions = processor.described(root) or platform.machine(), processor.instructions(root)
+    try:
+        found = processor.processors(root, allowed)
+    except ValueError as error:
+        yield "CPU", f"{name}; the system's files cannot be read ({error}): {cores()} replicas by default"
+    else:
+        yield "CPU", f"{name}: {found.logical} logical processors on {found.physical} cores"
+        limit = "no CPU limit" if math.isinf(found.quota) else f"a limit of {found.quota:g} CPUs (cgroup quota)"
+        allowed_here = f"may run on {found.allowed} of them (affinity), on {found.separate} cores, with {limit}"
+        yield "", f"this process {allowed_here}: {found.useful} replicas by default"
+    yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
+    yield "fast", _fast(instructions)
+
+
+def _fast(instructions: Collection[str]) -> str:
+    """What the extra `fast` does, or would do, on a processor with these instructions."""
+    unit = next((unit for unit in processor.BFLOAT16 if unit in instructions), None)
+    gain = f"--precision bfloat16, which this processor multiplies in hardware ({unit})" if unit else ""
+    packages = ("numba", "ml_dtypes", "mkl") if instructions else ("numba", "ml_dtypes")  # there is no MKL for others
+    if missing := [package for package in packages if not _installed(package)]:
+        purpose = f"for faster kernels{gain and ' and '}{gain}"
+        return f"{', '.join(missing)} not installed; {purpose}: pip install 'scratchformer[fast]'"
+    if os.environ.get("SCRATCHFORMER_FAST") == "0":
+        return "installed, but SCRATCHFORMER_FAST=0 turns it off"
+    return f"installed; use {gain}" if gain else "installed; bfloat16 would be slower than float32 on this processor"
 
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")

@@ -19,7 +19,7 @@ def test_it_lists_every_package_of_the_metadata(monkeypatch):
     setup = configparser.ConfigParser()
     setup.read(Path(__file__).parents[1] / "setup.cfg", encoding="utf-8")
     lists = [setup["options"]["install_requires"], *setup["options.extras_require"].values()]
-    named = {re.split("[><=]", line)[0] for lines in lists for line in lines.split()}
+    named = {re.split("[><=;]", line)[0] for lines in lists for line in lines.split("\n") if line}
     installed = doctor._installed
     monkeypatch.setattr(doctor, "_installed", lambda package: package != "sacrebleu" and installed(package))
     found = dict(doctor.report())

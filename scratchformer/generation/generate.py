@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import PublishedTokenizer, Subwords
+from ..dispatch import fast
 from ..models import LanguageModel
 from ..ops.checks import expect_array, expect_at_least, shown
 from ..rng import Key, expect_key
@@ -58,7 +59,7 @@ def generate(
         for i in range(tokens):
             # Products with few rows are limited by memory, so more BLAS threads would only wait for each other.
             few = new.shape[1] == 1 and caches[0].length < caches[0].room
-            with blas.limit(limits=1 if threads > 1 or few else None):
+            with fast(), blas.limit(limits=1 if threads > 1 or few else None):
                 z = np.concatenate(list((pool.map if threads > 1 else map)(logits, caches, parts)))
             ids = sample(probabilities(z, temperature, top_k, top_p, allowed), key.fold(i))
             yield ids

@@ -5,6 +5,7 @@ registered when `dispatch.fast()` is first entered.
 """
 
 import os
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -17,6 +18,7 @@ from . import (
     numpy_dropout,
     numpy_embedding,
     numpy_extend,
+    numpy_half,
     numpy_layernorm,
     numpy_relative,
     numpy_rmsnorm,
@@ -31,6 +33,7 @@ __all__ = [
     "numpy_dropout",
     "numpy_embedding",
     "numpy_extend",
+    "numpy_half",
     "numpy_layernorm",
     "numpy_relative",
     "numpy_rmsnorm",
@@ -39,10 +42,12 @@ __all__ = [
 
 FAST = (  # the modules of the extra `fast`
     "numba_adam",
+    "numba_attention",
     "numba_cross_entropy",
     "numba_dense",
     "numba_elementwise",
     "numba_embedding",
+    "numba_extend",
     "numba_layernorm",
     "numba_linear",
     "numba_rmsnorm",
@@ -52,9 +57,13 @@ FAST = (  # the modules of the extra `fast`
 
 def load_fast() -> None:
     """Import the modules that register fast twins, unless Numba is missing or SCRATCHFORMER_FAST is 0."""
-    if find_spec("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
+    if not find_spec("numba") or os.environ.get("SCRATCHFORMER_FAST") == "0":
+        return
+    try:
         for name in FAST:
             import_module(f"{__name__}.{name}")
+    except ImportError as error:  # such as a Numba that is too old for this NumPy
+        warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 
 
 when_fast(load_fast)

@@ -155,8 +155,10 @@ def _timer(library: Products, dtype: Any) -> Callable[[], list[float]]:
     cases = []
     for m, n, k, ta, tb in SHAPES:
         a, b = np.ones((k, m) if ta else (m, k)), np.ones((n, k) if tb else (k, n))
-        a, b = ((x.astype(np.float32).view(np.uint32) >> 16).astype(dtype) if dtype is np.uint16 else x.astype(dtype)
-                for x in (a, b))
+        a, b = (
+            (x.astype(np.float32).view(np.uint32) >> 16).astype(dtype) if dtype is np.uint16 else x.astype(dtype)
+            for x in (a, b)
+        )
         cases.append((library, a, ta, b, tb, np.empty((m, n), np.float32)))
 
     def run() -> list[float]:
@@ -223,9 +225,7 @@ def call(typing, function, ta, tb, sizes, alpha, a, lda, b, ldb, beta, c):  # ty
     def generate(context, builder, signature, values):  # type: ignore[no-untyped-def]
         function, ta, tb, sizes, alpha, a, lda, b, ldb, beta, c = values
         small, large = ir.IntType(32), ir.IntType(64)
-        flags = [
-            builder.select(t, ir.Constant(small, TRANSPOSE), ir.Constant(small, NO_TRANSPOSE)) for t in (ta, tb)
-        ]
+        flags = [builder.select(t, ir.Constant(small, TRANSPOSE), ir.Constant(small, NO_TRANSPOSE)) for t in (ta, tb)]
         m, n, k = (builder.extract_value(sizes, i) for i in range(3))
         arguments = [ir.Constant(small, ROWS), *flags, m, n, k, alpha, a, lda, b, ldb, beta, c, n]
         kind = ir.FunctionType(ir.VoidType(), [x.type for x in arguments])

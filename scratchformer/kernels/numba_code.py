@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import llvmlite.binding
 import numba
 import numpy as np
+from numba.core.event import Listener, register
 
 config: Any = numba.config
 if config.CPU_FEATURES is None:  # LLVM would use half of a vector register of 512 bits
@@ -19,7 +21,28 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 def compiled(function: Callable) -> Any:
     """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk."""
-    return numba.njit(nogil=True, cache=True, fastmath=FASTMATH, error_model="numpy")(function)
+    options: dict[str, Any] = dict(nogil=True, fastmath=FASTMATH, error_model="numpy")
+    try:
+        return numba.njit(cache=True, **options)(function)
+    except RuntimeError:  # Numba finds no folder to write to
+        return numba.njit(**options)(function)
+
+
+class Note(Listener):
+    """Says once that functions of this package are being compiled, which takes some seconds."""
+
+    said = False
+
+    def on_start(self, event: Any) -> None:
+        if not Note.said and event.data["dispatcher"].py_func.__module__.startswith(__package__):
+            Note.said = True
+            print("compiling the fast twins, once on this machine", file=sys.stderr, flush=True)
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+register("numba:compile", Note())
 
 
 def as_bits(x: np.ndarray) -> np.ndarray:

@@ -16,13 +16,14 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import SIDE, Full, Pattern
 from .numpy_arrays import one_real_dtype
+from .numpy_half import in_half
 
 TILE = 1 << 18  # scores at once, over all heads processed together: a megabyte in float32
 WIDTH = 1024  # columns at once
 SHORT = 64 * 64  # the most scores of a sequence that is a single tile
 SAFE = 60.0  # for scores up to this size m can be 0: exp(60) is 1e26, and float32 reaches 3e38
 
-plain = ops.attention.reference
+plain = in_half(ops.attention, ops.attention_backward)
 
 
 class TiledAttentionCache(NamedTuple):

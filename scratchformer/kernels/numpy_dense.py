@@ -15,8 +15,9 @@ from ..ops.activations import ACTIVATIONS, CUBIC, Activation, activation_pair
 from ..ops.checks import expect_like, expect_shape
 from ..ops.linear import LinearCache, linear_backward
 from .numpy_arrays import one_real_dtype, row_pieces
+from .numpy_half import in_half
 
-plain = ops.dense.reference
+plain = in_half(ops.dense, ops.dense_backward)
 
 
 class NumpyDenseCache(NamedTuple):

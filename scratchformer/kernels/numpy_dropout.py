@@ -11,8 +11,9 @@ from ..ops.checks import expect_like
 from ..ops.dropout import decide
 from ..rng import Key
 from .numpy_arrays import one_real_dtype
+from .numpy_half import in_half
 
-plain = ops.dropout.reference
+plain = in_half(ops.dropout, ops.dropout_backward)
 
 
 class NumpyDropoutCache(NamedTuple):

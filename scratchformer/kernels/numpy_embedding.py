@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..ops.embedding import EmbeddingCache, check_gradient
-from .numpy_arrays import one_real_dtype
+from ..ops.precision import widen
 
 plain, plain_backward = ops.embedding.reference, ops.embedding_backward.reference
 
@@ -43,7 +43,7 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, NumpyEmbe
     the reference.
     """
     y, cache = plain(ids, table)
-    return y, NumpyEmbeddingCache(*cache) if one_real_dtype(table) else cache
+    return y, NumpyEmbeddingCache(*cache) if type(table) is np.ndarray else cache
 
 
 @ops.embedding_backward.twin(NumpyEmbeddingCache)
@@ -52,8 +52,10 @@ def embedding_backward(dy: np.ndarray, cache: NumpyEmbeddingCache, out: np.ndarr
     ids, (V, C) = cache
     check_gradient(dy, EmbeddingCache(*cache), out)
     dtable = np.zeros((V, C), dy.dtype) if out is None else out
-    if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype:
+    wide = widen(dy)
+    if not dtable.flags.c_contiguous or dtable.dtype != wide.dtype:
         return plain_backward(dy, cache, out)
+    dy = wide
     places = ids.reshape(-1, 1).astype(np.intp) * C + np.arange(C)
     np.add.at(dtable.reshape(-1), places.reshape(-1), dy.reshape(-1))
     return dtable

@@ -27,8 +27,9 @@ from .numpy_attention import (
     subtrahends,
     with_column,
 )
+from .numpy_half import in_half
 
-plain = ops.relative_attention.reference
+plain = in_half(ops.relative_attention, ops.relative_attention_backward)
 
 
 class TiledRelativeAttentionCache(NamedTuple):

@@ -11,8 +11,9 @@ from ..ops.checks import expect_like
 from ..ops.swiglu import check_swiglu
 from .numpy_arrays import one_real_dtype, row_pieces
 from .numpy_dense import cdf
+from .numpy_half import in_half
 
-plain = ops.swiglu.reference
+plain = in_half(ops.swiglu, ops.swiglu_backward)
 
 
 class NumpySwigluCache(NamedTuple):

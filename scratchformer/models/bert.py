@@ -98,6 +98,7 @@ class Bert(Model):
         self.norm = LayerNorm(d_model, eps)
         expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
+        self.recompute = False  # see `nn.recompute_blocks`
         options: dict[str, Any] = dict(d_ff=d_ff, activation=activation, dropout=dropout, bias=True, eps=eps)
         self.blocks = repeated(lambda i: TransformerBlock(d_model, heads, key=fold(key, "block", i), **options), depth)
 
@@ -107,7 +108,7 @@ class Bert(Model):
 
     @property
     def stack(self) -> Stack:
-        return Stack(self.blocks)
+        return Stack(self.blocks, recompute=self.recompute)
 
     def forward(
         self, ids: Array, lengths: Array | None = None, segments: Array | None = None, key: Key | None = None

@@ -104,6 +104,7 @@ class EncoderDecoder(Predictor):
         self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
         self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
         self.output = TiedOutput(self.tokens)
+        self.recompute = False  # see `nn.recompute_blocks`
 
     def forward(
         self, source: Array, lengths: Array, target: Array, key: Key | None = None
@@ -143,11 +144,11 @@ class EncoderDecoder(Predictor):
 
     @property
     def encoder_stack(self) -> Stack:
-        return Stack(self.encoder, self.encoder_norm)
+        return Stack(self.encoder, self.encoder_norm, self.recompute)
 
     @property
     def decoder_stack(self) -> Stack:
-        return Stack(self.decoder, self.decoder_norm)
+        return Stack(self.decoder, self.decoder_norm, self.recompute)
 
     def loss(
         self, source: Array, lengths: Array, target: Array, targets: Array, key: Key | None = None

@@ -12,7 +12,7 @@ from .layer import FlatParameters, Layer, Param
 from .layernorm import LayerNorm
 from .linear import Linear
 from .lora import LoRA, add_lora, merge_lora
-from .recompute import Recompute
+from .recompute import Recompute, recompute_blocks
 from .relative_attention import RelativeSelfAttention
 from .residual import Residual
 from .rmsnorm import RMSNorm
@@ -54,4 +54,5 @@ __all__ = [
     "TransformerBlock",
     "add_lora",
     "merge_lora",
+    "recompute_blocks",
 ]

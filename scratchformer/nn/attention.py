@@ -37,9 +37,12 @@ class MultiHead(Layer):
         self.unify = Linear(heads * head_width, d_model, output_bias, fold(key, "unify"))
 
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
-        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`."""
-        xp, shape = array_module(x), (x.shape[0], self.kv_heads, length, self.head_width)
-        return xp.empty(shape, x.dtype), xp.empty(shape, x.dtype)
+        """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`.
+
+        In memory they are (B, G, D, length), so that sums over D or positions read the numbers in their order.
+        """
+        xp, shape = array_module(x), (x.shape[0], self.kv_heads, self.head_width, length)
+        return xp.empty(shape, x.dtype).swapaxes(2, 3), xp.empty(shape, x.dtype).swapaxes(2, 3)
 
     def split_heads(self, x: Array) -> Array:
         """(B, T, H D) -> (B, H, T, D), a view; and the same for the G heads of keys and values."""

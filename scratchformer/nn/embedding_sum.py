@@ -43,7 +43,7 @@ class EmbeddingSum(Layer):
 
     In code:
 
-        de = self.scale * dx
+        de = (self.scale * dx).astype(dx.dtype, copy=False)
 
     `backward` returns the gradient of the input that is not ids, a tuple of them if there are several, or None.
     """
@@ -72,7 +72,7 @@ class EmbeddingSum(Layer):
             x = x + y
             caches.append(cache)
         if self.scale != 1:
-            x = self.scale * x
+            x = (self.scale * x).astype(x.dtype, copy=False)
         if self.positions is not None:
             x, positions = self.positions.forward(x, **({"start": start} if start else {}))
         if self.norm is not None:
@@ -91,7 +91,7 @@ class EmbeddingSum(Layer):
             dx = self.positions.backward(dx, cache.positions)
         de = dx
         if self.scale != 1:
-            de = self.scale * dx
+            de = (self.scale * dx).astype(dx.dtype, copy=False)
         backwards = [e.backward(de, c) for e, c in zip(self.embeddings, cache.embeddings, strict=True)]
         found = [gradient for gradient in backwards if gradient is not None]
         return tuple(found) if len(found) > 1 else found[0] if found else None

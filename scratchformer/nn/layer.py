@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ..backend import CPU, Array, Device, array_module, device_of, get_device, to_cpu, to_device
+from ..backend import CPU, Array, Device, array_module, device_of, get_device, is_floating_type, to_cpu, to_device
 from ..dispatch import cache_type, expect_cache
 from ..ops.checks import (
     UNLIKE_ARRAYS,
@@ -42,7 +42,7 @@ class Param:
 
     def __init__(self, data: Array, name: str) -> None:
         expect_instance("name", name, str)
-        if getattr(getattr(data, "dtype", None), "kind", None) != "f" or isinstance(data, UNLIKE_ARRAYS):
+        if not hasattr(data, "dtype") or not is_floating_type(data.dtype) or isinstance(data, UNLIKE_ARRAYS):
             raise TypeError(f"{name or 'data'}: expected an array of floating-point numbers, got {describe(data)}")
         grad = array_module(data).zeros(data.shape, data.dtype)  # takes no memory until it is written to
         self.bind(data, grad, None)
@@ -94,9 +94,10 @@ class FlatParameters:
     saving are each one operation on a flat array. Assigning to `data` or `grad` copies into the array, as for a Param.
     """
 
-    def __init__(self, params: list[Param], data: Array | None = None) -> None:
+    def __init__(self, params: list[Param], data: Array | None = None, grad: Array | None = None) -> None:
         """Lay `params` out one after another, in `data`, which already has their values, or in a new array.
 
+        grad: the array of their gradients, if it exists already.
         Raises ValueError if they do not all have the same dtype.
         """
         if len(dtypes := {str(p.data.dtype) for p in params}) > 1:
@@ -105,11 +106,11 @@ class FlatParameters:
         xp = array_module(*(p.data for p in params)) if data is None else array_module(data)
         self.params = params
         self._data = xp.concatenate([p.data.reshape(-1) for p in params]) if data is None else data
-        self._grad = xp.zeros_like(self._data)
-        for p, view, grad in zip(params, self.views(self.data), self.views(self.grad), strict=True):
+        self._grad = xp.zeros_like(self._data) if grad is None else grad
+        for p, view, dview in zip(params, self.views(self.data), self.views(self.grad), strict=True):
             if data is None:
-                grad[...] = p.grad
-            p.bind(view, grad, self)
+                dview[...] = p.grad
+            p.bind(view, dview, self)
 
     @property
     def data(self) -> Array:
@@ -269,11 +270,17 @@ class Layer:
             p.bind(*(_moved(x, device, dtype) for x in (p.data, p.grad)), None)
         return self
 
-    def replica(self) -> Self:
-        """A copy of the layer that shares the parameter array and has its own gradient array (zero)."""
+    def replica(self, data: Array | None = None, grad: Array | None = None) -> Self:
+        """A copy of the layer that shares the parameter array and has its own gradient array (zero).
+
+        data: another array (P,) for the parameters, such as a copy in half precision. grad: an array (P,) that exists
+        already, for the gradients. They may be of different types.
+        """
         flat = self.flat
-        params = [p.twin(p.data) for p in flat.params]
-        FlatParameters(params, data=flat.data)
+        data = flat.data if data is None else data
+        grad = array_module(data).zeros_like(flat.grad) if grad is None else grad
+        params = [p.twin(view) for p, view in zip(flat.params, flat.views(data), strict=True)]
+        FlatParameters(params, data, grad)
         return copy.deepcopy(self, {id(p): twin for p, twin in zip(flat.params, params, strict=True)})
 
     def state_dict(self) -> dict[str, np.ndarray]:

@@ -44,9 +44,10 @@ class LoRA(Layer):
 
     dx also has a term from x w + c. w and c are constants here, so their gradients are not computed.
 
-        dh, db = ops.linear_backward(self.scale * dy, cache.b)
+        scaled = (self.scale * dy).astype(dy.dtype, copy=False)
+        dh, db = ops.linear_backward(scaled, cache.b)
         dx, da = ops.linear_backward(dh, cache.a)
-        dx = dx + dy @ self.w.data.T
+        dx = dx + ops.linear(dy, self.w.data.T)[0]
 
     The cache keeps x and h for the two maps. K (I + O) numbers are trained instead of I O + O: 2% as many for
     I = O = 768 and K = 8.
@@ -89,12 +90,13 @@ class LoRA(Layer):
         y, _ = self.linear.forward(x)
         h, a = ops.linear(x, self.lora_a.data)
         change, b = ops.linear(h, self.lora_b.data)
-        return y + self.scale * change, LoRACache(a, b)
+        return y + (self.scale * change).astype(y.dtype, copy=False), LoRACache(a, b)
 
     def backward(self, dy: Array, cache: LoRACache) -> Array:
-        dh, db = ops.linear_backward(self.scale * dy, cache.b)
+        scaled = (self.scale * dy).astype(dy.dtype, copy=False)
+        dh, db = ops.linear_backward(scaled, cache.b)
         dx, da = ops.linear_backward(dh, cache.a)
-        dx = dx + dy @ self.w.data.T
+        dx = dx + ops.linear(dy, self.w.data.T)[0]
         self.lora_b.grad += db
         self.lora_a.grad += da
         return dx

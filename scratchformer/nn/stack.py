@@ -44,7 +44,8 @@ class Stack(Layer):
     such as the keys and values that a block made of an encoder's output. Raises ValueError for a block that returns
     another shape than it got.
 
-    norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`.
+    norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`; of the last block, whose
+    backward comes first, the cache is kept.
 
     Forward, with two blocks. A shared input m goes to both, as m1 and as m2:
 
@@ -68,7 +69,9 @@ class Stack(Layer):
 
     def trained(self) -> list[Layer]:
         """The blocks as forward and backward run them."""
-        return [Recompute(block) for block in self.blocks] if self.recompute else list(self.blocks)
+        if not self.recompute:
+            return list(self.blocks)
+        return [Recompute(block, keep=i == len(self.blocks)) for i, block in enumerate(self.blocks, 1)]
 
     def forward(
         self, x: Array, *shared: Any, key: Key | None = None, memories: Array | None = None, **options: Any

@@ -123,7 +123,7 @@ def expect_floating_type(name: str, dtype: Any) -> None:
         found = np.dtype(dtype)
     except (TypeError, ValueError, AttributeError):
         found = None
-    if found is None or found.kind != "f":
+    if found is None or not is_floating_type(found):
         raise TypeError(f"{name}: expected a floating-point type, got {shown(dtype) if found is None else found}")
 
 

@@ -91,6 +91,13 @@ class Pattern:
         """(start, stop) of the columns that these rows may see. All columns is always a safe answer."""
         return 0, S
 
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array] | None:
+        """(begin, end), which broadcast to (B, T), if each query t may see exactly the keys begin ... end − 1.
+
+        None if that is not so, or not known.
+        """
+        return None
+
     def visits(self, T: int, S: int) -> int:
         """Roughly how many pairs `pieces` covers."""
         return T * S
@@ -159,6 +166,9 @@ class Full(Pattern):
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         return Tile.FULL
 
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
+        return xp.zeros((1, T), dtype=int), xp.full((1, T), S)
+
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return xp.ones((1, 1), dtype=bool)
 
@@ -178,6 +188,9 @@ class Causal(Pattern):
 
     def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
         return 0, max(0, ends(rows)[1] + S - T + 1)
+
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
+        return xp.zeros((1, T), dtype=int), (xp.arange(T)[None] + S - T + 1).clip(0, S)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return numbers(columns, xp) <= places(rows, T, S, xp)
@@ -207,6 +220,10 @@ class Local(Pattern):
     def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
         first, last = ends(rows)
         return max(0, first + S - T - self.radius), max(0, min(S, last + S - T + self.radius + 1))
+
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
+        place = xp.arange(T)[None] + S - T
+        return (place - self.radius).clip(0, S), (place + self.radius + 1).clip(0, S)
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return xp.abs(places(rows, T, S, xp) - numbers(columns, xp)) <= self.radius
@@ -280,6 +297,10 @@ class Padding(Pattern):
     def span(self, b: int, rows: slice, T: int, S: int) -> tuple[int, int]:
         return 0, min(S, int(self.lengths[b]))
 
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array]:
+        end = xp.broadcast_to(self.lengths[:, None], (len(self.lengths), T)).clip(0, S)
+        return xp.zeros_like(end), end
+
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         return numbers(columns, xp) < int(self.lengths[b])
 
@@ -336,6 +357,12 @@ class Both(Pair):
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
         first, second = self.masks(b, rows, columns, T, S, xp)
         return first & second
+
+    def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array] | None:
+        first, second = self.first.intervals(T, S, xp), self.second.intervals(T, S, xp)
+        if first is None or second is None:
+            return None
+        return xp.maximum(first[0], second[0]), xp.minimum(first[1], second[1])
 
     def visits(self, T: int, S: int) -> int:
         return min(self.first.visits(T, S), self.second.visits(T, S))

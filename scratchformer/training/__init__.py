@@ -12,6 +12,7 @@ from .evaluate import (
 from .language import LanguageProgram
 from .loop import Diverged, train
 from .metrics import Metrics, read_metrics
+from .precision import LossScale
 from .program import Program
 from .replicas import Replicas
 from .snapshot import (
@@ -29,6 +30,7 @@ __all__ = [
     "Diverged",
     "Estimate",
     "LanguageProgram",
+    "LossScale",
     "Metrics",
     "Program",
     "Replicas",

@@ -26,7 +26,8 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
     the first layer whose output contains NaN or infinity. If all outputs are finite, name the first parameter whose
     gradient is not, in the order of backward, from the output to the input.
     """
-    model = replicas.model
+    replicas.refresh()
+    model = replicas.models[0]
     found: list[str] = []
 
     def watch(name: str, layer: Layer) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array
-from ..nn import add_lora
+from ..nn import add_lora, recompute_blocks
+from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..rng import Key
 from .replicas import Replicas
 
@@ -28,6 +29,7 @@ class Estimate(NamedTuple):
     length: int  # tokens of a row
     before: int  # the process without a model: Python, libraries, data
     weights: int
+    half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
     optimizer: int
     gradients: int  # of all replicas
     activations: dict[str, int]  # what one replica keeps for backward, by layer
@@ -40,13 +42,15 @@ class Estimate(NamedTuple):
         """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = self.weights + self.optimizer  # copies of both
-        return self.before + self.weights + self.optimizer + self.gradients + self.memory + max(step, snapshot)
+        always = self.before + self.weights + self.half + self.optimizer + self.gradients + self.memory
+        return always + max(step, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
         rows = [
             ("Python, libraries and data", self.before),
             (f"{self.parameters:,} parameters", self.weights),
+            *([("their copy in half precision", self.half)] if self.half else []),
             ("Adam's two means", self.optimizer),
             (f"gradients of {self.replicas} replica(s)", self.gradients),
             (f"activations of {self.working} replica(s)", self.working * kept),
@@ -57,7 +61,7 @@ class Estimate(NamedTuple):
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
         head = f"micro-batches of {self.rows} rows of {self.length} tokens, {self.replicas} replica(s)\n"
-        return head + "\n".join(f"{name:<46}{size / 1e6:>10.1f} MB" for name, size in rows)
+        return head + "\n".join(f"{name:<50}{size / 1e6:>10.1f} MB" for name, size in rows)
 
 
 def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
@@ -67,8 +71,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
     what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
-    depth. before: bytes that the process used without the model (`memory.resident_bytes`). Raises ValueError for a
-    model on a GPU.
+    depth; if they are recomputed, this is their inputs, and the rest counts once. before: bytes that the process used
+    without the model (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config = model.config
@@ -78,10 +82,12 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     rows = replicas.rows(whole)
     working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
     shallow, depth = _shallow(model)
+    shallow_replicas = Replicas(shallow, 1, precision=replicas.precision)
+    shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
     (half, passing_half), (most, passing_most) = (
-        _watch(shallow, _longest(batch, shallow.config, n), weights) for n in counts
+        _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
     )
     activations = {}
     for name in filter(most.get, most):
@@ -97,6 +103,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         length=whole[0].shape[1],
         before=before,
         weights=model.flat.data.nbytes,
+        half=0 if replicas.half is None else replicas.half.nbytes,
         optimizer=BUFFERS * model.flat.data.nbytes,
         gradients=replicas.count * model.flat.grad.nbytes,
         activations=activations,
@@ -117,6 +124,8 @@ def _shallow(model: Any) -> tuple[Any, int]:
     shallow = type(model)(**config)
     if lora is not None:
         add_lora(shallow, **lora)
+    if recomputes_blocks(model):
+        recompute_blocks(shallow)
     return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
 
 
@@ -171,7 +180,13 @@ def _arrays(x: Any) -> Iterator[Array]:
 
 def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
     """The parts of a model's cache in order, with names; of a list (the caches of the blocks), only the first."""
-    if isinstance(cache, list) and cache:
+    if isinstance(cache, list) and cache and isinstance(cache[0], RecomputeCache):
+        x, *shared = cache[0].inputs
+        yield f"{name}: inputs", x
+        once = name.replace("blocks", "recomputed")
+        yield f"{once}: shared inputs", (shared, cache[0].options)
+        yield from _parts(once, cache[-1].kept)
+    elif isinstance(cache, list) and cache:
         fields = cache[0]._asdict() if hasattr(cache[0], "_asdict") else {"": cache[0]}
         for field, part in fields.items():
             yield f"{name}: {field}".removesuffix(": "), part

@@ -26,6 +26,7 @@ from ..rng import Key
 from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics, Summary
+from .precision import LossScale
 from .replicas import Replicas
 from .snapshot import (
     BEST,
@@ -40,6 +41,9 @@ from .snapshot import (
     restore,
     save_snapshot,
 )
+
+EARLIER = {"precision": "float32"}  # of snapshots of an earlier version, whose state has no such entry
+NOTED = 3  # skipped steps that are noted one by one
 
 
 class Diverged(RuntimeError):
@@ -64,6 +68,7 @@ def train(
     identity: dict[str, Any] | None = None,
     resume: bool = False,
     tensorboard: bool = False,
+    loss_scale: LossScale | None = None,
     on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `replicas.model` for `steps` steps; the folder `out` gets a log, snapshots and the best model.
@@ -84,11 +89,15 @@ def train(
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
+    loss_scale: for replicas in float16; by default a new `LossScale`. A step whose gradient overflows is skipped, with
+    no change of weights and optimizer. Standard error has a note for each of the first ones, and their number at the
+    end.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
     Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records
     in metrics.jsonl, and their checksum).
 
-    Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor;
+    Raises Diverged if the loss, a gradient or a parameter is not finite, naming the first layer or tensor (in float16 a
+    gradient that is not finite even with the smallest loss scale);
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
     ValueError if an argument is out of range, if `out` holds a run and resume is False, or if the run has done more
     than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the
@@ -120,10 +129,15 @@ def train(
         "schedule": repr(schedule),
         "best": None,
         "records": Summary(),
+        "precision": replicas.precision,
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
     state = json.loads(describe(model, state)["state"])  # as a snapshot stores it
+    if replicas.precision != "float16":
+        loss_scale = None
+    elif loss_scale is None:
+        loss_scale = LossScale()
     last, best = out / LAST, out / BEST
     saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1
@@ -134,8 +148,10 @@ def train(
         nonlocal saved
         records = None
         if resume:
-            fixed = ("seed", *(identity or {}))
+            fixed = ("seed", "precision", *(identity or {}))
             saved, records = _load_run(out, model, optimizer, remember and batches, state, fixed, metric)
+            if loss_scale is not None and saved is not None:
+                loss_scale.restore(state["loss_scale"])
             if state["step"] > steps:
                 raise ValueError(
                     f"steps: expected at least {state['step']}, which the run in {out} has already done, got {steps}"
@@ -162,6 +178,8 @@ def train(
     def save(path: Path, *parts: Any) -> None:
         metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
         state["records"] = list(metrics.summary)
+        if loss_scale is not None:
+            state["loss_scale"] = loss_scale.state()
         try:
             save_snapshot(path, model, *parts, **state)
         except NotFinite as error:
@@ -194,15 +212,21 @@ def train(
         for step in range(state["step"], steps):
             key = Key(seed).fold("train", step)
             batch = batches.batch(step)
-            loss = replicas.gradients(batch, key, remember and partial(remember, step))
+            scale = 1.0 if loss_scale is None else loss_scale.scale
+            loss = replicas.gradients(batch, key, remember and partial(remember, step), scale)
             grads = optimizer.gradients()
             norm = global_norm(grads, replicas.map) if clip is None else clip_by_global_norm(grads, clip, replicas.map)
-            if not (math.isfinite(loss) and math.isfinite(norm)):
+            skipped = loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm)
+            if not skipped and not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
                 what = f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}"
                 raise diverged(what, step + 1)
             optimizer.lr = schedule(step)
-            optimizer.step(replicas.map)
+            if not skipped:
+                optimizer.step(replicas.map)
+            elif loss_scale is not None and loss_scale.skipped <= NOTED:
+                note = f"a gradient overflowed float16 with the loss scale {scale:g}, which is halved"
+                bar.write(f"step {step + 1} skipped: {note}", file=sys.stderr)
 
             done = state["step"] = step + 1
             tokens += batch.tokens
@@ -210,8 +234,11 @@ def train(
             if done % log_every == 0 or done == steps:
                 seconds = time.perf_counter() - started
                 speed = tokens / seconds
-                metrics.write(done, loss=loss, lr=optimizer.lr, gradient_norm=norm, tokens_per_second=round(speed))
-                bar.set_postfix_str(f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s", refresh=False)
+                scaling = {} if loss_scale is None else loss_scale.measured()
+                measured = {"loss": loss, "lr": optimizer.lr, "gradient_norm": norm, **scaling}
+                metrics.write(done, **measured, tokens_per_second=round(speed))
+                line = f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s"
+                bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
                 evaluate_now(evaluate, done)
@@ -224,6 +251,10 @@ def train(
                 save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
             if interrupted and (done < steps or interrupted != [signal.SIGINT]):
                 raise Stopped(interrupted[0], f"step {done} is saved in {last}")
+    if loss_scale is not None and loss_scale.skipped:
+        print(
+            f"{loss_scale.skipped} of {state['step']} steps were skipped: their gradients overflowed", file=sys.stderr
+        )
     return state
 
 
@@ -245,7 +276,7 @@ def _load_run(
 
     def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
         for name in names:
-            if (found := snapshot.state.get(name)) != state[name]:
+            if (found := snapshot.state.get(name, EARLIER.get(name))) != state[name]:
                 found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
                 raise SnapshotError(f"{snapshot.path} has {name} {found}, this run has {own}")
 
@@ -267,6 +298,8 @@ def _load_run(
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
     restore(snapshot, model, optimizer, memory)
     state |= {"step": step, "best": best}
+    if "loss_scale" in snapshot.state:
+        state["loss_scale"] = snapshot.state["loss_scale"]
     if best is not None and not (out / BEST).exists():
         print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
         state["best"] = None

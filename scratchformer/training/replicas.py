@@ -13,15 +13,18 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
+import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, cores, to_cpu, to_device
+from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device
 from ..dispatch import fast
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive, shown
+from ..ops.precision import widen
 from ..optim.optimizer import pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
+from .precision import advice, half_type
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MOST_REPLICAS = 512  # more than the cores of the largest machines
@@ -29,9 +32,9 @@ AHEAD = 4  # items that may be in progress or waiting for each replica
 
 
 class Replicas:
-    """`count` replicas of a model, as a context manager. Inside it the fast twins run (`dispatch.fast`), and BLAS is
-    limited to one thread if there are several replicas. On a CPU the process keeps the memory that it frees from then on
-    (`memory.keep_freed_memory`).
+    """`count` replicas of a model, as a context manager. Inside it the fast twins run (see `dispatch.fast`), and BLAS
+    is limited to one thread if there are several. On a CPU the process keeps the memory that it frees from then
+    on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
@@ -46,7 +49,9 @@ class Replicas:
     timing of threads. They do depend, in the last bits, on `count` and `micro_batch`.
     """
 
-    def __init__(self, model: Any, count: int | None = None, micro_batch: int | None = None) -> None:
+    def __init__(
+        self, model: Any, count: int | None = None, micro_batch: int | None = None, precision: str = "float32"
+    ) -> None:
         expect_instance("model", model, Layer)
         for name, number in ("count", count), ("micro_batch", micro_batch):
             if number is not None:
@@ -58,9 +63,16 @@ class Replicas:
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
-        self.flat = model.flat
-        self.models = [model, *(model.replica() for _ in range(self.count - 1))]
+        self.flat, self.precision = model.flat, precision
+        self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
+        dtype = half_type(precision, model)
+        if dtype is not None:
+            self.half = array_module(self.flat.data).empty_like(self.flat.data, dtype=dtype)
+        first = model if self.half is None else model.replica(self.half, self.flat.grad)
+        self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
+        self.models = [first, *(first.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
+        self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
         raise TypeError("replicas: a copy would not share the parameters; copy the model and make new replicas")
@@ -86,7 +98,7 @@ class Replicas:
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
-        return self.map_models(lambda _, item: function(item), items)
+        return self._map(lambda _, item: function(item), items)
 
     def map_models(
         self,
@@ -98,10 +110,34 @@ class Replicas:
 
         Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
         exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
-        end. finished: called with each item, in order, once its result is there.
+        end. finished: called with each item, in order, once its result is there. In half precision the replicas get
+        the present weights of the model first.
         """
+        self.refresh()
+        return self._map(function, items, finished)
+
+    def refresh(self) -> None:
+        """Copy the weights of the model into those of replicas in half precision."""
+        half, data = self.half, self.flat.data
+
+        def cast(part: slice) -> None:
+            half[part] = data[part]
+
+        if half is not None:
+            self.map(cast, pieces(data))
+
+    def _map(
+        self,
+        function: Callable[[Any, Any], Any],
+        items: Iterable,
+        finished: Callable[[Any], object] = lambda item: None,
+    ) -> list:
         results: list = []
         running: deque[tuple[Future, Any]] = deque()
+
+        def run(model: Any, item: Any) -> Any:
+            with np.errstate(**self.errors):
+                return function(model, item)
 
         def finish() -> None:
             future, item = running.popleft()
@@ -112,12 +148,12 @@ class Replicas:
             for i, item in enumerate(items):
                 model = self.models[i % self.count]
                 if not self.threads:
-                    results.append(function(model, item))
+                    results.append(run(model, item))
                     finished(item)
                     continue
                 if len(running) == AHEAD * self.count:
                     finish()
-                running.append((self.threads[i % self.count].submit(function, model, item), item))
+                running.append((self.threads[i % self.count].submit(run, model, item), item))
             while running:
                 finish()
         finally:
@@ -148,19 +184,28 @@ class Replicas:
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
         chosen = "" if self.micro_batch is not None else ", chosen automatically"
-        return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}"
+        precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
+        return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}{precision}"
 
     def move(self, batch: Any) -> Any:
-        """The batch with its arrays on the model's device."""
-        return type(batch)(*(to_device(a, self.device) for a in batch))
+        """The batch with its arrays on the model's device, and those of real numbers in the type of the replicas."""
+        moved = (to_device(a, self.device) for a in batch)
+        if self.half is None:
+            return type(batch)(*moved)
+        return type(batch)(*(a.astype(self.half.dtype) if is_floating_type(a.dtype) else a for a in moved))
 
-    def gradients(self, batch: Any, key: Key, remember: Callable[[list], None] | None = None) -> float:
+    def gradients(
+        self, batch: Any, key: Key, remember: Callable[[list], None] | None = None, scale: float = 1.0
+    ) -> float:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch.
 
         A micro-batch with a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the batch
         counts, the loss and the gradient are 0.
         remember: for a model with a memory; called with a list of what `model.remember` returns for each micro-batch,
-        in order, as NumPy arrays. Raises ValueError if the model was moved or cast (`to`), or its parameters were
+        in order, as NumPy arrays.
+        scale: a power of two by which the gradient is larger while it passes backward (see `training.LossScale`). The
+        flat gradient is divided by it; an overflow on the way leaves infinity or NaN there.
+        Raises ValueError if the model was moved or cast (`to`), or its parameters were
         changed, after the replicas were made.
         """
         if not hasattr(batch, "weight"):
@@ -177,24 +222,26 @@ class Replicas:
             index, micro = item
             share = micro.weight / total
             loss, cache = model.loss(*self.move(micro), key=key.fold(index))
-            model.loss_backward(share, cache)
-            return loss * share, remember and to_cpu(model.remember(cache[0]))
+            model.loss_backward(share * scale, cache)
+            return loss * share, remember and widen(to_cpu(model.remember(cache[0])))
 
         self.map(zero, self.models)
         micro_batches = enumerate(batch.split(self.rows(batch)))
         losses, memories = zip(*self.map_models(run, micro_batches), strict=True)
-        self.sum_gradients()
+        self.sum_gradients(scale)
         if remember is not None:
             remember(list(memories))
         return float(sum(losses))
 
-    def sum_gradients(self) -> None:
-        """Add the flat gradients of all replicas into the model's, in order."""
+    def sum_gradients(self, scale: float = 1.0) -> None:
+        """Add the flat gradients of all replicas into the model's, in order, and divide the sum by `scale`."""
         total, others = self.model.flat.grad, [m.flat.grad for m in self.models[1:]]
 
         def add(part: slice) -> None:
             for grad in others:
                 total[part] += grad[part]
+            if scale != 1:
+                total[part] *= 1 / scale
 
-        if others:
+        if others or scale != 1:
             self.map(add, pieces(total))

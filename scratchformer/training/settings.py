@@ -22,6 +22,7 @@ from ..ops.checks import shown
 from ..options import MOST_STEPS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
+from .precision import PRECISIONS
 from .replicas import MOST_REPLICAS
 
 # What every settings.json has, with examples of its values.
@@ -35,6 +36,18 @@ VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
 KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
+CHANGEABLE = ("steps", "data", "recompute")  # options that it accepts
+# Options of every program that are newer than the first runs.
+NEWER: Mapping[str, Mapping[str, Any]] = {
+    "precision": dict(
+        choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
+    ),
+    "recompute": dict(
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="keep only the inputs of blocks and compute the rest again in backward: less memory, same results",
+    ),
+}
 # Attributes of a Run that are not saved.
 PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
 
@@ -50,9 +63,10 @@ class Run(argparse.Namespace):
     state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
     preset_steps: int = 0  # the preset's number of steps; 0 if the run is only scored
 
-    def replicas_on_device(self) -> dict[str, int | None]:
+    def replicas_on_device(self) -> dict[str, Any]:
         """The arguments of `Replicas`."""
-        return {"count": self.replicas if self.device.index is None else 1, "micro_batch": self.micro_batch}
+        count = self.replicas if self.device.index is None else 1
+        return {"count": count, "micro_batch": self.micro_batch, "precision": self.precision}
 
     def save(self) -> None:
         """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
@@ -85,17 +99,18 @@ def start_run(
     options: the program's own options, by name, with the arguments of `options.Parser.add_argument`; their values
     become settings. An option with the metavar PATH is a path. without: "data", "estimate" or both, if the program does
     not take these options.
-    A resumed run keeps its settings: only --device, --data, --steps and the options in `passing` may be given, and an
-    option that is newer than the run has its default. Raises ValueError if the folder already holds a run, or, with
-    --resume, if it holds none.
+    A resumed run keeps its settings: only --device, --data, --steps, --recompute and the options in `passing` may be
+    given, and an option that is newer than the run has its default. Raises ValueError if the folder already holds a
+    run, or, with --resume, if it holds none.
     """
+    options = {**NEWER, **options}
     args = _parser(name, description, presets, options, without).parse_args(argv)
     names = [_setting(option) for option in options]
-    given = {name: value for name in (*KEPT, "steps", "data", *names) if (value := getattr(args, name)) is not None}
+    given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
     device = get_device(args.device)
     state: Mapping[str, Any] = {}
     if args.resume is not None:
-        if kept := [name for name in given if name not in ("steps", "data", *passing)]:
+        if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
             raise ValueError(f"--resume: the run keeps its settings, so leave out {refused}")
         out = Path(args.resume)
@@ -200,6 +215,7 @@ def saved_settings(
     """All settings of a run of program `name`, with defaults for options that are newer than the run. Raises ValueError
     if they are damaged, or belong to another program.
     """
+    options = {**NEWER, **options}
     settings, defaults = read_settings(run), _defaults(options)
     if settings["program"] != name:
         raise ValueError(f"--resume: {run} is a run of {settings['program']}, not of {name}")
@@ -227,12 +243,12 @@ def _check_settings(
     for option, described in options.items():
         name, value = _setting(option), settings[_setting(option)]
         action = described.get("action", "store")
-        if "nargs" in described or action not in ("store", "store_true"):
+        if "nargs" in described or action not in ("store", "store_true", argparse.BooleanOptionalAction):
             continue  # a list, or whatever the program's own action makes
         if value not in (None, *described.get("choices", (value,))):
             known = ", ".join(map(str, described["choices"]))
             raise ValueError(f"{run / SETTINGS} is damaged: {name} is {shown(value)}, expected one of {known}")
-        kind = bool if action == "store_true" else described.get("type", str)
+        kind = described.get("type", str) if action == "store" else bool
         examples = [preset[name] for preset in presets.values() if name in preset]
         if kind in (bool, int, float, str):  # and not a function of the program's own
             _expect_like(run, name, value, [kind(), described.get("default"), None, *examples], least=-(2**63))

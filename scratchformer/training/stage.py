@@ -10,7 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from ..nn import Layer
+from ..nn import Layer, recompute_blocks
 from ..optim import Adam, AdamW, Constant, Cosine
 from ..optim.optimizer import Optimizer
 from ..rng import Key, room_for
@@ -147,7 +147,10 @@ class Stage:
     def model(self) -> Any:
         weights = count_weights(self.out / LAST) if self.run.resume else None
         with nullcontext() if weights is None else room_for(weights):
-            return self.make_model(self.key.fold("weights")).to(self.run.device)
+            model = self.make_model(self.key.fold("weights")).to(self.run.device)
+        if self.run.recompute:
+            recompute_blocks(model)
+        return model
 
     @cached_property
     def batches(self) -> Any:

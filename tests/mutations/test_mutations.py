@@ -164,7 +164,7 @@ def test_without_kernels_nothing_but_speed_is_lost(environment, tmp_path):
     tests = "tests/kernels tests/ops/test_attention.py tests/ops/test_dense.py tests/nn/test_block.py tests/optim"
     tests += " tests/generation tests/training/test_replicas.py tests/test_dispatch.py"
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests.split()]
-    command += ["-k", "not strict"]  # which uses no kernels
+    command += ["-k", "not strict", "--deselect", "tests/generation/test_sampling.py"]  # which use no kernels
     environment = environment | {"PYTHONPATH": str(tmp_path)}
     result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-2000:]

@@ -238,3 +238,38 @@ def parts(layer):
         yield name, part
         if isinstance(part, nn.Recompute):
             yield from parts(part.layer)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_stays_half_between_layers(dtype):
+    """In a replica with gradients in float32. In NumPy, a bfloat16 array times a number is float32."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+
+    def narrow(x):
+        return x.astype(dtype) if is_floating(x) else x
+
+    def watch(layer, method):
+        function = getattr(layer, method)
+
+        def watched(*args, **options):
+            result = function(*args, **options)
+            found = result[0] if method == "forward" else result
+            wide = [x.dtype for x in as_tuple(found) if is_floating(x) and x.dtype != dtype]
+            assert not wide, f"{method} of {type(layer).__name__} in {name} returns {wide}"
+            return result
+
+        layer.__dict__[method] = watched
+
+    for name in LAYERS:
+        case = LAYERS[name](Draw(0))
+        if not case.layer.parameters():
+            continue
+        master = case.layer.to(dtype=np.float32)
+        layer = master.replica(master.flat.data.astype(dtype), master.flat.grad)
+        for _, part in layer.named_layers():
+            watch(part, "forward")
+            watch(part, "backward")
+        y, cache = layer.forward(*map(narrow, case.inputs), **{k: narrow(x) for k, x in case.options.items()})
+        layer.backward(tuple(map(np.ones_like, y)) if isinstance(y, tuple) else np.ones_like(y), cache)
+        assert master.flat.grad.dtype == np.float32 and master.flat.grad.any()

@@ -227,6 +227,18 @@ def test_a_run_is_reproducible(call, reviews_folder, imdb_run, tmp_path):
         np.testing.assert_array_equal(first[name], second[name])
 
 
+def test_recomputing_blocks_changes_no_bit(call, reviews_folder, imdb_copy, tmp_path):
+    """Whether a run starts with it or changes it when it is resumed; the model has dropout."""
+    again, start = tmp_path / "again", ("--steps", 2, "--device", "cpu", "--recompute")
+    call("imdb", "--data", reviews_folder, "--out", again, *start)
+    for folder, change, recompute in (imdb_copy, "--recompute", True), (again, "--no-recompute", False):
+        call("imdb", "--resume", folder, "--steps", 3, "--device", "cpu", change)
+        assert read_settings(folder)["recompute"] is recompute
+    first, second = (load_model(folder)[0].state_dict() for folder in (imdb_copy, again))
+    for name in first:
+        np.testing.assert_array_equal(first[name], second[name])
+
+
 def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
     for name in "imdb", "imdb-2":
         options = ("--data", reviews_folder, "--steps", 1, "--device", "cpu")

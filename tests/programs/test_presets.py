@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from scratchformer.nn.recompute import recomputes_blocks
 from scratchformer.optim import Constant, Cosine
 from scratchformer.rng import Key
 from scratchformer.training import stage
@@ -43,7 +44,8 @@ def test_a_gradient_at_the_default_sizes(trained, name):
         name, ["sklearn", "networkx"] if name in ("digits", "units") else []
     ):
         pytest.importorskip(module)
-    model = trained(name, gradients=True)[0]
+    model = trained(name, "--recompute", gradients=True)[0]
+    assert recomputes_blocks(model)
     assert model.flat.data.size > 100_000 or name in ("digits", "units")
 
 

@@ -46,8 +46,10 @@ def test_every_operation_is_within_its_bounds(name):
             for dtype in ("float16", "bfloat16", "float32"):
                 rows = check_case(name, scale, seed, dtype=dtype)
                 assert all(row.bound > 0 or row.error == 0 for row in rows)
-        if name not in LESS_ACCURATE_TWINS:  # twins take no half precision
+        if name not in LESS_ACCURATE_TWINS:
             check_case(name, scale, seed, dtype="float32")
+    for dtype in ("float16", "bfloat16"):  # of twins
+        check_case(name, 1.0, dtype=dtype)
 
 
 def long_sums(seed):

@@ -78,6 +78,7 @@ def train_tiny(
         steps: int,
         device: Device = CPU,
         count: int | None = None,
+        precision: str = "float32",
         total: int = 20,
         batches: Callable[[Any, Any], Any] = lambda batches, model: batches,
         prepare: Callable[[Any, Any], None] = lambda model, optimizer: None,
@@ -91,7 +92,7 @@ def train_tiny(
         optimizer = make_optimizer(model.parameters(), 0.01)
         prepare(model, optimizer)
         count = count or (2 if device is CPU else 1)
-        with Replicas(model, count, micro_batch=3) as replicas:
+        with Replicas(model, count, micro_batch=3, precision=precision) as replicas:
             if kind == "LanguageModel":
                 held_out, select = lambda: evaluate_language_model(replicas, text[600:]), ("bits_per_byte", "min")
             else:

@@ -5,6 +5,7 @@ import functools
 import threading
 import time
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
@@ -21,10 +22,11 @@ from scratchformer.models import (
     Classifier,
     EncoderDecoder,
     LanguageModel,
+    Llama,
     SparseTransformer,
     TransformerXL,
 )
-from scratchformer.nn import TransformerBlock
+from scratchformer.nn import Recompute, TransformerBlock, recompute_blocks
 from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 from scratchformer.training import Replicas
@@ -236,15 +238,15 @@ def test_a_model_without_d_model_has_one_micro_batch_per_replica(make_model, mak
 B, T, V, K, M = 5, 6, 11, 3, 4
 SIZES = dict(d_model=8, heads=2, depth=1)
 MODELS = {
-    "LanguageModel": lambda: LanguageModel(V, context=T, **SIZES),
-    "SparseTransformer": lambda: SparseTransformer(V, context=T, stride=2, **SIZES),
-    "GPT2": lambda: GPT2(V, context=T, dropout=0.0, **SIZES),
-    "TransformerXL": lambda: TransformerXL(V, context=T, memory=M, **SIZES),
-    "Classifier": lambda: Classifier(V, K, max_length=T, **SIZES),
-    "Classifier of every token": lambda: Classifier(V, K, max_length=T, pool="none", **SIZES),
-    "EncoderDecoder": lambda: EncoderDecoder(V, dropout=0.0, **SIZES),
-    "BertPretraining": lambda: BertPretraining(V, max_length=T, dropout=0.0, **SIZES),
-    "BertClassifier": lambda: BertClassifier(V, K, max_length=T, dropout=0.0, **SIZES),
+    "LanguageModel": partial(LanguageModel, V, context=T, **SIZES),
+    "SparseTransformer": partial(SparseTransformer, V, context=T, stride=2, **SIZES),
+    "GPT2": partial(GPT2, V, context=T, dropout=0.0, **SIZES),
+    "TransformerXL": partial(TransformerXL, V, context=T, memory=M, **SIZES),
+    "Classifier": partial(Classifier, V, K, max_length=T, **SIZES),
+    "Classifier of every token": partial(Classifier, V, K, max_length=T, pool="none", **SIZES),
+    "EncoderDecoder": partial(EncoderDecoder, V, dropout=0.0, **SIZES),
+    "BertPretraining": partial(BertPretraining, V, max_length=T, dropout=0.0, **SIZES),
+    "BertClassifier": partial(BertClassifier, V, K, max_length=T, dropout=0.0, **SIZES),
 }
 
 
@@ -253,7 +255,7 @@ def model_of(kind):
     return MODELS[kind]().to(dtype=np.float64)
 
 
-def batch_of(kind, ignored, seed):
+def batch_of(kind, ignored, seed, depth=1):
     """A batch of B rows for a model of this kind, in which targets do not count where `ignored` (B, T) is true."""
     draw = np.random.default_rng(seed)
     ids, other = draw.integers(0, V, (2, B, T))
@@ -261,7 +263,7 @@ def batch_of(kind, ignored, seed):
     if kind == "EncoderDecoder":
         return TranslationBatch(ids, lengths, other[:, ::-1], targets)
     if kind == "TransformerXL":
-        return SegmentBatch(ids, targets, draw.standard_normal((B, 1, M, 8)))
+        return SegmentBatch(ids, targets, draw.standard_normal((B, depth, M, 8)))
     if kind == "BertPretraining":
         places = draw.integers(0, lengths[:, None], (B, 2))
         return MaskedBatch(ids, lengths, ids % 2, places, other[:, :2], other[:, 0] % 2)
@@ -289,6 +291,43 @@ def test_micro_batches_add_up_however_many_of_their_targets_count(kind, ignored,
     found_loss, found = gradient_of_replicas(model, batch, count, rows)
     assert found_loss == pytest.approx(float(loss), rel=1e-12)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
+
+
+# Recomputed blocks
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "Llama"])
+@pytest.mark.parametrize(("count", "rows"), [(1, B), (2, 2)])
+def test_recomputed_blocks_give_the_same_bits(kind, count, rows):
+    """Under dropout, and once more with caches of which the first backward has taken what they kept."""
+    make, depth = MODELS.get(kind) or partial(Llama, V, context=T, **SIZES), 3
+    model = make(**SIZES | dict(depth=depth, dropout=0.4))
+    batch = batch_of(kind, UNEQUAL, 0, depth)
+    if kind == "TransformerXL":
+        batch = batch._replace(memory=batch.memory.astype(np.float32))
+    expected, config = gradient_of_replicas(model, batch, count, rows), dict(model.config)
+    recompute_blocks(model)
+    found = gradient_of_replicas(model, batch, count, rows)
+    assert found[0] == expected[0] and np.abs(found[1]).max() > 0
+    np.testing.assert_array_equal(found[1], expected[1])
+    assert model.config == config
+
+    _, cache = model.loss(*batch, key=Key(0))
+    gradients = []
+    for _ in range(2):
+        model.zero_grad()
+        model.loss_backward(1.0, cache)
+        gradients.append(model.flat.grad.copy())
+    np.testing.assert_array_equal(*gradients)
+
+
+def test_only_a_model_with_blocks_recomputes_them(make_model):
+    model = make_model("LanguageModel")
+    recompute_blocks(model)
+    recompute_blocks(model, False)
+    assert not any(isinstance(block, Recompute) for block in model.body.stack.trained())
+    with pytest.raises(ValueError, match=r"^model: expected blocks to recompute .*, got a Linear without any$"):
+        recompute_blocks(model.output)
 
 
 # Items in a stream

@@ -1,0 +1,93 @@
+"""The precision of training: which types there are, and the loss scale of float16."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ..backend import CPU, Array
+from ..ops.checks import expect_number, expect_one_of, expect_positive
+
+PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
+FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
+PATIENCE = 500  # steps without an overflow after which the scale doubles
+
+
+def half_type(precision: str, model: Any) -> np.dtype | None:
+    """The type in which replicas of `model` compute, or None if it is that of the model.
+
+    "tf32" tells CuPy to use it for products of float32 arrays, by CuPy's environment variable CUPY_TF32.
+    Raises ValueError for another word, for "tf32" on a CPU, for bfloat16 on a GPU, and for half precision of a model
+    that is not in float32; ImportError if bfloat16 needs a package that is missing.
+    """
+    expect_one_of("precision", precision, PRECISIONS)
+    if precision == "float32":
+        return None
+    if precision == "tf32":
+        if model.device is CPU:
+            raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
+        os.environ["CUPY_TF32"] = "1"
+        return None
+    if model.flat.data.dtype != np.float32:
+        raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")
+    if precision == "float16":
+        return np.dtype(np.float16)
+    if model.device is not CPU:
+        raise ValueError("precision: CuPy has no batched products in bfloat16: use float16 on a GPU")
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def advice(half: Array | None) -> str:
+    """What would make computing in the type of these weights faster; "" if nothing is missing."""
+    if not isinstance(half, np.ndarray) or find_spec("numba"):
+        return ""
+    return f" (slow, since NumPy has no fast products in {half.dtype}: pip install 'scratchformer[fast]')"
+
+
+class LossScale:
+    """S, by which the gradient of the loss is multiplied before backward in float16.
+
+    scale: the first S, a power of two. patience: N, the number of good steps after which S doubles. `skipped` counts
+    the steps that were skipped.
+    """
+
+    def __init__(self, scale: float = FIRST, patience: int = PATIENCE) -> None:
+        expect_number("scale", scale, zero=False)
+        expect_positive(patience=patience)
+        if not SMALLEST <= scale <= LARGEST or math.frexp(scale)[0] != 0.5:
+            raise ValueError(f"scale: expected a power of two from {SMALLEST:g} to {LARGEST:g}, got {scale}")
+        self.scale, self.patience = float(scale), patience
+        self.good = self.skipped = 0
+
+    def skips(self, norm: float) -> bool:
+        """Whether to skip a step with a gradient of this norm: it is not finite, and S can still be halved."""
+        if math.isfinite(norm):
+            self.good += 1
+            if self.good == self.patience:
+                self.scale, self.good = min(2 * self.scale, LARGEST), 0
+            return False
+        if self.scale == SMALLEST:
+            return False
+        self.scale, self.good, self.skipped = self.scale / 2, 0, self.skipped + 1
+        return True
+
+    def measured(self) -> dict[str, float]:
+        """What a log says of it."""
+        return {"loss_scale": self.scale, "skipped_steps": self.skipped}
+
+    def state(self) -> dict[str, float]:
+        """What a snapshot must save."""
+        return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state`."""
+        self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])

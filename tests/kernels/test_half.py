@@ -1,0 +1,72 @@
+"""Half precision without the extra `fast`: no operation uses NumPy's own products of half precision.
+
+tests/testing/test_precision.py holds every operation to its error bounds, with twins and without.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.dispatch import reference_only
+
+pytest.importorskip("scratchformer.kernels")
+
+
+def seconds(function, *args):
+    """The CPU time of the fastest of three calls."""
+    found = []
+    for _ in range(3):
+        start = time.thread_time()
+        function(*args)
+        found.append(time.thread_time() - start)
+    return min(found)
+
+
+def forward_and_backward(op, op_backward, *args):
+    y, cache = op(*args)
+    op_backward(y, cache)
+
+
+def operations(dtype):
+    draw = np.random.default_rng(0)
+    x, w = (draw.standard_normal(shape).astype(dtype) for shape in ((96, 96), (96, 96)))
+    q = draw.standard_normal((1, 1, 64, 64)).astype(dtype)
+    r, bias = draw.standard_normal((1, 127, 64)).astype(dtype), draw.standard_normal((1, 64)).astype(dtype)
+    yield ops.linear, ops.linear_backward, x, w, w[0]
+    yield ops.linear, ops.linear_backward, x, w.T
+    yield ops.dense, ops.dense_backward, x, w, w[0], "gelu"
+    yield ops.attention, ops.attention_backward, q, q, q, ops.Causal()
+    yield ops.relative_attention, ops.relative_attention_backward, q, q, q, r, bias, bias
+
+
+def test_products_are_not_those_of_numpy():
+    """Those of the reference take several times as long, even for matrices as small as these. (Those of bfloat16 arrays
+    are in float32, since ml_dtypes defines none.)
+    """
+    for call in operations(np.float16):
+        fast = seconds(forward_and_backward, *call)
+        with reference_only():
+            plain = seconds(forward_and_backward, *call)
+        assert 2 * fast < plain, (call[0].__name__, fast, plain)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_cache_keeps_half_precision(dtype):
+    """The arguments and y themselves, and statistics of rows in float32."""
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    for op, _, *args in operations(dtype):
+        y, (cache, _) = op(*args)
+        kept = {id(x) for x in (*args, y)}
+        arrays = [x for part in cache for x in (part if isinstance(part, tuple) else (part,))]
+        arrays = [x for x in arrays if isinstance(x, np.ndarray)]
+        assert any(id(x) in kept or x.base is not None for x in arrays)
+        assert all(x.dtype == dtype or x.size < y.size for x in arrays), op.__name__
+
+
+def test_half_and_float32_together_are_left_to_the_reference():
+    x, w = np.ones((2, 3), np.float16), np.ones((3, 4), np.float32)
+    y, cache = ops.linear(x, w)
+    assert type(cache).__name__ == "LinearCache" and y.dtype == np.float16

@@ -1,0 +1,268 @@
+"""Training in half precision: what stays in float32, how accurate gradients are, and the loss scale of float16."""
+
+import json
+import math
+import re
+import sys
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from scratchformer.models.predictor import Predictor
+from scratchformer.rng import Key
+from scratchformer.testing import check_precision
+from scratchformer.training import Diverged, LossScale, Replicas, SnapshotError, estimate, load_model
+
+KINDS = ("LanguageModel", "Classifier")
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the distance from 1 to the next number
+
+
+@pytest.fixture(params=UNIT)
+def precision(request):
+    if request.param == "bfloat16":
+        pytest.importorskip("ml_dtypes")
+    return request.param
+
+
+def as_pair(model, inputs):
+    """The loss of a model as a pair of functions of its inputs, of which there are `inputs`, and of its parameters."""
+    params = model.parameters()
+
+    def use(weights):
+        for p, w in zip(params, weights, strict=True):
+            p.bind(w, np.zeros_like(w), None)
+
+    def loss(*args):
+        use(args[inputs:])
+        y, cache = model.loss(*args[:inputs])
+        return y, (args[inputs:], cache)
+
+    def loss_backward(dloss, cache):
+        use(cache[0])
+        model.loss_backward(dloss, cache[1])
+        return tuple(p.grad for p in params)
+
+    return loss, loss_backward
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_gradients_of_a_model_are_within_their_error_bounds(make_model, make_batches, kind, precision):
+    """The weights are small, since a bound doubles its argument's error at every norm that may divide by a small ρ."""
+    batch = next(iter(make_batches(kind).batch(0).split(2)))
+    model = make_model(kind)
+    for name, p in model.named_parameters().items():
+        if name.endswith(".w"):
+            p.data[...] *= 1 / 16 if name.startswith("output") else 1 / 4
+    weights = [p.data.astype(np.float64) for p in model.parameters()]
+    rows = check_precision(*as_pair(model, len(batch)), *batch, *weights, dtype=precision)
+    assert len(rows) == 1 + len(weights)
+    assert all(row.bound < math.inf for row in rows)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_differ_from_float64_by_about_one_rounding(make_model, make_batches, kind, precision):
+    """Errors of single roundings are independent, so most of them cancel in the sums."""
+    batch = make_batches(kind).batch(0)
+    exact = make_model(kind, dtype=np.float64)
+    Replicas(exact, 1).gradients(batch, Key(0))
+    model = make_model(kind)
+    with Replicas(model, 2, micro_batch=2, precision=precision) as replicas:
+        replicas.gradients(batch, Key(0), scale=1024.0)
+    error = np.linalg.norm(model.flat.grad - exact.flat.grad) / np.linalg.norm(exact.flat.grad)
+    assert 0.05 * UNIT[precision] < error < 4 * UNIT[precision]
+
+
+def test_weights_and_gradients_stay_in_float32(make_model, make_batches, precision):
+    model, batch = make_model("Classifier"), make_batches("Classifier").batch(0)
+    before = model.flat.data.copy()
+    with Replicas(model, 2, micro_batch=2, precision=precision) as replicas:
+        replicas.gradients(batch, Key(0))
+        first, second = replicas.models
+        halves = [p.data for replica in replicas.models for p in replica.parameters()]
+        assert {a.dtype for a in halves} == {np.dtype(replicas.half.dtype)} and replicas.half.itemsize == 2
+        assert all(np.shares_memory(a, replicas.half) for a in halves)
+        assert {p.grad.dtype for p in second.parameters()} == {np.dtype(np.float32)}
+        assert first.flat.grad is model.flat.grad and not np.shares_memory(second.flat.grad, model.flat.grad)
+        assert np.array_equal(model.flat.data, before) and model.flat.data.dtype == np.float32
+        model.flat.data += 1
+        (seen,) = replicas.map_models(lambda replica, _: replica.flat.data.astype(np.float32), [0])
+        np.testing.assert_allclose(seen, model.flat.data, rtol=UNIT[precision])
+
+
+def test_a_power_of_two_changes_no_bit(make_model, make_batches):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    replicas, found = Replicas(model, 2, micro_batch=3), []
+    for scale in (1.0, 2.0**20, 2.0**-20):
+        replicas.gradients(batch, Key(0), scale=scale)
+        found.append(model.flat.grad.copy())
+    assert np.array_equal(found[0], found[1]) and np.array_equal(found[0], found[2])
+
+
+def test_a_scale_saves_gradients_that_are_too_small_for_float16(make_model, make_batches):
+    """With a loss of which each target is a small part, gradients of activations fall below 2⁻²⁴."""
+    batch, model = make_batches("LanguageModel").batch(0), make_model("LanguageModel")
+    replicas = Replicas(model, 1, precision="float16")
+    lost = {}
+    for scale in (2.0**-12, 1.0):
+        replicas.gradients(batch, Key(0), scale=scale)
+        lost[scale] = int((model.flat.grad == 0).sum())
+    assert lost[2.0**-12] > 2 * lost[1.0]
+
+
+class Units(NamedTuple):
+    units: np.ndarray
+    labels: np.ndarray
+
+
+def test_inputs_of_real_numbers_are_rounded(make_model, precision):
+    replicas = Replicas(make_model("Classifier"), 1, precision=precision)
+    moved = replicas.move(Units(np.ones((2, 3), np.float32), np.ones(2, np.int64)))
+    assert moved.units.dtype == replicas.half.dtype and moved.labels.dtype == np.int64
+
+
+# The loss scale
+
+
+def test_the_scale_halves_at_an_overflow_and_doubles_after_good_steps():
+    scale = LossScale(8.0, patience=2)
+    found = [(scale.skips(norm), scale.scale) for norm in (1.0, math.inf, 1.0, 1.0, 1.0, math.nan, 0.0, math.inf)]
+    assert found == [
+        (False, 8.0), (True, 4.0), (False, 4.0), (False, 8.0), (False, 8.0), (True, 4.0), (False, 4.0), (True, 2.0),
+    ]  # fmt: skip
+    assert scale.skipped == 3
+    assert [scale.skips(math.inf) for _ in range(2)] == [True, False] and scale.scale == 1.0
+
+
+@pytest.mark.parametrize("scale", [3.0, 0.0, 2.0**40, math.inf, True])
+def test_the_scale_must_be_a_power_of_two(scale):
+    with pytest.raises((ValueError, TypeError), match="scale: expected"):
+        LossScale(scale)
+
+
+@pytest.fixture
+def overflow_at(monkeypatch):
+    """overflow_at(steps): a wrapper of batches; in these steps the gradient is 2⁴⁰ times as large, and overflows."""
+    whole = Predictor.loss_backward
+
+    class Planted:
+        def __init__(self, batches, steps):
+            self.batches, self.steps, self.now = batches, steps, False
+
+        def batch(self, step):
+            self.now = step in self.steps
+            return self.batches.batch(step)
+
+    def plant(steps):
+        def wrap(batches, _model):
+            planted = Planted(batches, steps)
+            factor = lambda: 2.0**40 if planted.now else 1.0  # noqa: E731
+            monkeypatch.setattr(Predictor, "loss_backward", lambda m, d, cache: whole(m, factor() * d, cache))
+            return planted
+
+        return wrap
+
+    return plant
+
+
+def records(out):
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_steps_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, train_tiny, overflow_at, capsys):
+    steps = range(2, 24, 5)
+    options = {"precision": "float16", "total": 24, "model_options": {"dropout": 0.0}, "evaluate_every": 24}
+    wrap, scale = overflow_at(steps), LossScale(patience=4)
+    state, _, adam = train_tiny("LanguageModel", tmp_path / "a", 24, batches=wrap, loss_scale=scale, **options)
+    notes = capsys.readouterr().err
+    assert len(re.findall("skipped: a gradient overflowed", notes)) == 3
+    assert f"{len(steps)} of 24 steps were skipped" in notes
+    assert adam.steps == 24 - len(steps)
+    plain, _, _ = train_tiny("LanguageModel", tmp_path / "b", 24, batches=overflow_at(()), **options)
+    assert state["best"]["loss"] == pytest.approx(plain["best"]["loss"], rel=0.05)
+    assert state["loss_scale"]["skipped"] == len(steps) and plain["loss_scale"]["skipped"] == 0
+    (last,) = (r for r in records(tmp_path / "a") if r["step"] == 24 and "loss" in r)
+    assert (last["skipped_steps"], last["loss_scale"]) == (len(steps), scale.scale)
+
+
+def test_a_skipped_step_changes_nothing(tmp_path, train_tiny, overflow_at):
+    found = []
+    wrap = lambda batches, model: found.append(model.flat.data.copy()) or overflow_at(range(3))(batches, model)  # noqa: E731
+    _, model, adam = train_tiny("Classifier", tmp_path, 3, batches=wrap, precision="float16")
+    assert np.array_equal(found[0], model.flat.data) and adam.steps == 0 and not adam.m.any() and not adam.v.any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_ends_bit_for_bit(tmp_path, train_tiny, overflow_at, kind):
+    """With dropout, overflows before and after the interruption, and a scale that grows."""
+
+    def run(out, steps, **more):
+        options = {"precision": "float16", "loss_scale": LossScale(patience=2), "evaluate": None}
+        return train_tiny(kind, out, steps, batches=overflow_at((1, 5)), **options, **more)
+
+    state, whole, adam = run(tmp_path / "whole", 8)
+    run(tmp_path / "parts", 3)
+    again, resumed, adam_again = run(tmp_path / "parts", 8, resume=True)
+    assert np.array_equal(whole.flat.data, resumed.flat.data) and whole.flat.data.dtype == np.float32
+    assert np.array_equal(adam.m, adam_again.m) and np.array_equal(adam.v, adam_again.v)
+    assert state["loss_scale"] == again["loss_scale"] == {"scale": 2.0**15, "good": 0, "skipped": 2}
+    assert state["records"] == again["records"]
+    saved, _ = load_model(tmp_path / "parts")
+    assert np.array_equal(saved.flat.data, whole.flat.data)
+
+
+def test_a_run_is_not_resumed_in_another_precision(tmp_path, train_tiny):
+    train_tiny("Classifier", tmp_path, 3, precision="float16")
+    with pytest.raises(SnapshotError, match="has precision 'float16', this run has 'float32'"):
+        train_tiny("Classifier", tmp_path, 6, resume=True)
+
+
+def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path, train_tiny):
+    """A weight beyond 65,504 is infinite in float16, whatever the scale."""
+
+    def prepare(model, _):
+        model.named_parameters()["body.blocks.1.feedforward.up.w"].data[...] = 1e5
+
+    with pytest.raises(Diverged, match=r"step 1: loss .* not finite is the output of body.blocks.1.feedforward.up "):
+        train_tiny("LanguageModel", tmp_path, 3, precision="float16", prepare=prepare)
+
+
+def test_a_gradient_that_is_never_finite_is_a_divergence(tmp_path, train_tiny, overflow_at):
+    scale, wrap = LossScale(4.0), overflow_at(range(9))
+    with pytest.raises(Diverged, match=r"step 3: .* the first that is not finite is the gradient of output"):
+        train_tiny("LanguageModel", tmp_path, 9, precision="float16", loss_scale=scale, batches=wrap)
+    assert scale.skipped == 2
+
+
+# What is refused, and what is said
+
+
+def test_precisions_that_cannot_be_had_are_refused(make_model, monkeypatch, device):
+    model = make_model("Classifier")
+    for precision, message in (
+        ("half", "precision: expected one of float32, bfloat16, float16, tf32, got 'half'"),
+        ("tf32", "precision: tf32 is for products on a GPU"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Replicas(model, 1, precision=precision)
+    with pytest.raises(ValueError, match="expected a model in float32, for its master weights, got float64"):
+        Replicas(make_model("Classifier", dtype=np.float64), 1, precision="float16")
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    with pytest.raises(ImportError, match=r"pip install 'scratchformer\[fast\]'"):
+        Replicas(model, 1, precision="bfloat16")
+
+
+def test_a_run_says_its_precision_and_what_would_make_it_faster(make_model, make_batches, monkeypatch, precision):
+    batch, replicas = make_batches("Classifier").batch(0), Replicas(make_model("Classifier"), 1, precision=precision)
+    for found in (None, object()):
+        monkeypatch.setattr("scratchformer.training.precision.find_spec", lambda _, found=found: found)
+        said = replicas.describe(batch)
+        assert f", in {precision}" in said and ("scratchformer[fast]" in said) == (found is None)
+
+
+def test_the_estimate_of_half_precision(make_model, make_batches, precision):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
+    whole, half = (estimate(Replicas(model, 2, 2, precision=p), batch) for p in ("float32", precision))
+    assert (half.weights, half.gradients, half.half) == (whole.weights, whole.gradients, whole.weights // 2)
+    assert 0.5 <= sum(half.activations.values()) / sum(whole.activations.values()) < 0.7
+    assert "their copy in half precision" in str(half) and "copy" not in str(whole)
