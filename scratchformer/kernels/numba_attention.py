@@ -1,4 +1,7 @@
-"""Attention in compiled code."""
+"""Attention in compiled code: tiles of scores that stay in a core's nearest cache, for every pattern of intervals.
+
+Arrays are read and written where they lie, with any strides between heads and positions.
+"""
 
 from __future__ import annotations
 
@@ -27,300 +30,375 @@ from .numba_vectors import (
     total,
     vectorised,
 )
-from .numpy_attention import attention as numpy_attention
 from .numpy_attention import heads_inside
 
-TILE = 64
-LOG2E = np.log2(np.e)
+TILE = 64  # rows, and columns, of a tile of the backward; a multiple of ROWS
+LN2 = math.log(2)
+DTYPES: dict[str, Any] = {  # by the dtype of the arrays, what compiled code takes them for
+    "float32": np.float32,
+    "float64": np.float64,
+    "bfloat16": np.uint16,
+    "float16": np.int16,
+}
+
+
+class CompiledAttentionCache(NamedTuple):
+    """What backward needs; y is the returned array, so a caller must not change it before backward."""
+
+    q: np.ndarray  # (B, H, T, D)
+    k: np.ndarray  # (B, G, S, D)
+    v: np.ndarray  # (B, G, S, D)
+    y: np.ndarray  # (B, H, T, D)
+    maximum: np.ndarray  # (B, H, T): m
+    inverse: np.ndarray  # (B, H, T): 1/l, or 0 if a query sees nothing
+    begin: np.ndarray  # (B or 1, T): the first key that a query sees
+    end: np.ndarray  # (B or 1, T): the first key after those
+
+
+@ops.attention.twin(np.ndarray, fast=True)
+def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | None = None) -> tuple[np.ndarray, Any]:
+    """As `ops.attention`, in memory linear in T + S, for patterns by which each query sees an interval of keys.
+
+    Forward, for each sequence and query head h, as in `attention`, with g the key head of h:
+
+        z_hts = 1/√D Σ_d q_htd k_gsd with g = ⌊h G/H⌋
+        p_hts = softmax_{s, begin_t ≤ s and s < end_t}(z_hts) where begin_t ≤ s and s < end_t, 0 elsewhere
+        y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
+
+    A power of 2 is cheap, since half of it is an exponent's bits. So the scores are computed in units of log 2. The
+    factor goes into the queries, together with 1/√D:
+
+        u_htd = q_htd/(√D log(2))
+        a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+
+    The largest score m of each row is subtracted, which cancels in the quotient:
+
+        m_ht := max_{s, begin_t ≤ s and s < end_t}(a_hts)        maximum_ht = m_ht
+        e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s and s < end_t, 0 elsewhere
+        r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
+        y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
+
+    A block of ROWS queries is done at a time. Its scores, from the first key that one of them sees to the last, are a
+    product that stays in registers, then a few rows in memory.
+
+    Backward. The gradients are those of `attention`:
+
+        dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')
+
+    Since p = e r, the factor r can go into dy, once for each row instead of once for each score:
+
+        p_hts = e_hts r_ht        w_htd = dy_htd r_ht
+
+    The last sum of dz is known before the first tile, as in the NumPy twin. With r in it,
+
+        δ_ht := Σ_d w_htd y_htd = r_ht Σ_s p_hts dp_hts
+        dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
+
+    The sums over s and over t run over J tiles of W keys and I tiles of W queries, in any order:
+
+        dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+        dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
+        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
+
+    The loops `forward` and `backward` have these equations as comments. Then
+
+        return dq, dk, dv
+
+    Intervals. `pattern.intervals` gives begin and end. Tiles without a key that a query sees are skipped, and in the
+    others the products end at the last such key, to the width of a vector. What a row does not see is overwritten, with
+    −∞ before the maximum is taken and with 0 in e and dz; so NaN cannot leave it. In dq, NaN and infinity in k are
+    replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
+
+    Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out.
+    The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
+    Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
+    calculation for softmax", 2018.
+    """
+    alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
+    if not alike or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
+        return ops.attention.twins[np.ndarray](q, k, v, pattern)
+    check_attention(q, k, v, pattern)
+    (B, H, T, D), S = q.shape, k.shape[2]
+    found = (pattern or Full()).intervals(T, S, np)
+    if found is None or not D:
+        return ops.attention.twins[np.ndarray](q, k, v, pattern)
+    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp) for x in found)
+    begin, end = np.broadcast_arrays(begin, end)
+    y = empty_like(q)
+    maximum, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
+    run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (y,))
+    y = y[..., :D]
+    return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, begin, end)
+
+
+@ops.attention_backward.twin(CompiledAttentionCache)
+def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dq, dk, dv), as `ops.attention_backward`."""
+    q, k, v, y, maximum, inverse, begin, end = cache
+    ops.checks.expect_like("dy", dy, q.shape)
+    dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
+    dq, dk, dv = map(empty_like, (q, k, v))
+    run(backward, (dy, q, k, v, y), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (dq, dk, dv))
+    dq, dk, dv = dq[..., :D], dk[..., :D], dv[..., :D]
+    return dq, dk, dv
+
+
+def empty_like(x: np.ndarray) -> np.ndarray:
+    """An array for results of the shape (B, H, T, D), with rows that are filled up to whole vectors."""
+    return heads_inside((*x.shape[:-1], -(-x.shape[-1] // LANES) * LANES), x.dtype)
+
+
+def whole_vectors(x: np.ndarray) -> np.ndarray:
+    """x itself, or a copy whose rows are contiguous and filled up to whole vectors with zeros."""
+    D = x.shape[-1]
+    if D % LANES == 0 and x.strides[-1] == x.itemsize:
+        return x
+    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), x.dtype)
+    wider[..., :D] = x
+    return wider
+
+
+def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
+    """Call the compiled `forward` or `backward`."""
+    taken = DTYPES[arrays[0].dtype.name]
+    bits = [x.view(taken) for x in (*map(whole_vectors, arrays), *results)]
+    compiled_for(loops, taken, len(arrays), len(results))(*bits[: len(arrays)], *rows, *bits[len(arrays) :])
+
+
+@functools.cache
+def compiled_for(loops: Any, taken: Any, arrays: int, results: int) -> Any:
+    """The code for arrays of one type with any strides. (Numba itself would compile again for contiguous arrays.)"""
+    number = types.float64 if taken is np.float64 else types.float32
+    x, keys = types.Array(numba.from_dtype(np.dtype(taken)), 4, "A"), types.Array(types.intp, 2, "A")
+    row = types.Array(number, 3, "A")
+    return loops.compile(types.void(*[x] * arrays, keys, keys, number, row, row, *[x] * results))
 
 
 @vectorised
-def up(n, to):
+def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, inverse: Any, y: Any) -> None:
+    B, H, T, D = q.shape
+    G, S = k.shape[1], k.shape[2]
+    long = up(S, LANES) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
+    keys = np.zeros((D, long), maximum.dtype)
+    values = np.zeros((S, D), maximum.dtype)
+    queries = np.zeros((ROWS, D), maximum.dtype)
+    e = np.zeros((ROWS, long), maximum.dtype)
+    sums = np.zeros((ROWS, D), maximum.dtype)
+    for b in range(B):
+        pattern = min(b, len(begin) - 1)
+        for h in range(H):
+            g = h * G // H
+            if h * G % H == 0:  # the first head that uses these keys
+                read_rows(k, b, g, 0, S, values)
+                transpose(values, keys)
+                read_rows(v, b, g, 0, S, values)
+            for t in range(0, T, ROWS):
+                height = min(ROWS, T - t)
+                # u_htd = q_htd/(√D log(2))
+                for i in range(height):
+                    read_row(q, b, h, t + i, queries, i, scale)
+                first, last = span(begin, end, pattern, t, height, 0, S)
+                left, right = first // LANES * LANES, up(last, LANES)
+                # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+                for s in range(left, right, LANES):
+                    product(e, 0, s, queries, 0, keys, s, 0, D)
+                for i in range(height):
+                    start, stop = begin[pattern, t + i], end[pattern, t + i]
+                    maximum[b, h, t + i] = inverse[b, h, t + i] = 0
+                    fill(e, i, left, start, -np.inf)
+                    fill(e, i, stop, right, -np.inf)
+                    if start < stop:
+                        # m_ht := max_{s, begin_t ≤ s and s < end_t}(a_hts)
+                        m = maximum[b, h, t + i] = largest_of_row(e, i, left, right)
+                        # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s and s < end_t, 0 elsewhere
+                        # r_ht := 1/Σ_s e_hts
+                        inverse[b, h, t + i] = 1 / exponentials(e, i, left, right, m)
+                    else:
+                        fill(e, i, left, right, 0)
+                # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
+                for d in range(0, D, LANES):
+                    product(sums, 0, d, e, 0, values, d, first, last)
+                for i in range(height):
+                    write_row(sums, i, inverse[b, h, t + i], y, b, h, t + i)
+
+
+@vectorised
+def backward(
+    dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, maximum: Any, inverse: Any,
+    dq: Any, dk: Any, dv: Any,
+) -> None:  # fmt: skip
+    B, H, T, D = q.shape
+    G, S = k.shape[1], k.shape[2]
+    long = up(S, TILE) + LANES
+    keys, values = np.zeros((D, long), maximum.dtype), np.zeros((D, long), maximum.dtype)
+    key_rows = np.zeros((long, D), maximum.dtype)
+    sum_dk, sum_dv = np.zeros((long, D), maximum.dtype), np.zeros((long, D), maximum.dtype)
+    queries, outputs = np.zeros((TILE, D), maximum.dtype), np.zeros((TILE, D), maximum.dtype)
+    sum_dq, delta = np.zeros((TILE, D), maximum.dtype), np.zeros(TILE, maximum.dtype)
+    e, dz = np.zeros((TILE, TILE + LANES), maximum.dtype), np.zeros((TILE, TILE + LANES), maximum.dtype)
+    for b in range(B):
+        pattern = min(b, len(begin) - 1)
+        for h in range(H):
+            g = h * G // H
+            if h * G % H == 0:
+                read_rows(v, b, g, 0, S, key_rows)
+                transpose(key_rows[:S], values)
+                read_rows(k, b, g, 0, S, key_rows)
+                transpose(key_rows[:S], keys)
+                make_finite(key_rows)
+                clear(sum_dk)
+                clear(sum_dv)
+            for t in range(0, T, TILE):
+                height = min(TILE, T - t)
+                clear(sum_dq)
+                for i in range(height):
+                    # u_htd = q_htd/(√D log(2))
+                    read_row(q, b, h, t + i, queries, i, scale)
+                    # w_htd = dy_htd r_ht
+                    read_row(dy, b, h, t + i, outputs, i, inverse[b, h, t + i])
+                    # δ_ht := Σ_d w_htd y_htd
+                    delta[i] = dot(outputs, i, y, b, h, t + i)
+                first, last = span(begin, end, pattern, t, height, 0, S)
+                for s in range(first // TILE * TILE, last, TILE):
+                    for i in range(0, height, ROWS):
+                        rows = min(ROWS, height - i)
+                        left, right = span(begin, end, pattern, t + i, rows, s, TILE)
+                        # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+                        # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
+                        for x in range(left // LANES * LANES, right, LANES):
+                            product(e, i, x, queries, i, keys, s + x, 0, D)
+                            product(dz, i, x, outputs, i, values, s + x, 0, D)
+                        for r in range(i, i + rows):
+                            start, stop = begin[pattern, t + r] - s, min(end[pattern, t + r] - s, TILE)
+                            if start < stop:
+                                scores_to_gradients(e, dz, r, left, right, maximum[b, h, t + r], delta[r])
+                            else:
+                                start = TILE
+                            for z in e, dz:
+                                fill(z, r, 0, start, 0)
+                                fill(z, r, stop, TILE, 0)
+                        # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                        for d in range(0, D, LANES):
+                            add_product(sum_dq, i, d, dz, i, key_rows[s:], d, left, right)
+                    # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
+                    # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
+                    for x in range(0, min(TILE, S - s), ROWS):
+                        above, below = rows_that_see(begin, end, pattern, t, height, s + x, s + x + ROWS)
+                        for d in range(0, D, LANES):
+                            add_product(sum_dk, s + x, d, dz.T, x, queries, d, above, below)
+                            add_product(sum_dv, s + x, d, e.T, x, outputs, d, above, below)
+                for i in range(height):
+                    write_row(sum_dq, i, scale * LN2, dq, b, h, t + i)
+            if (h + 1) * G % H == 0:  # the last head that uses these keys
+                for s in range(S):
+                    write_row(sum_dk, s, LN2, dk, b, g, s)
+                    write_row(sum_dv, s, 1.0, dv, b, g, s)
+
+
+@vectorised
+def up(n: Any, to: Any) -> Any:
     return (n + to - 1) // to * to
 
 
 @vectorised
-def pack(x, b, h, t, to, r, factor):
-    D = x.shape[3]
-    for d in range(0, D // LANES * LANES, LANES):
-        store(to, (r, d), load(x, (b, h, t, d)) * factor)
+def span(begin: Any, end: Any, pattern: Any, t: Any, height: Any, s: Any, width: Any) -> Any:
+    """From the first to after the last of the keys s ... s + width − 1, counted from s, that one of the rows sees."""
+    first, last = width, 0
+    for i in range(t, t + height):
+        start, stop = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
+        if start < stop:
+            first, last = min(first, start), max(last, stop)
+    return first, last
 
 
 @vectorised
-def unpack(a, r, x, b, h, t, factor):
-    D = x.shape[3]
-    for d in range(0, D // LANES * LANES, LANES):
-        store(x, (b, h, t, d), load(a, (r, d)) * factor)
+def rows_that_see(begin: Any, end: Any, pattern: Any, t: Any, height: Any, start: Any, stop: Any) -> Any:
+    """From the first to after the last of the rows, counted from t, that see one of the keys start ... stop − 1."""
+    first, last = height, 0
+    for i in range(height):
+        if max(begin[pattern, t + i], start) < min(end[pattern, t + i], stop):
+            first, last = min(first, i), i + 1
+    return first, last
 
 
 @vectorised
-def transpose(x, to, S):
-    for s in range(S):
+def read_row(x: Any, b: Any, h: Any, t: Any, to: Any, i: Any, factor: Any) -> None:
+    for d in range(0, x.shape[3], LANES):
+        store(to, (i, d), load(x, (b, h, t, d)) * factor)
+
+
+@vectorised
+def read_rows(x: Any, b: Any, h: Any, t: Any, count: Any, to: Any) -> None:
+    for i in range(count):
+        for d in range(0, x.shape[3], LANES):
+            store(to, (i, d), load(x, (b, h, t + i, d)))
+
+
+@vectorised
+def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> None:
+    for d in range(0, x.shape[3], LANES):
+        store(x, (b, h, t, d), load(a, (i, d)) * factor)
+
+
+@vectorised
+def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
+    terms = filled(a, 0.0)
+    for d in range(0, x.shape[3], LANES):
+        terms = terms + load(a, (i, d)) * load(x, (b, h, t, d))
+    return total(terms)
+
+
+@vectorised
+def transpose(x: Any, to: Any) -> None:
+    for s in range(x.shape[0]):
         for d in range(x.shape[1]):
             to[d, s] = x[s, d]
 
 
 @vectorised
-def pack_all(x, b, h, to):
-    for s in range(x.shape[2]):
-        pack(x, b, h, s, to, s, 1.0)
+def make_finite(x: Any) -> None:
+    for i in range(x.shape[0]):
+        for d in range(x.shape[1]):
+            if x[i, d] - x[i, d] != 0:  # NaN − NaN and ∞ − ∞ are NaN
+                x[i, d] = 0
 
 
 @vectorised
-def fill(z, r, start, stop, value):
+def clear(x: Any) -> None:
+    for i in range(x.shape[0]):
+        fill(x, i, 0, x.shape[1], 0)
+
+
+@vectorised
+def fill(x: Any, i: Any, start: Any, stop: Any, value: Any) -> None:
     for s in range(start, stop):
-        z[r, s] = value
+        x[i, s] = value
 
 
 @vectorised
-def make_finite(x, s):
-    for d in range(x.shape[1]):
-        if x[s, d] - x[s, d] != 0:
-            x[s, d] = 0
-
-
-@vectorised
-def row_largest(z, r, left, right):
-    m = filled(z, -np.inf)
+def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
+    m = filled(a, -np.inf)
     for s in range(left, right, LANES):
-        m = larger(m, load(z, (r, s)))
+        m = larger(m, load(a, (i, s)))
     return largest(m)
 
 
 @vectorised
-def row_exp(z, r, left, right, m):
-    l = filled(z, 0)
+def exponentials(a: Any, i: Any, left: Any, right: Any, m: Any) -> Any:
+    """Replace the scores of a row by e, and return their sum."""
+    terms = filled(a, 0.0)
     for s in range(left, right, LANES):
-        e = exp2(load(z, (r, s)) - m)
-        store(z, (r, s), e)
-        l = l + e
-    return total(l)
+        e = exp2(load(a, (i, s)) - m)
+        store(a, (i, s), e)
+        terms = terms + e
+    return total(terms)
 
 
 @vectorised
-def row_dz(e, dz, r, left, right, m, delta):
-    for s in range(left, right, LANES):
-        p = exp2(load(e, (r, s)) - m)
-        store(e, (r, s), p)
-        store(dz, (r, s), p * (load(dz, (r, s)) - delta))
-
-
-@vectorised
-def forward(q, k, v, begin, end, scale, y, top, inverse):
-    B, H, T, D = q.shape
-    G, S = k.shape[1], k.shape[2]
-    long = up(S, LANES) + LANES
-    keys = np.zeros((D, long), top.dtype)
-    values = np.zeros((S, D), top.dtype)
-    queries = np.zeros((ROWS, D), top.dtype)
-    z = np.zeros((ROWS, long), top.dtype)
-    sums = np.zeros((ROWS, D), top.dtype)
-    for b in range(B):
-        bb = b % begin.shape[0]
-        for h in range(H):
-            g = h * G // H
-            if h * G % H == 0:
-                pack_all(k, b, g, values)
-                transpose(values, keys, S)
-                pack_all(v, b, g, values)
-            for t in range(0, T, ROWS):
-                rows = min(ROWS, T - t)
-                lo, hi = S, 0
-                for r in range(rows):
-                    pack(q, b, h, t + r, queries, r, scale)
-                    if begin[bb, t + r] < end[bb, t + r]:
-                        lo, hi = min(lo, begin[bb, t + r]), max(hi, end[bb, t + r])
-                left, right = lo // LANES * LANES, up(hi, LANES)
-                for j in range(left, right, LANES):
-                    product(z, 0, j, queries, 0, keys, j, 0, D)
-                for r in range(rows):
-                    x0, x1 = begin[bb, t + r], end[bb, t + r]
-                    fill(z, r, left, x0, -np.inf)
-                    fill(z, r, x1, right, -np.inf)
-                    m = row_largest(z, r, left, right) if x0 < x1 else top.dtype.type(0)
-                    l = row_exp(z, r, left, right, m)
-                    top[b, h, t + r] = m
-                    inverse[b, h, t + r] = 1 / l if x0 < x1 else 0
-                for d in range(0, D, LANES):
-                    product(sums, 0, d, z, 0, values, d, lo, hi)
-                for r in range(rows):
-                    unpack(sums, r, y, b, h, t + r, inverse[b, h, t + r])
-
-
-@vectorised
-def backward(dy, q, k, v, y, begin, end, scale, top, inverse, dq, dk, dv):
-    B, H, T, D = q.shape
-    G, S = k.shape[1], k.shape[2]
-    long = up(S, TILE) + LANES
-    keysT = np.zeros((D, long), top.dtype)
-    valuesT = np.zeros((D, long), top.dtype)
-    keys = np.zeros((up(S, TILE), D), top.dtype)
-    queries = np.zeros((TILE, D), top.dtype)
-    output = np.zeros((TILE, D), top.dtype)
-    delta = np.zeros(TILE, top.dtype)
-    e = np.zeros((TILE, TILE + LANES), top.dtype)
-    dz = np.zeros((TILE, TILE + LANES), top.dtype)
-    eT, dzT = e.T, dz.T
-    sum_dq = np.zeros((TILE, D), top.dtype)
-    sum_dk = np.zeros((long, D), top.dtype)
-    sum_dv = np.zeros((long, D), top.dtype)
-    ln2 = 1 / LOG2E
-    for b in range(B):
-        bb = b % begin.shape[0]
-        for h in range(H):
-            g = h * G // H
-            if h * G % H == 0:
-                pack_all(v, b, g, keys)
-                transpose(keys, valuesT, S)
-                pack_all(k, b, g, keys)
-                transpose(keys, keysT, S)
-                for s in range(S):
-                    make_finite(keys, s)
-                for s in range(long):
-                    fill(sum_dk, s, 0, D, 0)
-                    fill(sum_dv, s, 0, D, 0)
-            for t in range(0, T, TILE):
-                height = min(TILE, T - t)
-                lo, hi = S, 0
-                for r in range(height):
-                    pack(q, b, h, t + r, queries, r, scale)
-                    pack(dy, b, h, t + r, output, r, inverse[b, h, t + r])
-                    fill(sum_dq, r, 0, D, 0)
-                    dl = filled(sum_dq, 0)
-                    for d in range(0, D, LANES):
-                        dl = dl + load(output, (r, d)) * load(y, (b, h, t + r, d))
-                    delta[r] = total(dl)
-                    if begin[bb, t + r] < end[bb, t + r]:
-                        lo, hi = min(lo, begin[bb, t + r]), max(hi, end[bb, t + r])
-                for s in range(lo // TILE * TILE, hi, TILE):
-                    k_tile = keys[s : s + TILE]
-                    width = min(TILE, S - s)
-                    for i in range(0, height, ROWS):
-                        rows = min(ROWS, height - i)
-                        left, right = TILE, 0
-                        for r in range(i, i + rows):
-                            x0, x1 = max(begin[bb, t + r] - s, 0), min(end[bb, t + r] - s, TILE)
-                            if x0 < x1:
-                                left, right = min(left, x0), max(right, x1)
-                        a, z = left // LANES * LANES, up(right, LANES)
-                        for j in range(a, z, LANES):
-                            product(e, i, j, queries, i, keysT, s + j, 0, D)
-                            product(dz, i, j, output, i, valuesT, s + j, 0, D)
-                        for r in range(i, i + rows):
-                            x0, x1 = max(begin[bb, t + r] - s, 0), min(end[bb, t + r] - s, TILE)
-                            if x1 <= x0:
-                                x0 = x1 = TILE
-                            row_dz(e, dz, r, a, z, top[b, h, t + r], delta[r])
-                            fill(e, r, 0, x0, 0)
-                            fill(dz, r, 0, x0, 0)
-                            fill(e, r, x1, TILE, 0)
-                            fill(dz, r, x1, TILE, 0)
-                        for d in range(0, D, LANES):
-                            add_product(sum_dq, i, d, dz, i, k_tile, d, left, right)
-                    for j in range(0, width, ROWS):
-                        t0, t1 = height, 0
-                        for r in range(height):
-                            if (
-                                begin[bb, t + r] < s + j + ROWS
-                                and end[bb, t + r] > s + j
-                                and begin[bb, t + r] < end[bb, t + r]
-                            ):
-                                t0, t1 = min(t0, r), max(t1, r + 1)
-                        for d in range(0, D, LANES):
-                            add_product(sum_dv, s + j, d, eT, j, output, d, t0, t1)
-                            add_product(sum_dk, s + j, d, dzT, j, queries, d, t0, t1)
-                for r in range(height):
-                    unpack(sum_dq, r, dq, b, h, t + r, scale * ln2)
-            if (h + 1) * G % H == 0:
-                for s in range(S):
-                    unpack(sum_dk, s, dk, b, g, s, ln2)
-                    unpack(sum_dv, s, dv, b, g, s, 1.0)
-
-
-class CompiledAttentionCache(NamedTuple):
-    q: np.ndarray
-    k: np.ndarray
-    v: np.ndarray
-    y: np.ndarray
-    maximum: np.ndarray
-    inverse: np.ndarray
-    begin: np.ndarray
-    end: np.ndarray
-
-
-@functools.cache
-def compiled_for(function: Any, bits: np.dtype, arrays: int) -> Any:
-    """The code of forward or backward for arrays of this dtype, with any strides."""
-    wide = types.float64 if bits == np.float64 else types.float32
-    x, rows, keys = (
-        types.Array(numba.from_dtype(bits), 4, "A"),
-        types.Array(wide, 3, "C"),
-        types.Array(types.intp, 2, "C"),
-    )
-    before, after = ((x,) * 3, (x, rows, rows)) if function is forward else ((x,) * 5, (rows, rows, x, x, x))
-    return function.compile(types.void(*before, keys, keys, wide, *after))
-
-
-BITS: dict[str, Any] = {"bfloat16": np.uint16, "float16": np.int16}
-
-
-def as_bits(x: np.ndarray) -> np.ndarray:
-    return x.view(BITS.get(x.dtype.name, x.dtype))
-
-
-def ready(x: np.ndarray) -> np.ndarray:
-    """x with vectors of whole registers, contiguous in memory: x itself where possible."""
-    D = x.shape[-1]
-    if D % LANES == 0 and x.strides[-1] == x.itemsize:
-        return as_bits(x)
-    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), x.dtype)
-    wider[..., :D] = x
-    return as_bits(wider)
-
-
-def intervals(pattern, T, S):
-    found = pattern.intervals(T, S, np)
-    return (
-        None
-        if found is None
-        else tuple(np.ascontiguousarray(np.broadcast_to(x, (x.shape[0], T)), np.intp) for x in found)
-    )
-
-
-DTYPES = {"float32", "float64", "bfloat16", "float16"}
-
-
-@ops.attention.twin(np.ndarray, fast=True)
-def attention(q, k, v, pattern=None):
-    dtypes = {x.dtype for x in (q, k, v) if type(x) is np.ndarray}
-    if len(dtypes) != 1 or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
-        return numpy_attention(q, k, v, pattern)
-    check_attention(q, k, v, pattern)
-    B, H, T, D = q.shape
-    S = k.shape[2]
-    found = intervals(pattern or Full(), T, S)
-    if found is None:
-        return numpy_attention(q, k, v, pattern)
-    wide = np.float64 if q.dtype == np.float64 else np.float32
-    y = heads_inside((B, H, T, -(-D // LANES) * LANES), q.dtype)
-    maximum, inverse = np.empty((2, B, H, T), wide)
-    arguments = tuple(map(ready, (q, k, v)))
-    compiled_for(forward, arguments[0].dtype, 0)(
-        *arguments, *found, wide(LOG2E / math.sqrt(D)), as_bits(y), maximum, inverse
-    )
-    y = y[..., :D]
-    return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, *found)
-
-
-@ops.attention_backward.twin(CompiledAttentionCache)
-def attention_backward(dy, cache):
-    q, k, v, y, maximum, inverse, begin, end = cache
-    ops.checks.expect_like("dy", dy, q.shape)
-    D = q.shape[-1]
-    dq, dk, dv = (heads_inside((*x.shape[:-1], -(-D // LANES) * LANES), x.dtype) for x in (q, k, v))
-    dy = dy.astype(q.dtype, copy=False)
-    arguments = tuple(map(ready, (dy, q, k, v, y)))
-    compiled_for(backward, arguments[0].dtype, 0)(
-        *arguments, begin, end, maximum.dtype.type(LOG2E / math.sqrt(D)), maximum, inverse, *map(as_bits, (dq, dk, dv))
-    )
-    return dq[..., :D], dk[..., :D], dv[..., :D]
+def scores_to_gradients(e: Any, dz: Any, i: Any, left: Any, right: Any, m: Any, delta: Any) -> None:
+    """Replace the scores of a row, in e, by e, and the products of w and v, in dz, by dz."""
+    for s in range(left // LANES * LANES, right, LANES):
+        one = exp2(load(e, (i, s)) - m)
+        store(e, (i, s), one)
+        store(dz, (i, s), one * (load(dz, (i, s)) - delta))

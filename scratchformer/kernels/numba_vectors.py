@@ -30,9 +30,8 @@ from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
 
 features = llvmlite.binding.get_host_cpu_features()
-BITS = 512 if features.get("avx512f") else 256 if features.get("avx2") else 128  # of a vector register
-LANES = BITS // 32
-ROWS = 12 if BITS == 256 else 16  # of a tile: AVX2 has 16 registers, the others have 32
+LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
+ROWS = max(8, LANES)  # of a tile: as many registers hold its sums
 
 
 def vectorised(function):
@@ -199,16 +198,15 @@ def reduction(name):
     @intrinsic
     def op(typing, a):
         def code(context, builder, signature, args):
-            while True:
-                a, vector = args[0], of(signature.args[0].dtype)
-                scalars = [builder.extract_element(a, I32(i)) for i in range(LANES)]
-                while len(scalars) > 1:
-                    pairs = zip(scalars[::2], scalars[1::2])
-                    scalars = [
-                        builder.fadd(x, y) if name == "total" else builder.select(builder.fcmp_ordered(">", x, y), x, y)
-                        for x, y in pairs
-                    ]
-                return scalars[0]
+            (a,) = args
+            half = LANES
+            while half > 1:  # the upper half onto the lower half
+                half //= 2
+                pick = ir.Constant(ir.VectorType(I32, half), list(range(half, 2 * half)))
+                low = ir.Constant(ir.VectorType(I32, half), list(range(half)))
+                x, y = (builder.shuffle_vector(a, a, which) for which in (pick, low))
+                a = builder.fadd(x, y) if name == "total" else builder.select(builder.fcmp_ordered(">", x, y), x, y)
+            return builder.extract_element(a, I32(0))
 
         return a.dtype(a), code
 
