@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import types
@@ -40,6 +42,7 @@ from .numpy_extend import CORES, angles_at, pool, visible
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
 ROWS, PLAIN = 101, 111  # of CBLAS: row-major, not transposed
+PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # the arrays of a block, and as compiled code takes them
 NO_GATES = np.empty((1, 0), np.float32)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
@@ -54,35 +57,46 @@ plain = extend_block.twins[np.ndarray]
 
 @extend_block.twin(np.ndarray, fast=True)
 def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As the NumPy twin, which computes what is not known here: several sequences, relative positions, patterns."""
-    arrays = arrays_of(block) if x.shape[1] == 1 else None
-    seen = visible(block.attention, stored[0], pattern, past + 1) if arrays else None
-    if arrays is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
+    """As the NumPy twin, which computes what is not known here: several new tokens, relative positions, patterns."""
+    weights = weights_of(block) if x.shape[1] == 1 else None
+    seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
+    if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
-    arrays += (np.ascontiguousarray(x[:, 0]), *(array.swapaxes(2, 3) for array in stored))
-    if not compilable(x.dtype) or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
+    rows, keys, values = (np.ascontiguousarray(x[:, 0]), *(array.swapaxes(2, 3) for array in stored))
+    if not x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype or not keys.flags.c_contiguous:
         return plain(x, block, stored, past, pattern)
-    if x.dtype != np.float32:
-        arrays = tuple(array.view(np.uint16) for array in arrays)
-    attention, angles, y = block.attention, NO_ANGLES, np.empty_like(x)
+    attention, angles, y = block.attention, NO_ANGLES, np.empty_like(rows)
     if type(attention) is RotarySelfAttention:
         angles = angles_at(past, attention.head_width, attention, np.dtype(np.float32))
-    pre, kind = block.norm == "pre", ACTIVATIONS[block.feedforward.up.activation]
-    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate, rows,
-     keys, values) = arrays  # fmt: skip
-    norm1, norm2 = (gamma1, beta1, block.norm1.eps), (gamma2, beta2, block.norm2.eps)
-    (B, C), HD = rows.shape, wq.shape[1]
+    options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
+    places = (seen[0][1].start, past)
+    bits = [a if a.dtype == np.float32 else a.view(np.uint16) for a in (rows, keys, values, y)]
+    if len(x) == 1 and weights[12].size < PART:
+        step(*bits, weights, options, angles, places)
+    else:
+        steps(*bits, weights, options, angles, places)
+    return y[:, None]
+
+
+def steps(
+    x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
+    places: tuple,
+) -> None:  # fmt: skip
+    """As `step`, for x and y (B, C), or large matrices: products by a library, or divided among the cores."""
+    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
+    eps1, eps2, kind, pre = options
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    (B, C), HD = x.shape, wq.shape[1]
     h, n, joined = (np.empty((B, width), np.float32) for width in (C, C, HD))
-    first_norm(rows, pre, norm1, h, n)
+    first_norm(x, pre, norm1, h, n)
     q, k, v = products(n, wq, wk, wv)
-    attend(q, k, v, (bq, bk, bv), angles, keys, values, seen[0][1].start, past, joined)
+    attend(q, k, v, (bq, bk, bv), angles, keys, values, places, joined)
     (f,) = products(joined, wu)
     second_norm(h, f, bu, pre, norm1, norm2, n)
     u, g = products(n, w_up, w_gate) if w_gate.size else (*products(n, w_up), NO_GATES)
     gate(u, b_up, g, b_gate, kind)
     (f,) = products(u, w_down)
-    last_norm(h, f, b_down, pre, norm2, y[:, 0].view(rows.dtype))
-    return y
+    last_norm(h, f, b_down, pre, norm2, y)
 
 
 def products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
@@ -124,37 +138,56 @@ def rows_times(x: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]]) -> Non
 
 
 @functools.cache
-def compilable(dtype: np.dtype) -> bool:
-    return dtype == np.float32 or dtype.name == BFLOAT16
+def nothing(dtype: np.dtype, axes: int = 1) -> np.ndarray:
+    """In place of a layer's missing array."""
+    return np.empty((0,) * axes, dtype)
+
+
+def weights_of(block: Block) -> tuple[np.ndarray, ...] | None:
+    """The arrays of `arrays_of` for compiled code; None for a block of other parts, or of another type."""
+    arrays = arrays_of(block)
+    if arrays is None:
+        return None
+    known, found = PREPARED.get(block, ((), None))
+    if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
+        dtype = arrays[0].dtype
+        if all(a.dtype == dtype and a.flags.c_contiguous for a in arrays):
+            found = arrays if dtype == np.float32 else None
+            if dtype.name == BFLOAT16:
+                found = tuple(a.view(np.uint16) for a in arrays)
+        PREPARED[block] = arrays, found
+    return found
 
 
 def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
     """The weights of a block as `step` takes them, or None for a block of other parts."""
     attention, feedforward, norms = block.attention, block.feedforward, (block.norm1, block.norm2)
-    known = (
+    if not (
         type(block).branches is Block.branches
         and type(attention) in (SelfAttention, RotarySelfAttention)
         and type(feedforward) in (FeedForward, SwiGLU)
-        and all(type(norm) in (LayerNorm, RMSNorm) for norm in norms)
-    )
-    if not known:
+        and type(norms[0]) in (LayerNorm, RMSNorm)
+        and type(norms[1]) in (LayerNorm, RMSNorm)
+    ):
         return None
-    up, gate = feedforward.up, feedforward.gate if type(feedforward) is SwiGLU else None
-    linears = (attention.query, attention.key, attention.value, attention.unify, up, feedforward.down)
-    linears += () if gate is None else (gate,)
-    if any(type(a) is not Linear or (a.activation is not None and (a is not up or gate)) for a in linears):
+    up, gated = feedforward.up, type(feedforward) is SwiGLU
+    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS or (gated and up.activation):
         return None
-    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
-        return None
+    none = nothing(norms[0].gamma.data.dtype)
     arrays = []
     for norm in norms:
-        gamma = norm.gamma.data
-        arrays += [gamma, norm.beta.data if type(norm) is LayerNorm else gamma[:0]]
-    for a in linears:
-        w = a.w.data
-        arrays += [w, w[0, :0] if a.b is None else a.b.data]
-    if gate is None:
-        arrays += [w[:0, :0], w[0, :0]]
+        arrays += [norm.gamma.data, norm.beta.data if type(norm) is LayerNorm else none]
+    for layer in (attention.query, attention.key, attention.value, attention.unify, up, feedforward.down):
+        if type(layer) is not Linear or (layer.activation is not None and layer is not up):
+            return None
+        arrays += [layer.w.data, none if layer.b is None else layer.b.data]
+    if gated:
+        gate = feedforward.gate
+        if type(gate) is not Linear or gate.activation is not None:
+            return None
+        arrays += [gate.w.data, none if gate.b is None else gate.b.data]
+    else:
+        arrays += [nothing(none.dtype, 2), none]
     return tuple(arrays)
 
 
@@ -332,14 +365,14 @@ def shift(x: Any, b: Any) -> None:
 
 
 @compiled
-def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, start: Any, past: Any,
-           y: Any) -> None:  # fmt: skip
-    """y (B, H D): self-attention of the token at place `past`, whose q (B, H D), k and v (B, G D) have no biases yet.
+def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, seen: Any, y: Any) -> None:
+    """y (B, H D): self-attention of the last token that is seen, whose q (B, H D), k and v (B, G D) have no biases yet.
 
-    keys, values: (B, G, D, S), where k and v are stored. Places before `start` are not seen.
+    keys, values: (B, G, D, S), where k and v are stored. seen: the first and the last place.
     """
     (B, G, D, _), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
-    H, places, scale = q.shape[1] // D, past + 1 - start, np.float32(1 / math.sqrt(D))
+    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / math.sqrt(D))
+    places = past + 1 - start
     z = np.empty(places, np.float32)
     for b in range(B):
         shift(q[b], bq)
@@ -412,3 +445,27 @@ def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
         if not pre:
             normalise(h[b], gamma, beta, eps, h[b])
         copy(h[b], y[b])
+
+
+@compiled
+def step(x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any) -> None:
+    """The row y (1, C) that a block gives for x (1, C)."""
+    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
+    eps1, eps2, kind, pre = options
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    q, joined = np.empty((1, wq.shape[1]), np.float32), np.empty((1, wq.shape[1]), np.float32)
+    k, v = np.empty((1, wk.shape[1]), np.float32), np.empty((1, wk.shape[1]), np.float32)
+    u, g = np.empty((1, w_up.shape[1]), np.float32), np.empty((1, w_gate.shape[1]), np.float32)
+    first_norm(x, pre, norm1, h, n)
+    for w, out in (wq, q), (wk, k), (wv, v):
+        multiply(n[0], w, 0, out[0])
+    attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
+    multiply(joined[0], wu, 0, f[0])
+    second_norm(h, f, bu, pre, norm1, norm2, n)
+    for w, out in (w_up, u), (w_gate, g):
+        if w.size:
+            multiply(n[0], w, 0, out[0])
+    gate(u, b_up, g, b_gate, kind)
+    multiply(u[0], w_down, 0, f[0])
+    last_norm(h, f, b_down, pre, norm2, y)
