@@ -54,10 +54,36 @@ def advice(half: Array | None) -> str:
 
 
 class LossScale:
-    """S, by which the gradient of the loss is multiplied before backward in float16.
+    """S, by which the gradient of the loss is multiplied before backward in float16, and the sum of all gradients
+    divided after it.
 
     scale: the first S, a power of two. patience: N, the number of good steps after which S doubles. `skipped` counts
     the steps that were skipped.
+
+    Why it cancels. A backward is linear in the gradient that it is given: each dx_i is a sum of dy_o times derivatives
+    J_oi = ∂y_o/∂x_i that do not depend on dy. So if dy is S times as large, then dx is too, through all layers down to
+    the gradients of the weights, where one division removes it:
+
+        dx_i = Σ_o dy_o J_oi        g_i := Σ_o (S dy_o) J_oi = S Σ_o dy_o J_oi
+        dx_i = g_i/S
+
+    Why a power of two. A floating-point number is m 2^e with 1 ≤ abs(m) < 2, and rounding concerns the digits of m.
+    Multiplying by S = 2^k adds k to e and leaves m unchanged, so S adds no error of its own, unless e leaves the range
+    of the type:
+
+        S = 2^k        S dy_o = m_o 2^(e_o + k) where dy_o = m_o 2^e_o
+
+    How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
+    may exceed 65,504. Neither is known before the step. So S grows until a step t overflows, o_t = 1. That step is
+    skipped and S is halved. With c_t for the number of good steps since the last change:
+
+        c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
+        S_t = S_{t−1}/2 where o_t = 1,
+            min(2 S_{t−1}, largest) where c_{t−1} + 1 = N, S_{t−1} elsewhere for t ≥ 1
+
+    If S is at its smallest, 1, an overflow is no longer the fault of S, and the run has diverged.
+
+    Source: Micikevicius et al., "Mixed precision training", 2018, section 3.2.
     """
 
     def __init__(self, scale: float = FIRST, patience: int = PATIENCE) -> None:
