@@ -71,15 +71,15 @@ class LossScale:
     Multiplying by S = 2^k adds k to e and leaves m unchanged, so S adds no error of its own, unless e leaves the range
     of the type:
 
-        S = 2^k        S dy_o = m_o 2^(e_o + k) where dy_o = m_o 2^e_o
+        S = 2^k        dy_o = m_o 2^e_o        S dy_o = m_o 2^(e_o + k)
 
     How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
     may exceed 65,504. Neither is known before the step. So S grows until a step t overflows, o_t = 1. That step is
-    skipped and S is halved. With c_t for the number of good steps since the last change:
+    skipped and S is halved. With scale_t for S after step t, and c_t for the number of good steps since its last change:
 
         c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
-        S_t = S_{t−1}/2 where o_t = 1,
-            min(2 S_{t−1}, largest) where c_{t−1} + 1 = N, S_{t−1} elsewhere for t ≥ 1
+        scale_t = scale_{t−1}/2 where o_t = 1,
+            min(2 scale_{t−1}, largest) where c_{t−1} + 1 = N, scale_{t−1} elsewhere for t ≥ 1
 
     If S is at its smallest, 1, an overflow is no longer the fault of S, and the run has diverged.
 
