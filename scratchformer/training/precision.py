@@ -75,7 +75,7 @@ class LossScale:
 
     How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
     may exceed 65,504. Neither is known before the step. So S grows until a step t overflows, o_t = 1. That step is
-    skipped and S is halved. With scale_t for S after step t, and c_t for the number of good steps since its last change:
+    skipped and S is halved. With scale_t for S after step t, and c_t for the number of good steps since it changed:
 
         c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
         scale_t = scale_{t−1}/2 where o_t = 1,
