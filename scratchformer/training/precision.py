@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU, Array
-from ..ops.checks import expect_number, expect_one_of, expect_positive
+from ..ops.checks import expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
 FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
@@ -115,5 +115,8 @@ class LossScale:
         return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
+        """Continue from a `state`. Raises ValueError if it is not one."""
+        try:
+            self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"loss_scale: expected scale, good and skipped, got {shown(state)}") from error
