@@ -48,7 +48,8 @@ def first_nonfinite(replicas: Replicas, batch: Any, key: Key) -> str:
             watch(name, layer)
         for index, micro in enumerate(batch.split(replicas.rows(batch))):
             if not found:
-                model.loss(*replicas.move(micro), key=key.fold(index))
+                with np.errstate(**replicas.errors):
+                    model.loss(*replicas.move(micro), key=key.fold(index))
     finally:
         for layer in layers.values():
             layer.__dict__.pop("forward", None)

@@ -123,6 +123,7 @@ def train(
         raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
     if clip is not None:
         expect_number("clip", clip, zero=False, infinite=True)
+    expect_instance("loss_scale", loss_scale, LossScale, none=True)
     if replicas.precision != "float16":
         loss_scale = None
     elif loss_scale is None:

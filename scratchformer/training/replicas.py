@@ -69,6 +69,7 @@ class Replicas:
         if dtype is not None:
             self.half = array_module(self.flat.data).empty_like(self.flat.data, dtype=dtype)
         first = model if self.half is None else model.replica(self.half, self.flat.grad)
+        # An overflow of float16 makes a loss or gradient that is not finite, which `train` handles.
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
