@@ -24,6 +24,7 @@ from llvmlite import ir
 from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
+from ..processor import described, instructions
 from . import mkl
 from .numba_code import compiled
 from .numba_math import BITS, read
@@ -116,13 +117,7 @@ def _file() -> Path:
 
 def machine() -> str:
     """The processor and the versions of the libraries."""
-    names = ("vendor_id", "cpu family", "model", "model name", "stepping", "flags")
-    found = {}
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
-        found = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    found["flags"] = " ".join(sorted(f for f in found.get("flags", "").split() if f.startswith(("amx", "avx"))))
-    processor = ", ".join(found[name] for name in names if found.get(name)) or platform.processor()
+    processor = ", ".join([described() or platform.processor(), *instructions()])
     kind = os.environ.get("OPENBLAS_CORETYPE", "")
     version = metadata.version("mkl") if mkl.library() is not None else "none"
     return f"{processor}; NumPy {np.__version__} {kind}; MKL {version}"

@@ -32,6 +32,7 @@ PRECISION = "tests/testing/test_precision.py"
 # The tests for the backwards of each file in scratchformer/.
 TESTS = {
     "ops/activations.py": f"tests/ops/test_activations.py {EVERY_OPERATION} {PRECISION} -k 'activations or lu or tanh'",
+    "ops/add.py": f"tests/ops/test_add.py {EVERY_OPERATION} -k add",
     "ops/attention.py": f"tests/ops/test_attention.py {TWINS} {EVERY_OPERATION} {PRECISION} "
     "-k '(test_attention.py or not_finite or attention and (broadcast or bounds)) and not strict'",
     "ops/cross_entropy.py": f"tests/ops/test_cross_entropy.py {EVERY_OPERATION} {PRECISION} "
@@ -49,6 +50,15 @@ TESTS = {
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} {PRECISION} -k rotary",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
+    "kernels/numba_activations.py": f"{TWINS} -k dense",
+    "kernels/numba_cross_entropy.py": f"{TWINS} -k cross_entropy",
+    "kernels/numba_dense.py": f"{TWINS} -k dense",
+    "kernels/numba_elementwise.py": f"{TWINS} -k 'add or dropout or swiglu'",
+    "kernels/numba_embedding.py": f"{TWINS} -k embedding",
+    "kernels/numba_layernorm.py": f"{TWINS} -k layernorm",
+    "kernels/numba_linear.py": f"{TWINS} -k linear",
+    "kernels/numba_rmsnorm.py": f"{TWINS} -k rmsnorm",
+    "kernels/numba_rotary.py": f"{TWINS} -k rotary",
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",
     "kernels/numpy_cross_entropy.py": f"{TWINS} tests/ops/test_cross_entropy.py {EVERY_OPERATION} -k cross_entropy",
