@@ -169,8 +169,11 @@ def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
         and type(norms[1]) in (LayerNorm, RMSNorm)
     ):
         return None
-    up, gated = feedforward.up, type(feedforward) is SwiGLU
-    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS or (gated and up.activation):
+    up: Any = feedforward.up
+    gated = type(feedforward) is SwiGLU
+    if type(up) is not Linear or not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
+        return None
+    if gated and up.activation:
         return None
     none = nothing(norms[0].gamma.data.dtype)
     arrays = []
