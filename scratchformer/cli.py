@@ -85,6 +85,7 @@ def make_parser() -> Parser:
     command.add_argument("--top-p", type=float, metavar="P", least=0, most=1, help=likely)
     command.add_argument("--seed", default=0, **SEED, help="random seed of the text (default: 0)")
     command.add_argument("--device", **DEVICE)
+    add_precision(command)
     command.set_defaults(run=generate)
 
     command = commands.add_parser("translate", help="translate with a trained encoder-decoder")
@@ -95,6 +96,7 @@ def make_parser() -> Parser:
     penalty = "how strongly longer translations are preferred; 0 is not at all (default: as in the run)"
     command.add_argument("--length-penalty", **number, help=penalty)
     command.add_argument("--device", **DEVICE)
+    add_precision(command)
     command.set_defaults(run=translate)
 
     command = commands.add_parser("evaluate", help="score a trained model on held-out data")
@@ -120,6 +122,20 @@ def add_run(command: Parser, what: str) -> None:
     command.add_argument(
         "--program", metavar="FILE", help="the file that defines the run's program, if it is not found automatically"
     )
+
+
+def add_precision(command: Parser) -> None:
+    halves = "of weights, keys and values: bfloat16 takes half the memory, and on a CPU less time (default: float32)"
+    command.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help=halves)
+
+
+def placed(model: Any, args: argparse.Namespace) -> Any:
+    """The model on the device of --device, in the type of --precision."""
+    from .backend import get_device
+    from .training.precision import half_type
+
+    model.to(get_device(args.device))
+    return model if (half := half_type(args.precision, model)) is None else model.to(dtype=half)
 
 
 def doctor(args: argparse.Namespace) -> None:
@@ -171,7 +187,6 @@ def mutate(args: argparse.Namespace) -> None:
 
 
 def generate(args: argparse.Namespace) -> None:
-    from .backend import get_device
     from .generation import printable, stream_text
     from .rng import Key
     from .training.program import use_models_of
@@ -183,7 +198,7 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    texts = stream_text(model.to(get_device(args.device)), prompt, args.tokens, vocabulary, **options)
+    texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone
     for text in chain([prompt.decode("utf-8", "replace"), first], texts):
         print(printable(text), end="", flush=True)
@@ -192,7 +207,6 @@ def generate(args: argparse.Namespace) -> None:
 
 def translate(args: argparse.Namespace) -> None:
     from . import generation
-    from .backend import get_device
     from .training.program import use_models_of
     from .training.readers import load_translator
     from .training.settings import read_settings
@@ -205,7 +219,7 @@ def translate(args: argparse.Namespace) -> None:
     options: dict[str, Any] = {name: settings.get(name) if value is None else value for name, value in given.items()}
     options = {name: value for name, value in options.items() if value is not None}
     lines = [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)]
-    model.to(get_device(args.device))
+    placed(model, args)
     sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
     found = iter(generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options))
     for line in lines:

@@ -14,6 +14,7 @@ from ..backend import CPU, cores
 from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
+from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..ops.checks import (
     expect_array,
@@ -42,6 +43,7 @@ class Hypothesis(NamedTuple):
     ids: np.ndarray
 
 
+@fast()
 def beam_search(
     model: EncoderDecoder,
     source: np.ndarray,
@@ -140,6 +142,7 @@ def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, 
     return len(finished) >= beam or max(h.score for h in finished) >= scores.max() / penalty(limit, length_penalty)
 
 
+@fast()
 def translate(
     model: EncoderDecoder,
     subwords: Subwords,

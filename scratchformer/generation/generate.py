@@ -54,7 +54,8 @@ def generate(
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
         return to_cpu(cache.logits(to_device(new[part], device)))
 
-    blas = ThreadpoolController().select(user_api="blas")
+    with fast():  # loads libraries, which are limited, too
+        blas = ThreadpoolController().select(user_api="blas")
     with ThreadPoolExecutor(threads) as pool:
         for i in range(tokens):
             # Products with few rows are limited by memory, so more BLAS threads would only wait for each other.

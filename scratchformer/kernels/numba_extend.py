@@ -15,42 +15,29 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
-from ..nn import (
-    Block,
-    FeedForward,
-    LayerNorm,
-    Linear,
-    RMSNorm,
-    RotarySelfAttention,
-    SelfAttention,
-    SwiGLU,
-)
-from ..nn.block import extend_block
+from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
+from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
-from .mkl import library
-from .numba_code import FASTMATH, compiled, rounded, widened
-from .numpy_dense import ERF_P, ERF_POLYNOMIAL
+from .mkl_products import product_of_arrays
+from .mkl_products import products as blas
+from .numba_activations import normal_cdf, sigmoid
+from .numba_code import as_bits, compiled
+from .numba_math import exp, narrow, read
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
-ROWS, PLAIN = 101, 111  # of CBLAS: row-major, not transposed
-PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # the arrays of a block, and as compiled code takes them
+PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
 NO_GATES = np.empty((1, 0), np.float32)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
-LOG2_E, LN2_HIGH, LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
-LARGEST = np.float32(88)  # exp of more than this overflows
-ONE, HALF = np.float32(1), np.float32(0.5)
+ONE, CUBE, TANH = np.float32(1), np.float32(CUBIC), np.float32(math.sqrt(8 / math.pi))
 
-
-plain = extend_block.twins[np.ndarray]
+plain, plain_output = extend_block.twins[np.ndarray], extend_output.twins[np.ndarray]
 
 
 @extend_block.twin(np.ndarray, fast=True)
@@ -97,42 +84,56 @@ def steps(
     last_norm(h, f, b_down, pre, norm2, y)
 
 
-def products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
-    """x w for x (B, I) and each w (I, O), all sums in float32. One row is divided among the cores if that pays."""
-    found = [np.empty((len(x), w.shape[1]), np.float32) for w in weights]
-    pairs = list(zip(weights, found, strict=True))
-    if len(x) > 1:
-        rows_times(x, pairs)
+@extend_output.twin(np.ndarray, fast=True)
+def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
+    """As the NumPy twin. Logits of bfloat16 models are float32, since nothing but a softmax follows."""
+    tied, B = type(output) is TiedOutput, len(x)
+    if not tied and (type(output) is not Linear or output.activation is not None):
+        return plain_output(x, output)
+    w, b = output.table.data if tied else output.w.data, output.b
+    known = x.dtype == w.dtype and (w.dtype == np.float32 or w.dtype.kind == "V")
+    if x.shape[1] != 1 or not known or not w.flags.c_contiguous:
+        return plain_output(x, output)
+    rows = np.empty((B, x.shape[2]), np.float32)
+    copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))
+    (y,) = products(rows, as_bits(w), transposed=tied)
+    if b is not None:
+        y += b.data.astype(np.float32, copy=False)
+    return y[:, None]
+
+
+def products(x: np.ndarray, *weights: np.ndarray, transposed: bool = False) -> list[np.ndarray]:
+    """x w for x (B, I) and each w (I, O), or (O, I) if transposed, in float32.
+
+    For many rows by a library. One row is multiplied as fast as w can be read; a large w is read by several cores.
+    """
+    B, outputs = len(x), [w.shape[0 if transposed else 1] for w in weights]
+    found = [np.empty((B, O), np.float32) for O in outputs]
+    library = blas() if B > 1 else None
+    if library is not None:
+        if weights[0].dtype != np.float32:
+            half = np.empty(x.shape, np.uint16)
+            copy(x.reshape(-1), half.reshape(-1))
+            x = half
+        for w, y in zip(weights, found, strict=True):
+            product_of_arrays(library, x, False, w, transposed, y)
         return found
     parts = max(1, min(CORES, sum(w.size for w in weights) // PART))
 
     def work(part: int) -> None:
-        for w, y in pairs:
-            columns(x[0], w, part, parts, y[0])
+        for w, y, O in zip(weights, found, outputs, strict=True):
+            first, stop = O * part // parts, O * (part + 1) // parts
+            for b in range(B):
+                if transposed:
+                    multiply_transposed(x[b], w[first:stop], 0, y[b, first:stop])
+                else:
+                    multiply(x[b], w, first, y[b, first:stop])
 
     waiting = [pool().submit(work, part) for part in range(1, parts)]
     work(0)
     for other in waiting:
         other.result()
     return found
-
-
-def rows_times(x: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
-    """y = x w for x (B, I) and each pair of w (I, O) and y (B, O), by a library for matrix products."""
-    (B, I), mkl = x.shape, library()
-    half = np.empty(x.shape, np.uint16)
-    if pairs[0][0].dtype != np.float32 and mkl is not None:
-        copy(x.reshape(-1), half.reshape(-1))
-    for w, y in pairs:
-        O = w.shape[1]
-        if w.dtype == np.float32:
-            np.matmul(x, w, out=y)
-        elif mkl is None:
-            multiply_rows(x, w, y)
-        else:
-            mkl.cblas_gemm_bf16bf16f32(
-                ROWS, PLAIN, PLAIN, B, O, I, 1.0, half.ctypes.data, I, w.ctypes.data, O, 0.0, y.ctypes.data, O
-            )
 
 
 @functools.cache
@@ -168,8 +169,11 @@ def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
         and type(norms[1]) in (LayerNorm, RMSNorm)
     ):
         return None
-    up, gated = feedforward.up, type(feedforward) is SwiGLU
-    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS or (gated and up.activation):
+    up: Any = feedforward.up
+    gated = type(feedforward) is SwiGLU
+    if type(up) is not Linear or not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
+        return None
+    if gated and up.activation:
         return None
     none = nothing(norms[0].gamma.data.dtype)
     arrays = []
@@ -189,54 +193,6 @@ def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
     return tuple(arrays)
 
 
-def wide(x: Any) -> Any:
-    """x as float32."""
-    raise NotImplementedError
-
-
-@overload(wide, jit_options={"fastmath": FASTMATH})
-def _wide(x: Any) -> Any:
-    def half(x: Any) -> Any:
-        return widened(x)
-
-    def single(x: Any) -> Any:
-        return np.float32(x)
-
-    return half if isinstance(x, types.Integer) else single
-
-
-def put(y: Any, i: Any, x: Any) -> Any:
-    """y_i = x, rounded if y holds bfloat16."""
-    raise NotImplementedError
-
-
-@overload(put, jit_options={"fastmath": FASTMATH})
-def _put(y: Any, i: Any, x: Any) -> Any:
-    def half(y: Any, i: Any, x: Any) -> Any:
-        y[i] = rounded(x)
-
-    def single(y: Any, i: Any, x: Any) -> Any:
-        y[i] = x
-
-    return half if isinstance(y.dtype, types.Integer) else single
-
-
-@compiled
-def exponential(x: Any) -> Any:
-    """exp(x)"""
-    x = -LARGEST if x < -LARGEST else LARGEST if x > LARGEST else x
-    n = np.floor(x * LOG2_E + HALF)
-    r = (x - n * LN2_HIGH) - n * LN2_LOW
-    p = np.float32(1.9875691500e-4)
-    p = p * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + HALF
-    p = p * r * r + r + ONE
-    return p * np.int32(np.int32(np.int32(n) + np.int32(127)) << np.int32(23)).view(np.float32)
-
-
 @compiled
 def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
@@ -249,14 +205,14 @@ def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
         w0, w1, w2, w3 = w[i, own], w[i + 1, own], w[i + 2, own], w[i + 3, own]
         w4, w5, w6, w7 = w[i + 4, own], w[i + 5, own], w[i + 6, own], w[i + 7, own]
         for o in range(O):
-            near = (x0 * wide(w0[o]) + x1 * wide(w1[o])) + (x2 * wide(w2[o]) + x3 * wide(w3[o]))
-            far = (x4 * wide(w4[o]) + x5 * wide(w5[o])) + (x6 * wide(w6[o]) + x7 * wide(w7[o]))
+            near = (x0 * read(w0[o]) + x1 * read(w1[o])) + (x2 * read(w2[o]) + x3 * read(w3[o]))
+            far = (x4 * read(w4[o]) + x5 * read(w5[o])) + (x6 * read(w6[o]) + x7 * read(w7[o]))
             y[o] += near + far
         i += 8
     while i < I:
         row = w[i, own]
         for o in range(O):
-            y[o] += x[i] * wide(row[o])
+            y[o] += x[i] * read(row[o])
         i += 1
 
 
@@ -269,32 +225,18 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
         w0, w1, w2, w3 = w[o, own], w[o + 1, own], w[o + 2, own], w[o + 3, own]
         y0, y1, y2, y3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
         for i in range(I):
-            y0 += x[i] * wide(w0[i])
-            y1 += x[i] * wide(w1[i])
-            y2 += x[i] * wide(w2[i])
-            y3 += x[i] * wide(w3[i])
+            y0 += x[i] * read(w0[i])
+            y1 += x[i] * read(w1[i])
+            y2 += x[i] * read(w2[i])
+            y3 += x[i] * read(w3[i])
         y[o], y[o + 1], y[o + 2], y[o + 3] = y0, y1, y2, y3
         o += 4
     while o < O:
         total, row = np.float32(0), w[o, own]
         for i in range(I):
-            total += x[i] * wide(row[i])
+            total += x[i] * read(row[i])
         y[o] = total
         o += 1
-
-
-@compiled
-def columns(x: Any, w: Any, part: Any, parts: Any, y: Any) -> None:
-    """One of several parts of the columns of y = x w."""
-    first, stop = y.size * part // parts, y.size * (part + 1) // parts
-    multiply(x, w, first, y[first:stop])
-
-
-@compiled
-def multiply_rows(x: Any, w: Any, y: Any) -> None:
-    """y = x w for x (B, I)."""
-    for b in range(x.shape[0]):
-        multiply(x[b], w, 0, y[b])
 
 
 @compiled
@@ -309,16 +251,16 @@ def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
         square += (x[c] - mean) * (x[c] - mean)
     rstd = ONE / np.float32(math.sqrt(square / np.float32(C) + eps))
     for c in range(C):
-        y[c] = (x[c] - mean) * rstd * wide(gamma[c])
+        y[c] = (x[c] - mean) * rstd * read(gamma[c])
     for c in range(beta.size):
-        y[c] += wide(beta[c])
+        y[c] += read(beta[c])
 
 
 @compiled
 def copy(x: Any, y: Any) -> None:
     """y = x, widened or rounded as y demands."""
     for i in range(x.size):
-        put(y, i, wide(x[i]))
+        y[i] = narrow(read(x[i]), y)
 
 
 @compiled
@@ -329,19 +271,13 @@ def activate(h: Any, kind: int) -> None:
             h[i] = np.float32(0) if h[i] < 0 else h[i]
     elif kind == 2:
         for i in range(h.size):
-            t = ONE / (ONE + np.float32(ERF_P * math.sqrt(0.5)) * abs(h[i]))
-            tail = np.float32(0)
-            for coefficient in ERF_POLYNOMIAL:
-                tail = (tail + np.float32(coefficient)) * t
-            tail *= HALF * exponential(-HALF * h[i] * h[i])  # 1 − Φ(|h|)
-            h[i] *= tail if h[i] < 0 else ONE - tail
+            h[i] *= normal_cdf(h[i])
     elif kind == 3:
         for i in range(h.size):
-            u = h[i] * (ONE + np.float32(CUBIC) * h[i] * h[i])
-            h[i] /= ONE + exponential(np.float32(-math.sqrt(8 / math.pi)) * u)
+            h[i] *= sigmoid(TANH * h[i] * (ONE + CUBE * h[i] * h[i]))  # ½ (1 + tanh u) = sigmoid(2 u)
     elif kind == 4:
         for i in range(h.size):
-            h[i] /= ONE + exponential(-h[i])
+            h[i] *= sigmoid(h[i])
 
 
 @compiled
@@ -359,7 +295,7 @@ def rotate(x: Any, cos: Any, sin: Any) -> None:
 @compiled
 def shift(x: Any, b: Any) -> None:
     for i in range(b.size):
-        x[i] += wide(b[i])
+        x[i] += read(b[i])
 
 
 @compiled
@@ -380,8 +316,8 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
         rotate(k[b], cos, sin)
         for g in range(G):
             for d in range(D):
-                put(keys[b, g, d], past, k[b, g * D + d])
-                put(values[b, g, d], past, v[b, g * D + d])
+                keys[b, g, d, past] = narrow(k[b, g * D + d], keys)
+                values[b, g, d, past] = narrow(v[b, g * D + d], values)
         for h in range(H):
             g, own, total = h * G // H, y[b, h * D : h * D + D], np.float32(0)
             multiply(q[b, h * D : h * D + D], keys[b, g], start, z)
@@ -389,7 +325,7 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
             for s in range(places):
                 top = max(top, z[s])
             for s in range(places):
-                z[s] = exponential((z[s] - top) * scale)
+                z[s] = exp((z[s] - top) * scale)
                 total += z[s]
             multiply_transposed(z, values[b, g], start, own)
             for d in range(D):

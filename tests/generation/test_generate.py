@@ -1,14 +1,17 @@
 """Generating tokens and text."""
 
+import copy
 import importlib
 
 import numpy as np
 import pytest
 
+from scratchformer import dispatch
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Subwords
-from scratchformer.generation import generate, printable, stream_text
-from scratchformer.models import LanguageModel
+from scratchformer.dispatch import fast
+from scratchformer.generation import cache_for, generate, printable, stream_text
+from scratchformer.models import GPT2, LanguageModel, Llama, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
 
 CONTEXT = 12
@@ -289,3 +292,36 @@ def test_only_the_last_position_of_a_prompt_has_logits(make_model):
     model.output.forward = lambda x: seen.append(x.shape) or forward(x)
     list(generate(model, prompt(2, 9), 3))
     assert seen == [(2, 1, 12)] * 3
+
+
+def test_an_unfinished_generator_leaves_fast_code(make_model):
+    tokens = generate(make_model(), np.array([[1, 2]]), 5)
+    next(tokens)
+    assert dispatch._fast_depth == 0
+
+
+MODELS = {
+    "pre": lambda: LanguageModel(31, 12, 3, 2, 12, norm="pre", bias=True, activation="gelu_tanh", key=Key(0)),
+    "post": lambda: LanguageModel(31, 12, 3, 2, 12, key=Key(0)),
+    "gpt2": lambda: GPT2(31, 12, 3, 2, 12, key=Key(0)),
+    "llama": lambda: Llama(31, 12, 4, 2, 12, kv_heads=2, key=Key(0)),
+    "transformer-xl": lambda: TransformerXL(31, 12, 3, 2, 12, memory=4, key=Key(0)),
+    "sparse": lambda: SparseTransformer(31, 12, 3, 2, 12, stride=3, key=Key(0)),
+}
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_generates_in_bfloat16(name, batch):
+    """Its logits are those of the rounded weights in float32, within the rounding of the layers' outputs."""
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    half = MODELS[name]().to(dtype=bfloat16)
+    plain = copy.deepcopy(half).to(dtype=np.float32)
+    ids = prompt(batch)
+    texts = np.stack(list(generate(half, ids, 20, key=Key(2))), axis=1)
+    assert texts.shape == (batch, 20)
+    caches = [cache_for(model, batch) for model in (half, plain)]
+    with fast():
+        for new in np.split(np.concatenate([ids, texts[:, :6]], axis=1), [5, 6, 7, 8, 9], axis=1):
+            z, expected = (cache.logits(new).astype(np.float32) for cache in caches)
+            assert np.abs(z - expected).max() < 0.05 * np.abs(expected).max()

@@ -1,15 +1,18 @@
-"""One new token through a block: the twin compared with the reference, for every kind of block."""
+"""One new token through a block: the twins compared with the reference, for every kind of block."""
+
+import copy
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scratchformer.dispatch import reference_only
+from scratchformer.dispatch import fast, reference_only
 from scratchformer.models import LlamaBlock
 from scratchformer.nn import FeedForward, Frozen, Linear, LoRA, Residual, TiedOutput, TokenEmbedding, TransformerBlock
 from scratchformer.nn.block import extend_block, extend_output
-from scratchformer.ops import BlockEnds, Full, Heads, Local, Padding, SameBlock, Strided
+from scratchformer.ops import BlockEnds, Causal, Full, Heads, Local, Padding, SameBlock, Strided
 from scratchformer.rng import Key
 
 PATTERNS = [None, Strided(2), Local(2), SameBlock(3), BlockEnds(3), Local(2) | BlockEnds(3, 2)]
@@ -194,11 +197,109 @@ def exchanged():
         yield block
 
 
+@pytest.mark.parametrize("kind", [nullcontext, fast])
 @pytest.mark.parametrize("B", [1, 2])
-def test_parts_that_were_exchanged(B):
+def test_parts_that_were_exchanged(B, kind):
     for block in exchanged():
         x = Key(3).generator().standard_normal((B, 1, 6), np.float32)
         stored = block.allocate(x, 4)
-        y = extend_block(x, block, stored, 0)
+        with kind():
+            y = extend_block(x, block, stored, 0)
         with reference_only():
             np.testing.assert_allclose(y, extend_block(x, block, stored, 0), rtol=1e-4, atol=1e-5)
+
+
+COMPILED = {
+    **{
+        f"{norm}, {f}": (TransformerBlock, dict(norm=norm, causal=True, bias=norm == "pre", activation=f))
+        for norm, f in (("pre", "gelu_tanh"), ("post", "gelu"), ("post", "relu"), ("pre", None))
+    },
+    "llama": (LlamaBlock, dict(kv_heads=2, head_width=8, d_ff=24, window=4)),
+    "llama, bias": (LlamaBlock, dict(kv_heads=1, d_ff=7, bias=True, output_bias=True, feedforward_bias=True)),
+}
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The module of the compiled twins, which may leave nothing to those of NumPy."""
+    pytest.importorskip("numba")
+    with fast():
+        module = pytest.importorskip("scratchformer.kernels.numba_extend", reason="no kernels")
+    monkeypatch.setattr(module, "plain", None)
+    monkeypatch.setattr(module, "plain_output", None)
+    return module
+
+
+def with_random_weights(layer, dtype):
+    """The layer in `dtype`, and in float32 with the same weights."""
+    for name, p in layer.named_parameters().items():
+        p.data[...] = 0.5 * Key(2).fold(name).generator().standard_normal(p.data.shape)
+    layer.to(dtype=dtype)
+    plain = copy.deepcopy(layer).to(dtype=np.float32)
+    return layer, plain
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", COMPILED)
+def test_compiled_code_agrees_with_the_full_forward(compiled, monkeypatch, name, dtype):
+    """Token after token, for one sequence and several, also with matrices that are divided among the cores."""
+    dtype = getattr(pytest.importorskip("ml_dtypes"), dtype, np.float32)
+    kind, options = COMPILED[name]
+    block, plain = with_random_weights(kind(32, 4, key=Key(0), **options), dtype)
+    x = Key(3).generator().standard_normal((3, 6, 32)).astype(dtype)
+    expected = plain(x.astype(np.float32), pattern=Causal())
+    for part in 1 << 20, 100:
+        monkeypatch.setattr(compiled, "PART", part)
+        monkeypatch.setattr(compiled, "CORES", 3)
+        for B in 1, 3:
+            stored = block.allocate(x[:B], 8)
+            with fast():
+                y = [extend_block(np.ascontiguousarray(x[:B, [t]]), block, stored, t) for t in range(6)]
+            assert all(step.dtype == dtype and step.shape == (B, 1, 32) for step in y)
+            error = np.abs(np.concatenate(y, axis=1).astype(np.float32) - expected[:B]).max() / np.abs(expected).max()
+            assert error < (1e-6 if dtype == np.float32 else 2**-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tied", [False, True])
+def test_compiled_logits(compiled, monkeypatch, tied, dtype):
+    """They are float32, also those of a bfloat16 model."""
+    dtype = getattr(pytest.importorskip("ml_dtypes"), dtype, np.float32)
+    layer = TiedOutput(TokenEmbedding(19, 8), bias=True) if tied else Linear(8, 19)
+    layer, plain = with_random_weights(layer, dtype)
+    x = Key(1).generator().standard_normal((3, 1, 8)).astype(dtype)
+    for part in 1 << 20, 20:
+        monkeypatch.setattr(compiled, "PART", part)
+        for B in 1, 3:
+            with fast():
+                y = extend_output(x[:B], layer)
+            assert y.dtype == np.float32
+            np.testing.assert_allclose(y, plain(x[:B].astype(np.float32)), rtol=1e-5, atol=1e-5)
+
+
+def test_compiled_code_sees_other_weights(compiled):
+    """Arrays that are prepared for compiled code are prepared again when the block gets others."""
+    block, x = TransformerBlock(8, 2, causal=True, key=Key(0)), np.ones((1, 1, 8), np.float32)
+    with fast():
+        before = extend_block(x, block, block.allocate(x, 2), 0)
+        block.feedforward.down = Linear(32, 8, key=Key(5))
+        after = extend_block(x, block, block.allocate(x, 2), 0)
+        np.testing.assert_allclose(after, block(x), rtol=1e-5, atol=1e-5)
+    assert not np.allclose(before, after)
+
+
+def test_what_compiled_code_does_not_know():
+    """Several tokens, patterns, float64, and keys in another order of memory, go to the NumPy twin."""
+    draw = Key(2).generator()
+    for dtype, T, pattern, ordered in (
+        (np.float64, 1, None, True), (np.float32, 2, None, True), (np.float32, 1, Strided(2), True),
+        (np.float32, 1, None, False),
+    ):  # fmt: skip
+        block = TransformerBlock(6, 2, "pre", causal=True, key=Key(0)).to(dtype=dtype)
+        x = draw.standard_normal((2, T, 6)).astype(dtype)
+        stored = block.allocate(x, 5) if ordered else tuple(np.zeros((2, 2, 2, 5, 3), dtype))
+        for array in stored:
+            array[...] = 0.3
+        with fast():
+            y = extend_block(x, block, stored, 3, pattern)
+        np.testing.assert_allclose(y, extend_block.reference(x, block, stored, 3, pattern), rtol=1e-4, atol=1e-5)

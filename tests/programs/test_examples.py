@@ -142,6 +142,8 @@ def test_generate_continues_the_prompt_and_repeats_with_its_seed(request, call, 
     assert generate("--seed", 2) != first
     assert generate("--temperature", 0) == generate("--top-k", 1, "--seed", 5)
     assert generate("--tokens", 0) == "the é\n"
+    pytest.importorskip("ml_dtypes")
+    assert len(generate("--precision", "bfloat16")) > len("the é") + 10
 
 
 def test_a_prompt_that_is_not_utf_8_is_read_as_bytes(call, enwik8_run):
