@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ... import nn, ops
+from ...dispatch import fast
 from ...optim.adam import adam_step
 from .case import DerivationCase, Sizes
 
@@ -61,6 +63,19 @@ def attention(d: Sizes) -> DerivationCase:
     pattern, table = allowed(d)
     names = {"allowed": table, "W": 2, "J": -(-d.S // 2)}
     return twin("attention", d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern, names=names)
+
+
+def compiled_attention(d: Sizes) -> DerivationCase:
+    """The fast twin: tiles of W = 2 keys, and of as many queries, and a pattern of intervals."""
+    d.sizes |= {"B": 2, "G": 2, "H": 4}
+    d.left = [size for size in d.left if size in (3, 5, 6)]
+    d.sizes |= dict(zip("TS", sorted((d.T, d.S)), strict=True))
+    pattern = [None, ops.Causal(), ops.Local(1), ops.Padding(np.array([d.S, d.S - 1]))][d.seed % 4]
+    names = {"W": 2, "J": -(-d.S // 2), "I": -(-d.T // 2)}
+    with fast():  # registers the twin
+        op = ops.attention.fast_twins[np.ndarray]
+    (op_backward,) = (twin for twin in ops.attention_backward.twins.values() if twin.__module__ == op.__module__)
+    return DerivationCase(op, op_backward, (d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern), names)
 
 
 def relative_attention(d: Sizes) -> DerivationCase:
@@ -138,3 +153,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "rmsnorm.numpy": lambda d: twin("rmsnorm", d("B T C"), d("C")),
     "swiglu.numpy": lambda d: twin("swiglu", d("B T F"), d("B T F")),
 }
+
+if find_spec("numba"):
+    CASES["attention.numba"] = compiled_attention
