@@ -34,11 +34,11 @@ from .numpy_attention import heads_inside
 
 TILE = 64  # rows, and columns, of a tile of the backward; a multiple of ROWS
 LN2 = math.log(2)
-DTYPES: dict[str, Any] = {  # by the dtype of the arrays, what compiled code takes them for
+DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled code takes
     "float32": np.float32,
     "float64": np.float64,
-    "bfloat16": np.uint16,
-    "float16": np.int16,
+    "bfloat16": np.uint16,  # its bits
+    "float16": np.float32,  # a copy
 }
 
 
@@ -62,7 +62,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     Forward, for each sequence and query head h, as in `attention`, with g the key head of h:
 
         z_hts = 1/√D Σ_d q_htd k_gsd with g = ⌊h G/H⌋
-        p_hts = softmax_{s, begin_t ≤ s and s < end_t}(z_hts) where begin_t ≤ s and s < end_t, 0 elsewhere
+        p_hts = softmax_{s, begin_t ≤ s < end_t}(z_hts) where begin_t ≤ s < end_t, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     A power of 2 is cheap, since half of it is an exponent's bits. So the scores are computed in units of log 2. The
@@ -73,8 +73,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
     The largest score m of each row is subtracted, which cancels in the quotient:
 
-        m_ht := max_{s, begin_t ≤ s and s < end_t}(a_hts)        maximum_ht = m_ht
-        e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s and s < end_t, 0 elsewhere
+        m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)        maximum_ht = m_ht
+        e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
         r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
         y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
 
@@ -125,10 +125,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
     begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp) for x in found)
     begin, end = np.broadcast_arrays(begin, end)
-    y = empty_like(q)
     maximum, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
-    run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (y,))
-    y = y[..., :D]
+    (y,) = run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (q,))
     return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, begin, end)
 
 
@@ -138,32 +136,29 @@ def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[n
     q, k, v, y, maximum, inverse, begin, end = cache
     ops.checks.expect_like("dy", dy, q.shape)
     dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
-    dq, dk, dv = map(empty_like, (q, k, v))
-    run(backward, (dy, q, k, v, y), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (dq, dk, dv))
-    dq, dk, dv = dq[..., :D], dk[..., :D], dv[..., :D]
+    rows = begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse
+    dq, dk, dv = run(backward, (dy, q, k, v, y), rows, (q, k, v))
     return dq, dk, dv
 
 
-def empty_like(x: np.ndarray) -> np.ndarray:
-    """An array for results of the shape (B, H, T, D), with rows that are filled up to whole vectors."""
-    return heads_inside((*x.shape[:-1], -(-x.shape[-1] // LANES) * LANES), x.dtype)
+def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], like: tuple[np.ndarray, ...]) -> list:
+    """Call the compiled `forward` or `backward`. Returns its results, which have the shapes and the dtype of `like`."""
+    D, dtype = like[0].shape[-1], like[0].dtype
+    taken = DTYPES[dtype.name]
+    results = [heads_inside((*x.shape[:-1], -(-D // LANES) * LANES), np.dtype(taken)) for x in like]
+    code = compiled_for(loops, taken, len(arrays), len(results))
+    code(*map(whole_vectors, arrays), *rows, *results)
+    return [(x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype))[..., :D] for x in results]
 
 
 def whole_vectors(x: np.ndarray) -> np.ndarray:
-    """x itself, or a copy whose rows are contiguous and filled up to whole vectors with zeros."""
-    D = x.shape[-1]
-    if D % LANES == 0 and x.strides[-1] == x.itemsize:
-        return x
-    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), x.dtype)
+    """x itself, or a copy whose rows are contiguous and filled up to whole vectors with zeros; float16 as float32."""
+    D, taken = x.shape[-1], DTYPES[x.dtype.name]
+    if D % LANES == 0 and x.strides[-1] == x.itemsize == np.dtype(taken).itemsize:
+        return x.view(taken)
+    wider = np.zeros((*x.shape[:-1], -(-D // LANES) * LANES), taken if taken != np.uint16 else x.dtype)
     wider[..., :D] = x
-    return wider
-
-
-def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], results: tuple[np.ndarray, ...]) -> None:
-    """Call the compiled `forward` or `backward`."""
-    taken = DTYPES[arrays[0].dtype.name]
-    bits = [x.view(taken) for x in (*map(whole_vectors, arrays), *results)]
-    compiled_for(loops, taken, len(arrays), len(results))(*bits[: len(arrays)], *rows, *bits[len(arrays) :])
+    return wider.view(taken)
 
 
 @functools.cache
@@ -209,9 +204,9 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
                     fill(e, i, left, start, -np.inf)
                     fill(e, i, stop, right, -np.inf)
                     if start < stop:
-                        # m_ht := max_{s, begin_t ≤ s and s < end_t}(a_hts)
+                        # m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)
                         m = maximum[b, h, t + i] = largest_of_row(e, i, left, right)
-                        # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s and s < end_t, 0 elsewhere
+                        # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
                         # r_ht := 1/Σ_s e_hts
                         inverse[b, h, t + i] = 1 / exponentials(e, i, left, right, m)
                     else:

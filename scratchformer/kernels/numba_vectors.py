@@ -1,22 +1,23 @@
 """Vector registers in compiled code, and a small matrix product that stays in them.
 
-LLVM turns simple loops into vector instructions by itself, but not products of narrow matrices, nor a maximum that must
-not lose NaN. In code compiled with `vectorised` a value can be a vector of LANES numbers:
+LLVM turns simple loops into vector instructions by itself, but neither a product of narrow matrices nor a maximum that
+must not lose NaN. In functions decorated with `vectorised` a value can be a vector of LANES numbers:
 
-    load(x, (i, j))         x[i, j], x[i, j + 1], ..., widened to float32 if x is in half precision
-    store(x, (i, j), a)     the reverse: rounds to nearest even
-    a + b, a - b, a * b     number by number; one of them may be a number
-    fma(a, b, c)            a b + c, rounded once
+    load(x, (i, j))         x[i, j], x[i, j + 1], ...; the bits of bfloat16 (unsigned integers) become float32
+    store(x, (i, j), a)     the reverse, rounded to nearest even
+    filled(x, value)        a vector of one value, of the type that load(x, ...) gives
+    a + b, a - b, a * b     number by number; one of the two may be a single number
     larger(a, b)            the larger of two numbers, NaN if b is NaN
-    total(a), largest(a)    the sum and the maximum of its numbers
-    exp2(a)                 2ᵃ
+    total(a), largest(a)    the sum and the maximum of a vector
+    exp2(a)                 2ᵃ, for a ≤ 0
 
-The last axis of an array must be contiguous.
+The last axis of an array must be contiguous. What follows is written in LLVM's intermediate representation.
 """
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import llvmlite.binding
@@ -31,250 +32,251 @@ from numpy.polynomial import Chebyshev, Polynomial
 
 features = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
-ROWS = max(8, LANES)  # of a tile: as many registers hold its sums
+ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
+NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
+INTEGER = ir.IntType(32)
 
 
-def vectorised(function):
+def vectorised(function: Callable) -> Any:
+    """As `numba_code.compiled`, but sums are in the order of the code: reordering would undo the rounding in `exp2`."""
     return numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")(function)
 
 
 class Vector(types.Type):
-    def __init__(self, dtype):
+    """The type of a vector of LANES numbers."""
+
+    def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
         super().__init__(name=f"Vector({dtype})")
 
 
-def of(dtype):
-    return ir.VectorType({types.float32: ir.FloatType(), types.float64: ir.DoubleType()}[dtype], LANES)
-
-
 @register_model(Vector)
 class VectorModel(models.PrimitiveModel):
-    def __init__(self, manager, kind):
-        super().__init__(manager, kind, of(kind.dtype))
+    def __init__(self, manager: Any, kind: Vector) -> None:
+        super().__init__(manager, kind, vector_of(kind.dtype))
 
 
-I32 = ir.IntType(32)
-BITS16, BITS32 = ir.VectorType(ir.IntType(16), LANES), ir.VectorType(I32, LANES)
+def vector_of(dtype: Any) -> ir.VectorType:
+    return ir.VectorType(NUMBERS[dtype], LANES)
 
 
-def constant(vector, value):
+def vector_type(x: Any) -> Vector:
+    """The type of the vectors of an array."""
+    return Vector(types.float64 if x.dtype == types.float64 else types.float32)
+
+
+def constant(vector: ir.VectorType, value: Any) -> ir.Constant:
     return ir.Constant(vector, [value] * LANES)
 
 
-def splat(builder, vector, value):
-    undefined = ir.Constant(vector, ir.Undefined)
-    return builder.shuffle_vector(
-        builder.insert_element(undefined, value, I32(0)), undefined, constant(ir.VectorType(I32, LANES), 0)
-    )
+def splat(builder: Any, vector: ir.VectorType, value: Any) -> Any:
+    """A vector of one value."""
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, INTEGER(0))
+    return builder.shuffle_vector(one, one, constant(ir.VectorType(INTEGER, LANES), 0))
 
 
-def call(builder, name, vector, *args, result=None):
-    kind = ir.FunctionType(result or vector, [a.type for a in args])
-    suffix = f"v{LANES}f{64 if isinstance(vector.element, ir.DoubleType) else 32}"
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.{name}.{suffix}"), args)
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a b + c, rounded once."""
+    name = f"llvm.fma.v{LANES}f{64 if isinstance(a.type.element, ir.DoubleType) else 32}"
+    function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(a.type, [a.type] * 3), name)
+    return builder.call(function, (a, b, c))
 
 
-def address(context, builder, kind, array, index):
-    """The address of a number of an array, as an integer."""
-    array = make_array(kind)(context, builder, array)
-    strides = cgutils.unpack_tuple(builder, array.strides, kind.ndim)
-    place = builder.ptrtoint(array.data, strides[0].type)
-    for i, stride in zip(index, strides):
-        place = builder.add(place, builder.mul(i, stride))
-    return place
+def place(context: Any, builder: Any, kind: Any, array: Any, index: Sequence) -> tuple[Any, list]:
+    """The address of an element of an array, as an integer, and the array's strides."""
+    data = make_array(kind)(context, builder, array)
+    strides = cgutils.unpack_tuple(builder, data.strides, kind.ndim)
+    address = builder.ptrtoint(data.data, strides[0].type)
+    for i, stride in zip(index, strides, strict=True):
+        address = builder.add(address, builder.mul(i, stride))
+    return address, strides
 
 
-def pointer(builder, place, kind):
-    return builder.inttoptr(place, kind.as_pointer())
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
 
 
-def element(dtype):
-    """The numbers in memory: floats, or the bits of a bfloat16."""
-    return {
-        types.float32: ir.FloatType(),
-        types.float64: ir.DoubleType(),
-        types.uint16: ir.IntType(16),
-        types.int16: ir.HalfType(),
-    }[dtype]
-
-
-def wide(dtype):
-    return types.float64 if dtype == types.float64 else types.float32
-
-
-def indices(x):
-    return types.UniTuple(types.intp, x.ndim)
+def element(context: Any, builder: Any, kind: Any, args: Sequence) -> Any:
+    """A pointer to the vector that begins at the element args[1] of the array args[0]."""
+    address, _ = place(context, builder, kind, args[0], cgutils.unpack_tuple(builder, args[1], kind.ndim))
+    return pointer(builder, address, vector_of(kind.dtype))
 
 
 @intrinsic
-def load(typing, x, index):
-    def code(context, builder, signature, args):
-        place = address(context, builder, x, args[0], cgutils.unpack_tuple(builder, args[1], x.ndim))
-        stored = ir.VectorType(element(x.dtype), LANES)
-        a = builder.load(pointer(builder, place, stored), align=x.dtype.bitwidth // 8)
-        if x.dtype == types.uint16:
-            a = builder.bitcast(builder.shl(builder.zext(a, BITS32), constant(BITS32, 16)), of(types.float32))
-        elif x.dtype == types.int16:
-            a = builder.fpext(a, of(types.float32))
-        return a
+def load(typing: Any, x: Any, index: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a = builder.load(element(context, builder, x, args), align=x.dtype.bitwidth // 8)
+        if x.dtype != types.uint16:
+            return a
+        bits = ir.VectorType(INTEGER, LANES)
+        return builder.bitcast(builder.shl(builder.zext(a, bits), constant(bits, 16)), vector_of(types.float32))
 
-    return Vector(wide(x.dtype))(x, indices(x)), code
+    return vector_type(x)(x, types.UniTuple(types.intp, x.ndim)), code
 
 
 @intrinsic
-def store(typing, x, index, a):
-    def code(context, builder, signature, args):
-        place = address(context, builder, x, args[0], cgutils.unpack_tuple(builder, args[1], x.ndim))
-        a = args[2]
-        if x.dtype == types.uint16:
-            bits = builder.bitcast(a, BITS32)
-            odd = builder.and_(builder.lshr(bits, constant(BITS32, 16)), constant(BITS32, 1))
-            up = builder.lshr(builder.add(bits, builder.add(odd, constant(BITS32, 0x7FFF))), constant(BITS32, 16))
-            quiet = builder.or_(builder.lshr(bits, constant(BITS32, 16)), constant(BITS32, 0x40))
-            a = builder.trunc(builder.select(builder.fcmp_unordered("uno", a, a), quiet, up), BITS16)
-        elif x.dtype == types.int16:
-            a = builder.fptrunc(a, ir.VectorType(ir.HalfType(), LANES))
-        builder.store(a, pointer(builder, place, a.type), align=x.dtype.bitwidth // 8)
+def store(typing: Any, x: Any, index: Any, a: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        a = args[2] if x.dtype != types.uint16 else rounded(builder, args[2])
+        builder.store(a, element(context, builder, x, args), align=x.dtype.bitwidth // 8)
         return context.get_dummy_value()
 
-    return types.void(x, indices(x), a), code
+    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
 
 
-def binary(name):
+def rounded(builder: Any, a: Any) -> Any:
+    """As `numba_code.rounded`, for a vector."""
+    kind = ir.VectorType(INTEGER, LANES)
+    bits, sixteen = builder.bitcast(a, kind), constant(kind, 16)
+    upper = builder.lshr(bits, sixteen)
+    odd = builder.and_(upper, constant(kind, 1))
+    up = builder.lshr(builder.add(bits, builder.add(odd, constant(kind, 0x7FFF))), sixteen)
+    quiet = builder.or_(upper, constant(kind, 0x40))
+    return builder.trunc(builder.select(builder.fcmp_unordered("uno", a, a), quiet, up), vector_of(types.uint16))
+
+
+@intrinsic
+def filled(typing: Any, x: Any, value: Any) -> Any:
+    kind = vector_type(x)
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return splat(builder, vector_of(kind.dtype), args[1])
+
+    return kind(x, kind.dtype), code
+
+
+def of_two(combine: Callable) -> Any:
+    """A function of two vectors, or of a vector and a number."""
+
     @intrinsic
-    def op(typing, a, b):
+    def function(typing: Any, a: Any, b: Any) -> Any:
         kind = a if isinstance(a, Vector) else b
 
-        def code(context, builder, signature, args):
-            a, b = (
-                v if isinstance(t, Vector) else splat(builder, of(kind.dtype), v) for v, t in zip(args, signature.args)
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            vectors = (
+                x if isinstance(given, Vector) else splat(builder, vector_of(kind.dtype), x)
+                for x, given in zip(args, signature.args, strict=True)
             )
-            if name == "larger":
-                return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-            return getattr(builder, name)(a, b)
+            return combine(builder, *vectors)
 
-        return kind(*(t if isinstance(t, Vector) else kind.dtype for t in (a, b))), code
+        return kind(*(x if isinstance(x, Vector) else kind.dtype for x in (a, b))), code
 
-    return op
+    return function
 
 
-larger = binary("larger")
+def define(symbol: Callable, function: Any) -> None:
+    @overload(symbol)
+    def chosen(a, b):  # type: ignore[no-untyped-def]  # annotations would differ from those of the lambda
+        if isinstance(a, Vector) or isinstance(b, Vector):
+            return lambda a, b: function(a, b)
+        return None
 
 
-def operators():
-    for symbol, name in ((operator.add, "fadd"), (operator.sub, "fsub"), (operator.mul, "fmul")):
-        code = binary(name)
-
-        def define(symbol=symbol, code=code):
-            @overload(symbol)
-            def _(a, b):
-                if isinstance(a, Vector) or isinstance(b, Vector):
-                    return lambda a, b: code(a, b)
-
-        define()
+define(operator.add, of_two(lambda builder, a, b: builder.fadd(a, b)))
+define(operator.sub, of_two(lambda builder, a, b: builder.fsub(a, b)))
+define(operator.mul, of_two(lambda builder, a, b: builder.fmul(a, b)))
 
 
-operators()
+def maximum(builder: Any, a: Any, b: Any) -> Any:
+    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@intrinsic
-def fma(typing, a, b, c):
-    def code(context, builder, signature, args):
-        return call(builder, "fma", of(a.dtype), *args)
-
-    return a(a, b, c), code
+larger = of_two(maximum)
 
 
-@intrinsic
-def filled(typing, x, value):
-    def code(context, builder, signature, args):
-        return splat(builder, of(wide(x.dtype)), args[1])
+def reduction(combine: Callable) -> Any:
+    """A function of a vector that combines its halves until a single number is left."""
 
-    return Vector(wide(x.dtype))(x, wide(x.dtype)), code
-
-
-def reduction(name):
     @intrinsic
-    def op(typing, a):
-        def code(context, builder, signature, args):
-            (a,) = args
-            half = LANES
-            while half > 1:  # the upper half onto the lower half
-                half //= 2
-                pick = ir.Constant(ir.VectorType(I32, half), list(range(half, 2 * half)))
-                low = ir.Constant(ir.VectorType(I32, half), list(range(half)))
-                x, y = (builder.shuffle_vector(a, a, which) for which in (pick, low))
-                a = builder.fadd(x, y) if name == "total" else builder.select(builder.fcmp_ordered(">", x, y), x, y)
-            return builder.extract_element(a, I32(0))
+    def function(typing: Any, a: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            (left,) = args
+            size = LANES
+            while size > 1:
+                size //= 2
+                picks = (list(range(size)), list(range(size, 2 * size)))
+                halves = (ir.Constant(ir.VectorType(INTEGER, size), pick) for pick in picks)
+                left = combine(builder, *(builder.shuffle_vector(left, left, half) for half in halves))
+            return builder.extract_element(left, INTEGER(0))
 
         return a.dtype(a), code
 
-    return op
+    return function
 
 
-total, largest = reduction("total"), reduction("largest")
+total, largest = reduction(lambda builder, a, b: builder.fadd(a, b)), reduction(maximum)
 
 
 @intrinsic
-def exp2(typing, a):
-    def code(context, builder, signature, args):
-        x, vector = args[0], of(a.dtype)
-        double = a.dtype == types.float64
-        digits, bias, degree = (52, 1023, 11) if double else (23, 127, 5)
-        integers = ir.VectorType(ir.IntType(64 if double else 32), LANES)
-        lowest, magic = constant(vector, -float(bias)), constant(vector, 1.5 * 2**digits + bias)
-        x = builder.select(builder.fcmp_ordered("<", x, lowest), lowest, x)
-        shifted = builder.fadd(x, magic)
-        f = builder.fsub(x, builder.fsub(shifted, magic))
-        *lower, p = [
-            constant(vector, float(c) if double else float(np.float32(c)))
-            for c in Chebyshev.interpolate(np.exp2, degree, [-0.5, 0.5]).convert(kind=Polynomial).coef
-        ]
-        for c in reversed(lower):
-            p = call(builder, "fma", vector, p, f, c)
-        power = builder.shl(builder.bitcast(shifted, integers), constant(integers, digits))
-        return builder.fmul(p, builder.bitcast(power, vector))
+def exp2(typing: Any, a: Any) -> Any:
+    """2ᵃ for a ≤ 0, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
+
+    With n the integer next to a, 2ᵃ = 2ⁿ 2ᶠ and |f| ≤ ½. 2ᶠ is a polynomial, which interpolates it at Chebyshev's
+    points. Adding 1.5 · 2²³ to a rounds it to n, which is then in the last bits of the sum; with the bias of an
+    exponent added too, these bits, moved to where a float has its exponent, are 2ⁿ, and 0 for n = −127.
+    """
+    digits, bias, degree, size = (52, 1023, 12, 64) if a.dtype == types.float64 else (23, 127, 6, 32)
+    powers = Chebyshev.interpolate(np.exp2, degree, [-0.5, 0.5]).convert(kind=Polynomial).coef
+    vector, integers = vector_of(a.dtype), ir.VectorType(ir.IntType(size), LANES)
+    number = np.float64 if size == 64 else np.float32
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        lowest = constant(vector, -float(bias))
+        x = builder.select(builder.fcmp_ordered("<", args[0], lowest), lowest, args[0])
+        shifted = builder.fadd(x, constant(vector, 1.5 * 2**digits + bias))
+        f = builder.fsub(x, builder.fsub(shifted, constant(vector, 1.5 * 2**digits + bias)))
+        *others, value = (constant(vector, float(number(power))) for power in powers)
+        for power in reversed(others):
+            value = multiply_add(builder, value, f, power)
+        exponent = builder.shl(builder.bitcast(shifted, integers), constant(integers, digits))
+        return builder.fmul(value, builder.bitcast(exponent, vector))
 
     return a(a), code
 
 
-def emit(context, builder, signature, args, add):
-    c, i, j, a, r, b, s, start, stop = args
-    c_kind, a_kind, b_kind = signature.args[0], signature.args[3], signature.args[5]
-    vector = of(c_kind.dtype)
-    size = c_kind.dtype.bitwidth // 8
-    integer = start.type
-    strides = lambda kind, x: cgutils.unpack_tuple(builder, make_array(kind)(context, builder, x).strides, 2)
-    to, (down, _) = address(context, builder, c_kind, c, (i, j)), strides(c_kind, c)
-    left, (a_down, a_right) = address(context, builder, a_kind, a, (r, integer(0))), strides(a_kind, a)
-    above, (b_down, _) = address(context, builder, b_kind, b, (integer(0), s)), strides(b_kind, b)
-    places = [pointer(builder, builder.add(to, builder.mul(down, integer(row))), vector) for row in range(ROWS)]
-    a_rows = [builder.add(left, builder.mul(a_down, integer(row))) for row in range(ROWS)]
-    sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]
-    for one, place in zip(sums, places):
-        builder.store(builder.load(place, align=size) if add else vector(None), one)
-    with cgutils.for_range_slice(builder, start, stop, integer(1), integer) as (x, _):
-        row = builder.load(pointer(builder, builder.add(above, builder.mul(x, b_down)), vector), align=size)
-        across = builder.mul(x, a_right)
-        for one, a_row in zip(sums, a_rows):
-            factor = builder.load(pointer(builder, builder.add(a_row, across), vector.element), align=size)
-            builder.store(call(builder, "fma", vector, splat(builder, vector, factor), row, builder.load(one)), one)
-    for one, place in zip(sums, places):
-        builder.store(builder.load(one), place, align=size)
+def tile(add: bool) -> Any:
+    """`product`, or `add_product`."""
 
-
-def in_registers(add):
     @intrinsic
-    def code(typing, c, i, j, a, r, b, s, start, stop):
-        def generate(context, builder, signature, args):
-            emit(context, builder, signature, args, add)
+    def function(
+        typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any
+    ) -> Any:  # fmt: skip
+        vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
+
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            to, i, j, left, r, right, s, start, stop = args
+            zero = start.type(0)
+            corner, (down, _) = place(context, builder, c, to, (i, j))
+            a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
+            b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
+
+            def rows(corner: Any, down: Any) -> list:
+                return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
+
+            places = [pointer(builder, address, vector) for address in rows(corner, down)]
+            factors = rows(a_corner, a_down)
+            sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
+            for row in range(ROWS):
+                builder.store(builder.load(places[row], align=size) if add else vector(None), sums[row])
+            with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
+                b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
+                numbers = builder.load(b_row, align=size)
+                across = builder.mul(x, a_across)
+                for row in range(ROWS):
+                    factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
+                    term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
+                    builder.store(term, sums[row])
+            for row in range(ROWS):
+                builder.store(builder.load(sums[row]), places[row], align=size)
             return context.get_dummy_value()
 
         n = types.intp
-        return types.void(c, n, n, a, n, b, n, n, n), generate
+        return types.void(c, n, n, a, n, b, n, n, n), code
 
-    return code
+    return function
 
 
-product, add_product = in_registers(False), in_registers(True)
+# product(c, i, j, a, r, b, s, start, stop): a tile of ROWS rows and LANES columns of a product, from row i and column j
+# of c on: c_{i+x,j+y} = Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}. For each z one vector of b is loaded for all rows,
+# so that there are ROWS vector multiplications for one load. `add_product` adds to what c holds.
+product, add_product = tile(add=False), tile(add=True)

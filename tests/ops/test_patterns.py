@@ -68,6 +68,7 @@ PATTERNS = {
     "full | local": (lambda n: Full() | Local(1), lambda b, t, s, T, S, n: True),
     "full & full": (lambda n: Full() & Full(), lambda b, t, s, T, S, n: True),
 }
+INTERVALS = ["full", "full & full", "causal", "padding", "causal & padding", "padding & full", "local", "causal & local"]
 
 
 def brute_force(may_see, T, S, n):
@@ -114,6 +115,20 @@ def test_tiles(device, name, table, data):
         if tile is Tile.MIXED and ("&" in name or "|" in name or "strided" in name):
             continue  # always a safe answer; a combination may be empty or full without either pattern knowing
         assert tile is (Tile.FULL if part.all() else Tile.MIXED if part.any() else Tile.EMPTY)
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+@given(tables())
+def test_intervals(device, name, table):
+    """Where a pattern has them, they are the rows of its table."""
+    T, S, n = table
+    make, may_see = PATTERNS[name]
+    found = make(to_device(n, device)).intervals(T, S, device.xp)
+    assert (found is not None) == (name in INTERVALS)
+    if found is not None:
+        begin, end = (to_cpu(x)[..., None] for x in found)
+        seen = (begin <= np.arange(S)) & (np.arange(S) < end)
+        assert np.array_equal(np.broadcast_to(seen, (3, T, S)), brute_force(may_see, T, S, n))
 
 
 def test_a_combination_knows_the_tiles_that_one_pattern_decides():

@@ -94,6 +94,19 @@ def attention(d: Sizes) -> DerivationCase:
     return twin("attention", d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern, names=names)
 
 
+def compiled_attention(d: Sizes) -> DerivationCase:
+    """The fast twin: tiles of W = 2 keys, and of as many queries, and a pattern of intervals."""
+    d.sizes |= {"B": 2, "G": 2, "H": 4}
+    d.left = [size for size in d.left if size in (3, 5, 6)]
+    d.sizes |= dict(zip("TS", sorted((d.T, d.S)), strict=True))
+    pattern = [None, ops.Causal(), ops.Local(1), ops.Padding(np.array([d.S, d.S - 1]))][d.seed % 4]
+    names = {"W": 2, "J": -(-d.S // 2), "I": -(-d.T // 2)}
+    with fast():  # registers the twin
+        op = ops.attention.fast_twins[np.ndarray]
+    (op_backward,) = (twin for twin in ops.attention_backward.twins.values() if twin.__module__ == op.__module__)
+    return DerivationCase(op, op_backward, (d("B H T D"), keys(d, "B G S D"), d("B G S D"), pattern), names)
+
+
 def relative_attention(d: Sizes) -> DerivationCase:
     """The tile has every second query, and every second key, from the second on."""
     d.sizes |= {"B": 2, "T": 4, "S": 7}
@@ -186,3 +199,4 @@ if find_spec("numba"):
     CASES |= {f"{name}.numba": compiled(case) for name, case in COMPILED.items()}
     for activation in "", ", gelu", ", gelu_tanh", ", silu":
         CASES[f"dense.numba{activation}"] = compiled(CASES[f"dense.numpy{activation}"])
+    CASES["attention.numba"] = compiled_attention
