@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numba import types
@@ -30,12 +32,18 @@ from ..nn.block import extend_block
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
+from .mkl import library
 from .numba_code import FASTMATH, compiled, rounded, widened
 from .numpy_dense import ERF_P, ERF_POLYNOMIAL
-from .numpy_extend import angles_at, visible
+from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-NO_ANGLES = (np.zeros((1, 0), np.float32),) * 2
+PART = 1 << 20  # elements of matrices that are worth a core of their own
+ROWS, PLAIN = 101, 111  # of CBLAS: row-major, not transposed
+PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # the arrays of a block, and as compiled code takes them
+NO_GATES = np.empty((1, 0), np.float32)
+NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
+NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
 LOG2_E, LN2_HIGH, LN2_LOW = np.float32(1 / math.log(2)), np.float32(0.693359375), np.float32(-2.12194440e-4)
 LARGEST = np.float32(88)  # exp of more than this overflows
@@ -47,60 +55,137 @@ plain = extend_block.twins[np.ndarray]
 
 @extend_block.twin(np.ndarray, fast=True)
 def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As the NumPy twin, which computes what is not known here: several sequences, relative positions, patterns."""
-    arrays = arrays_of(block) if x.shape[:2] == (1, 1) else None
-    attention = block.attention
-    seen = visible(attention, stored[0], pattern, past + 1) if arrays else None
-    if arrays is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
+    """As the NumPy twin, which computes what is not known here: several new tokens, relative positions, patterns."""
+    weights = weights_of(block) if x.shape[1] == 1 else None
+    seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
+    if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
-    y = np.empty_like(x)
-    keys, values = stored
-    arrays += (x[0, 0], keys[0].swapaxes(1, 2), values[0].swapaxes(1, 2), y[0, 0])
-    if not compilable(x.dtype) or any(a.dtype != x.dtype or not a.flags.c_contiguous for a in arrays):
+    rows, keys, values = (np.ascontiguousarray(x[:, 0]), *(array.swapaxes(2, 3) for array in stored))
+    if not x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype or not keys.flags.c_contiguous:
         return plain(x, block, stored, past, pattern)
-    if x.dtype != np.float32:
-        arrays = tuple(array.view(np.uint16) for array in arrays)
-    angles = NO_ANGLES
+    attention, angles, y = block.attention, NO_ANGLES, np.empty_like(rows)
     if type(attention) is RotarySelfAttention:
         angles = angles_at(past, attention.head_width, attention, np.dtype(np.float32))
-    norms, up = (block.norm1, block.norm2), block.feedforward.up
-    options = (*(norm.eps for norm in norms), ACTIVATIONS[up.activation], block.norm == "pre")
-    step(arrays, angles, options, seen[0][1].start, past)
-    return y
+    options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
+    places = (seen[0][1].start, past)
+    bits = [a if a.dtype == np.float32 else a.view(np.uint16) for a in (rows, keys, values, y)]
+    if len(x) == 1 and weights[12].size < PART:
+        step(*bits, weights, options, angles, places)
+    else:
+        steps(*bits, weights, options, angles, places)
+    return y[:, None]
+
+
+def steps(
+    x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
+    places: tuple,
+) -> None:  # fmt: skip
+    """As `step`, for x and y (B, C), or large matrices: products by a library, or divided among the cores."""
+    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
+    eps1, eps2, kind, pre = options
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    (B, C), HD = x.shape, wq.shape[1]
+    h, n, joined = (np.empty((B, width), np.float32) for width in (C, C, HD))
+    first_norm(x, pre, norm1, h, n)
+    q, k, v = products(n, wq, wk, wv)
+    attend(q, k, v, (bq, bk, bv), angles, keys, values, places, joined)
+    (f,) = products(joined, wu)
+    second_norm(h, f, bu, pre, norm1, norm2, n)
+    u, g = products(n, w_up, w_gate) if w_gate.size else (*products(n, w_up), NO_GATES)
+    gate(u, b_up, g, b_gate, kind)
+    (f,) = products(u, w_down)
+    last_norm(h, f, b_down, pre, norm2, y)
+
+
+def products(x: np.ndarray, *weights: np.ndarray) -> list[np.ndarray]:
+    """x w for x (B, I) and each w (I, O), all sums in float32. One row is divided among the cores if that pays."""
+    found = [np.empty((len(x), w.shape[1]), np.float32) for w in weights]
+    pairs = list(zip(weights, found, strict=True))
+    if len(x) > 1:
+        rows_times(x, pairs)
+        return found
+    parts = max(1, min(CORES, sum(w.size for w in weights) // PART))
+
+    def work(part: int) -> None:
+        for w, y in pairs:
+            columns(x[0], w, part, parts, y[0])
+
+    waiting = [pool().submit(work, part) for part in range(1, parts)]
+    work(0)
+    for other in waiting:
+        other.result()
+    return found
+
+
+def rows_times(x: np.ndarray, pairs: list[tuple[np.ndarray, np.ndarray]]) -> None:
+    """y = x w for x (B, I) and each pair of w (I, O) and y (B, O), by a library for matrix products."""
+    (B, I), mkl = x.shape, library()
+    half = np.empty(x.shape, np.uint16)
+    if pairs[0][0].dtype != np.float32 and mkl is not None:
+        copy(x.reshape(-1), half.reshape(-1))
+    for w, y in pairs:
+        O = w.shape[1]
+        if w.dtype == np.float32:
+            np.matmul(x, w, out=y)
+        elif mkl is None:
+            multiply_rows(x, w, y)
+        else:
+            mkl.cblas_gemm_bf16bf16f32(
+                ROWS, PLAIN, PLAIN, B, O, I, 1.0, half.ctypes.data, I, w.ctypes.data, O, 0.0, y.ctypes.data, O
+            )
 
 
 @functools.cache
-def compilable(dtype: np.dtype) -> bool:
-    return dtype == np.float32 or dtype.name == "bfloat16"
+def nothing(dtype: np.dtype, axes: int = 1) -> np.ndarray:
+    """In place of a layer's missing array."""
+    return np.empty((0,) * axes, dtype)
+
+
+def weights_of(block: Block) -> tuple[np.ndarray, ...] | None:
+    """The arrays of `arrays_of` for compiled code; None for a block of other parts, or of another type."""
+    arrays = arrays_of(block)
+    if arrays is None:
+        return None
+    known, found = PREPARED.get(block, ((), None))
+    if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
+        dtype = arrays[0].dtype
+        if all(a.dtype == dtype and a.flags.c_contiguous for a in arrays):
+            found = arrays if dtype == np.float32 else None
+            if dtype.name == "bfloat16":
+                found = tuple(a.view(np.uint16) for a in arrays)
+        PREPARED[block] = arrays, found
+    return found
 
 
 def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
     """The weights of a block as `step` takes them, or None for a block of other parts."""
     attention, feedforward, norms = block.attention, block.feedforward, (block.norm1, block.norm2)
-    known = (
+    if not (
         type(block).branches is Block.branches
         and type(attention) in (SelfAttention, RotarySelfAttention)
         and type(feedforward) in (FeedForward, SwiGLU)
-        and all(type(norm) in (LayerNorm, RMSNorm) for norm in norms)
-    )
-    if not known:
+        and type(norms[0]) in (LayerNorm, RMSNorm)
+        and type(norms[1]) in (LayerNorm, RMSNorm)
+    ):
         return None
-    up, gate = feedforward.up, feedforward.gate if type(feedforward) is SwiGLU else None
-    linears = (attention.query, attention.key, attention.value, attention.unify, up, feedforward.down)
-    linears += () if gate is None else (gate,)
-    if any(type(a) is not Linear or (a.activation is not None and (a is not up or gate)) for a in linears):
+    up, gated = feedforward.up, type(feedforward) is SwiGLU
+    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS or (gated and up.activation):
         return None
-    if not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
-        return None
+    none = nothing(norms[0].gamma.data.dtype)
     arrays = []
     for norm in norms:
-        gamma = norm.gamma.data
-        arrays += [gamma, norm.beta.data if type(norm) is LayerNorm else gamma[:0]]
-    for a in linears:
-        w = a.w.data
-        arrays += [w, w[0, :0] if a.b is None else a.b.data]
-    if gate is None:
-        arrays += [w[:0, :0], w[0, :0]]
+        arrays += [norm.gamma.data, norm.beta.data if type(norm) is LayerNorm else none]
+    for layer in (attention.query, attention.key, attention.value, attention.unify, up, feedforward.down):
+        if type(layer) is not Linear or (layer.activation is not None and layer is not up):
+            return None
+        arrays += [layer.w.data, none if layer.b is None else layer.b.data]
+    if gated:
+        gate = feedforward.gate
+        if type(gate) is not Linear or gate.activation is not None:
+            return None
+        arrays += [gate.w.data, none if gate.b is None else gate.b.data]
+    else:
+        arrays += [nothing(none.dtype, 2), none]
     return tuple(arrays)
 
 
@@ -157,7 +242,8 @@ def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
     I, O, i = x.size, y.size, 0
     own = slice(first, first + O)
-    y[:] = 0
+    for o in range(O):
+        y[o] = 0
     while i + 8 <= I:
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
         w0, w1, w2, w3 = w[i, own], w[i + 1, own], w[i + 2, own], w[i + 3, own]
@@ -198,10 +284,17 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
 
 
 @compiled
-def affine(x: Any, w: Any, b: Any, y: Any) -> None:
-    multiply(x, w, 0, y)
-    for o in range(b.size):
-        y[o] += wide(b[o])
+def columns(x: Any, w: Any, part: Any, parts: Any, y: Any) -> None:
+    """One of several parts of the columns of y = x w."""
+    first, stop = y.size * part // parts, y.size * (part + 1) // parts
+    multiply(x, w, first, y[first:stop])
+
+
+@compiled
+def multiply_rows(x: Any, w: Any, y: Any) -> None:
+    """y = x w for x (B, I)."""
+    for b in range(x.shape[0]):
+        multiply(x[b], w, 0, y[b])
 
 
 @compiled
@@ -222,11 +315,18 @@ def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
 
 
 @compiled
+def copy(x: Any, y: Any) -> None:
+    """y = x, widened or rounded as y demands."""
+    for i in range(x.size):
+        put(y, i, wide(x[i]))
+
+
+@compiled
 def activate(h: Any, kind: int) -> None:
     """h = f(h), see `ACTIVATIONS`."""
     if kind == 1:
         for i in range(h.size):
-            h[i] = 0 if h[i] < 0 else h[i]
+            h[i] = np.float32(0) if h[i] < 0 else h[i]
     elif kind == 2:
         for i in range(h.size):
             t = ONE / (ONE + np.float32(ERF_P * math.sqrt(0.5)) * abs(h[i]))
@@ -246,84 +346,124 @@ def activate(h: Any, kind: int) -> None:
 
 @compiled
 def rotate(x: Any, cos: Any, sin: Any) -> None:
-    """Rotate each head of the row x (heads D,) by the angles of a place, (D/2,) each."""
+    """Rotate each head of the row x (heads D,) by the angles of its place, (1, D/2)."""
     half = cos.shape[1]
     for start in range(0, x.size if half else 0, 2 * max(half, 1)):
+        left, right = x[start : start + half], x[start + half : start + 2 * half]
         for i in range(half):
-            a, b = x[start + i], x[start + half + i]
-            x[start + i] = a * cos[0, i] - b * sin[0, i]
-            x[start + half + i] = b * cos[0, i] + a * sin[0, i]
+            a, b = left[i], right[i]
+            left[i] = a * cos[0, i] - b * sin[0, i]
+            right[i] = b * cos[0, i] + a * sin[0, i]
 
 
 @compiled
-def attend(q: Any, keys: Any, values: Any, start: Any, stop: Any, y: Any) -> None:
-    """y (H D,): attention of the queries q (H D,) to the places from `start` to `stop` of keys, values (G, D, S)."""
-    (G, D, _), S = keys.shape, stop - start
-    H, scale = q.size // D, np.float32(1 / math.sqrt(D))
-    z = np.empty(S, np.float32)
-    for h in range(H):
-        g, own = h * G // H, slice(h * D, h * D + D)
-        multiply(q[own], keys[g], start, z)
-        top, total = -np.float32(np.inf), np.float32(0)
-        for s in range(S):
-            top = max(top, z[s])
-        for s in range(S):
-            z[s] = exponential((z[s] - top) * scale)
-            total += z[s]
-        multiply_transposed(z, values[g], start, y[own])
-        for i in range(h * D, h * D + D):
-            y[i] /= total
+def shift(x: Any, b: Any) -> None:
+    for i in range(b.size):
+        x[i] += wide(b[i])
 
 
 @compiled
-def step(arrays: Any, angles: Any, options: Any, start: Any, past: Any) -> None:
-    """The row y (C,) that a block gives for x (C,), at place `past`; its key and value are stored there."""
-    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate, x,
-     keys, values, y) = arrays  # fmt: skip
+def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, seen: Any, y: Any) -> None:
+    """y (B, H D): self-attention of the last token that is seen, whose q (B, H D), k and v (B, G D) have no biases yet.
+
+    keys, values: (B, G, D, S), where k and v are stored. seen: the first and the last place.
+    """
+    (B, G, D, _), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
+    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / math.sqrt(D))
+    places = past + 1 - start
+    z = np.empty(places, np.float32)
+    for b in range(B):
+        shift(q[b], bq)
+        shift(k[b], bk)
+        shift(v[b], bv)
+        rotate(q[b], cos, sin)
+        rotate(k[b], cos, sin)
+        for g in range(G):
+            for d in range(D):
+                put(keys[b, g, d], past, k[b, g * D + d])
+                put(values[b, g, d], past, v[b, g * D + d])
+        for h in range(H):
+            g, own, total = h * G // H, y[b, h * D : h * D + D], np.float32(0)
+            multiply(q[b, h * D : h * D + D], keys[b, g], start, z)
+            top = -np.float32(np.inf)
+            for s in range(places):
+                top = max(top, z[s])
+            for s in range(places):
+                z[s] = exponential((z[s] - top) * scale)
+                total += z[s]
+            multiply_transposed(z, values[b, g], start, own)
+            for d in range(D):
+                own[d] /= total
+
+
+@compiled
+def first_norm(x: Any, pre: Any, norm: Any, h: Any, n: Any) -> None:
+    """h = x for rows x (B, C), and n = norm(h), or h for a post-norm block."""
+    gamma, beta, eps = norm
+    for b in range(x.shape[0]):
+        copy(x[b], h[b])
+        if pre:
+            normalise(h[b], gamma, beta, eps, n[b])
+        else:
+            copy(h[b], n[b])
+
+
+@compiled
+def second_norm(h: Any, f: Any, bias: Any, pre: Any, norm1: Any, norm2: Any, n: Any) -> None:
+    """h += f + bias, and n = norm2(h); in a post-norm block n and h are norm1(h + f + bias)."""
+    gamma, beta, eps = norm2 if pre else norm1
+    for b in range(h.shape[0]):
+        shift(h[b], f[b])
+        shift(h[b], bias)
+        normalise(h[b], gamma, beta, eps, n[b])
+        if not pre:
+            copy(n[b], h[b])
+
+
+@compiled
+def gate(u: Any, bias: Any, g: Any, gate_bias: Any, kind: Any) -> None:
+    """u = f(u + bias) for u (B, F); with gates g (B, F), u = (u + bias) silu(g + gate_bias)."""
+    for b in range(u.shape[0]):
+        shift(u[b], bias)
+        if g.size:
+            shift(g[b], gate_bias)
+            activate(g[b], 4)
+            for i in range(u.shape[1]):
+                u[b, i] *= g[b, i]
+        activate(u[b], kind)
+
+
+@compiled
+def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
+    """y = h + f + bias, or norm of it in a post-norm block."""
+    gamma, beta, eps = norm
+    for b in range(h.shape[0]):
+        shift(h[b], f[b])
+        shift(h[b], bias)
+        if not pre:
+            normalise(h[b], gamma, beta, eps, h[b])
+        copy(h[b], y[b])
+
+
+@compiled
+def step(x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any) -> None:
+    """The row y (1, C) that a block gives for x (1, C)."""
+    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
     eps1, eps2, kind, pre = options
-    cos, sin = angles
-    (G, D, _), C = keys.shape, x.size
-    h, n = np.empty(C, np.float32), np.empty(C, np.float32)
-    for c in range(C):
-        h[c] = wide(x[c])
-    n[:] = h
-    if pre:
-        normalise(h, gamma1, beta1, eps1, n)
-    q, k, v = np.empty(wq.shape[1], np.float32), np.empty(G * D, np.float32), np.empty(G * D, np.float32)
-    affine(n, wq, bq, q)
-    affine(n, wk, bk, k)
-    affine(n, wv, bv, v)
-    rotate(q, cos, sin)
-    rotate(k, cos, sin)
-    for g in range(G):
-        for d in range(D):
-            put(keys[g, d], past, k[g * D + d])
-            put(values[g, d], past, v[g * D + d])
-    joined = np.empty(q.size, np.float32)
-    attend(q, keys, values, start, past + 1, joined)
-    affine(joined, wu, bu, n)
-    for c in range(C):
-        h[c] += n[c]
-    n[:] = h
-    if pre:
-        normalise(h, gamma2, beta2, eps2, n)
-    else:
-        normalise(h, gamma1, beta1, eps1, n)
-        h[:] = n
-    wide_row = np.empty(w_up.shape[1], np.float32)
-    affine(n, w_up, b_up, wide_row)
-    if w_gate.size:
-        gates = np.empty(wide_row.size, np.float32)
-        affine(n, w_gate, b_gate, gates)
-        activate(gates, 4)
-        wide_row *= gates
-    else:
-        activate(wide_row, kind)
-    affine(wide_row, w_down, b_down, n)
-    for c in range(C):
-        h[c] += n[c]
-    if not pre:
-        normalise(h, gamma2, beta2, eps2, n)
-        h[:] = n
-    for c in range(C):
-        put(y, c, h[c])
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    q, joined = np.empty((1, wq.shape[1]), np.float32), np.empty((1, wq.shape[1]), np.float32)
+    k, v = np.empty((1, wk.shape[1]), np.float32), np.empty((1, wk.shape[1]), np.float32)
+    u, g = np.empty((1, w_up.shape[1]), np.float32), np.empty((1, w_gate.shape[1]), np.float32)
+    first_norm(x, pre, norm1, h, n)
+    for w, out in (wq, q), (wk, k), (wv, v):
+        multiply(n[0], w, 0, out[0])
+    attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
+    multiply(joined[0], wu, 0, f[0])
+    second_norm(h, f, bu, pre, norm1, norm2, n)
+    for w, out in (w_up, u), (w_gate, g):
+        if w.size:
+            multiply(n[0], w, 0, out[0])
+    gate(u, b_up, g, b_gate, kind)
+    multiply(u[0], w_down, 0, f[0])
+    last_norm(h, f, b_down, pre, norm2, y)

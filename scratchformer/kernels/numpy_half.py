@@ -1,8 +1,9 @@
 """Half precision on NumPy: an operation runs on float32 copies, and its results are rounded.
 
-NumPy has no BLAS for float16 or bfloat16: its own loops take a hundred times as long for a matrix product. So each
-array is widened, which is exact, the operation runs in float32, and y and the gradients are rounded once. Between
-forward and backward the large arrays of the cache are kept in half precision again.
+NumPy has no BLAS for float16: its own loops take a hundred times as long for a matrix product. Its functions of
+bfloat16 arrays are slow too, or return float32. So each array is widened, which is exact, the operation runs in
+float32, and y and the gradients are rounded once. Between forward and backward, large arrays of the cache are kept in
+half precision.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def in_half(op: Operation, op_backward: Operation) -> Callable:
         y, cache = op(*wide, **kwargs)
         narrow = y.astype(dtype) if isinstance(y, np.ndarray) else y
         known = {place(w): x for w, x in zip([*wide, y], [*args, narrow], strict=True) if is_real(w)}
-        large = y.size if isinstance(y, np.ndarray) else args[0].size
+        large = y.size if isinstance(y, np.ndarray) else args[0].size  # y may be a loss
         return narrow, HalfCache(mapped(lambda x: narrowed(x, dtype, known, large), cache), dtype)
 
     @op_backward.twin(HalfCache)
@@ -80,9 +81,12 @@ def narrowed(x: np.ndarray, dtype: np.dtype, known: dict[tuple, np.ndarray], lar
     return x.astype(dtype) if x.dtype == np.float32 and x.size >= large else x
 
 
-def place(x: np.ndarray) -> tuple[int, int]:
-    """Where the numbers of x begin in memory, and how many there are."""
-    return x.__array_interface__["data"][0], x.size
+def place(x: np.ndarray) -> tuple:
+    """Which numbers x has: where they begin in memory, how many there are, and, if they are not contiguous, how they
+    are laid out.
+    """
+    layout = () if x.flags.c_contiguous else (x.shape, x.strides)
+    return x.__array_interface__["data"][0], x.size, *layout
 
 
 plain = in_half(ops.linear, ops.linear_backward)

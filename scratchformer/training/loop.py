@@ -123,6 +123,10 @@ def train(
         raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
     if clip is not None:
         expect_number("clip", clip, zero=False, infinite=True)
+    if replicas.precision != "float16":
+        loss_scale = None
+    elif loss_scale is None:
+        loss_scale = LossScale()
     state: dict[str, Any] = {
         "step": 0,
         "seed": seed,
@@ -130,14 +134,11 @@ def train(
         "best": None,
         "records": Summary(),
         "precision": replicas.precision,
+        "loss_scale": None if loss_scale is None else loss_scale.state(),
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
     state = json.loads(describe(model, state)["state"])  # as a snapshot stores it
-    if replicas.precision != "float16":
-        loss_scale = None
-    elif loss_scale is None:
-        loss_scale = LossScale()
     last, best = out / LAST, out / BEST
     saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1

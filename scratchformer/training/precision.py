@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU, Array
-from ..ops.checks import expect_number, expect_one_of, expect_positive
+from ..ops.checks import expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
 FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
@@ -54,10 +54,36 @@ def advice(half: Array | None) -> str:
 
 
 class LossScale:
-    """S, by which the gradient of the loss is multiplied before backward in float16.
+    """S, by which the gradient of the loss is multiplied before backward in float16, and the sum of all gradients
+    divided after it.
 
     scale: the first S, a power of two. patience: N, the number of good steps after which S doubles. `skipped` counts
     the steps that were skipped.
+
+    Why it cancels. A backward is linear in the gradient that it is given: each dx_i is a sum of dy_o times derivatives
+    J_oi = ∂y_o/∂x_i that do not depend on dy. So if dy is S times as large, then dx is too, through all layers down to
+    the gradients of the weights, where one division removes it:
+
+        dx_i = Σ_o dy_o J_oi        g_i := Σ_o (S dy_o) J_oi = S Σ_o dy_o J_oi
+        dx_i = g_i/S
+
+    Why a power of two. A floating-point number is m 2^e with 1 ≤ abs(m) < 2, and rounding concerns the digits of m.
+    Multiplying by S = 2^k adds k to e and leaves m unchanged, so S adds no error of its own, unless e leaves the range
+    of the type:
+
+        S = 2^k        dy_o = m_o 2^e_o        S dy_o = m_o 2^(e_o + k)
+
+    How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
+    may exceed 65,504. Neither is known before the step. So S grows until a step t overflows, o_t = 1. That step is
+    skipped and S is halved. With scale_t for S after step t, and c_t for the number of good steps since it changed:
+
+        c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
+        scale_t = scale_{t−1}/2 where o_t = 1,
+            min(2 scale_{t−1}, largest) where c_{t−1} + 1 = N, scale_{t−1} elsewhere for t ≥ 1
+
+    If S is at its smallest, 1, an overflow is no longer the fault of S, and the run has diverged.
+
+    Source: Micikevicius et al., "Mixed precision training", 2018, section 3.2.
     """
 
     def __init__(self, scale: float = FIRST, patience: int = PATIENCE) -> None:
@@ -89,5 +115,8 @@ class LossScale:
         return {"scale": self.scale, "good": self.good, "skipped": self.skipped}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state`."""
-        self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
+        """Continue from a `state`. Raises ValueError if it is not one."""
+        try:
+            self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"loss_scale: expected scale, good and skipped, got {shown(state)}") from error

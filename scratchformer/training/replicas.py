@@ -118,13 +118,14 @@ class Replicas:
 
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision."""
+        if self.half is None:
+            return
         half, data = self.half, self.flat.data
 
         def cast(part: slice) -> None:
             half[part] = data[part]
 
-        if half is not None:
-            self.map(cast, pieces(data))
+        self.map(cast, pieces(data))
 
     def _map(
         self,

@@ -1,6 +1,6 @@
 """Half precision without the extra `fast`: no operation uses NumPy's own products of half precision.
 
-tests/testing/test_precision.py holds every operation to its error bounds, with twins and without.
+tests/testing/test_precision.py holds all other operations to their error bounds, with twins and without.
 """
 
 import time
@@ -10,6 +10,10 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.dispatch import reference_only
+from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.testing.contracts import is_floating
+
+UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 pytest.importorskip("scratchformer.kernels")
 
@@ -50,6 +54,29 @@ def test_products_are_not_those_of_numpy():
         with reference_only():
             plain = seconds(forward_and_backward, *call)
         assert 2 * fast < plain, (call[0].__name__, fast, plain)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", [name for name in OPERATIONS if "attention" in name])
+def test_attention_is_as_accurate_as_its_roundings(name, dtype):
+    """All gradients together. Not every element is within the bound of the reference: as in FlashAttention, δ is a
+    product of dy and y, which has been rounded.
+    """
+    if dtype == "bfloat16":
+        dtype = pytest.importorskip("ml_dtypes").bfloat16
+    case = OPERATIONS[name](Draw(3))
+
+    def gradients(dtype, args):
+        args = [x.astype(dtype) if is_floating(x) else x for x in args]
+        y, cache = case.op(*args, **case.options)
+        assert y.dtype == dtype
+        found = case.op_backward(np.ones_like(y), cache)
+        assert {g.dtype for g in found} == {np.dtype(dtype)}
+        return args, np.concatenate([g.ravel().astype(np.float64) for g in found])
+
+    args, found = gradients(dtype, case.args)
+    _, expected = gradients(np.float64, args)
+    assert np.linalg.norm(found - expected) < 4 * UNIT[np.dtype(dtype).name] * np.linalg.norm(expected)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

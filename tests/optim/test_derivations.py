@@ -11,7 +11,7 @@ from scratchformer.testing.derivations import Sizes, optimizers
 
 
 def test_no_optimizer_or_schedule_is_without_a_case():
-    assert optimizers.CASES.keys() == {*optim.__all__} - {"Group"}
+    assert optimizers.CASES.keys() == {*optim.__all__, "LossScale"} - {"Group"}
 
 
 @pytest.mark.parametrize("name", optimizers.CASES)
@@ -32,6 +32,7 @@ MISTAKES = {
     "Constant": ("(t + 1)/warmup", "t/warmup"),
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),
     "InverseSquareRoot": ("/(t + 1)))", "/(t + 2)))"),
+    "LossScale": ("= N, scale_{t−1}", "= N, scale_t/2"),
 }
 
 

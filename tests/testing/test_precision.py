@@ -48,7 +48,7 @@ def test_every_operation_is_within_its_bounds(name):
                 assert all(row.bound > 0 or row.error == 0 for row in rows)
         if name not in LESS_ACCURATE_TWINS:
             check_case(name, scale, seed, dtype="float32")
-    for dtype in ("float16", "bfloat16"):  # of twins
+    for dtype in ("float16", "bfloat16") if "attention" not in name else ():  # whose twins: tests/kernels/test_half.py
         check_case(name, 1.0, dtype=dtype)
 
 

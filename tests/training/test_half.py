@@ -9,9 +9,11 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
+from scratchformer.backend import to_cpu
 from scratchformer.models.predictor import Predictor
 from scratchformer.rng import Key
 from scratchformer.testing import check_precision
+from scratchformer.testing.strict import STRICT
 from scratchformer.training import Diverged, LossScale, Replicas, SnapshotError, estimate, load_model
 
 KINDS = ("LanguageModel", "Classifier")
@@ -71,6 +73,15 @@ def test_gradients_differ_from_float64_by_about_one_rounding(make_model, make_ba
         replicas.gradients(batch, Key(0), scale=1024.0)
     error = np.linalg.norm(model.flat.grad - exact.flat.grad) / np.linalg.norm(exact.flat.grad)
     assert 0.05 * UNIT[precision] < error < 4 * UNIT[precision]
+
+
+def test_float16_on_a_device(device, make_model, make_batches):
+    batch, found = make_batches("Classifier").batch(0), []
+    for precision in ("float32", "float16"):
+        model = make_model("Classifier", device)
+        Replicas(model, 1, micro_batch=3, precision=precision).gradients(batch, Key(0), scale=1024.0)
+        found.append(to_cpu(model.flat.grad))
+    assert np.linalg.norm(found[1] - found[0]) < 4 * UNIT["float16"] * np.linalg.norm(found[0])
 
 
 def test_weights_and_gradients_stay_in_float32(make_model, make_batches, precision):
@@ -237,7 +248,7 @@ def test_a_gradient_that_is_never_finite_is_a_divergence(tmp_path, train_tiny, o
 # What is refused, and what is said
 
 
-def test_precisions_that_cannot_be_had_are_refused(make_model, monkeypatch, device):
+def test_precisions_that_cannot_be_had_are_refused(make_model, monkeypatch):
     model = make_model("Classifier")
     for precision, message in (
         ("half", "precision: expected one of float32, bfloat16, float16, tf32, got 'half'"),
@@ -247,6 +258,8 @@ def test_precisions_that_cannot_be_had_are_refused(make_model, monkeypatch, devi
             Replicas(model, 1, precision=precision)
     with pytest.raises(ValueError, match="expected a model in float32, for its master weights, got float64"):
         Replicas(make_model("Classifier", dtype=np.float64), 1, precision="float16")
+    with pytest.raises(ValueError, match="CuPy has no batched products in bfloat16: use float16"):
+        Replicas(make_model("Classifier", STRICT), 1, precision="bfloat16")
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     with pytest.raises(ImportError, match=r"pip install 'scratchformer\[fast\]'"):
         Replicas(model, 1, precision="bfloat16")

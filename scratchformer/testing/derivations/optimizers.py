@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from ... import optim
+from ... import ops, optim
 from ...nn import Param
 from ...optim.optimizer import Optimizer
+from ...training.precision import LARGEST, LossScale
 from .case import DerivationCase, Sizes
 from .layers import shows
 
@@ -90,6 +92,24 @@ def schedule(d: Sizes, kind: Callable, **settings: float) -> DerivationCase:
     return case(made.__call__, inspect.getdoc(kind), settings | {"lr": rates})
 
 
+def loss_scale(d: Sizes) -> DerivationCase:
+    """A linear layer, and the scale in steps of which every third or so overflows; it reaches the largest one."""
+    J, dy = d("O I"), d("O")
+    dx, _ = ops.linear_backward(dy[None], ops.linear(d("I")[None], J.T)[1])
+    made, k = LossScale(LARGEST / 4, patience=3), 7
+    overflow = (d.generator.random(40) < 0.3).astype(float)
+    overflow[:6] = overflow[0] = 0
+    scales, good = [made.scale], [made.good]
+    for o in overflow[1:]:
+        made.skips(math.inf if o else 1.0)
+        scales.append(made.scale)
+        good.append(made.good)
+    mantissa, exponent = np.frexp(dy)
+    names = {"J": J, "dy": dy, "dx": dx[0], "S": 2.0**k, "k": k, "m": 2 * mantissa, "e": exponent - 1.0}
+    names |= {"scale": np.array(scales), "c": np.array(good, float), "o": overflow, "N": 3.0, "largest": LARGEST}
+    return case(LossScale.skips, inspect.getdoc(LossScale), names)
+
+
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
     "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
@@ -98,4 +118,5 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Constant": partial(schedule, kind=optim.Constant),
     "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),
     "InverseSquareRoot": partial(schedule, kind=optim.InverseSquareRoot),
+    "LossScale": loss_scale,
 }

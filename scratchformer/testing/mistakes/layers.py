@@ -59,7 +59,7 @@ MISTAKES = (
         title="The embedding is scaled, its gradient is not",
         effect="The gradients of the embeddings lack the factor of the forward, such as √C.",
         file="nn/embedding_sum.py",
-        replacements=(("            de = self.scale * dx\n", "            de = dx\n"),),
+        replacements=(("            de = (self.scale * dx).astype(dx.dtype, copy=False)\n", "            de = dx\n"),),
     ),
     Mistake(
         name="an output tied to the embedding: no gradient from the output",
