@@ -1,6 +1,6 @@
 """What --recompute costs and saves: the tutorial's text generator with a context of 1,024, steps with and without it.
 
-    python benchmarks/recompute.py [--context 1024] [--batch 4] [--rounds 5]
+    python benchmarks/recompute.py [--batch 4] [--rounds 5] [--precision bfloat16]
 
 12 blocks, width 256, 8 heads, post-norm. Steps with and without recomputing alternate in one process, with one replica
 for each core; the time is the median, and their gradients must be equal bit for bit. The memory is that of one
@@ -35,7 +35,8 @@ class Memory(NamedTuple):
     estimated: int  # of the peak, by `estimate`
 
 
-def memory(model: LanguageModel, replicas: Replicas, batch: Any) -> Memory:
+def memory(replicas: Replicas, batch: Any) -> Memory:
+    model = replicas.models[0]
     micro = batch.split(replicas.rows(batch))[0]
     estimated = estimate(replicas, batch)
     tracemalloc.start()
@@ -52,23 +53,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, value in (("context", 1024), ("batch", 4), ("rounds", 5), ("replicas", None)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--precision", default="float32")
     args = parser.parse_args()
     model = LanguageModel(256, d_model=256, heads=8, depth=12, context=args.context, key=Key(0))
     data = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
     batches = TextBatches(data, args.batch, args.context, Key(2))
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    with Replicas(model, args.replicas) as replicas:
+    with Replicas(model, args.replicas, precision=args.precision) as replicas:
         step, found = our_step(model, replicas), {}
-        for name, recompute in WAYS.items():
-            recompute_blocks(model, recompute)
-            found[name] = memory(model, replicas, batches.batch(0))
+
+        def choose(name: str) -> None:
+            for each in (model, *replicas.models):
+                recompute_blocks(each, WAYS[name])
+
+        for name in WAYS:
+            choose(name)
+            found[name] = memory(replicas, batches.batch(0))
         print(replicas.describe(batches.batch(0)))
         for i in range(args.rounds + 1):
             weights, gradients = model.flat.data.copy(), {}
-            for name, recompute in WAYS.items():
+            for name in WAYS:
                 model.flat.data[...] = weights
-                for each in replicas.models:
-                    recompute_blocks(each, recompute)
+                choose(name)
                 start = time.perf_counter()
                 step(batches.batch(i))
                 seconds[name].append(time.perf_counter() - start)
