@@ -95,7 +95,7 @@ def choice() -> Choice | None:
         return None
     kept, key = {}, machine()
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(_file().read_text(encoding="utf-8"))
+        kept = dict(json.loads(_file().read_text(encoding="utf-8")))
         found = Choice(**kept[key])
         if found.float32 in available() and found.bfloat16 in ("float32", *available()):
             return found
