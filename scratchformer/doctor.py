@@ -58,6 +58,10 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         yield "", f"this process {allowed_here}: {found.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
     yield "fast", _fast(instructions)
+    if _installed("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
+        from .kernels import mkl_products
+
+        yield "products", str(mkl_products.choice() or "by NumPy")
 
 
 def _fast(instructions: Collection[str]) -> str:

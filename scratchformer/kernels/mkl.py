@@ -7,6 +7,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, files
 from typing import Any
 
+AUTOMATIC = 2  # of MKL's "conditional numerical reproducibility": the same bits in every run, on one processor
 INT, FLOAT, POINTER = ctypes.c_int, ctypes.c_float, ctypes.c_void_p
 
 
@@ -21,6 +22,7 @@ def library() -> Any:
             f for f in files("mkl") or () if f.name.startswith(("libmkl_rt.", "mkl_rt.")) and f.suffix != ".lib"
         )
         found = ctypes.CDLL(str(path.locate()))
+        found.MKL_CBWR_Set(AUTOMATIC)  # before the first product; otherwise sums may depend on where arrays lie
     except (PackageNotFoundError, StopIteration, OSError):
         return None
     for name in ("cblas_sgemm", "cblas_gemm_bf16bf16f32"):

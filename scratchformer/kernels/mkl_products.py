@@ -1,7 +1,7 @@
-"""Matrix products for compiled code, by NumPy's BLAS or by MKL: on each machine the one that is measured to be faster.
+"""Matrix products for compiled code, by NumPy's BLAS or by MKL: on each machine, the one that proves faster.
 
-A product of bfloat16 arrays with float32 sums needs MKL, and pays on a processor that has instructions for it. Elsewhere
-compiled code widens the arrays to float32 first.
+A product of bfloat16 arrays with float32 sums needs MKL, and pays on a processor that has instructions for it.
+Elsewhere compiled code widens the arrays to float32 first.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +31,17 @@ from .numba_math import BITS, read
 ROWS, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # the numbers of CBLAS
 SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 1024, 512, True, False))
 REPEATS = 5
+LARGE = ctypes.c_int64
+CBLAS = ctypes.CFUNCTYPE(
+    None,
+    *[ctypes.c_int] * 3,
+    *[LARGE] * 3,
+    ctypes.c_float,
+    *[ctypes.c_void_p, LARGE] * 2,
+    ctypes.c_float,
+    ctypes.c_void_p,
+    LARGE,
+)
 
 
 class Products(NamedTuple):
@@ -95,7 +105,7 @@ def choice() -> Choice | None:
         return None
     kept, key = {}, machine()
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = json.loads(_file().read_text(encoding="utf-8"))
+        kept = dict(json.loads(_file().read_text(encoding="utf-8")))
         found = Choice(**kept[key])
         if found.float32 in available() and found.bfloat16 in ("float32", *available()):
             return found
@@ -124,47 +134,32 @@ def machine() -> str:
 
 
 def measure() -> Choice:
-    """Time the products of a layer forward and backward, by each library in turn."""
-    libraries = available()
-    runs: dict[str, Callable[[], list[float]]] = {}
-    for name, library in libraries.items():
-        runs[name] = _timer(library, np.float32)
+    """Time the products of a layer forward and backward on one thread, by each library in turn."""
+    functions: dict[str, tuple[int, Any]] = {}
+    for name, library in available().items():
+        functions[name] = library.float32, np.float32
         if library.bfloat16:
-            runs[f"{name}, bfloat16"] = _timer(library, np.uint16)
+            functions[f"{name}, bfloat16"] = library.bfloat16, np.uint16
     with threadpool_limits(1, "blas"):
-        for run in runs.values():
-            run()
-        times = {name: np.full(len(SHAPES), np.inf) for name in runs}
-        for _ in range(REPEATS):
-            for name, run in runs.items():
-                times[name] = np.minimum(times[name], run())
+        times = [{name: _seconds(*each) for name, each in functions.items()} for _ in range(1 + REPEATS)]
     work = sum(2 * m * n * k for m, n, k, *_ in SHAPES)
-    rates = {name: round(work / float(seconds.sum()) / 1e9) for name, seconds in times.items()}
-    best = max(libraries, key=lambda name: rates[name])
+    rates = {name: round(work / min(t[name] for t in times) / 1e9, 1) for name in functions}
+    best = max(available(), key=lambda name: rates[name])
     pays = rates.get("MKL, bfloat16", 0) > rates[best]
     return Choice(best, "MKL" if pays else "float32", rates)
 
 
-def _timer(library: Products, dtype: Any) -> Callable[[], list[float]]:
-    """A function that runs the products of SHAPES and returns their seconds."""
-    cases = []
+def _seconds(function: int, dtype: Any) -> float:
+    """How long the function at this address takes for the products of SHAPES."""
+    call, total = CBLAS(function), 0.0
     for m, n, k, ta, tb in SHAPES:
-        a, b = np.ones((k, m) if ta else (m, k)), np.ones((n, k) if tb else (k, n))
-        a, b = (
-            (x.astype(np.float32).view(np.uint32) >> 16).astype(dtype) if dtype is np.uint16 else x.astype(dtype)
-            for x in (a, b)
-        )
-        cases.append((library, a, ta, b, tb, np.empty((m, n), np.float32)))
-
-    def run() -> list[float]:
-        seconds = []
-        for case in cases:
-            start = time.perf_counter()
-            product_of_arrays(*case)
-            seconds.append(time.perf_counter() - start)
-        return seconds
-
-    return run
+        a, b, c = np.zeros((k, m) if ta else (m, k), dtype), np.zeros((n, k) if tb else (k, n), dtype), np.zeros((m, n))
+        flags = [TRANSPOSE if t else NO_TRANSPOSE for t in (ta, tb)]
+        at = [x.ctypes.data for x in (a, b, c)]
+        start = time.perf_counter()
+        call(ROWS, *flags, m, n, k, 1.0, at[0], a.shape[1], at[1], b.shape[1], 0.0, at[2], n)
+        total += time.perf_counter() - start
+    return total
 
 
 def product(library: Any, a: Any, ta: bool, b: Any, tb: bool, first: int, c: Any) -> None:
@@ -205,11 +200,6 @@ def gemm(function: Any, a: Any, ta: Any, b: Any, tb: Any, first: Any, c: Any) ->
     one, zero = c.dtype.type(1), c.dtype.type(0)
     start = b.ctypes.data + b.itemsize * (first * b.shape[1] if tb else first)
     call(function, ta, tb, sizes, one, a.ctypes.data, a.shape[1], start, b.shape[1], zero, c.ctypes.data)
-
-
-@compiled
-def product_of_arrays(library: Any, a: Any, ta: Any, b: Any, tb: Any, c: Any) -> None:
-    product(library, a, ta, b, tb, 0, c)
 
 
 @intrinsic

@@ -61,8 +61,8 @@ def rounded(x: Any) -> Any:
     """The 16 bits of the bfloat16 that is nearest to the float32 x; of two, the one whose last bit is 0.
 
     Adding 0x7FFF to the lower half, or 0x8000 if the bit above it is 1, carries into the upper half exactly if that has
-    to be rounded up. NaN gets a bit instead, so that it does not become infinity. (The choice is between 32-bit numbers:
-    between 16-bit ones, it takes a loop three times as long.)
+    to be rounded up. NaN gets a bit instead, so that it does not become infinity. The choice is made between 32-bit
+    numbers, since a loop takes three times as long with 16-bit ones.
     """
     bits = np.float32(x).view(np.uint32)
     nearest = np.uint32(bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))

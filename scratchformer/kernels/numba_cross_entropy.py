@@ -88,9 +88,7 @@ def write_losses(z: Any, targets: Any, smoothing: Any, z_max: Any, log_z: Any, r
 
 
 @compiled
-def write_gradient(
-    z: Any, z_max: Any, log_z: Any, targets: Any, share: Any, smoothing: Any, dz: Any
-) -> None:
+def write_gradient(z: Any, z_max: Any, log_z: Any, targets: Any, share: Any, smoothing: Any, dz: Any) -> None:
     number = share.dtype.type
     for n in range(z.shape[0]):
         logits, to, most, log_total, weight = z[n], dz[n], z_max[n], log_z[n], share[n]

@@ -1,4 +1,4 @@
-"""Affine map with activation in compiled code: ReLU is part of the pass that adds the bias, others are a pass of their own."""
+"""Affine map with activation in compiled code: ReLU is part of the pass that adds the bias, others are a second one."""
 
 from __future__ import annotations
 

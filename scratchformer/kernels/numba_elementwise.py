@@ -13,7 +13,7 @@ from ..ops.dropout import LEVELS
 from ..rng import GAMMA, MIX_1, MIX_2, Key, expect_key, start_of
 from .numba_activations import sigmoid
 from .numba_code import as_bits, compiled
-from .numba_math import DTYPES, alike, constant, narrow, read
+from .numba_math import alike, constant, narrow, read
 
 WORDS = 256  # random words that are drawn before they are used
 
@@ -113,7 +113,7 @@ def dropout_backward(dy: np.ndarray, cache: FastDropoutCache) -> np.ndarray:
 
 @compiled
 def keep_some(x: Any, start: Any, threshold: Any, y: Any) -> None:
-    """y = x/(1 − r) where the random 16-bit integer, as of `random_uint16`, is at least `threshold`, 65536 r; else 0."""
+    """y = x/(1 − r) where the integer of `random_uint16` is at least `threshold`, which is 65536 r; 0 elsewhere."""
     words = np.empty(WORDS, np.uint64)
     bits, least = words.view(np.uint16), np.uint16(threshold)
     for first in range(0, y.size, 4 * WORDS):

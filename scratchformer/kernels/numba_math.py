@@ -21,7 +21,7 @@ DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}  # and bfloat16, which `al
 
 def alike(*arrays: Any) -> bool:
     """Whether all are NumPy arrays of one type that the loops know, and none is empty."""
-    dtype = getattr(arrays[0], "dtype", None)
+    dtype: Any = getattr(arrays[0], "dtype", None)
     for x in arrays:
         if type(x) is not np.ndarray or x.dtype != dtype or not x.size:
             return False
@@ -93,8 +93,9 @@ def _constant(c: Any, like: Any) -> Any:
     return (lambda c, like: np.float32(c)) if like == numba.float32 else (lambda c, like: np.float64(c))
 
 
-# float32: x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits, whose
-# product with n is exact, and a small one. The polynomial is that of Cephes (Moshier, expf), to within 1 in the last bit.
+# float32: x = n log 2 + r with |r| ≤ ½ log 2, so exp(x) = 2ⁿ exp(r). log 2 is the sum of a number with few digits,
+# whose product with n is exact, and a small one. The polynomial is that of Cephes (Moshier's expf). The result is right
+# to one unit in the last place.
 LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.693359375, math.log(2) - 0.693359375))
 EXP_POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)

@@ -22,7 +22,7 @@ from scratchformer.notation.layout import normal
 from scratchformer.notation.run import statements
 from scratchformer.ops import patterns
 from scratchformer.optim import adam
-from scratchformer.testing import derivations
+from scratchformer.testing import check_precision, derivations
 from scratchformer.testing.cases import OPERATIONS, Draw, check_operation
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strategies import SCALES, arrays
@@ -44,7 +44,11 @@ def twins(op, kind):
 TWINS = [(kind, name) for kind in KINDS for name in OPERATIONS if twins(OPERATIONS[name](Draw()).op, kind)]
 MODULES = [module for name, module in sys.modules.items() if name.startswith("scratchformer.")]
 FORWARDS = {
-    (f.__name__, kind) for kind in KINDS for m in MODULES for f in list(vars(m).values()) if np.ndarray in twins(f, kind)
+    (f.__name__, kind)
+    for kind in KINDS
+    for m in MODULES
+    for f in list(vars(m).values())
+    if np.ndarray in twins(f, kind)
 }
 DERIVED = [name for name in derivations.CASES if "." in name and FORWARDS]
 
@@ -150,6 +154,20 @@ def test_other_types_are_left_to_the_reference(kind, name):
         for f, p in zip(found, plain, strict=True):
             assert f.dtype == p.dtype
             np.testing.assert_array_equal(f, p)
+
+
+@pytest.mark.parametrize("name", [name for kind, name in TWINS if kind == "numba" and "attention" not in name])
+def test_bfloat16_is_within_its_bounds(name):
+    """Those of `check_precision`; the gradients of parameters, which are float32, are rounded for it."""
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+
+    def rounded(dy, cache):
+        return tuple(g.astype(bfloat16) for g in as_tuple(case.op_backward(dy, cache)))
+
+    for seed, scale in enumerate([0.1, 1.0, 10.0]):
+        case = OPERATIONS[name](Draw(seed, scale))
+        with fast():
+            check_precision(case.op, rounded, *case.args, dtype=bfloat16, seed=seed, **case.options)
 
 
 @pytest.mark.parametrize("kind", KINDS)
