@@ -304,9 +304,9 @@ MODELS = {
     "pre": lambda: LanguageModel(31, 12, 3, 2, 12, norm="pre", bias=True, activation="gelu_tanh", key=Key(0)),
     "post": lambda: LanguageModel(31, 12, 3, 2, 12, key=Key(0)),
     "gpt2": lambda: GPT2(31, 12, 3, 2, 12, key=Key(0)),
-    "llama": lambda: Llama(31, 12, 4, 2, 12, kv_heads=2, key=Key(0)),
+    "llama": lambda: Llama(31, 12, 2, 2, 12, kv_heads=1, key=Key(0)),
     "transformer-xl": lambda: TransformerXL(31, 12, 3, 2, 12, memory=4, key=Key(0)),
-    "sparse": lambda: SparseTransformer(31, 12, 3, 2, 12, stride=3, key=Key(0)),
+    "sparse": lambda: SparseTransformer(31, 12, 2, 2, 12, stride=3, key=Key(0)),
 }
 
 
