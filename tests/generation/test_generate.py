@@ -290,7 +290,8 @@ def test_only_the_last_position_of_a_prompt_has_logits(make_model):
     model, seen = make_model(), []
     forward = model.output.forward
     model.output.forward = lambda x: seen.append(x.shape) or forward(x)
-    list(generate(model, prompt(2, 9), 3))
+    with dispatch.reference_only():  # twins do not call forward
+        list(generate(model, prompt(2, 9), 3))
     assert seen == [(2, 1, 12)] * 3
 
 
