@@ -1,9 +1,16 @@
-"""One new token through a block in compiled code: each weight is read once, and nothing else takes time.
+"""One new token through a block in compiled code, in which reading the weights is nearly all that takes time.
 
-`numpy_extend` has the mathematics. A product of one row and a matrix takes as long as reading the matrix, which NumPy's
-BLAS does at half of the speed at which one core can read. The loops here read eight rows of the matrix at a time, in
-the order in which they are stored. Weights, keys and values may be bfloat16: then half as much is read, each number is
-widened to float32 in a register, and all sums are in float32.
+The mathematics is that of `numpy_extend`. What differs is how the numbers are read:
+
+- A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
+  in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.
+- Keys and values are stored as (B, G, D, S), see `MultiHead.allocate`. The scores Σ_d q_d K_ds of a head are then
+  a row times a matrix. The mean Σ_s p_s V_ds is a matrix times a column, whose sums stay in registers. Both loops run
+  over places in the order of memory. Division by the sum of the exponentials comes last, for D numbers instead of S.
+- Weights, keys and values may be bfloat16. This halves what is read. Each number is widened to float32 in a register,
+  so only what is stored is rounded: weights, keys, values, and the output of a block.
+
+For several sequences the products are those of a library, and everything between them is compiled.
 """
 
 from __future__ import annotations
@@ -25,7 +32,7 @@ from .mkl_products import product_of_arrays
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
 from .numba_code import as_bits, compiled
-from .numba_math import exp, narrow, read
+from .numba_math import alike, exp, narrow, read
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
@@ -41,33 +48,32 @@ plain, plain_output = extend_block.twins[np.ndarray], extend_output.twins[np.nda
 
 
 @extend_block.twin(np.ndarray, fast=True)
-def extend(x: np.ndarray, block: Block, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
+def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
     """As the NumPy twin, which computes what is not known here: several new tokens, relative positions, patterns."""
     weights = weights_of(block) if x.shape[1] == 1 else None
     seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
     if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
-    rows, keys, values = (np.ascontiguousarray(x[:, 0]), *(array.swapaxes(2, 3) for array in stored))
-    if not x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype or not keys.flags.c_contiguous:
+    keys, values = (array.swapaxes(2, 3) for array in stored)
+    same = x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype
+    if not (same and keys.flags.c_contiguous and values.flags.c_contiguous):
         return plain(x, block, stored, past, pattern)
-    attention, angles, y = block.attention, NO_ANGLES, np.empty_like(rows)
+    attention, angles = block.attention, NO_ANGLES
     if type(attention) is RotarySelfAttention:
         angles = angles_at(past, attention.head_width, attention, np.dtype(np.float32))
     options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
-    places = (seen[0][1].start, past)
-    bits = [a if a.dtype == np.float32 else a.view(np.uint16) for a in (rows, keys, values, y)]
-    if len(x) == 1 and weights[12].size < PART:
-        step(*bits, weights, options, angles, places)
-    else:
-        steps(*bits, weights, options, angles, places)
-    return y[:, None]
+    places, rows = (seen[0][1].start, past), as_bits(np.ascontiguousarray(x[:, 0]))
+    y = np.empty_like(rows)
+    compute = step if len(x) == 1 and weights[12].size < PART else steps
+    compute(rows, as_bits(keys), as_bits(values), y, weights, options, angles, places)
+    return y.view(x.dtype)[:, None]
 
 
 def steps(
     x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
     places: tuple,
 ) -> None:  # fmt: skip
-    """As `step`, for x and y (B, C), or large matrices: products by a library, or divided among the cores."""
+    """As `step`, for x and y (B, C): products by a library, or of one row by several cores."""
     (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
     eps1, eps2, kind, pre = options
     norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
@@ -91,8 +97,7 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
     if not tied and (type(output) is not Linear or output.activation is not None):
         return plain_output(x, output)
     w, b = output.table.data if tied else output.w.data, output.b
-    known = x.dtype == w.dtype and (w.dtype == np.float32 or w.dtype.kind == "V")
-    if x.shape[1] != 1 or not known or not w.flags.c_contiguous:
+    if x.shape[1] != 1 or not alike(x, w) or x.dtype == np.float64 or not w.flags.c_contiguous:
         return plain_output(x, output)
     rows = np.empty((B, x.shape[2]), np.float32)
     copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))
@@ -142,23 +147,21 @@ def nothing(dtype: np.dtype, axes: int = 1) -> np.ndarray:
     return np.empty((0,) * axes, dtype)
 
 
-def weights_of(block: Block) -> tuple[np.ndarray, ...] | None:
+def weights_of(block: Any) -> tuple[np.ndarray, ...] | None:
     """The arrays of `arrays_of` for compiled code; None for a block of other parts, or of another type."""
     arrays = arrays_of(block)
     if arrays is None:
         return None
     known, found = PREPARED.get(block, ((), None))
     if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
-        dtype = arrays[0].dtype
-        if all(a.dtype == dtype and a.flags.c_contiguous for a in arrays):
-            found = arrays if dtype == np.float32 else None
-            if dtype.name == "bfloat16":
-                found = tuple(a.view(np.uint16) for a in arrays)
+        fit = alike(arrays[0]) and arrays[0].dtype != np.float64
+        fit = fit and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)
+        found = tuple(map(as_bits, arrays)) if fit else None
         PREPARED[block] = arrays, found
     return found
 
 
-def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
+def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
     """The weights of a block as `step` takes them, or None for a block of other parts."""
     attention, feedforward, norms = block.attention, block.feedforward, (block.norm1, block.norm2)
     if not (
@@ -169,8 +172,7 @@ def arrays_of(block: Block) -> tuple[np.ndarray, ...] | None:
         and type(norms[1]) in (LayerNorm, RMSNorm)
     ):
         return None
-    up: Any = feedforward.up
-    gated = type(feedforward) is SwiGLU
+    up, gated = feedforward.up, type(feedforward) is SwiGLU
     if type(up) is not Linear or not isinstance(up.activation, str | None) or up.activation not in ACTIVATIONS:
         return None
     if gated and up.activation:

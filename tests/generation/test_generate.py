@@ -290,7 +290,8 @@ def test_only_the_last_position_of_a_prompt_has_logits(make_model):
     model, seen = make_model(), []
     forward = model.output.forward
     model.output.forward = lambda x: seen.append(x.shape) or forward(x)
-    list(generate(model, prompt(2, 9), 3))
+    with dispatch.reference_only():  # twins do not call forward
+        list(generate(model, prompt(2, 9), 3))
     assert seen == [(2, 1, 12)] * 3
 
 
@@ -304,9 +305,9 @@ MODELS = {
     "pre": lambda: LanguageModel(31, 12, 3, 2, 12, norm="pre", bias=True, activation="gelu_tanh", key=Key(0)),
     "post": lambda: LanguageModel(31, 12, 3, 2, 12, key=Key(0)),
     "gpt2": lambda: GPT2(31, 12, 3, 2, 12, key=Key(0)),
-    "llama": lambda: Llama(31, 12, 4, 2, 12, kv_heads=2, key=Key(0)),
+    "llama": lambda: Llama(31, 12, 2, 2, 12, kv_heads=1, key=Key(0)),
     "transformer-xl": lambda: TransformerXL(31, 12, 3, 2, 12, memory=4, key=Key(0)),
-    "sparse": lambda: SparseTransformer(31, 12, 3, 2, 12, stride=3, key=Key(0)),
+    "sparse": lambda: SparseTransformer(31, 12, 2, 2, 12, stride=3, key=Key(0)),
 }
 
 
