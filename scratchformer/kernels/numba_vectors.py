@@ -33,8 +33,9 @@ from numpy.polynomial import Chebyshev, Polynomial
 features = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
 ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
-NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
 INTEGER = ir.IntType(32)
+NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
+NUMBERS[types.uint32] = INTEGER
 
 
 def vectorised(function: Callable) -> Any:

@@ -1,0 +1,408 @@
+"""Attention in bfloat16 on processors with AMX, whose registers hold 16 x 16 numbers and multiply them at once.
+
+An instruction adds to a tile of 16 x 16 sums in float32 the product of 16 x 32 and 32 x 16 numbers in bfloat16. The
+second factor is stored by pairs: its rows 2i and 2i + 1 are one row of pairs. The equations are those of
+`numba_attention`; what differs is the order of numbers in memory, and that e and dz are rounded to bfloat16.
+
+Scores are not scaled before the exponential but in it, and the backward subtracts the logarithm of the sum of a row too:
+
+    lse = scale m + log2(l)         e = 2^(scale a − lse)         so that e is p
+
+dq is a product of dz. For dk and dv, dz and e would have to be transposed. In place of these, dkᵀ = qᵀ dz and dvᵀ = dyᵀ e
+are computed, for which only q and dy are transposed, once for each head, and dz and e are stored by pairs of rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import sys
+from typing import Any
+
+import llvmlite.binding
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .numba_attention import fill, span, up, write_row
+from .numba_vectors import (
+    INTEGER,
+    LANES,
+    Vector,
+    constant,
+    element,
+    exp2,
+    filled,
+    larger,
+    largest,
+    load,
+    place,
+    total,
+    vectorised,
+)
+
+SIDE = 16  # of a tile
+BLOCK = 32  # rows and columns of scores at once
+
+
+@functools.cache
+def available() -> bool:
+    """Whether the processor has AMX for bfloat16 and Linux lets this process use it."""
+    features = llvmlite.binding.get_host_cpu_features()
+    if not (sys.platform == "linux" and LANES == SIDE and features.get("amx-bf16") and features.get("amx-tile")):
+        return False
+    permission, tile_data, arch_prctl = 0x1023, 18, 158  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, the system call
+    return ctypes.CDLL(None).syscall(arch_prctl, permission, tile_data) == 0
+
+
+@functools.cache
+def configuration(depth: int) -> np.ndarray:
+    """The shapes of the eight tile registers: 64 bytes that the processor defines.
+
+    Registers 0 to 3 hold sums, 4 and 5 factors with an inner width of `depth`, 6 and 7 factors with one of 32.
+    """
+    shapes = np.zeros(64, np.uint8)
+    shapes[0] = 1  # the only format there is
+    for register in range(8):
+        shapes[16 + 2 * register] = 2 * depth if register == 4 else 64  # bytes in a row
+        shapes[48 + register] = depth // 2 if register == 5 else SIDE  # rows
+    return shapes
+
+
+def instruction(builder: Any, name: str, *args: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [a.type for a in args])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), args)
+
+
+BYTE = ir.IntType(8)
+
+
+def number(register: Any) -> Any:
+    return BYTE(register.literal_value)
+
+
+@intrinsic
+def configure(typing: Any, shapes: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        address, _ = place(context, builder, shapes, args[0], [ir.IntType(64)(0)])
+        instruction(builder, "ldtilecfg", builder.inttoptr(address, BYTE.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(shapes), code
+
+
+@intrinsic
+def release(typing: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        instruction(builder, "tilerelease")
+        return context.get_dummy_value()
+
+    return types.void(), code
+
+
+@intrinsic(prefer_literal=True)
+def clear_tile(typing: Any, register: Any) -> Any:
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        instruction(builder, "tilezero", number(register))
+        return context.get_dummy_value()
+
+    return types.void(register), code
+
+
+@intrinsic(prefer_literal=True)
+def add_tiles(typing: Any, c: Any, a: Any, b: Any) -> Any:
+    """Add the product of two registers to a third."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        instruction(builder, "tdpbf16ps", number(c), number(a), number(b))
+        return context.get_dummy_value()
+
+    return types.void(c, a, b), code
+
+
+def moved(name: str) -> Any:
+    """A function that moves a register from or to the rows of an array that begin at an element."""
+
+    @intrinsic(prefer_literal=True)
+    def function(typing: Any, register: Any, x: Any, index: Any) -> Any:
+        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            address, strides = place(context, builder, x, args[1], cgutils.unpack_tuple(builder, args[2], x.ndim))
+            memory = builder.inttoptr(address, BYTE.as_pointer())
+            instruction(builder, name, number(register), memory, strides[x.ndim - 2])
+            return context.get_dummy_value()
+
+        return types.void(register, x, types.UniTuple(types.intp, x.ndim)), code
+
+    return function
+
+
+load_tile, store_tile = moved("tileloadd64"), moved("tilestored64")
+
+
+@intrinsic
+def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
+    """As `store` for bfloat16, but of two equally near numbers always the larger: two instructions in place of seven."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        upper = builder.lshr(half_added(builder, args[2]), constant(ir.VectorType(INTEGER, LANES), 16))
+        narrow = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+        builder.store(narrow, element(context, builder, x, args), align=2)
+        return context.get_dummy_value()
+
+    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+
+
+@intrinsic
+def store_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
+    """The numbers of a and b in pairs, rounded to bfloat16 as by `store_near`, to an array of 32-bit integers."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.VectorType(INTEGER, LANES)
+        lower = builder.lshr(half_added(builder, args[2]), constant(kind, 16))
+        upper = builder.and_(half_added(builder, args[3]), constant(kind, 0xFFFF0000))
+        builder.store(builder.or_(lower, upper), element(context, builder, x, args), align=4)
+        return context.get_dummy_value()
+
+    return types.void(x, types.UniTuple(types.intp, x.ndim), a, b), code
+
+
+def half_added(builder: Any, a: Any) -> Any:
+    kind = ir.VectorType(INTEGER, LANES)
+    return builder.add(builder.bitcast(a, kind), constant(kind, 0x8000))
+
+
+@vectorised
+def forward(
+    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, lse: Any, y: Any
+) -> None:  # fmt: skip
+    B, H, T, D = q.shape
+    G, S = k.shape[1], k.shape[2]
+    depth = min(D, 32)
+    keys = np.zeros((D // 2, S + SIDE), np.uint32)
+    values = np.zeros((S // 2, D), np.uint32)
+    a, e = np.zeros((SIDE, S + SIDE), np.float32), np.zeros((SIDE, S + 2 * SIDE), np.uint16)
+    sums, inverse = np.zeros((SIDE, D), np.float32), np.zeros(SIDE, np.float32)
+    configure(shapes)
+    for b in range(B):
+        pattern = min(b, len(begin) - 1)
+        for h in range(H):
+            g = h * G // H
+            if h * G % H == 0:
+                transpose(k, b, g, keys)
+                pair_rows(v, b, g, values)
+            for t in range(0, T, SIDE):
+                first, last = span(begin, end, pattern, t, SIDE, 0, S)
+                left, right = first // BLOCK * BLOCK, up(last, BLOCK)
+                for s in range(left, right, BLOCK):
+                    clear_tile(0)
+                    clear_tile(1)
+                    for d in range(0, D, depth):
+                        load_tile(4, q, (b, h, t, d))
+                        load_tile(5, keys, (d // 2, s))
+                        add_tiles(0, 4, 5)
+                        load_tile(5, keys, (d // 2, s + SIDE))
+                        add_tiles(1, 4, 5)
+                    store_tile(0, a, (0, s))
+                    store_tile(1, a, (0, s + SIDE))
+                for i in range(SIDE):
+                    start, stop = begin[pattern, t + i], end[pattern, t + i]
+                    fill(a, i, left, start, -np.inf)
+                    fill(a, i, stop, right, -np.inf)
+                    lse[b, h, t + i] = inverse[i] = m = 0
+                    if start < stop:
+                        m = scale * largest_of_row(a, i, left, right)
+                    l = exponentials(a, e, i, left, right, scale, m)
+                    if start < stop:
+                        lse[b, h, t + i] = m + np.log2(l)
+                        inverse[i] = 1 / l
+                for d in range(0, D, SIDE):
+                    clear_tile(2)
+                    for s in range(left, right, BLOCK):
+                        load_tile(6, e, (0, s))
+                        load_tile(7, values, (s // 2, d))
+                        add_tiles(2, 6, 7)
+                    store_tile(2, sums, (0, d))
+                for i in range(SIDE):
+                    write_row(sums, i, inverse[i], y, b, h, t + i)
+    release()
+
+
+@vectorised
+def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
+    m = filled(a, -np.inf)
+    for s in range(left, right, LANES):
+        m = larger(m, load(a, (i, s)))
+    return largest(m)
+
+
+@vectorised
+def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: Any) -> Any:
+    terms = filled(a, 0.0)
+    for s in range(left, right, LANES):
+        one = exp2(load(a, (i, s)) * scale - m)
+        store_near(e, (i, s), one)
+        terms = terms + one
+    return total(terms)
+
+
+@vectorised
+def transpose(x: Any, b: Any, h: Any, to: Any) -> None:
+    """The pairs of neighbouring numbers in the rows of x, transposed."""
+    for s in range(x.shape[2]):
+        for d in range(x.shape[3] // 2):
+            to[d, s] = np.uint32(x[b, h, s, 2 * d]) | np.uint32(x[b, h, s, 2 * d + 1]) << np.uint32(16)
+
+
+@vectorised
+def transpose_numbers(x: Any, b: Any, h: Any, to: Any) -> None:
+    for s in range(x.shape[2]):
+        for d in range(x.shape[3]):
+            to[d, s] = x[b, h, s, d]
+
+
+@vectorised
+def pair_rows(x: Any, b: Any, h: Any, to: Any) -> None:
+    for s in range(0, x.shape[2], 2):
+        for d in range(0, x.shape[3], LANES):
+            store_pairs(to, (s // 2, d), load(x, (b, h, s, d)), load(x, (b, h, s + 1, d)))
+
+
+@vectorised
+def backward(
+    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, lse: Any,
+    dq: Any, dk: Any, dv: Any,
+) -> None:  # fmt: skip
+    B, H, T, D = q.shape
+    G, S = k.shape[1], k.shape[2]
+    depth = min(D, 32)
+    keys, values = np.zeros((D // 2, S + SIDE), np.uint32), np.zeros((D // 2, S + SIDE), np.uint32)
+    key_pairs = np.zeros((S // 2, D), np.uint32)
+    queries, outputs = np.zeros((D, T + BLOCK), np.uint16), np.zeros((D, T + BLOCK), np.uint16)
+    sum_dk, sum_dv = np.zeros((D, S + SIDE), np.float32), np.zeros((D, S + SIDE), np.float32)
+    rows_dk, rows_dv = np.zeros((S, D), np.float32), np.zeros((S, D), np.float32)
+    sum_dq, delta = np.zeros((BLOCK, D), np.float32), np.zeros(BLOCK, np.float32)
+    a, dp = np.zeros((BLOCK, BLOCK), np.float32), np.zeros((BLOCK, BLOCK), np.float32)
+    dz = np.zeros((BLOCK, BLOCK), np.uint16)
+    e_pairs, dz_pairs = np.zeros((SIDE, BLOCK), np.uint32), np.zeros((SIDE, BLOCK), np.uint32)
+    factor = scale * np.float32(np.log(2.0))
+    configure(shapes)
+    for b in range(B):
+        pattern = min(b, len(begin) - 1)
+        for h in range(H):
+            g = h * G // H
+            if h * G % H == 0:
+                transpose(k, b, g, keys)
+                transpose(v, b, g, values)
+                pair_rows(k, b, g, key_pairs)
+                clear_unless_finite(key_pairs)
+                for d in range(D):
+                    fill(sum_dk, d, 0, S, 0)
+                    fill(sum_dv, d, 0, S, 0)
+            transpose_numbers(q, b, h, queries)
+            transpose_numbers(dy, b, h, outputs)
+            for t in range(0, T, BLOCK):
+                for i in range(BLOCK):
+                    fill(sum_dq, i, 0, D, 0)
+                    delta[i] = dot(dy, y, b, h, t + i)
+                first, last = span(begin, end, pattern, t, BLOCK, 0, S)
+                for s in range(first // BLOCK * BLOCK, last, BLOCK):
+                    tiles(q, b, h, t, keys, s, depth, a)
+                    tiles(dy, b, h, t, values, s, depth, dp)
+                    for i in range(BLOCK):
+                        fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
+                        fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
+                    for i in range(0, BLOCK, 2):
+                        m, n = lse[b, h, t + i], lse[b, h, t + i + 1]
+                        gradients(a, dp, i, scale, m, n, delta[i], delta[i + 1], dz, dz_pairs, e_pairs)
+                    for d in range(0, D, SIDE):
+                        load_tile(7, key_pairs, (s // 2, d))
+                        load_tile(0, sum_dq, (0, d))
+                        load_tile(6, dz, (0, 0))
+                        add_tiles(0, 6, 7)
+                        store_tile(0, sum_dq, (0, d))
+                        load_tile(1, sum_dq, (SIDE, d))
+                        load_tile(6, dz, (SIDE, 0))
+                        add_tiles(1, 6, 7)
+                        store_tile(1, sum_dq, (SIDE, d))
+                        add_transposed(sum_dk, d, s, queries, t, dz_pairs)
+                        add_transposed(sum_dv, d, s, outputs, t, e_pairs)
+                for i in range(BLOCK):
+                    write_row(sum_dq, i, factor, dq, b, h, t + i)
+            if (h + 1) * G % H == 0:
+                for s in range(S):
+                    for d in range(D):
+                        rows_dk[s, d] = sum_dk[d, s]
+                        rows_dv[s, d] = sum_dv[d, s]
+                    write_row(rows_dk, s, factor, dk, b, g, s)
+                    write_row(rows_dv, s, np.float32(1), dv, b, g, s)
+    release()
+
+
+@vectorised
+def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: Any) -> None:
+    """The BLOCK x BLOCK products of rows of x and of columns by pairs."""
+    clear_tile(0)
+    clear_tile(1)
+    clear_tile(2)
+    clear_tile(3)
+    for d in range(0, x.shape[3], depth):
+        load_tile(4, x, (b, h, t, d))
+        load_tile(5, columns, (d // 2, s))
+        add_tiles(0, 4, 5)
+        load_tile(5, columns, (d // 2, s + SIDE))
+        add_tiles(1, 4, 5)
+        load_tile(4, x, (b, h, t + SIDE, d))
+        add_tiles(3, 4, 5)
+        load_tile(5, columns, (d // 2, s))
+        add_tiles(2, 4, 5)
+    store_tile(0, to, (0, 0))
+    store_tile(1, to, (0, SIDE))
+    store_tile(2, to, (SIDE, 0))
+    store_tile(3, to, (SIDE, SIDE))
+
+
+@vectorised
+def add_transposed(to: Any, d: Any, s: Any, x: Any, t: Any, pairs: Any) -> None:
+    load_tile(4 + 2, x, (d, t))
+    load_tile(0, to, (d, s))
+    load_tile(7, pairs, (0, 0))
+    add_tiles(0, 6, 7)
+    store_tile(0, to, (d, s))
+    load_tile(1, to, (d, s + SIDE))
+    load_tile(7, pairs, (0, SIDE))
+    add_tiles(1, 6, 7)
+    store_tile(1, to, (d, s + SIDE))
+
+
+@vectorised
+def gradients(
+    a: Any, dp: Any, i: Any, scale: Any, m: Any, n: Any, delta: Any, below: Any, dz: Any, dz_pairs: Any, e_pairs: Any
+) -> None:  # fmt: skip
+    """p and dz of two rows, in bfloat16."""
+    for s in range(0, BLOCK, LANES):
+        p, p2 = exp2(load(a, (i, s)) * scale - m), exp2(load(a, (i + 1, s)) * scale - n)
+        dz1, dz2 = p * (load(dp, (i, s)) - delta), p2 * (load(dp, (i + 1, s)) - below)
+        store_pairs(e_pairs, (i // 2, s), p, p2)
+        store_pairs(dz_pairs, (i // 2, s), dz1, dz2)
+        store_near(dz, (i, s), dz1)
+        store_near(dz, (i + 1, s), dz2)
+
+
+@vectorised
+def clear_unless_finite(pairs: Any) -> None:
+    for i in range(pairs.shape[0]):
+        for j in range(pairs.shape[1]):
+            if pairs[i, j] & np.uint32(0x7F80) == np.uint32(0x7F80):
+                pairs[i, j] &= np.uint32(0xFFFF0000)
+            if pairs[i, j] & np.uint32(0x7F800000) == np.uint32(0x7F800000):
+                pairs[i, j] &= np.uint32(0xFFFF)
+
+
+@vectorised
+def dot(a: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
+    terms = load(a, (b, h, t, 0)) * load(x, (b, h, t, 0))
+    for d in range(LANES, x.shape[3], LANES):
+        terms = terms + load(a, (b, h, t, d)) * load(x, (b, h, t, d))
+    return total(terms)
