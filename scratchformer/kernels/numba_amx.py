@@ -39,7 +39,9 @@ from .numba_vectors import (
     largest,
     load,
     place,
+    store,
     total,
+    transpose_tile,
     vectorised,
 )
 
@@ -183,6 +185,7 @@ def forward(
     keys = np.zeros((D // 2, S + SIDE), np.uint32)
     values = np.zeros((S // 2, D), np.uint32)
     a, e = np.zeros((SIDE, S + SIDE), np.float32), np.zeros((SIDE, S + 2 * SIDE), np.uint16)
+    rows, tile = np.zeros((SIDE, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     sums, inverse = np.zeros((SIDE, D), np.float32), np.zeros(SIDE, np.float32)
     configure(shapes)
     for b in range(B):
@@ -190,7 +193,7 @@ def forward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transpose(k, b, g, keys)
+                transpose_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
@@ -248,18 +251,39 @@ def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: A
 
 
 @vectorised
-def transpose(x: Any, b: Any, h: Any, to: Any) -> None:
-    """The pairs of neighbouring numbers in the rows of x, transposed."""
-    for s in range(x.shape[2]):
-        for d in range(x.shape[3] // 2):
-            to[d, s] = np.uint32(x[b, h, s, 2 * d]) | np.uint32(x[b, h, s, 2 * d + 1]) << np.uint32(16)
+def columns(x: Any, b: Any, h: Any, s: Any, d: Any, rows: Any, to: Any) -> None:
+    """A tile of x, transposed, in float32."""
+    for i in range(SIDE):
+        store(rows, (i, 0), load(x, (b, h, s + i, d)))
+    transpose_tile(rows, 0, 0, to, 0, 0)
 
 
 @vectorised
-def transpose_numbers(x: Any, b: Any, h: Any, to: Any) -> None:
-    for s in range(x.shape[2]):
-        for d in range(x.shape[3]):
-            to[d, s] = x[b, h, s, d]
+def transpose_pairs(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
+    """The transpose of x, by pairs of its rows."""
+    for s in range(0, x.shape[2], SIDE):
+        for d in range(0, x.shape[3], SIDE):
+            columns(x, b, h, s, d, rows, tile)
+            for i in range(0, SIDE, 2):
+                store_pairs(to, ((d + i) // 2, s), load(tile, (i, 0)), load(tile, (i + 1, 0)))
+
+
+@vectorised
+def transpose(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
+    for s in range(0, x.shape[2], SIDE):
+        for d in range(0, x.shape[3], SIDE):
+            columns(x, b, h, s, d, rows, tile)
+            for i in range(SIDE):
+                store_near(to, (d + i, s), load(tile, (i, 0)))
+
+
+@vectorised
+def write_transposed(sums: Any, factor: Any, rows: Any, x: Any, b: Any, g: Any) -> None:
+    for s in range(0, x.shape[2], SIDE):
+        for d in range(0, x.shape[3], SIDE):
+            transpose_tile(sums, d, s, rows, 0, 0)
+            for i in range(SIDE):
+                store(x, (b, g, s + i, d), load(rows, (i, 0)) * factor)
 
 
 @vectorised
@@ -281,7 +305,7 @@ def backward(
     key_pairs = np.zeros((S // 2, D), np.uint32)
     queries, outputs = np.zeros((D, T + BLOCK), np.uint16), np.zeros((D, T + BLOCK), np.uint16)
     sum_dk, sum_dv = np.zeros((D, S + SIDE), np.float32), np.zeros((D, S + SIDE), np.float32)
-    rows_dk, rows_dv = np.zeros((S, D), np.float32), np.zeros((S, D), np.float32)
+    rows, tile = np.zeros((SIDE, SIDE), np.float32), np.zeros((SIDE, SIDE), np.float32)
     sum_dq, delta = np.zeros((BLOCK, D), np.float32), np.zeros(BLOCK, np.float32)
     a, dp = np.zeros((BLOCK, BLOCK), np.float32), np.zeros((BLOCK, BLOCK), np.float32)
     dz = np.zeros((BLOCK, BLOCK), np.uint16)
@@ -293,26 +317,28 @@ def backward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transpose(k, b, g, keys)
-                transpose(v, b, g, values)
+                transpose_pairs(k, b, g, rows, tile, keys)
+                transpose_pairs(v, b, g, rows, tile, values)
                 pair_rows(k, b, g, key_pairs)
                 clear_unless_finite(key_pairs)
                 for d in range(D):
                     fill(sum_dk, d, 0, S, 0)
                     fill(sum_dv, d, 0, S, 0)
-            transpose_numbers(q, b, h, queries)
-            transpose_numbers(dy, b, h, outputs)
+            transpose(q, b, h, rows, tile, queries)
+            transpose(dy, b, h, rows, tile, outputs)
             for t in range(0, T, BLOCK):
                 for i in range(BLOCK):
                     fill(sum_dq, i, 0, D, 0)
                     delta[i] = dot(dy, y, b, h, t + i)
                 first, last = span(begin, end, pattern, t, BLOCK, 0, S)
+                latest, earliest = begin[pattern, t : t + BLOCK].max(), end[pattern, t : t + BLOCK].min()
                 for s in range(first // BLOCK * BLOCK, last, BLOCK):
                     tiles(q, b, h, t, keys, s, depth, a)
                     tiles(dy, b, h, t, values, s, depth, dp)
-                    for i in range(BLOCK):
-                        fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
-                        fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
+                    if s < latest or s + BLOCK > earliest:
+                        for i in range(BLOCK):
+                            fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
+                            fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
                     for i in range(0, BLOCK, 2):
                         m, n = lse[b, h, t + i], lse[b, h, t + i + 1]
                         gradients(a, dp, i, scale, m, n, delta[i], delta[i + 1], dz, dz_pairs, e_pairs)
@@ -331,12 +357,8 @@ def backward(
                 for i in range(BLOCK):
                     write_row(sum_dq, i, factor, dq, b, h, t + i)
             if (h + 1) * G % H == 0:
-                for s in range(S):
-                    for d in range(D):
-                        rows_dk[s, d] = sum_dk[d, s]
-                        rows_dv[s, d] = sum_dv[d, s]
-                    write_row(rows_dk, s, factor, dk, b, g, s)
-                    write_row(rows_dv, s, np.float32(1), dv, b, g, s)
+                write_transposed(sum_dk, factor, rows, dk, b, g)
+                write_transposed(sum_dv, np.float32(1), rows, dv, b, g)
     release()
 
 

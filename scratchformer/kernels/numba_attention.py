@@ -28,6 +28,7 @@ from .numba_vectors import (
     product,
     store,
     total,
+    transpose_tile,
     vectorised,
 )
 from .numpy_attention import heads_inside
@@ -176,7 +177,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
     G, S = k.shape[1], k.shape[2]
     long = up(S, LANES) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys = np.zeros((D, long), maximum.dtype)
-    values = np.zeros((S, D), maximum.dtype)
+    values = np.zeros((up(S, LANES), D), maximum.dtype)
     queries = np.zeros((ROWS, D), maximum.dtype)
     e = np.zeros((ROWS, long), maximum.dtype)
     sums = np.zeros((ROWS, D), maximum.dtype)
@@ -238,9 +239,9 @@ def backward(
             g = h * G // H
             if h * G % H == 0:
                 read_rows(v, b, g, 0, S, key_rows)
-                transpose(key_rows[:S], values)
+                transpose(key_rows, values)
                 read_rows(k, b, g, 0, S, key_rows)
-                transpose(key_rows[:S], keys)
+                transpose(key_rows, keys)
                 make_finite(key_rows)
                 clear(sum_dk)
                 clear(sum_dv)
@@ -346,9 +347,9 @@ def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
 
 @vectorised
 def transpose(x: Any, to: Any) -> None:
-    for s in range(x.shape[0]):
-        for d in range(x.shape[1]):
-            to[d, s] = x[s, d]
+    for s in range(0, x.shape[0], LANES):
+        for d in range(0, x.shape[1], LANES):
+            transpose_tile(x, s, d, to, d, s)
 
 
 @vectorised

@@ -209,6 +209,41 @@ total, largest = reduction(lambda builder, a, b: builder.fadd(a, b)), reduction(
 
 
 @intrinsic
+def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any) -> Any:
+    """Write the LANES x LANES numbers of x from row i and column j on, transposed, to `to` from row r, column s on.
+
+    Squares of 1, 2, 4, ... rows and columns beside the diagonal change places, in all pairs of such rows at once.
+    """
+    vector, size = vector_of(x.dtype), x.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        corner, (down, _) = place(context, builder, x, args[0], args[1:3])
+        goal, (below, _) = place(context, builder, to, args[3], args[4:6])
+        from_rows, to_rows = (
+            [pointer(builder, builder.add(start, builder.mul(step, step.type(row))), vector) for row in range(LANES)]
+            for start, step in ((corner, down), (goal, below))
+        )
+        rows = [builder.load(row, align=size) for row in from_rows]
+        step = 1
+        while step < LANES:
+            upper = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+            lower = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+            kind = ir.VectorType(INTEGER, LANES)
+            for row in range(LANES):
+                if not row & step:
+                    a, b = rows[row], rows[row + step]
+                    rows[row] = builder.shuffle_vector(a, b, ir.Constant(kind, upper))
+                    rows[row + step] = builder.shuffle_vector(a, b, ir.Constant(kind, lower))
+            step *= 2
+        for row in range(LANES):
+            builder.store(rows[row], to_rows[row], align=size)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.void(x, n, n, to, n, n), code
+
+
+@intrinsic
 def exp2(typing: Any, a: Any) -> Any:
     """2ᵃ for a ≤ 0, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
 
