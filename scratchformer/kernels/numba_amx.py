@@ -1,23 +1,25 @@
-"""Attention in bfloat16 on processors with AMX, whose registers hold 16 x 16 numbers and multiply them at once.
+"""Attention in bfloat16 on processors with AMX, whose tile registers hold 16 x 16 sums.
 
-An instruction adds to a tile of 16 x 16 sums in float32 the product of 16 x 32 and 32 x 16 numbers in bfloat16. The
-second factor is stored by pairs: its rows 2i and 2i + 1 are one row of pairs. The equations are those of
-`numba_attention`; what differs is the order of numbers in memory, and that e and dz are rounded to bfloat16.
+One instruction adds to a tile of sums, in float32, the product of 16 x 32 and 32 x 16 numbers in bfloat16. The second
+factor lies in memory by pairs: its rows 2i and 2i + 1 are one row of pairs. The equations are those of
+`numba_attention`. What differs is the order of numbers in memory, and that e and dz are rounded to bfloat16.
 
-Scores are not scaled before the exponential but in it, and the backward subtracts the logarithm of the sum of a row too:
+Scores are scaled within the exponential, and the backward subtracts the logarithm of a row's sum in the same step. With
+a = q k, the scale c = 1/(√D log 2), and the largest score m of a row,
 
-    lse = scale m + log2(l)         e = 2^(scale a − lse)         so that e is p
+    log_sum = c m + log2(Σ 2^(c a − c m))        p = 2^(c a − log_sum)
 
-dq is a product of dz. For dk and dv, dz and e would have to be transposed. In place of these, dkᵀ = qᵀ dz and dvᵀ = dyᵀ e
-are computed, for which only q and dy are transposed, once for each head, and dz and e are stored by pairs of rows.
+dk = dzᵀ q and dv = pᵀ dy would need the transposes of every tile of dz and p. Computed instead are dkᵀ = qᵀ dz and
+dvᵀ = dyᵀ p: only q and dy are transposed, once for each head, and dz and p are stored by pairs of rows.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite.binding
 import numpy as np
@@ -26,17 +28,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from .numba_attention import fill, span, up, write_row
+from .. import ops
+from .numba_rows import fill, largest_of_row, span, up, write_row
 from .numba_vectors import (
     INTEGER,
     LANES,
-    Vector,
     constant,
     element,
     exp2,
     filled,
-    larger,
-    largest,
     load,
     place,
     store,
@@ -44,6 +44,7 @@ from .numba_vectors import (
     transpose_tile,
     vectorised,
 )
+from .numpy_attention import heads_inside
 
 SIDE = 16  # of a tile
 BLOCK = 32  # rows and columns of scores at once
@@ -145,7 +146,7 @@ load_tile, store_tile = moved("tileloadd64"), moved("tilestored64")
 
 @intrinsic
 def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
-    """As `store` for bfloat16, but of two equally near numbers always the larger: two instructions in place of seven."""
+    """As `store` for bfloat16, but of two equally near numbers the larger: two instructions instead of seven."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         upper = builder.lshr(half_added(builder, args[2]), constant(ir.VectorType(INTEGER, LANES), 16))
@@ -175,9 +176,83 @@ def half_added(builder: Any, a: Any) -> Any:
     return builder.add(builder.bitcast(a, kind), constant(kind, 0x8000))
 
 
+class TileAttentionCache(NamedTuple):
+    """What backward needs; y is the returned array, so a caller must not change it before backward."""
+
+    q: np.ndarray  # (B, H, T, D)
+    k: np.ndarray  # (B, G, S, D)
+    v: np.ndarray  # (B, G, S, D)
+    y: np.ndarray  # (B, H, T, D)
+    log_sum: np.ndarray  # (B, H, T): the logarithm, to base 2, of the sum of all exponentials of a row
+    begin: np.ndarray  # (B or 1, T): the first key that a query sees
+    end: np.ndarray  # (B or 1, T): the first key after those
+
+
+def fits(q: np.ndarray) -> bool:
+    """Whether `attention` takes such arrays, on this processor."""
+    D = q.shape[-1]
+    return q.dtype.name == "bfloat16" and D > 0 and (D == SIDE or D % BLOCK == 0) and available()
+
+
+def attention(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, begin: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, TileAttentionCache]:
+    """As `numba_attention.attention`; query t sees the keys begin_t ... end_t − 1, with (B or 1, T) numbers."""
+    y, log_sum = heads_inside(whole(q.shape), q.dtype), np.empty(whole(q.shape)[:3], np.float32)
+    compiled_for(forward, 3, 1)(*arguments(q, k, v, begin=begin, end=end), log_sum, bits(y))
+    y = y[:, :, : q.shape[2]]
+    return y, TileAttentionCache(q, k, v, y, log_sum, begin, end)
+
+
+@ops.attention_backward.twin(TileAttentionCache)
+def attention_backward(dy: np.ndarray, cache: TileAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(dq, dk, dv), as `ops.attention_backward`."""
+    q, k, v, y, log_sum, begin, end = cache
+    ops.checks.expect_like("dy", dy, q.shape)
+    dq, dk, dv = (heads_inside(whole(x.shape), q.dtype) for x in (q, k, v))
+    dy = dy.astype(q.dtype, copy=False)
+    results = bits(dq), bits(dk), bits(dv)
+    compiled_for(backward, 5, 3)(*arguments(dy, q, k, v, y, begin=begin, end=end), log_sum, *results)
+    return dq[:, :, : q.shape[2]], dk[:, :, : k.shape[2]], dv[:, :, : k.shape[2]]
+
+
+def arguments(*arrays: np.ndarray, begin: np.ndarray, end: np.ndarray) -> tuple[Any, ...]:
+    """What `forward` and `backward` begin with: rows that are filled up to whole blocks see nothing."""
+    D, more = arrays[0].shape[3], -arrays[0].shape[2] % BLOCK
+    rows = (np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end))
+    scale = np.float32(1 / (math.sqrt(D) * math.log(2)))
+    return configuration(min(D, BLOCK)), *map(whole_blocks, arrays), *rows, scale
+
+
+@functools.cache
+def compiled_for(loops: Any, arrays: int, results: int) -> Any:
+    """The code for arrays with any strides. (Numba itself would compile again for contiguous arrays.)"""
+    shapes, x = types.Array(types.uint8, 1, "C"), types.Array(types.uint16, 4, "A")
+    keys, row = types.Array(types.intp, 2, "A"), types.Array(types.float32, 3, "A")
+    return loops.compile(types.void(shapes, *[x] * arrays, keys, keys, types.float32, row, *[x] * results))
+
+
+def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """(B, H, T, D) with T filled up to whole blocks."""
+    return (*shape[:2], -(-shape[2] // BLOCK) * BLOCK, shape[3])
+
+
+def bits(x: np.ndarray) -> np.ndarray:
+    return x.view(np.uint16)
+
+
+def whole_blocks(x: np.ndarray) -> np.ndarray:
+    """The bits of x, or of a copy filled up with zeros."""
+    if x.shape[2] % BLOCK == 0 and x.strides[3] == x.itemsize:
+        return bits(x)
+    filled_up = heads_inside(whole(x.shape), x.dtype)
+    filled_up[:, :, : x.shape[2]], filled_up[:, :, x.shape[2] :] = x, 0
+    return bits(filled_up)
+
+
 @vectorised
 def forward(
-    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, lse: Any, y: Any
+    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, log_sum: Any, y: Any
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
@@ -213,12 +288,12 @@ def forward(
                     start, stop = begin[pattern, t + i], end[pattern, t + i]
                     fill(a, i, left, start, -np.inf)
                     fill(a, i, stop, right, -np.inf)
-                    lse[b, h, t + i] = inverse[i] = m = 0
+                    log_sum[b, h, t + i] = inverse[i] = m = 0
                     if start < stop:
                         m = scale * largest_of_row(a, i, left, right)
                     l = exponentials(a, e, i, left, right, scale, m)
                     if start < stop:
-                        lse[b, h, t + i] = m + np.log2(l)
+                        log_sum[b, h, t + i] = m + np.log2(l)
                         inverse[i] = 1 / l
                 for d in range(0, D, SIDE):
                     clear_tile(2)
@@ -230,14 +305,6 @@ def forward(
                 for i in range(SIDE):
                     write_row(sums, i, inverse[i], y, b, h, t + i)
     release()
-
-
-@vectorised
-def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
-    m = filled(a, -np.inf)
-    for s in range(left, right, LANES):
-        m = larger(m, load(a, (i, s)))
-    return largest(m)
 
 
 @vectorised
@@ -295,7 +362,7 @@ def pair_rows(x: Any, b: Any, h: Any, to: Any) -> None:
 
 @vectorised
 def backward(
-    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, lse: Any,
+    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, log_sum: Any,
     dq: Any, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
@@ -340,7 +407,7 @@ def backward(
                             fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
                             fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
                     for i in range(0, BLOCK, 2):
-                        m, n = lse[b, h, t + i], lse[b, h, t + i + 1]
+                        m, n = log_sum[b, h, t + i], log_sum[b, h, t + i + 1]
                         gradients(a, dp, i, scale, m, n, delta[i], delta[i + 1], dz, dz_pairs, e_pairs)
                     for d in range(0, D, SIDE):
                         load_tile(7, key_pairs, (s // 2, d))
@@ -387,7 +454,7 @@ def tiles(x: Any, b: Any, h: Any, t: Any, columns: Any, s: Any, depth: Any, to: 
 
 @vectorised
 def add_transposed(to: Any, d: Any, s: Any, x: Any, t: Any, pairs: Any) -> None:
-    load_tile(4 + 2, x, (d, t))
+    load_tile(6, x, (d, t))
     load_tile(0, to, (d, s))
     load_tile(7, pairs, (0, 0))
     add_tiles(0, 6, 7)
