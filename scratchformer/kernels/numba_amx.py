@@ -5,9 +5,9 @@ factor lies in memory by pairs: its rows 2i and 2i + 1 are one row of pairs. The
 `numba_attention`. What differs is the order of numbers in memory, and that e and dz are rounded to bfloat16.
 
 Scores are scaled within the exponential, and the backward subtracts the logarithm of a row's sum in the same step. With
-a = q k, the scale c = 1/(√D log 2), and the largest score m of a row,
+a = q k, the scale c = 1/(√D log 2), and m the largest a of a row,
 
-    log_sum = c m + log2(Σ 2^(c a − c m))        p = 2^(c a − log_sum)
+    log_sum = log2(Σ 2^(c (a − m)))        p = 2^(c (a − m) − log_sum)
 
 dk = dzᵀ q and dv = pᵀ dy would need the transposes of every tile of dz and p. Computed instead are dkᵀ = qᵀ dz and
 dvᵀ = dyᵀ p: only q and dy are transposed, once for each head, and dz and p are stored by pairs of rows.
@@ -158,7 +158,7 @@ def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
 
 
 @intrinsic
-def store_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
+def storp_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
     """The numbers of a and b in pairs, rounded to bfloat16 as by `store_near`, to an array of 32-bit integers."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -183,7 +183,8 @@ class TileAttentionCache(NamedTuple):
     k: np.ndarray  # (B, G, S, D)
     v: np.ndarray  # (B, G, S, D)
     y: np.ndarray  # (B, H, T, D)
-    log_sum: np.ndarray  # (B, H, T): the logarithm, to base 2, of the sum of all exponentials of a row
+    maximum: np.ndarray  # (B, H, T): m
+    log_sum: np.ndarray  # (B, H, T): the logarithm, to base 2, of the sum of a row's powers
     begin: np.ndarray  # (B or 1, T): the first key that a query sees
     end: np.ndarray  # (B or 1, T): the first key after those
 
@@ -198,21 +199,22 @@ def attention(
     q: np.ndarray, k: np.ndarray, v: np.ndarray, begin: np.ndarray, end: np.ndarray
 ) -> tuple[np.ndarray, TileAttentionCache]:
     """As `numba_attention.attention`; query t sees the keys begin_t ... end_t − 1, with (B or 1, T) numbers."""
-    y, log_sum = heads_inside(whole(q.shape), q.dtype), np.empty(whole(q.shape)[:3], np.float32)
-    compiled_for(forward, 3, 1)(*arguments(q, k, v, begin=begin, end=end), log_sum, bits(y))
+    y = heads_inside(whole(q.shape), q.dtype)
+    maximum, log_sum = np.empty((2, *whole(q.shape)[:3]), np.float32)
+    compiled_for(forward, 3, 1)(*arguments(q, k, v, begin=begin, end=end), maximum, log_sum, bits(y))
     y = y[:, :, : q.shape[2]]
-    return y, TileAttentionCache(q, k, v, y, log_sum, begin, end)
+    return y, TileAttentionCache(q, k, v, y, maximum, log_sum, begin, end)
 
 
 @ops.attention_backward.twin(TileAttentionCache)
 def attention_backward(dy: np.ndarray, cache: TileAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, log_sum, begin, end = cache
+    q, k, v, y, maximum, log_sum, begin, end = cache
     ops.checks.expect_like("dy", dy, q.shape)
     dq, dk, dv = (heads_inside(whole(x.shape), q.dtype) for x in (q, k, v))
     dy = dy.astype(q.dtype, copy=False)
     results = bits(dq), bits(dk), bits(dv)
-    compiled_for(backward, 5, 3)(*arguments(dy, q, k, v, y, begin=begin, end=end), log_sum, *results)
+    compiled_for(backward, 5, 3)(*arguments(dy, q, k, v, y, begin=begin, end=end), maximum, log_sum, *results)
     return dq[:, :, : q.shape[2]], dk[:, :, : k.shape[2]], dv[:, :, : k.shape[2]]
 
 
@@ -229,7 +231,7 @@ def compiled_for(loops: Any, arrays: int, results: int) -> Any:
     """The code for arrays with any strides. (Numba itself would compile again for contiguous arrays.)"""
     shapes, x = types.Array(types.uint8, 1, "C"), types.Array(types.uint16, 4, "A")
     keys, row = types.Array(types.intp, 2, "A"), types.Array(types.float32, 3, "A")
-    return loops.compile(types.void(shapes, *[x] * arrays, keys, keys, types.float32, row, *[x] * results))
+    return loops.compile(types.void(shapes, *[x] * arrays, keys, keys, types.float32, row, row, *[x] * results))
 
 
 def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -252,7 +254,7 @@ def whole_blocks(x: np.ndarray) -> np.ndarray:
 
 @vectorised
 def forward(
-    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, log_sum: Any, y: Any
+    shapes: Any, q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any, y: Any
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
@@ -268,7 +270,7 @@ def forward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transpose_pairs(k, b, g, rows, tile, keys)
+                transposp_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
@@ -288,13 +290,11 @@ def forward(
                     start, stop = begin[pattern, t + i], end[pattern, t + i]
                     fill(a, i, left, start, -np.inf)
                     fill(a, i, stop, right, -np.inf)
-                    log_sum[b, h, t + i] = inverse[i] = m = 0
-                    if start < stop:
-                        m = scale * largest_of_row(a, i, left, right)
+                    seen = start < stop
+                    m = maximum[b, h, t + i] = largest_of_row(a, i, left, right) if seen else np.float32(0)
                     l = exponentials(a, e, i, left, right, scale, m)
-                    if start < stop:
-                        log_sum[b, h, t + i] = m + np.log2(l)
-                        inverse[i] = 1 / l
+                    log_sum[b, h, t + i] = np.log2(l) if seen else np.float32(0)
+                    inverse[i] = 1 / l if seen else np.float32(0)
                 for d in range(0, D, SIDE):
                     clear_tile(2)
                     for s in range(left, right, BLOCK):
@@ -311,7 +311,7 @@ def forward(
 def exponentials(a: Any, e: Any, i: Any, left: Any, right: Any, scale: Any, m: Any) -> Any:
     terms = filled(a, 0.0)
     for s in range(left, right, LANES):
-        one = exp2(load(a, (i, s)) * scale - m)
+        one = exp2((load(a, (i, s)) - m) * scale)
         store_near(e, (i, s), one)
         terms = terms + one
     return total(terms)
@@ -326,13 +326,13 @@ def columns(x: Any, b: Any, h: Any, s: Any, d: Any, rows: Any, to: Any) -> None:
 
 
 @vectorised
-def transpose_pairs(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
+def transposp_pairs(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
     """The transpose of x, by pairs of its rows."""
     for s in range(0, x.shape[2], SIDE):
         for d in range(0, x.shape[3], SIDE):
             columns(x, b, h, s, d, rows, tile)
             for i in range(0, SIDE, 2):
-                store_pairs(to, ((d + i) // 2, s), load(tile, (i, 0)), load(tile, (i + 1, 0)))
+                storp_pairs(to, ((d + i) // 2, s), load(tile, (i, 0)), load(tile, (i + 1, 0)))
 
 
 @vectorised
@@ -357,12 +357,12 @@ def write_transposed(sums: Any, factor: Any, rows: Any, x: Any, b: Any, g: Any) 
 def pair_rows(x: Any, b: Any, h: Any, to: Any) -> None:
     for s in range(0, x.shape[2], 2):
         for d in range(0, x.shape[3], LANES):
-            store_pairs(to, (s // 2, d), load(x, (b, h, s, d)), load(x, (b, h, s + 1, d)))
+            storp_pairs(to, (s // 2, d), load(x, (b, h, s, d)), load(x, (b, h, s + 1, d)))
 
 
 @vectorised
 def backward(
-    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, log_sum: Any,
+    shapes: Any, dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, maximum: Any, log_sum: Any,
     dq: Any, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
@@ -376,7 +376,7 @@ def backward(
     sum_dq, delta = np.zeros((BLOCK, D), np.float32), np.zeros(BLOCK, np.float32)
     a, dp = np.zeros((BLOCK, BLOCK), np.float32), np.zeros((BLOCK, BLOCK), np.float32)
     dz = np.zeros((BLOCK, BLOCK), np.uint16)
-    e_pairs, dz_pairs = np.zeros((SIDE, BLOCK), np.uint32), np.zeros((SIDE, BLOCK), np.uint32)
+    p_pairs, dz_pairs = np.zeros((SIDE, BLOCK), np.uint32), np.zeros((SIDE, BLOCK), np.uint32)
     factor = scale * np.float32(np.log(2.0))
     configure(shapes)
     for b in range(B):
@@ -384,8 +384,8 @@ def backward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transpose_pairs(k, b, g, rows, tile, keys)
-                transpose_pairs(v, b, g, rows, tile, values)
+                transposp_pairs(k, b, g, rows, tile, keys)
+                transposp_pairs(v, b, g, rows, tile, values)
                 pair_rows(k, b, g, key_pairs)
                 clear_unless_finite(key_pairs)
                 for d in range(D):
@@ -407,8 +407,7 @@ def backward(
                             fill(a, i, 0, min(begin[pattern, t + i] - s, BLOCK), -np.inf)
                             fill(a, i, max(end[pattern, t + i] - s, 0), BLOCK, -np.inf)
                     for i in range(0, BLOCK, 2):
-                        m, n = log_sum[b, h, t + i], log_sum[b, h, t + i + 1]
-                        gradients(a, dp, i, scale, m, n, delta[i], delta[i + 1], dz, dz_pairs, e_pairs)
+                        gradients(a, dp, i, scale, maximum, log_sum, b, h, t + i, delta, dz, dz_pairs, p_pairs)
                     for d in range(0, D, SIDE):
                         load_tile(7, key_pairs, (s // 2, d))
                         load_tile(0, sum_dq, (0, d))
@@ -420,7 +419,7 @@ def backward(
                         add_tiles(1, 6, 7)
                         store_tile(1, sum_dq, (SIDE, d))
                         add_transposed(sum_dk, d, s, queries, t, dz_pairs)
-                        add_transposed(sum_dv, d, s, outputs, t, e_pairs)
+                        add_transposed(sum_dv, d, s, outputs, t, p_pairs)
                 for i in range(BLOCK):
                     write_row(sum_dq, i, factor, dq, b, h, t + i)
             if (h + 1) * G % H == 0:
@@ -467,16 +466,19 @@ def add_transposed(to: Any, d: Any, s: Any, x: Any, t: Any, pairs: Any) -> None:
 
 @vectorised
 def gradients(
-    a: Any, dp: Any, i: Any, scale: Any, m: Any, n: Any, delta: Any, below: Any, dz: Any, dz_pairs: Any, e_pairs: Any
+    a: Any, dp: Any, i: Any, scale: Any, maximum: Any, log_sum: Any, b: Any, h: Any, t: Any, delta: Any,
+    dz: Any, dz_pairs: Any, p_pairs: Any,
 ) -> None:  # fmt: skip
-    """p and dz of two rows, in bfloat16."""
+    """p and dz of rows i and i + 1 of a block, in bfloat16."""
+    m, m2, l, l2 = maximum[b, h, t], maximum[b, h, t + 1], log_sum[b, h, t], log_sum[b, h, t + 1]
     for s in range(0, BLOCK, LANES):
-        p, p2 = exp2(load(a, (i, s)) * scale - m), exp2(load(a, (i + 1, s)) * scale - n)
-        dz1, dz2 = p * (load(dp, (i, s)) - delta), p2 * (load(dp, (i + 1, s)) - below)
-        store_pairs(e_pairs, (i // 2, s), p, p2)
-        store_pairs(dz_pairs, (i // 2, s), dz1, dz2)
-        store_near(dz, (i, s), dz1)
-        store_near(dz, (i + 1, s), dz2)
+        p = exp2((load(a, (i, s)) - m) * scale - l)
+        p2 = exp2((load(a, (i + 1, s)) - m2) * scale - l2)
+        one, two = p * (load(dp, (i, s)) - delta[i]), p2 * (load(dp, (i + 1, s)) - delta[i + 1])
+        storp_pairs(p_pairs, (i // 2, s), p, p2)
+        storp_pairs(dz_pairs, (i // 2, s), one, two)
+        store_near(dz, (i, s), one)
+        store_near(dz, (i + 1, s), two)
 
 
 @vectorised
