@@ -26,7 +26,6 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
 
 from .. import ops
 from .numba_rows import fill, largest_of_row, span, up, write_row
@@ -37,6 +36,7 @@ from .numba_vectors import (
     element,
     exp2,
     filled,
+    intrinsic,
     load,
     place,
     store,

@@ -24,9 +24,9 @@ import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
 
@@ -34,6 +34,7 @@ features = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
 ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
 INTEGER = ir.IntType(32)
+intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
 NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
 NUMBERS[types.uint32] = INTEGER
 
