@@ -16,18 +16,19 @@ from numba import types
 from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
+from . import numba_amx
+from .numba_rows import fill, largest_of_row, span, up, write_row
 from .numba_vectors import (
     LANES,
     ROWS,
     add_product,
     exp2,
     filled,
-    larger,
-    largest,
     load,
     product,
     store,
     total,
+    transpose_tile,
     vectorised,
 )
 from .numpy_attention import heads_inside
@@ -125,6 +126,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
     begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp) for x in found)
     begin, end = np.broadcast_arrays(begin, end)
+    if numba_amx.fits(q):
+        return numba_amx.attention(q, k, v, begin, end)
     maximum, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
     (y,) = run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (q,))
     return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, begin, end)
@@ -176,7 +179,7 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
     G, S = k.shape[1], k.shape[2]
     long = up(S, LANES) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
     keys = np.zeros((D, long), maximum.dtype)
-    values = np.zeros((S, D), maximum.dtype)
+    values = np.zeros((up(S, LANES), D), maximum.dtype)
     queries = np.zeros((ROWS, D), maximum.dtype)
     e = np.zeros((ROWS, long), maximum.dtype)
     sums = np.zeros((ROWS, D), maximum.dtype)
@@ -238,9 +241,9 @@ def backward(
             g = h * G // H
             if h * G % H == 0:
                 read_rows(v, b, g, 0, S, key_rows)
-                transpose(key_rows[:S], values)
+                transpose(key_rows, values)
                 read_rows(k, b, g, 0, S, key_rows)
-                transpose(key_rows[:S], keys)
+                transpose(key_rows, keys)
                 make_finite(key_rows)
                 clear(sum_dk)
                 clear(sum_dv)
@@ -292,22 +295,6 @@ def backward(
 
 
 @vectorised
-def up(n: Any, to: Any) -> Any:
-    return (n + to - 1) // to * to
-
-
-@vectorised
-def span(begin: Any, end: Any, pattern: Any, t: Any, height: Any, s: Any, width: Any) -> Any:
-    """From the first to after the last of the keys s ... s + width − 1, counted from s, that one of the rows sees."""
-    first, last = width, 0
-    for i in range(t, t + height):
-        start, stop = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
-        if start < stop:
-            first, last = min(first, start), max(last, stop)
-    return first, last
-
-
-@vectorised
 def rows_that_see(begin: Any, end: Any, pattern: Any, t: Any, height: Any, start: Any, stop: Any) -> Any:
     """From the first to after the last of the rows, counted from t, that see one of the keys start ... stop − 1."""
     first, last = height, 0
@@ -331,12 +318,6 @@ def read_rows(x: Any, b: Any, h: Any, t: Any, count: Any, to: Any) -> None:
 
 
 @vectorised
-def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> None:
-    for d in range(0, x.shape[3], LANES):
-        store(x, (b, h, t, d), load(a, (i, d)) * factor)
-
-
-@vectorised
 def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
     terms = filled(a, 0.0)
     for d in range(0, x.shape[3], LANES):
@@ -346,9 +327,9 @@ def dot(a: Any, i: Any, x: Any, b: Any, h: Any, t: Any) -> Any:
 
 @vectorised
 def transpose(x: Any, to: Any) -> None:
-    for s in range(x.shape[0]):
-        for d in range(x.shape[1]):
-            to[d, s] = x[s, d]
+    for s in range(0, x.shape[0], LANES):
+        for d in range(0, x.shape[1], LANES):
+            transpose_tile(x, s, d, to, d, s)
 
 
 @vectorised
@@ -363,20 +344,6 @@ def make_finite(x: Any) -> None:
 def clear(x: Any) -> None:
     for i in range(x.shape[0]):
         fill(x, i, 0, x.shape[1], 0)
-
-
-@vectorised
-def fill(x: Any, i: Any, start: Any, stop: Any, value: Any) -> None:
-    for s in range(start, stop):
-        x[i, s] = value
-
-
-@vectorised
-def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
-    m = filled(a, -np.inf)
-    for s in range(left, right, LANES):
-        m = larger(m, load(a, (i, s)))
-    return largest(m)
 
 
 @vectorised

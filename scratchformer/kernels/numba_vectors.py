@@ -24,17 +24,19 @@ import llvmlite.binding
 import numba
 import numpy as np
 from llvmlite import ir
-from numba import types
+from numba import extending, types
 from numba.core import cgutils
-from numba.extending import intrinsic, models, overload, register_model
+from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
 
 features = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
 ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
-NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
 INTEGER = ir.IntType(32)
+intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
+NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
+NUMBERS[types.uint32] = INTEGER
 
 
 def vectorised(function: Callable) -> Any:
@@ -205,6 +207,41 @@ def reduction(combine: Callable) -> Any:
 
 
 total, largest = reduction(lambda builder, a, b: builder.fadd(a, b)), reduction(maximum)
+
+
+@intrinsic
+def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any) -> Any:
+    """Write the LANES x LANES numbers of x from row i and column j on, transposed, to `to` from row r, column s on.
+
+    Squares of 1, 2, 4, ... rows and columns beside the diagonal change places, in all pairs of such rows at once.
+    """
+    vector, size = vector_of(x.dtype), x.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        corner, (down, _) = place(context, builder, x, args[0], args[1:3])
+        goal, (below, _) = place(context, builder, to, args[3], args[4:6])
+        from_rows, to_rows = (
+            [pointer(builder, builder.add(start, builder.mul(step, step.type(row))), vector) for row in range(LANES)]
+            for start, step in ((corner, down), (goal, below))
+        )
+        rows = [builder.load(row, align=size) for row in from_rows]
+        step = 1
+        while step < LANES:
+            upper = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
+            lower = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
+            kind = ir.VectorType(INTEGER, LANES)
+            for row in range(LANES):
+                if not row & step:
+                    a, b = rows[row], rows[row + step]
+                    rows[row] = builder.shuffle_vector(a, b, ir.Constant(kind, upper))
+                    rows[row + step] = builder.shuffle_vector(a, b, ir.Constant(kind, lower))
+            step *= 2
+        for row in range(LANES):
+            builder.store(rows[row], to_rows[row], align=size)
+        return context.get_dummy_value()
+
+    n = types.intp
+    return types.void(x, n, n, to, n, n), code
 
 
 @intrinsic

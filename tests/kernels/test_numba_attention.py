@@ -18,6 +18,7 @@ from scratchformer.testing.strategies import SCALES  # noqa: E402
 
 with fast():
     compiled = pytest.importorskip("scratchformer.kernels.numba_attention")
+    numba_amx = pytest.importorskip("scratchformer.kernels.numba_amx")
 
 UNIT = {np.float32: 2.0**-24, ml_dtypes.bfloat16: 2.0**-9, np.float16: 2.0**-11}  # half the distance from 1 to the next
 
@@ -57,14 +58,20 @@ def drawn(draw, dtype, scale, largest):
     return arrays, pattern
 
 
+@pytest.mark.parametrize("amx", [False, True])
 @pytest.mark.parametrize("dtype", UNIT, ids=lambda dtype: dtype.__name__)
-def test_it_gives_what_the_reference_gives_in_float64(dtype, combinations):
+def test_it_gives_what_the_reference_gives_in_float64(dtype, amx, combinations, monkeypatch):
     """Up to the rounding of the results and, in half precision, of the y from which the backward takes δ."""
+    if amx and not (dtype is ml_dtypes.bfloat16 and numba_amx.available()):
+        pytest.skip("for bfloat16, on processors with AMX")
+    if not amx:
+        monkeypatch.setattr(numba_amx, "available", lambda: False)
     for case in combinations(12, scale=(1e-3, 1.0, 30.0), largest=(20, 150)):
         (*arrays, dy), pattern = drawn(np.random.default_rng(case["seed"]), dtype, case["scale"], case["largest"])
         with fast():
             cache, found = run(arrays, pattern, dy)
-        assert type(cache) is compiled.CompiledAttentionCache
+        tiles = amx and numba_amx.fits(arrays[0])
+        assert type(cache) is (numba_amx.TileAttentionCache if tiles else compiled.CompiledAttentionCache)
         with reference_only():
             _, expected = run([x.astype(np.float64) for x in arrays], pattern, dy.astype(np.float64))
         sizes = [np.abs(x).max(initial=0) for x in (*arrays, dy)]
@@ -96,9 +103,10 @@ def test_the_loops_have_the_equations_of_the_derivation():
             assert normal(comment) in equations
 
 
-def test_threads_give_the_bits_of_one():
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
+def test_threads_give_the_bits_of_one(dtype):
     rng = np.random.default_rng(0)
-    q, k, v, dy = rng.standard_normal((4, 2, 4, 200, 16)).astype(np.float32)
+    q, k, v, dy = rng.standard_normal((4, 2, 4, 200, 16)).astype(dtype)
     with fast():
         _, alone = run((q, k, v), ops.Causal(), dy)
         with ThreadPoolExecutor(4) as pool:
@@ -107,10 +115,11 @@ def test_threads_give_the_bits_of_one():
                     assert np.array_equal(a, b)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
-def test_a_key_reaches_only_queries_that_may_see_it(wrong):
+def test_a_key_reaches_only_queries_that_may_see_it(wrong, dtype):
     rng = np.random.default_rng(0)
-    q, k, v, dy = rng.standard_normal((4, 1, 2, 100, 16)).astype(np.float32)
+    q, k, v, dy = rng.standard_normal((4, 1, 2, 100, 16)).astype(dtype)
     with fast(), np.errstate(invalid="ignore"):
         _, (y, dq, _, _) = run((q, k, v), ops.Causal(), dy)
         k[0, 1, 70, :] = wrong

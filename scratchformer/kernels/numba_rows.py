@@ -1,0 +1,45 @@
+"""Loops that the compiled twins of attention share: over rows of numbers, and over the intervals of a pattern."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from .numba_vectors import LANES, filled, larger, largest, load, store, vectorised
+
+
+@vectorised
+def up(n: Any, to: Any) -> Any:
+    return (n + to - 1) // to * to
+
+
+@vectorised
+def span(begin: Any, end: Any, pattern: Any, t: Any, height: Any, s: Any, width: Any) -> Any:
+    """From the first to after the last of the keys s ... s + width − 1, counted from s, that one of the rows sees."""
+    first, last = width, 0
+    for i in range(t, t + height):
+        start, stop = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
+        if start < stop:
+            first, last = min(first, start), max(last, stop)
+    return first, last
+
+
+@vectorised
+def fill(x: Any, i: Any, start: Any, stop: Any, value: Any) -> None:
+    for s in range(start, stop):
+        x[i, s] = value
+
+
+@vectorised
+def write_row(a: Any, i: Any, factor: Any, x: Any, b: Any, h: Any, t: Any) -> None:
+    for d in range(0, x.shape[3], LANES):
+        store(x, (b, h, t, d), load(a, (i, d)) * factor)
+
+
+@vectorised
+def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
+    m = filled(a, -np.inf)
+    for s in range(left, right, LANES):
+        m = larger(m, load(a, (i, s)))
+    return largest(m)
