@@ -103,10 +103,10 @@ def test_bytes_kept_as_the_estimate_of_memory_has_them(name):
     model, inputs, _ = CASES[name](Sizes())
     config, B = model.config, SIZES["B"]
     batch = BATCHES[name](*inputs)
+    longest = batch.stretched(B, config.get("context") or config["max_length"])
     with Replicas(model, 1, B) as replicas:
         estimated = sum(estimate(replicas, batch).activations.values())
-    longest = batch.stretched(B, config.get("context") or config["max_length"])
-    kept = trace(model, *longest, loss=True, key=Key(0)).kept
+        kept = trace(model, *longest, loss=True, key=Key(0)).kept
     given = {id(owner(x)) for x in longest}
     assert sum(x.nbytes for key, x in kept.items() if key not in given) == estimated
 
