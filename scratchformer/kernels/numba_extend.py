@@ -28,10 +28,10 @@ from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
-from .mkl_products import product_of_arrays
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
 from .numba_code import as_bits, compiled
+from .numba_linear import affine
 from .numba_math import alike, exp, narrow, read
 from .numpy_extend import CORES, angles_at, pool, visible
 
@@ -121,7 +121,7 @@ def products(x: np.ndarray, *weights: np.ndarray, transposed: bool = False) -> l
             copy(x.reshape(-1), half.reshape(-1))
             x = half
         for w, y in zip(weights, found, strict=True):
-            product_of_arrays(library, x, False, w, transposed, y)
+            affine(library, x, w, transposed, x[0, :0], 0.0, y)
         return found
     parts = max(1, min(CORES, sum(w.size for w in weights) // PART))
 
