@@ -37,12 +37,11 @@ both_models = pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
 
 
 def gradient_of_the_whole_batch(model, batch):
-    """One forward and one backward, without replicas."""
+    """One forward and one backward, by the twins that replicas run too."""
     with Replicas(model, 1) as replicas:
-        moved = replicas.move(batch)
-    model.flat.grad[...] = 0
-    loss, cache = model.loss(*moved)
-    model.loss_backward(1.0, cache)
+        model.flat.grad[...] = 0
+        loss, cache = model.loss(*replicas.move(batch))
+        model.loss_backward(1.0, cache)
     return float(loss), to_cpu(model.flat.grad).copy()
 
 
