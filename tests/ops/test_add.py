@@ -6,6 +6,10 @@ import pytest
 from scratchformer import ops
 
 
+def test_gradients(case, check_gradients):
+    check_gradients(case)
+
+
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 1), (2, 3, 1)])
 def test_nothing_is_broadcast(shape):
     with pytest.raises(ValueError, match=r"f: expected \(2, 3\), got \("):
