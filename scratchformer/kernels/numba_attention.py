@@ -106,12 +106,13 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. `pattern.intervals` gives begin and end. Tiles without a key that a query sees are skipped, and in the
+    Intervals. The pattern's `intervals` are begin and end. Tiles without a key that a query sees are skipped, and in the
     others the products end at the last such key, to the width of a vector. What a row does not see is overwritten, with
     −∞ before the maximum is taken and with 0 in e and dz; so NaN cannot leave it. In dq, NaN and infinity in k are
     replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
-    Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out.
+    Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
+    processors with AMX, `numba_amx` computes the same in bfloat16.
     The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
