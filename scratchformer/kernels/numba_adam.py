@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
-import numba
 import numpy as np
 
 from ..optim import adam
+from .numba_code import compiled
 from .numpy_arrays import one_real_dtype
 
 
@@ -43,7 +44,7 @@ def adam_step(
     return None
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@partial(compiled, fastmath=set())
 def step(w: Any, g: Any, m: Any, v: Any, rate: Any, beta1: Any, beta2: Any, root: Any, eps: Any) -> None:
     number = w.dtype.type
     kept1, new1, kept2, new2 = number(beta1), number(1 - beta1), number(beta2), number(1 - beta2)

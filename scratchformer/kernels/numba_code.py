@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
 import llvmlite.binding
@@ -19,13 +22,24 @@ if config.CPU_FEATURES is None:  # LLVM would use half of a vector register of 5
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def compiled(function: Callable) -> Any:
+def compiled(function: Callable, fastmath: set[str] = FASTMATH) -> Any:
     """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk."""
-    options: dict[str, Any] = dict(nogil=True, fastmath=FASTMATH, error_model="numpy")
+    options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy")
     try:
-        return numba.njit(cache=True, **options)(function)
-    except RuntimeError:  # Numba finds no folder to write to
+        found = numba.njit(cache=True, **options)(function)
+        found._cache._cache_file._source_stamp = sources()
+    except (RuntimeError, AttributeError):  # Numba finds no folder to write to, or has changed
         return numba.njit(**options)(function)
+    return found
+
+
+@cache
+def sources() -> str:
+    """A checksum of all modules of this package: compiled code includes that of the functions which it calls, but Numba
+    itself notices changes only in a function's own file.
+    """
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 class Note(Listener):

@@ -30,6 +30,8 @@ from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
 
+from .numba_code import compiled
+
 features = llvmlite.binding.get_host_cpu_features()
 LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
 ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
@@ -41,7 +43,7 @@ NUMBERS[types.uint32] = INTEGER
 
 def vectorised(function: Callable) -> Any:
     """As `numba_code.compiled`, but sums are in the order of the code: reordering would undo the rounding in `exp2`."""
-    return numba.njit(nogil=True, cache=True, fastmath={"contract"}, error_model="numpy")(function)
+    return compiled(function, {"contract"})
 
 
 class Vector(types.Type):
