@@ -106,7 +106,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles without a key that a query sees are skipped, and in the
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and in the
     others the products end at the last such key, to the width of a vector. What a row does not see is overwritten, with
     −∞ before the maximum is taken and with 0 in e and dz; so NaN cannot leave it. In dq, NaN and infinity in k are
     replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.

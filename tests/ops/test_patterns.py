@@ -68,8 +68,16 @@ PATTERNS = {
     "full | local": (lambda n: Full() | Local(1), lambda b, t, s, T, S, n: True),
     "full & full": (lambda n: Full() & Full(), lambda b, t, s, T, S, n: True),
 }
-INTERVALS = ["full", "full & full", "causal", "padding", "causal & padding", "padding & full", "local"]
-INTERVALS += ["causal & local"]
+INTERVALS = [
+    "full",
+    "full & full",
+    "causal",
+    "padding",
+    "causal & padding",
+    "padding & full",
+    "local",
+    "causal & local",
+]
 
 
 def brute_force(may_see, T, S, n):
