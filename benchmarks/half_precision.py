@@ -3,7 +3,7 @@ docs/half_precision.md.
 
     python benchmarks/half_precision.py --data enwik8.gz [--steps 2000 --overflows 200 --plot docs/img]
 
-The model is a small language model on bytes (2 blocks of width 64, context 64, batches of 8), trained with Adam. It is
+The model is a small language model on bytes (2 blocks of width 32, context 32, batches of 8), trained with Adam. It is
 trained in each precision; without master weights, with weights that are rounded after every step; in float16 with a
 loss scale of 1; and in float16 with overflows planted in as many steps as --overflows says: there the gradient is 2⁴⁰
 times as large. All runs have the same seed and the same batches.
@@ -16,6 +16,7 @@ import json
 import math
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ import ml_dtypes
 import numpy as np
 
 from scratchformer import Key
+from scratchformer.backend import cores
 from scratchformer.data import TextBatches, load_enwik8
 from scratchformer.models import LanguageModel
 from scratchformer.nn import Layer
@@ -32,12 +34,14 @@ from scratchformer.training import LossScale, Replicas, evaluate_language_model,
 
 HALF = {"float16": np.dtype(np.float16), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
 COLOURS = {"float32": "tab:gray", "float16": "tab:blue", "bfloat16": "tab:orange"}
-CONTEXT, ROWS, RATE = 64, 8, 2e-3
+CONTEXT, ROWS, RATE = 32, 8, 2e-3
 LOST = {"float16": 2.0**-25, "bfloat16": 2.0**-134}  # what is smaller becomes 0
 
 
-def new_model() -> LanguageModel:
-    return LanguageModel(256, d_model=64, heads=4, depth=2, context=CONTEXT, norm="pre", embedding_std=0.02, key=Key(0))
+def new_model(seed: int = 0) -> LanguageModel:
+    return LanguageModel(
+        256, d_model=32, heads=2, depth=2, context=CONTEXT, norm="pre", embedding_std=0.02, key=Key(seed)
+    )
 
 
 # Numbers and sums
@@ -117,9 +121,10 @@ def run(
     scale: LossScale | None = None,
     rounded: np.dtype | None = None,
     overflows: frozenset[int] = frozenset(),
+    seed: int = 0,
 ) -> Finished:
     """Train a model. rounded: the type to which the master weights are rounded after every step."""
-    model = new_model()
+    model = new_model(seed)
     planted = [1.0]
 
     def before(step: int) -> None:
@@ -127,11 +132,11 @@ def run(
         if rounded is not None:
             model.flat.data[...] = model.flat.data.astype(rounded)
 
-    with tempfile.TemporaryDirectory() as out, Replicas(model, precision=precision) as replicas:
+    with tempfile.TemporaryDirectory() as out, Replicas(model, 1, ROWS, precision) as replicas:
         for replica in replicas.models:
             whole = replica.loss_backward
             replica.loss_backward = lambda dloss, cache, whole=whole: whole(planted[0] * dloss, cache)
-        batches = Watched(TextBatches(data.train, ROWS, CONTEXT, Key(1)), before)
+        batches = Watched(TextBatches(data.train, ROWS, CONTEXT, Key(seed, 1)), before)
         state = train(
             replicas,
             Adam(model.parameters(), RATE),
@@ -139,7 +144,7 @@ def run(
             batches,
             steps,
             out,
-            evaluate=lambda: evaluate_language_model(replicas, data.validation[:50_000]),
+            evaluate=lambda: evaluate_language_model(replicas, data.validation[:30_000]),
             select=("bits_per_byte", "min"),
             snapshot_every=steps,
             log_every=10,
@@ -163,13 +168,15 @@ def relative_updates(model: LanguageModel, batch: Any, adam: Adam) -> np.ndarray
 # Pictures
 
 
-def pictures(folder: Path, data: Any, runs: dict[str, Finished], overflows: frozenset[int]) -> None:
+def two_plots() -> tuple[Any, Any, Any]:
     from scratchformer.plots import pyplot
 
-    plt = pyplot()
-    batches = TextBatches(data.train, ROWS, CONTEXT, Key(1))
+    figure, (left, right) = pyplot().subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+    return figure, left, right
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+
+def plot_numbers(folder: Path) -> None:
+    figure, left, right = two_plots()
     exponents = np.arange(-45, 45)
     for name, dtype in {"float32": np.dtype(np.float32), **HALF}.items():
         left.plot(
@@ -187,23 +194,27 @@ def pictures(folder: Path, data: Any, runs: dict[str, Finished], overflows: froz
         axes.legend()
     figure.savefig(folder / "half_numbers.png", dpi=110)
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
-    new, trained = new_model(), runs["float32"].model
-    bins = np.arange(-45.0, 0.0, 0.5)
+
+def plot_gradients(folder: Path, data: Any, trained: LanguageModel) -> None:
+    """Gradients and changes of a new and a trained model; prints how many are lost."""
+    figure, left, right = two_plots()
+    batches, new = TextBatches(data.train, ROWS, CONTEXT, Key(1)), new_model()
+    bins = np.arange(-35.0, 0.0, 0.5)
     for name, model, colour in (("new", new, "tab:green"), ("trained", trained, "tab:purple")):
         g = gradients_of_activations(model, batches.batch(0))
         g = g[g > 0]
         lost = float((g < LOST["float16"]).mean())
         left.hist(np.log2(g), bins, density=True, histtype="step", color=colour, label=f"{name} model")
+        rough = float((g < 2.0**-14).mean())
         kept = [float((g * s < LOST["float16"]).mean()) for s in (2.0**10, 2.0**15)]
-        print(f"gradients of activations, {name}: {lost:.1%} become 0 in float16; "
+        print(f"gradients of activations, {name}: {lost:.1%} become 0 in float16, {rough:.0%} lose digits; "
               f"with S = 2^10 {kept[0]:.2%}, with 2^15 {kept[1]:.3%}; largest {g.max():.2g}")  # fmt: skip
-    left.axvspan(-45, -25, color="black", alpha=0.08)
-    left.text(-44.5, 0.005, "0 in float16", va="bottom")
+    left.axvspan(-35, -25, color="black", alpha=0.08)
+    left.text(-34.5, 0.005, "0 in float16")
     left.axvline(-14, color="black", linestyle=":")
-    left.text(-13.8, 0.005, "full precision", va="bottom")
+    left.text(-20.5, 0.14, "fewer digits")
     left.set(title="gradients of activations, by size", xlabel="log$_2$ |dx|")
-    left.legend(loc="upper right")
+    left.legend(loc="upper left")
     for name, model, colour, rate in (("new", new, "tab:green", RATE), ("trained", trained, "tab:purple", RATE / 10)):
         adam = Adam(model.parameters(), rate)
         for step in range(20):
@@ -220,7 +231,9 @@ def pictures(folder: Path, data: Any, runs: dict[str, Finished], overflows: froz
     right.legend()
     figure.savefig(folder / "half_gradients.png", dpi=110)
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
+
+def plot_training(folder: Path, runs: dict[str, Finished], overflows: frozenset[int]) -> None:
+    figure, left, right = two_plots()
     for name, done in runs.items():
         steps, losses = [r["step"] for r in done.records], [r["loss"] for r in done.records]
         smooth = np.convolve(losses, np.ones(20) / 20, "valid")
@@ -246,6 +259,7 @@ def main() -> None:
     parser.add_argument("--data", metavar="PATH", help="a text (default: enwik8)")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--overflows", type=int, default=200)
+    parser.add_argument("--processes", type=int, default=cores(), help="runs at the same time")
     parser.add_argument("--plot", metavar="DIR", type=Path, help="draw the pictures")
     args = parser.parse_args()
     data = load_enwik8(args.data)
@@ -259,20 +273,29 @@ def main() -> None:
               f"{errors[0]:.3g} and {errors[1]:.3g}")  # fmt: skip
     draw = np.random.default_rng(0)
     planted = frozenset(draw.choice(args.steps, args.overflows, replace=False).tolist())
-    runs = {
-        "float32": run(data, args.steps, "float32"),
-        "bfloat16": run(data, args.steps, "bfloat16"),
-        "float16": run(data, args.steps, "float16"),
-        "bfloat16, rounded weights": run(data, args.steps, "bfloat16", rounded=HALF["bfloat16"]),
-        "float16, S = 1": run(data, args.steps, "float16", LossScale(1.0, patience=args.steps + 1)),
-        f"float16, {args.overflows} overflows": run(
-            data, args.steps, "float16", LossScale(patience=5), overflows=planted
-        ),
+    described: dict[str, dict[str, Any]] = {
+        "float16": {},
+        f"float16, {args.overflows} overflows": {"scale": LossScale(patience=10), "overflows": planted},
+        "float32": {},
+        "float32, seed 1": {"seed": 1},
+        "float32, seed 2": {"seed": 2},
+        "bfloat16": {},
+        "bfloat16, rounded weights": {"rounded": HALF["bfloat16"]},
+        "float16, S = 1": {"scale": LossScale(1.0, patience=args.steps + 1)},
     }
-    for name, done in runs.items():
-        print(f"{name:<28} {done.bits:.4f} bits per byte, {done.skipped} steps skipped")
+    with ProcessPoolExecutor(args.processes) as pool:
+        started = {
+            name: pool.submit(run, data, args.steps, name.partition(",")[0], **options)
+            for name, options in described.items()
+        }
+        runs = {}
+        for name, future in started.items():
+            done = runs[name] = future.result()
+            print(f"{name:<28} {done.bits:.4f} bits per byte, {done.skipped} steps skipped", flush=True)
     if args.plot:
-        pictures(args.plot, data, runs, planted)
+        plot_numbers(args.plot)
+        plot_gradients(args.plot, data, runs["float32"].model)
+        plot_training(args.plot, runs, planted)
 
 
 if __name__ == "__main__":
