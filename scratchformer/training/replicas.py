@@ -42,8 +42,8 @@ class Replicas:
     its loss (targets that are `ops.IGNORED` do not count), `tokens`, the number of its tokens, and `split(size)`, its
     rows in order as batches of at most `size` rows.
     count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
-    tokens × width near 131,072 on a CPU (one micro-batch per replica if `model.config` has no "d_model"), and the whole
-    batch on a GPU.
+    tokens × width near 131,072 on a CPU, or near twice that in half precision (one micro-batch per replica if
+    `model.config` has no "d_model"), and the whole batch on a GPU.
 
     The assignment of micro-batches to replicas and the order of every sum are fixed, so results do not depend on the
     timing of threads. They do depend, in the last bits, on `count` and `micro_batch`.
@@ -181,7 +181,8 @@ class Replicas:
     def fitting(self, length: int) -> int | None:
         """How many rows of `length` tokens fit in a core's cache; None for a model without `config["d_model"]`."""
         width = getattr(self.model, "config", {}).get("d_model")
-        return width and max(1, MICRO_BATCH_ELEMENTS // (length * width))
+        elements = MICRO_BATCH_ELEMENTS if self.half is None else 2 * MICRO_BATCH_ELEMENTS
+        return width and max(1, elements // (length * width))
 
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
