@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar
@@ -40,7 +41,8 @@ Function = TypeVar("Function", bound=Callable)
 
 NUMBERS = ("f", "b", "i", "u", "c", "V")  # values of NumPy's `dtype.kind`; "V" is bfloat16
 _reference_depth = 0  # the number of open `reference_only()` blocks in the whole process
-_fast_depth = 0  # the same for `fast()`
+_fast_depth = 0  # the same for `fast()`, which threads enter
+_entering = threading.RLock()
 _loaders: list[Callable[[], object]] = []  # these import the modules that register fast twins, see `when_fast`
 
 
@@ -69,13 +71,15 @@ def fast() -> Iterator[None]:
     SCRATCHFORMER_FAST=0 in the environment makes the block do nothing.
     """
     global _fast_depth
-    while _loaders:
-        _loaders.pop()()
-    _fast_depth += 1
+    with _entering:
+        while _loaders:
+            _loaders.pop()()
+        _fast_depth += 1
     try:
         yield
     finally:
-        _fast_depth -= 1
+        with _entering:
+            _fast_depth -= 1
 
 
 def when_fast(load: Callable[[], object]) -> None:
