@@ -51,6 +51,8 @@ TESTS = {
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
     "kernels/numba_activations.py": f"{TWINS} -k dense",
+    "kernels/numba_amx.py": "tests/kernels/test_numba_attention.py",
+    "kernels/numba_attention.py": "tests/kernels/test_numba_attention.py",
     "kernels/numba_cross_entropy.py": f"{TWINS} -k cross_entropy",
     "kernels/numba_dense.py": f"{TWINS} -k dense",
     "kernels/numba_elementwise.py": f"{TWINS} -k 'add or dropout or swiglu'",
@@ -154,7 +156,7 @@ EQUAL: dict[str, dict[str, str]] = {
         FAST_ERF + " -> pass": "the way for float64 gives the same in more time",
     },
     "kernels/numpy_embedding.py::embedding_backward": {
-        "if not dtable.flags.c_contiguous or dtable.dtype != dy.dtype: -> "
+        "if not dtable.flags.c_contiguous or dtable.dtype != wide.dtype: -> "
         "if not dtable.flags.c_contiguous:": "np.add.at converts dy as the reference does",
     },
     "kernels/numpy_relative.py::relative_attention_backward": {
