@@ -59,9 +59,12 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
     yield "fast", _fast(instructions)
     if _installed("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
-        from .kernels import mkl_products
+        try:
+            from .kernels import mkl_products
 
-        yield "products", str(mkl_products.choice() or "by NumPy")
+            yield "products", str(mkl_products.choice() or "by NumPy")
+        except ImportError as error:  # such as a Numba that is too old for this NumPy
+            yield "products", f"by NumPy ({error})"
 
 
 def _fast(instructions: Collection[str]) -> str:

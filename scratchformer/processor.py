@@ -96,7 +96,7 @@ def _limits(root: Path) -> Iterator[float]:
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         mounted, point = mount.split()[3:5]
-        kind, _, options = system.split(maxsplit=2)
+        kind, *_, options = system.split()
         if kind == "cgroup2":
             limit, group = _limit2, own.get("", mounted)
         elif kind == "cgroup" and "cpu" in options.split(","):
@@ -112,7 +112,7 @@ def _limits(root: Path) -> Iterator[float]:
 
 def _limit1(group: Path) -> Iterator[float]:
     most, period = (int(_text(group / f"cpu.cfs_{name}_us") or -1) for name in ("quota", "period"))
-    if most > 0:
+    if most > 0 and period > 0:
         yield most / period
 
 

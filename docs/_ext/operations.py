@@ -136,10 +136,11 @@ def code(function: Any) -> str:
 
 def sources(op: Any, backward: Any, comparison: Comparison) -> list[str]:
     """The reference, and beside it the fast twin, with its derivation and what it gains."""
-    if comparison.twin is None:
+    module = sys.modules[next(iter(op.twins.values())).__module__] if op.twins else None
+    if comparison.twin is None or module is None or module.__name__.endswith(".numpy_half"):
         return [code(op), code(backward)]
-    (twin,), (twin_backward,) = op.twins.values(), backward.twins.values()
-    module = sys.modules[twin.__module__]
+    (twin,) = op.twins.values()
+    (twin_backward,) = (function for function in backward.twins.values() if function.__module__ == module.__name__)
     cells = [cell("The reference", op), cell("Its twin for NumPy", twin), cell("", backward), cell("", twin_backward)]
     return [
         directive("container", "pair", joined(cells)),

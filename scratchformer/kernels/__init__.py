@@ -62,6 +62,7 @@ def load_fast() -> None:
     try:
         for name in FAST:
             import_module(f"{__name__}.{name}")
+        import_module(f"{__name__}.mkl_products").products()  # before threads ask for it
     except ImportError as error:  # such as a Numba that is too old for this NumPy
         warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 

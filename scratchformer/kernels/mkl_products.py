@@ -98,25 +98,36 @@ def address(library: Any, name: str) -> int:
 
 @cache
 def choice() -> Choice | None:
-    """The choice for this processor and these versions. It is measured once, and kept in the cache folder, so that a
-    run that is resumed has the same sums. None if there is nothing to choose from.
+    """The choice for this processor and these versions. It is measured once, and kept in the cache folder (if it can be
+    written), so that a run that is resumed has the same sums. None if there is nothing to choose from.
     """
     if not available():
         return None
-    kept, key = {}, machine()
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = dict(json.loads(_file().read_text(encoding="utf-8")))
-        found = Choice(**kept[key])
-        if found.float32 in available() and found.bfloat16 in ("float32", *available()):
-            return found
-    found = measure()
+    if (found := _kept()[1]) is not None:
+        return found
+    measured = measure()
+    kept, found = _kept()  # another process may have measured meanwhile
+    if found is not None:
+        return found
     with contextlib.suppress(OSError):
         from ..data.files import replacing
 
         _file().parent.mkdir(parents=True, exist_ok=True)
         with replacing(_file()) as path:
-            path.write_text(json.dumps({**kept, key: found._asdict()}, indent=1), encoding="utf-8")
-    return found
+            path.write_text(json.dumps({**kept, machine(): measured._asdict()}, indent=1), encoding="utf-8")
+    return measured
+
+
+def _kept() -> tuple[dict[str, Any], Choice | None]:
+    """The choices in the cache folder, and the one for this machine; None if there is none that can be used."""
+    kept: dict[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        kept = dict(json.loads(_file().read_text(encoding="utf-8")))
+        found = Choice(**kept[machine()])
+        rates = all(isinstance(rate, int | float) for rate in dict(found.measured).values())
+        if rates and found.float32 in available() and found.bfloat16 in ("float32", *available()):
+            return kept, found
+    return kept, None
 
 
 def _file() -> Path:

@@ -146,7 +146,9 @@ load_tile, store_tile = moved("tileloadd64"), moved("tilestored64")
 
 @intrinsic
 def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
-    """As `store` for bfloat16, but of two equally near numbers the larger: two instructions instead of seven."""
+    """As `store` for bfloat16, but of two equally near numbers the one farther from zero: in two instructions, not
+    seven.
+    """
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         upper = builder.lshr(half_added(builder, args[2]), constant(ir.VectorType(INTEGER, LANES), 16))
@@ -158,7 +160,7 @@ def store_near(typing: Any, x: Any, index: Any, a: Any) -> Any:
 
 
 @intrinsic
-def storp_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
+def store_pairs(typing: Any, x: Any, index: Any, a: Any, b: Any) -> Any:
     """The numbers of a and b in pairs, rounded to bfloat16 as by `store_near`, to an array of 32-bit integers."""
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
@@ -270,7 +272,7 @@ def forward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transposp_pairs(k, b, g, rows, tile, keys)
+                transpose_pairs(k, b, g, rows, tile, keys)
                 pair_rows(v, b, g, values)
             for t in range(0, T, SIDE):
                 first, last = span(begin, end, pattern, t, SIDE, 0, S)
@@ -326,13 +328,13 @@ def columns(x: Any, b: Any, h: Any, s: Any, d: Any, rows: Any, to: Any) -> None:
 
 
 @vectorised
-def transposp_pairs(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
+def transpose_pairs(x: Any, b: Any, h: Any, rows: Any, tile: Any, to: Any) -> None:
     """The transpose of x, by pairs of its rows."""
     for s in range(0, x.shape[2], SIDE):
         for d in range(0, x.shape[3], SIDE):
             columns(x, b, h, s, d, rows, tile)
             for i in range(0, SIDE, 2):
-                storp_pairs(to, ((d + i) // 2, s), load(tile, (i, 0)), load(tile, (i + 1, 0)))
+                store_pairs(to, ((d + i) // 2, s), load(tile, (i, 0)), load(tile, (i + 1, 0)))
 
 
 @vectorised
@@ -357,7 +359,7 @@ def write_transposed(sums: Any, factor: Any, rows: Any, x: Any, b: Any, g: Any) 
 def pair_rows(x: Any, b: Any, h: Any, to: Any) -> None:
     for s in range(0, x.shape[2], 2):
         for d in range(0, x.shape[3], LANES):
-            storp_pairs(to, (s // 2, d), load(x, (b, h, s, d)), load(x, (b, h, s + 1, d)))
+            store_pairs(to, (s // 2, d), load(x, (b, h, s, d)), load(x, (b, h, s + 1, d)))
 
 
 @vectorised
@@ -384,8 +386,8 @@ def backward(
         for h in range(H):
             g = h * G // H
             if h * G % H == 0:
-                transposp_pairs(k, b, g, rows, tile, keys)
-                transposp_pairs(v, b, g, rows, tile, values)
+                transpose_pairs(k, b, g, rows, tile, keys)
+                transpose_pairs(v, b, g, rows, tile, values)
                 pair_rows(k, b, g, key_pairs)
                 clear_unless_finite(key_pairs)
                 for d in range(D):
@@ -475,8 +477,8 @@ def gradients(
         p = exp2((load(a, (i, s)) - m) * scale - l)
         p2 = exp2((load(a, (i + 1, s)) - m2) * scale - l2)
         one, two = p * (load(dp, (i, s)) - delta[i]), p2 * (load(dp, (i + 1, s)) - delta[i + 1])
-        storp_pairs(p_pairs, (i // 2, s), p, p2)
-        storp_pairs(dz_pairs, (i // 2, s), one, two)
+        store_pairs(p_pairs, (i // 2, s), p, p2)
+        store_pairs(dz_pairs, (i // 2, s), one, two)
         store_near(dz, (i, s), one)
         store_near(dz, (i + 1, s), two)
 

@@ -112,20 +112,20 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
-    processors with AMX, `numba_amx` computes the same in bfloat16.
+    processors with AMX, `numba_amx` takes bfloat16 arrays; it also rounds p and dz to bfloat16.
     The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
     """
     alike = {(type(x), getattr(x, "dtype", None)) for x in (q, k, v)} == {(np.ndarray, q.dtype)}
-    if not alike or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
+    if not alike or not q.dtype.isnative or q.dtype.name not in DTYPES or q.ndim != 4 or q.shape[2] == 1:
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
     check_attention(q, k, v, pattern)
     (B, H, T, D), S = q.shape, k.shape[2]
     found = (pattern or Full()).intervals(T, S, np)
     if found is None or not D:
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp) for x in found)
+    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp).clip(0, S) for x in found)
     begin, end = np.broadcast_arrays(begin, end)
     if numba_amx.fits(q):
         return numba_amx.attention(q, k, v, begin, end)
@@ -273,7 +273,7 @@ def backward(
                             if start < stop:
                                 scores_to_gradients(e, dz, r, left, right, maximum[b, h, t + r], delta[r])
                             else:
-                                start = TILE
+                                start = stop = TILE
                             for z in e, dz:
                                 fill(z, r, 0, start, 0)
                                 fill(z, r, stop, TILE, 0)

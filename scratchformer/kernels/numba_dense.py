@@ -74,7 +74,7 @@ def dense_backward(dy: np.ndarray, cache: FastDenseCache) -> tuple[np.ndarray, n
     (x, w, _), kept, activation = cache
     if not fits_back(dy, x, w):
         expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
-        dy = dy.astype(x.dtype)
+        dy = np.asarray(dy, x.dtype)
     flat, (table, across) = rows(x), matrix(w)
     dy, dh, dx = rows(dy), np.empty_like(kept), np.empty_like(flat)
     BACKWARD[activation](dy.reshape(-1), kept.reshape(-1), dh.reshape(-1))

@@ -105,7 +105,7 @@ def dropout_backward(dy: np.ndarray, cache: FastDropoutCache) -> np.ndarray:
     start, threshold, shape = cache
     if not (alike(dy) and dy.shape == shape):
         expect_like("dy", dy, shape)
-        return dropout_backward(dy.astype(np.float32), cache).astype(dy.dtype)
+        return dropout_backward(np.asarray(dy, np.float32), cache).astype(dy.dtype)
     dx = np.empty(shape, dy.dtype)
     keep_some(flat(dy), start, threshold, flat(dx))
     return dx

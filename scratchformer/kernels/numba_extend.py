@@ -49,14 +49,15 @@ plain, plain_output = extend_block.twins[np.ndarray], extend_output.twins[np.nda
 
 @extend_block.twin(np.ndarray, fast=True)
 def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Pattern | None = None) -> np.ndarray:
-    """As the NumPy twin, which computes what is not known here: several new tokens, relative positions, patterns."""
+    """As the NumPy twin, which handles everything else: several new tokens, relative positions, other patterns."""
     weights = weights_of(block) if x.shape[1] == 1 else None
     seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
     if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
     keys, values = (array.swapaxes(2, 3) for array in stored)
     same = x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype
-    if not (same and keys.flags.c_contiguous and values.flags.c_contiguous):
+    inside = past < keys.shape[3] and len(x) == len(keys) and x.shape[2] == block.norm1.gamma.data.size
+    if not (same and inside and keys.flags.c_contiguous and values.flags.c_contiguous):
         return plain(x, block, stored, past, pattern)
     attention, angles = block.attention, NO_ANGLES
     if type(attention) is RotarySelfAttention:
@@ -97,7 +98,13 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
     if not tied and (type(output) is not Linear or output.activation is not None):
         return plain_output(x, output)
     w, b = output.table.data if tied else output.w.data, output.b
-    if x.shape[1] != 1 or not alike(x, w) or x.dtype == np.float64 or not w.flags.c_contiguous:
+    if (
+        x.shape[1] != 1
+        or x.shape[2] != w.shape[1 if tied else 0]
+        or not alike(x, w)
+        or x.dtype == np.float64
+        or not w.flags.c_contiguous
+    ):
         return plain_output(x, output)
     rows = np.empty((B, x.shape[2]), np.float32)
     copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))

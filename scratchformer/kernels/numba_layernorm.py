@@ -55,7 +55,7 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
     x, statistics, gamma = cache
     if not (alike(x, dy) and dy.shape == x.shape):
         expect_like("dy", dy, x.shape)
-        dy = dy.astype(x.dtype)
+        dy = np.asarray(dy, x.dtype)
     flat = rows(x)
     dx = np.empty_like(flat)
     dgamma, dbeta = backward(rows(dy), flat, statistics, as_bits(gamma), dx)

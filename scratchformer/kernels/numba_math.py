@@ -100,7 +100,7 @@ LOG2_E, LOG2_HIGH, LOG2_LOW = (np.float32(x) for x in (math.log2(math.e), 0.6933
 EXP_POLYNOMIAL = tuple(
     np.float32(c) for c in (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 0.5)
 )
-LEAST, MOST = np.float32(-87.3), np.float32(88.7)  # outside, exp is 0 or infinite
+LEAST, MOST = np.float32(-87.3), np.float32(88.37)  # outside, exp is 0 or infinite
 
 
 @overload(exp, strict=False, jit_options={"fastmath": {"contract"}})  # the order of the differences counts

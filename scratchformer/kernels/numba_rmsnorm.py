@@ -53,7 +53,7 @@ def rmsnorm_backward(dy: np.ndarray, cache: FastRMSNormCache) -> tuple[np.ndarra
     x, rrms, gamma = cache
     if not (alike(x, dy) and dy.shape == x.shape):
         expect_like("dy", dy, x.shape)
-        dy = dy.astype(x.dtype)
+        dy = np.asarray(dy, x.dtype)
     flat = rows(x)
     dx = np.empty_like(flat)
     dgamma = backward(rows(dy), flat, rrms, as_bits(gamma), dx)

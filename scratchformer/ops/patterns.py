@@ -92,7 +92,8 @@ class Pattern:
         return 0, S
 
     def intervals(self, T: int, S: int, xp: Any) -> tuple[Array, Array] | None:
-        """(begin, end), which broadcast to (B, T), if each query t may see exactly the keys begin ... end − 1.
+        """(begin, end), which broadcast to (B, T), if each query t may see exactly the keys begin ... end − 1, with
+        0 ≤ begin and end ≤ S.
 
         None if that is not so, or not known.
         """

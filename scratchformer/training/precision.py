@@ -98,7 +98,7 @@ class LossScale:
         """Whether to skip a step with a gradient of this norm: it is not finite, and S can still be halved."""
         if math.isfinite(norm):
             self.good += 1
-            if self.good == self.patience:
+            if self.good >= self.patience:
                 self.scale, self.good = min(2 * self.scale, LARGEST), 0
             return False
         if self.scale == SMALLEST:

@@ -20,7 +20,7 @@ from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu,
 from ..dispatch import fast
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive, shown
-from ..ops.precision import widen
+from ..ops.precision import round_into, widen
 from ..optim.optimizer import pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
@@ -124,7 +124,7 @@ class Replicas:
         half, data = self.half, self.flat.data
 
         def cast(part: slice) -> None:
-            half[part] = data[part]
+            round_into(data[part], half[part])
 
         self.map(cast, pieces(data))
 
