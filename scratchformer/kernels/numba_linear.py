@@ -139,7 +139,7 @@ def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias
 
 def block(y: Any) -> tuple[int, int]:
     """How many rows and columns of y are computed at once: all, unless they are rounded afterwards."""
-    raise NotImplementedError  # in compiled code only
+    raise TypeError("block: for compiled code only")
 
 
 @overload(block, strict=False)
