@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -58,7 +59,7 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         yield "", f"this process {allowed_here}: {found.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
     yield "fast", _fast(instructions)
-    if _installed("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
+    if find_spec("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
         try:
             from .kernels import mkl_products
 

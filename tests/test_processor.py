@@ -150,7 +150,7 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, found, 
     files = topology(*SMT) | proc(V2, MOUNT2) | limit2(JOB, "250000 100000")
     root = write(files | {"proc/cpuinfo": FLAGS.format(flags)})
     assert instructions(root) == [name for name in found.split(", ") if not name.startswith("none")] or not flags
-    assert list(doctor._processor(root, range(8))) == [
+    assert [row for row in doctor._processor(root, range(8)) if row[0] != "products"] == [
         ("CPU", "Some CPU: 8 logical processors on 4 cores"),
         (
             "",

@@ -378,7 +378,8 @@ def test_a_number_that_is_not_finite_is_found_in_a_model_of_two_outputs():
     model = BertPretraining(*SIZES)
     model.following.b.data[1] = np.nan
     batch = SimpleNamespace(split=lambda size: [BATCH])
-    replicas = SimpleNamespace(model=model, rows=lambda batch: 3, move=lambda batch: batch)
+    plain = dict(rows=lambda batch: 3, move=lambda batch: batch, refresh=lambda: None)
+    replicas = SimpleNamespace(model=model, models=[model], errors={}, **plain)
     assert first_nonfinite(replicas, batch, Key(0)) == "the output of following (Linear)"
 
 

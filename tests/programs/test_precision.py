@@ -11,7 +11,7 @@ def test_a_run_keeps_its_precision_and_its_model_is_in_float32(call, fail, text_
     """A Transformer-XL, whose memory goes from step to step, and through a snapshot."""
     options = ("--model", "xl", "--data", text_file, "--out", tmp_path, "--steps", 2, "--precision", "float16")
     told = call("enwik8", *options, "--device", "cpu").stdout
-    assert told.count("in float16") == 1
+    assert told.count(", in float16") == 1
     assert json.loads((tmp_path / "settings.json").read_text())["precision"] == "float16"
     refused = fail("enwik8", "--resume", tmp_path, "--precision", "float32")
     assert "the run keeps its settings, so leave out --precision" in refused

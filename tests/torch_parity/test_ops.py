@@ -96,6 +96,7 @@ CASES = {
         [(B, T, C), (C, V), (V,)],
         dict(activation="silu"),
     ),
+    "add": (ops.add, torch.add, [(B, T, C), (B, T, C)], {}),
     "relu": (ops.relu, F.relu, [(B, T, C)], {}),
     "gelu": (ops.gelu, F.gelu, [(B, T, C)], {}),
     "gelu, tanh": (ops.gelu, lambda x: F.gelu(x, approximate="tanh"), [(B, T, C)], dict(approximate="tanh")),

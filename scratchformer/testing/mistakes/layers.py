@@ -35,7 +35,10 @@ MISTAKES = (
                 ("        dmemory = self.query.backward(self.join_heads(dq), cache.query)\n        dx = self.key"),
             ),
             (
-                ("        dmemory = dmemory + self.value.backward(self.join_heads(dv), cache.value)\n        return"),
+                (
+                    "        dmemory, _ = ops.add(dmemory, self.value.backward(self.join_heads(dv), cache.value))\n"
+                    "        return"
+                ),
                 ("        dx = dx + self.value.backward(self.join_heads(dv), cache.value)\n        return"),
             ),
         ),
@@ -52,7 +55,7 @@ MISTAKES = (
         title="The gradient passes only through the branch",
         effect="In y = x + f(x), the first x passes dy on unchanged; this part is left out.",
         file="nn/residual.py",
-        replacements=(("            dx = ds + dn[:, -T:]", "            dx = dn[:, -T:]"),),
+        replacements=(("            dx, _ = ops.add(ds, dn[:, -T:])", "            dx = dn[:, -T:]"),),
     ),
     Mistake(
         name="encoder-decoder: the table is scaled at the input, its gradient is not",
@@ -135,10 +138,10 @@ MISTAKES = (
         file="nn/residual.py",
         replacements=(
             (
-                "            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]",
+                "            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])",
                 (
                     "            dn[:, : dn.shape[1] - T] = 0\n"
-                    "            dx = dy + self.norm.backward(dn, cache.norm)[:, -T:]"
+                    "            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])"
                 ),
             ),
         ),
