@@ -104,7 +104,7 @@ def main() -> None:
             if number:  # the first one warms up
                 times[name].append(seconds)
         worst = max(abs(losses[name] / losses[OURS] - 1) for name in (OURS, TUTORIAL, TUNED))
-        if worst > 1e-3 or any(abs(losses[name] / losses[OURS] - 1) > 0.02 for name in names):
+        if worst > 1e-3 or any(abs(losses[name] / losses[OURS] - 1) > 0.05 for name in names):
             raise SystemExit(f"round {number}: the losses differ: {losses}")
         seconds = (f"{t[-1]:.2f} s" for t in times.values() if t)
         print(f"round {number}: losses agree to {worst:.1e}", *seconds, flush=True)
