@@ -13,9 +13,11 @@ from ..backend import CPU, Array
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..rng import Key
+from .memory import resident_bytes
 from .replicas import Replicas
 
 WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
+SHORT = 8  # tokens of the row of a first forward and backward
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
 
 
@@ -28,6 +30,7 @@ class Estimate(NamedTuple):
     rows: int  # of a micro-batch
     length: int  # tokens of a row
     before: int  # the process without a model: Python, libraries, data
+    code: int  # what libraries add when they are first used: compiled code, and buffers
     weights: int
     half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
     optimizer: int
@@ -42,13 +45,14 @@ class Estimate(NamedTuple):
         """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
         snapshot = self.weights + self.optimizer  # copies of both
-        always = self.before + self.weights + self.half + self.optimizer + self.gradients + self.memory
+        always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
         return always + max(step, snapshot)
 
     def __str__(self) -> str:
         kept = sum(self.activations.values())
         rows = [
             ("Python, libraries and data", self.before),
+            ("compiled code, and buffers of libraries", self.code),
             (f"{self.parameters:,} parameters", self.weights),
             *([("their copy in half precision", self.half)] if self.half else []),
             ("Adam's two means", self.optimizer),
@@ -86,9 +90,11 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    (half, passing_half), (most, passing_most) = (
-        _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
-    )
+    with shallow_replicas:  # with the same twins
+        code = _first_use(shallow, shallow_replicas.move(_stretched(batch, shallow.config, 1, SHORT)))
+        (half, passing_half), (most, passing_most) = (
+            _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
+        )
     activations = {}
     for name in filter(most.get, most):
         layers = depth if "block" in name else 1
@@ -102,6 +108,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         rows=rows,
         length=whole[0].shape[1],
         before=before,
+        code=code,
         weights=model.flat.data.nbytes,
         half=0 if replicas.half is None else replicas.half.nbytes,
         optimizer=BUFFERS * model.flat.data.nbytes,
@@ -129,6 +136,14 @@ def _shallow(model: Any) -> tuple[Any, int]:
     return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
 
 
+def _first_use(model: Any, batch: Any) -> int:
+    """The bytes by which the process grows in a first forward and backward of a small batch."""
+    before = resident_bytes()
+    _, cache = model.loss(*batch, key=Key(0))
+    model.loss_backward(1.0, cache)
+    return max(0, resident_bytes() - before)
+
+
 def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
     """The bytes that the caches of a micro-batch keep, by layer, and the bytes that backward uses in addition."""
     watched = tracemalloc.is_tracing()
@@ -154,11 +169,15 @@ def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> in
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
     """`rows` rows of the longest length from a batch, with a full memory if the model has one."""
-    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
+    return _stretched(batch, config, rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
+
+
+def _stretched(batch: Any, config: Mapping[str, Any], rows: int, length: int) -> Any:
+    stretched = batch.stretched(rows, length)
     if "memory" in config:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
-        longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))
-    return longest
+        stretched = stretched._replace(memory=np.zeros(shape, batch.memory.dtype))
+    return stretched
 
 
 def _owner(x: Array) -> Array:

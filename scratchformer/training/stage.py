@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+from ..dispatch import fast
 from ..nn import Layer, recompute_blocks
 from ..optim import Adam, AdamW, Constant, Cosine
 from ..optim.optimizer import Optimizer
@@ -169,7 +170,8 @@ class Stage:
         """Train the model and print its results; with --estimate, print only how much memory training takes."""
         run = self.run
         made = self.model.flat.data.nbytes if "model" in vars(self) else 0  # otherwise `describe` makes it
-        before = resident_bytes() - made
+        with fast():  # it loads libraries
+            before = resident_bytes() - made
         self.describe()
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
             print(replicas.describe(self.batches.batch(0)))
