@@ -5,7 +5,7 @@ docs/half_precision.md.
 
 The model is a small language model on bytes (2 blocks of width 32, context 32, batches of 8), trained with Adam. It is
 trained in each precision; without master weights, with weights that are rounded after every step; in float16 with a
-loss scale of 1; and in float16 with overflows planted in as many steps as --overflows says: there the gradient is 2⁴⁰
+loss scale of 1; and in float16 with overflows planted in as many batches as --overflows says: there the gradient is 2⁴⁰
 times as large. All runs have the same seed and the same batches.
 """
 
@@ -244,10 +244,11 @@ def plot_training(folder: Path, runs: dict[str, Finished], overflows: frozenset[
     left.legend(fontsize=8)
     name = next(name for name in runs if "overflows" in name)
     records = runs[name].records
-    right.step([r["step"] for r in records], [r["loss_scale"] for r in records], color="tab:blue", label="S")
+    batch = [r["step"] + r["skipped_batches"] for r in records]
+    right.step(batch, [r["loss_scale"] for r in records], color="tab:blue", label="S")
     right.plot(sorted(overflows), [0.7] * len(overflows), "|", color="tab:red", label="planted overflow")
     right.set_yscale("log", base=2)
-    right.set(title=f"loss scale with {len(overflows)} planted overflows", xlabel="step")
+    right.set(title=f"loss scale with {len(overflows)} planted overflows", xlabel="batch")
     right.legend()
     for axes in (left, right):
         axes.grid(alpha=0.3)
@@ -291,7 +292,7 @@ def main() -> None:
         runs = {}
         for name, future in started.items():
             done = runs[name] = future.result()
-            print(f"{name:<28} {done.bits:.4f} bits per byte, {done.skipped} steps skipped", flush=True)
+            print(f"{name:<28} {done.bits:.4f} bits per byte, {done.skipped} batches skipped", flush=True)
     if args.plot:
         plot_numbers(args.plot)
         plot_gradients(args.plot, data, runs["float32"].model)

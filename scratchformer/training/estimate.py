@@ -75,8 +75,9 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     micro-batch and half of one go forward and backward through a model with the same sizes and one block, to measure
     what the caches of each layer keep and how much memory is used temporarily. At most WATCHED rows are measured; the
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
-    depth; if they are recomputed, this is their inputs, and the rest counts once. before: bytes that the process used
-    without the model (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
+    depth; if they are recomputed, this is their inputs, and the rest counts once. Call it inside `with replicas`, so
+    that it measures the twins that training uses. before: bytes that the process used without the model
+    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
     """
     model = replicas.model
     config = model.config
@@ -90,11 +91,10 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    with shallow_replicas:  # with the same twins
-        code = _first_use(shallow, shallow_replicas.move(_stretched(batch, shallow.config, 1, SHORT)))
-        (half, passing_half), (most, passing_most) = (
-            _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
-        )
+    code = _first_use(shallow, shallow_replicas.move(_stretched(batch, shallow.config, 1, SHORT)))
+    (half, passing_half), (most, passing_most) = (
+        _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
+    )
     activations = {}
     for name in filter(most.get, most):
         layers = depth if "block" in name else 1

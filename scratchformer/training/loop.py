@@ -43,7 +43,7 @@ from .snapshot import (
 )
 
 EARLIER = {"precision": "float32"}  # of snapshots of an earlier version, whose state has no such entry
-NOTED = 3  # skipped steps that are noted one by one
+NOTED = 3  # skipped batches that are noted one by one
 
 
 class Diverged(RuntimeError):
@@ -89,9 +89,10 @@ def train(
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
-    loss_scale: for replicas in float16; by default a new `LossScale`. A step whose gradient overflows is skipped, with
-    no change of weights and optimizer. Standard error has a note for each of the first ones, and their number at the
-    end.
+    loss_scale: for replicas in float16; by default a new `LossScale`. A batch whose gradient overflows is skipped, with
+    no change of weights and optimizer, and the step is made with the next batch; so batch number `step` is then
+    `step` plus the number of batches skipped before it. Standard error has a note for each of the first ones, and their
+    number at the end.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
     Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records
     in metrics.jsonl, and their checksum).
@@ -153,7 +154,10 @@ def train(
             fixed = ("seed", "precision", *(identity or {}))
             saved, records = _load_run(out, model, optimizer, remember and batches, state, fixed, metric)
             if loss_scale is not None and saved is not None:
-                loss_scale.restore(state["loss_scale"])
+                try:
+                    loss_scale.restore(state["loss_scale"])
+                except ValueError as error:
+                    raise SnapshotError(f"{last}: {error}") from error
             if state["step"] > steps:
                 raise ValueError(
                     f"steps: expected at least {state['step']}, which the run in {out} has already done, got {steps}"
@@ -211,27 +215,32 @@ def train(
         _interrupts() as interrupted,
         progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True) as bar,
     ):
-        for step in range(state["step"], steps):
-            key = Key(seed).fold("train", step)
-            batch = batches.batch(step)
+        while state["step"] < steps:
+            step = state["step"]
+            number = step if loss_scale is None else step + loss_scale.skipped  # of the batch
+            key = Key(seed).fold("train", number)
+            batch = batches.batch(number)
             scale = 1.0 if loss_scale is None else loss_scale.scale
-            loss = replicas.gradients(batch, key, remember and partial(remember, step), scale)
+            loss = replicas.gradients(batch, key, remember and partial(remember, number), scale)
             grads = optimizer.gradients()
             norm = global_norm(grads, replicas.map) if clip is None else clip_by_global_norm(grads, clip, replicas.map)
-            skipped = loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm)
-            if not skipped and not (math.isfinite(loss) and math.isfinite(norm)):
+            tokens += batch.tokens
+            if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
+                if loss_scale.skipped <= NOTED:
+                    note = f"a gradient overflowed float16 with the loss scale {scale:g}, which is halved"
+                    bar.write(f"step {step + 1}: {note}; the step is repeated with the next batch", file=sys.stderr)
+                if interrupted:
+                    save(last, optimizer, remember and batches)
+                    raise Stopped(interrupted[0], f"step {step} is saved in {last}")
+                continue
+            if not (math.isfinite(loss) and math.isfinite(norm)):
                 where = first_nonfinite(replicas, batch, key)
                 what = f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}"
                 raise diverged(what, step + 1)
             optimizer.lr = schedule(step)
-            if not skipped:
-                optimizer.step(replicas.map)
-            elif loss_scale is not None and loss_scale.skipped <= NOTED:
-                note = f"a gradient overflowed float16 with the loss scale {scale:g}, which is halved"
-                bar.write(f"step {step + 1} skipped: {note}", file=sys.stderr)
+            optimizer.step(replicas.map)
 
             done = state["step"] = step + 1
-            tokens += batch.tokens
             bar.update()
             if done % log_every == 0 or done == steps:
                 seconds = time.perf_counter() - started
@@ -254,9 +263,7 @@ def train(
             if interrupted and (done < steps or interrupted != [signal.SIGINT]):
                 raise Stopped(interrupted[0], f"step {done} is saved in {last}")
     if loss_scale is not None and loss_scale.skipped:
-        print(
-            f"{loss_scale.skipped} of {state['step']} steps were skipped: their gradients overflowed", file=sys.stderr
-        )
+        print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)
     return state
 
 

@@ -15,7 +15,7 @@ from ..ops.checks import expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
 FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
-PATIENCE = 500  # steps without an overflow after which the scale doubles
+PATIENCE = 500  # batches without an overflow after which the scale doubles
 
 
 def half_type(precision: str, model: Any) -> np.dtype | None:
@@ -57,8 +57,8 @@ class LossScale:
     """S, by which the gradient of the loss is multiplied before backward in float16, and the sum of all gradients
     divided after it.
 
-    scale: the first S, a power of two. patience: N, the number of good steps after which S doubles. `skipped` counts
-    the steps that were skipped.
+    scale: the first S, a power of two. patience: N, the number of good batches after which S doubles. `skipped` counts
+    the batches that were skipped.
 
     Why it cancels. A backward is linear in the gradient that it is given: each dx_i is a sum of dy_o times derivatives
     J_oi = ∂y_o/∂x_i that do not depend on dy. So if dy is S times as large, then dx is too, through all layers down to
@@ -74,8 +74,9 @@ class LossScale:
         S = 2^k        dy_o = m_o 2^e_o        S dy_o = m_o 2^(e_o + k)
 
     How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
-    may exceed 65,504. Neither is known before the step. So S grows until a step t overflows, o_t = 1. That step is
-    skipped and S is halved. With scale_t for S after step t, and c_t for the number of good steps since it changed:
+    may exceed 65,504. Neither is known beforehand. So S grows until the gradient of a batch t overflows, o_t = 1. That
+    batch is skipped and S is halved. With scale_t for S after batch t, and c_t for the number of good batches since it
+    changed:
 
         c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
         scale_t = scale_{t−1}/2 where o_t = 1,
@@ -95,7 +96,7 @@ class LossScale:
         self.good = self.skipped = 0
 
     def skips(self, norm: float) -> bool:
-        """Whether to skip a step with a gradient of this norm: it is not finite, and S can still be halved."""
+        """Whether to skip a batch whose gradient has this norm: it is not finite, and S can still be halved."""
         if math.isfinite(norm):
             self.good += 1
             if self.good >= self.patience:
@@ -108,7 +109,7 @@ class LossScale:
 
     def measured(self) -> dict[str, float]:
         """What a log says of it."""
-        return {"loss_scale": self.scale, "skipped_steps": self.skipped}
+        return {"loss_scale": self.scale, "skipped_batches": self.skipped}
 
     def state(self) -> dict[str, float]:
         """What a snapshot must save."""
@@ -117,6 +118,10 @@ class LossScale:
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state`. Raises ValueError if it is not one."""
         try:
-            self.scale, self.good, self.skipped = float(state["scale"]), int(state["good"]), int(state["skipped"])
-        except (KeyError, TypeError) as error:
+            restored = LossScale(state["scale"], self.patience)
+            restored.good, restored.skipped = int(state["good"]), int(state["skipped"])
+            if restored.good < 0 or restored.skipped < 0:
+                raise ValueError
+        except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"loss_scale: expected scale, good and skipped, got {shown(state)}") from error
+        vars(self).update(vars(restored))

@@ -20,7 +20,7 @@ def test_a_run_keeps_its_precision_and_its_model_is_in_float32(call, fail, text_
     assert model.flat.data.dtype == np.float32 and state["step"] == 3 and state["precision"] == "float16"
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     (last,) = (line for line in lines if line["step"] == 3 and "loss" in line)
-    assert last["loss_scale"] == 2**15 and last["skipped_steps"] == 0
+    assert last["loss_scale"] == 2**15 and last["skipped_batches"] == 0
     assert "bits_per_byte" in call("scratchformer", "evaluate", tmp_path, "--device", "cpu").stdout
 
 

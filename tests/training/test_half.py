@@ -151,9 +151,17 @@ def test_the_scale_must_be_a_power_of_two(scale):
         LossScale(scale)
 
 
+@pytest.mark.parametrize("wrong", [{"scale": 3.0}, {"scale": math.nan}, {"good": -1}, {"skipped": None}, {"good": "x"}])
+def test_a_state_is_checked_before_it_is_restored(wrong):
+    scale = LossScale(8.0)
+    with pytest.raises(ValueError, match="loss_scale: expected scale, good and skipped, got {"):
+        scale.restore({**scale.state(), **wrong})
+    assert scale.scale == 8.0
+
+
 @pytest.fixture
 def overflow_at(monkeypatch):
-    """overflow_at(steps): a wrapper of batches; in these steps the gradient is 2⁴⁰ times as large, and overflows."""
+    """overflow_at(numbers): a wrapper of batches; the gradients of these are 2⁴⁰ times as large, and overflow."""
     whole = Predictor.loss_backward
 
     class Planted:
@@ -180,27 +188,34 @@ def records(out):
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_steps_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, train_tiny, overflow_at, capsys):
-    steps = range(2, 24, 5)
+def test_batches_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, train_tiny, overflow_at, capsys):
+    planted = range(2, 24, 5)
     options = {"precision": "float16", "total": 24, "model_options": {"dropout": 0.0}, "evaluate_every": 24}
-    wrap, scale = overflow_at(steps), LossScale(patience=4)
+    wrap, scale = overflow_at(planted), LossScale(patience=4)
     state, _, adam = train_tiny("LanguageModel", tmp_path / "a", 24, batches=wrap, loss_scale=scale, **options)
     notes = capsys.readouterr().err
-    assert len(re.findall("skipped: a gradient overflowed", notes)) == 3
-    assert f"{len(steps)} of 24 steps were skipped" in notes
-    assert adam.steps == 24 - len(steps)
+    assert len(re.findall("a gradient overflowed float16 with the loss scale [0-9.]+, which is halved", notes)) == 3
+    assert f"batches skipped because their gradients overflowed: {len(planted)}" in notes
+    assert adam.steps == 24
     plain, _, _ = train_tiny("LanguageModel", tmp_path / "b", 24, batches=overflow_at(()), **options)
-    assert state["best"]["loss"] == pytest.approx(plain["best"]["loss"], rel=0.05)
-    assert state["loss_scale"]["skipped"] == len(steps) and plain["loss_scale"]["skipped"] == 0
+    assert state["best"]["loss"] == pytest.approx(plain["best"]["loss"], rel=0.02)
+    assert state["loss_scale"]["skipped"] == len(planted) and plain["loss_scale"]["skipped"] == 0
     (last,) = (r for r in records(tmp_path / "a") if r["step"] == 24 and "loss" in r)
-    assert (last["skipped_steps"], last["loss_scale"]) == (len(steps), scale.scale)
+    assert (last["skipped_batches"], last["loss_scale"]) == (len(planted), scale.scale)
 
 
-def test_a_skipped_step_changes_nothing(tmp_path, train_tiny, overflow_at):
-    found = []
-    wrap = lambda batches, model: found.append(model.flat.data.copy()) or overflow_at(range(3))(batches, model)  # noqa: E731
-    _, model, adam = train_tiny("Classifier", tmp_path, 3, batches=wrap, precision="float16")
-    assert np.array_equal(found[0], model.flat.data) and adam.steps == 0 and not adam.m.any() and not adam.v.any()
+def test_a_skipped_batch_changes_nothing_but_the_scale(tmp_path, train_tiny, overflow_at):
+    class Later(NamedTuple):
+        batches: object
+
+        def batch(self, step):
+            return self.batches.batch(step + 3)
+
+    options = {"precision": "float16", "model_options": {"dropout": 0.0}}
+    _, skipping, _ = train_tiny("Classifier", tmp_path / "a", 3, batches=overflow_at(range(3)), **options)
+    later = lambda batches, model: overflow_at(())(Later(batches), model)  # noqa: E731
+    _, plain, _ = train_tiny("Classifier", tmp_path / "b", 3, batches=later, loss_scale=LossScale(2.0**12), **options)
+    assert np.array_equal(skipping.flat.data, plain.flat.data)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -216,7 +231,7 @@ def test_a_resumed_run_ends_bit_for_bit(tmp_path, train_tiny, overflow_at, kind)
     again, resumed, adam_again = run(tmp_path / "parts", 8, resume=True)
     assert np.array_equal(whole.flat.data, resumed.flat.data) and whole.flat.data.dtype == np.float32
     assert np.array_equal(adam.m, adam_again.m) and np.array_equal(adam.v, adam_again.v)
-    assert state["loss_scale"] == again["loss_scale"] == {"scale": 2.0**15, "good": 0, "skipped": 2}
+    assert state["loss_scale"] == again["loss_scale"] == {"scale": 2.0**16, "good": 0, "skipped": 2}
     assert state["records"] == again["records"]
     saved, _ = load_model(tmp_path / "parts")
     assert np.array_equal(saved.flat.data, whole.flat.data)
@@ -240,7 +255,7 @@ def test_a_loss_that_is_not_finite_is_a_divergence(tmp_path, train_tiny):
 
 def test_a_gradient_that_is_never_finite_is_a_divergence(tmp_path, train_tiny, overflow_at):
     scale, wrap = LossScale(4.0), overflow_at(range(9))
-    with pytest.raises(Diverged, match=r"step 3: .* the first that is not finite is the gradient of output"):
+    with pytest.raises(Diverged, match=r"step 1: .* the first that is not finite is the gradient of output"):
         train_tiny("LanguageModel", tmp_path, 9, precision="float16", loss_scale=scale, batches=wrap)
     assert scale.skipped == 2
 
