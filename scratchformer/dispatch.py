@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def fast() -> Iterator[None]:
     `Replicas` and the generators enter it by themselves; enter it around a training loop of your own. It applies to the
     whole process, and `reference_only()` has precedence. The first block imports Numba and MKL, and the first calls in
     it compile the twins, for which Numba keeps a cache on disk. Results differ from those outside in the last bits.
-    SCRATCHFORMER_FAST=0 in the environment makes the block do nothing.
+    SCRATCHFORMER_FAST=0 or NUMBA_DISABLE_JIT=1 in the environment makes the block do nothing.
     """
     global _fast_depth
     with _entering:
@@ -85,6 +86,15 @@ def fast() -> Iterator[None]:
 def when_fast(load: Callable[[], object]) -> None:
     """Call `load` when the first block of `fast()` is entered."""
     _loaders.append(load)
+
+
+def turned_off() -> str:
+    """The setting in the environment that keeps `fast()` from doing anything, or ""."""
+    if os.environ.get("SCRATCHFORMER_FAST") == "0":
+        return "SCRATCHFORMER_FAST=0"
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return f"NUMBA_DISABLE_JIT={os.environ['NUMBA_DISABLE_JIT']}"
+    return ""
 
 
 class Operation(Protocol[Arguments]):

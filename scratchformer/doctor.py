@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_info
 
 from . import processor
 from .backend import DeviceError, cores, get_device
+from .dispatch import turned_off
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -59,7 +60,7 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         yield "", f"this process {allowed_here}: {found.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
     yield "fast", _fast(instructions)
-    if find_spec("numba") and os.environ.get("SCRATCHFORMER_FAST") != "0":
+    if find_spec("numba") and not turned_off():
         try:
             from .kernels import mkl_products
 
@@ -76,8 +77,8 @@ def _fast(instructions: Collection[str]) -> str:
     if missing := [package for package in packages if not _installed(package)]:
         purpose = f"for faster kernels{gain and ' and '}{gain}"
         return f"{', '.join(missing)} not installed; {purpose}: pip install 'scratchformer[fast]'"
-    if os.environ.get("SCRATCHFORMER_FAST") == "0":
-        return "installed, but SCRATCHFORMER_FAST=0 turns it off"
+    if setting := turned_off():
+        return f"installed, but {setting} turns it off"
     return f"installed; use {gain}" if gain else "installed; bfloat16 would be slower than float32 on this processor"
 
 

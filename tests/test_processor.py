@@ -145,7 +145,8 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
     ],
 )
 def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, found, advice):
-    monkeypatch.delenv("SCRATCHFORMER_FAST", raising=False)
+    for variable in ("SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT"):
+        monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
     files = topology(*SMT) | proc(V2, MOUNT2) | limit2(JOB, "250000 100000")
     root = write(files | {"proc/cpuinfo": FLAGS.format(flags)})
@@ -160,6 +161,8 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, found, 
         ("instructions", found),
         ("fast", advice),
     ]
-    monkeypatch.setenv("SCRATCHFORMER_FAST", "0")
-    if not missing:
-        assert dict(doctor._processor(root, range(8)))["fast"] == "installed, but SCRATCHFORMER_FAST=0 turns it off"
+    for variable, value in (("NUMBA_DISABLE_JIT", "1"), ("SCRATCHFORMER_FAST", "0")):
+        monkeypatch.setenv(variable, value)
+        if not missing:
+            advice = f"installed, but {variable}={value} turns it off"
+            assert dict(doctor._processor(root, range(8)))["fast"] == advice

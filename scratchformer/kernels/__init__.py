@@ -4,12 +4,11 @@ The twins named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_..
 registered when `dispatch.fast()` is first entered.
 """
 
-import os
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
-from ..dispatch import when_fast
+from ..dispatch import turned_off, when_fast
 from . import (
     numpy_adam,
     numpy_attention,
@@ -56,8 +55,8 @@ FAST = (  # the modules of the extra `fast`
 
 
 def load_fast() -> None:
-    """Import the modules that register fast twins, unless Numba is missing or SCRATCHFORMER_FAST is 0."""
-    if not find_spec("numba") or os.environ.get("SCRATCHFORMER_FAST") == "0":
+    """Import the modules that register fast twins, unless Numba is missing or the environment turns them off."""
+    if not find_spec("numba") or turned_off():
         return
     try:
         for name in FAST:

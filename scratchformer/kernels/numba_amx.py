@@ -21,13 +21,13 @@ import math
 import sys
 from typing import Any, NamedTuple
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 
 from .. import ops
+from .numba_code import has
 from .numba_rows import fill, largest_of_row, span, up, write_row
 from .numba_vectors import (
     INTEGER,
@@ -53,8 +53,7 @@ BLOCK = 32  # rows and columns of scores at once
 @functools.cache
 def available() -> bool:
     """Whether the processor has AMX for bfloat16 and Linux lets this process use it."""
-    features = llvmlite.binding.get_host_cpu_features()
-    if not (sys.platform == "linux" and LANES == SIDE and features.get("amx-bf16") and features.get("amx-tile")):
+    if not (sys.platform == "linux" and LANES == SIDE and has("amx-bf16") and has("amx-tile")):
         return False
     permission, tile_data, arch_prctl = 0x1023, 18, 158  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, the system call
     return ctypes.CDLL(None).syscall(arch_prctl, permission, tile_data) == 0

@@ -15,8 +15,14 @@ import numpy as np
 from numba.core.event import Listener, register
 
 config: Any = numba.config
-if config.CPU_FEATURES is None:  # LLVM would use half of a vector register of 512 bits
+if config.CPU_FEATURES is None and config.CPU_NAME is None:  # LLVM would use half of a vector register of 512 bits
     config.CPU_FEATURES = f"{llvmlite.binding.get_host_cpu_features().flatten()},-prefer-256-bit"
+
+
+def has(feature: str) -> bool:
+    """Whether compiled code may use this feature of the processor, by LLVM's name; NUMBA_CPU_FEATURES can forbid it."""
+    return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+
 
 # Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}

@@ -20,7 +20,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
 from llvmlite import ir
 from numba import extending, types
@@ -29,10 +28,9 @@ from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
 
-from .numba_code import compiled
+from .numba_code import compiled, has
 
-features = llvmlite.binding.get_host_cpu_features()
-LANES = 16 if features.get("avx512f") else 8 if features.get("avx2") else 4  # float32 numbers in a vector register
+LANES = 16 if has("avx512f") else 8 if has("avx2") else 4  # float32 numbers in a vector register
 ROWS = max(8, LANES)  # of a tile of `product`: as many registers hold its sums
 INTEGER = ir.IntType(32)
 intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
