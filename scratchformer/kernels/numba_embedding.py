@@ -43,6 +43,7 @@ def embedding(ids: np.ndarray, table: np.ndarray) -> tuple[np.ndarray, Any]:
 def embedding_backward(dy: np.ndarray, cache: FastEmbeddingCache, out: np.ndarray | None = None) -> np.ndarray:
     """dtable, as `ops.embedding_backward`."""
     ids, (V, C) = cache
+    expect_ids("ids", ids, V)  # again: compiled code would write anywhere if they had changed since
     if not (alike(dy) and dy.shape == (*ids.shape, C)):
         return ops.embedding_backward.reference(dy, EmbeddingCache(*cache), out)
     flat = rows(dy)

@@ -20,10 +20,10 @@ DTYPES = {np.dtype(np.float32), np.dtype(np.float64)}  # and bfloat16, which `al
 
 
 def alike(*arrays: Any) -> bool:
-    """Whether all are NumPy arrays of one type that the loops know, and none is empty."""
+    """Whether all are NumPy arrays of one type that the loops know, with axes, and none is empty."""
     dtype: Any = getattr(arrays[0], "dtype", None)
     for x in arrays:
-        if type(x) is not np.ndarray or x.dtype != dtype or not x.size:
+        if type(x) is not np.ndarray or x.dtype != dtype or not x.size or not x.ndim:
             return False
     if dtype not in DTYPES and dtype.name == "bfloat16":
         DTYPES.add(dtype)

@@ -48,7 +48,11 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
 
 def advice(half: Array | None) -> str:
     """What would make computing in the type of these weights faster; "" if nothing is missing."""
-    if not isinstance(half, np.ndarray) or find_spec("numba"):
+    if not isinstance(half, np.ndarray):
+        return ""
+    if half.dtype == np.float16:
+        return " (slow on a CPU, which multiplies it in float32: bfloat16 is faster)"
+    if find_spec("numba"):
         return ""
     return f" (slow, since NumPy has no fast products in {half.dtype}: pip install 'scratchformer[fast]')"
 

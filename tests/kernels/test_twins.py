@@ -392,3 +392,21 @@ def test_activation_of_one_row(activation, in_place):
     out = h if in_place else np.empty_like(h)
     assert dense.activate(h, activation, out=out) is out
     np.testing.assert_allclose(out, expected, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_that_were_changed_after_forward_are_checked_again(kind):
+    """They may not change; but compiled code must not write outside an array."""
+    ids = np.array([0, 2, 1])
+    with KINDS[kind]():
+        y, cache = ops.embedding(ids, np.ones((3, 4), np.float32))
+        ids[1] = 10**9
+        with pytest.raises((IndexError, ValueError)):
+            ops.embedding_backward(y, cache)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_without_axes_are_left_to_the_reference(kind):
+    x = np.array(1.0)
+    with KINDS[kind](), pytest.raises((IndexError, ValueError), match="expected"):
+        ops.rmsnorm(x, x)
