@@ -17,19 +17,21 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
 from . import numba_amx
-from .numba_rows import fill, largest_of_row, span, up, write_row
+from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
     LANES,
     ROWS,
     add_product,
     exp2,
     filled,
+    larger,
     load,
     product,
     store,
     total,
     transpose_tile,
     vectorised,
+    where_inside,
 )
 from .numpy_attention import heads_inside
 
@@ -130,7 +132,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     if numba_amx.fits(q):
         return numba_amx.attention(q, k, v, begin, end)
     maximum, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
-    (y,) = run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (q,))
+    (y,) = run(forward, (q, k, v), (*filled_up(begin, end), 1 / (math.sqrt(D) * LN2), maximum, inverse), (q,))
     return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, begin, end)
 
 
@@ -140,7 +142,7 @@ def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[n
     q, k, v, y, maximum, inverse, begin, end = cache
     ops.checks.expect_like("dy", dy, q.shape)
     dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
-    rows = begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse
+    rows = *filled_up(begin, end), 1 / (math.sqrt(D) * LN2), maximum, inverse
     dq, dk, dv = run(backward, (dy, q, k, v, y), rows, (q, k, v))
     return dq, dk, dv
 
@@ -153,6 +155,12 @@ def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], like:
     code = compiled_for(loops, taken, len(arrays), len(results))
     code(*map(whole_vectors, arrays), *rows, *results)
     return [(x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype))[..., :D] for x in results]
+
+
+def filled_up(begin: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
+    """Both, filled up to a multiple of ROWS queries; those that are added see nothing."""
+    more = -begin.shape[1] % ROWS
+    return [np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end)]
 
 
 def whole_vectors(x: np.ndarray) -> np.ndarray:
@@ -178,12 +186,11 @@ def compiled_for(loops: Any, taken: Any, arrays: int, results: int) -> Any:
 def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, inverse: Any, y: Any) -> None:
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
-    long = up(S, LANES) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
-    keys = np.zeros((D, long), maximum.dtype)
-    values = np.zeros((up(S, LANES), D), maximum.dtype)
-    queries = np.zeros((ROWS, D), maximum.dtype)
-    e = np.zeros((ROWS, long), maximum.dtype)
-    sums = np.zeros((ROWS, D), maximum.dtype)
+    long = up(S, ROWS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
+    keys, values = aligned(D, long, maximum), aligned(long, D, maximum)
+    rows, queries = aligned(ROWS, D, maximum), aligned(D, ROWS, maximum)
+    e, sums = aligned(long, ROWS, maximum), aligned(ROWS, D, maximum)
+    m, l = np.zeros(ROWS, maximum.dtype), np.zeros(ROWS, maximum.dtype)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -196,29 +203,36 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
                 height = min(ROWS, T - t)
                 # u_htd = q_htd/(√D log(2))
                 for i in range(height):
-                    read_row(q, b, h, t + i, queries, i, scale)
-                first, last = span(begin, end, pattern, t, height, 0, S)
-                left, right = first // LANES * LANES, up(last, LANES)
-                # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-                for s in range(left, right, LANES):
-                    product(e, 0, s, queries, 0, keys, s, 0, D)
+                    read_row(q, b, h, t + i, rows, i, scale)
+                transpose(rows, queries)
+                first, last = span(begin, end, pattern, t, ROWS, 0, S)
+                left, right = first // ROWS * ROWS, up(last, ROWS)
+                for i in range(0, ROWS, LANES):
+                    # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+                    for s in range(left, right, ROWS):
+                        product(e, s, i, keys.T, s, queries, i, 0, D)
+                    hide(e, i, left, right, begin, end, pattern, t, 0, -np.inf)
+                    # m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)
+                    store(m, (i,), largest_of_columns(e, i, left, right))
+                for i in range(ROWS):
+                    if begin[pattern, t + i] >= end[pattern, t + i]:
+                        m[i] = 0
+                clear(sums)
+                for i in range(0, ROWS, LANES):
+                    store(l, (i,), filled(l, 0.0))
+                for s in range(left, right, TILE):
+                    stop = min(s + TILE, right)
+                    # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
+                    # r_ht := 1/Σ_s e_hts
+                    for i in range(0, ROWS, LANES):
+                        store(l, (i,), load(l, (i,)) + exponentials(e, i, s, stop, load(m, (i,))))
+                    # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
+                    for d in range(0, D, LANES):
+                        add_product(sums, 0, d, e.T, 0, values, d, s, min(stop, last))
                 for i in range(height):
-                    start, stop = begin[pattern, t + i], end[pattern, t + i]
-                    maximum[b, h, t + i] = inverse[b, h, t + i] = 0
-                    fill(e, i, left, start, -np.inf)
-                    fill(e, i, stop, right, -np.inf)
-                    if start < stop:
-                        # m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)
-                        m = maximum[b, h, t + i] = largest_of_row(e, i, left, right)
-                        # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
-                        # r_ht := 1/Σ_s e_hts
-                        inverse[b, h, t + i] = 1 / exponentials(e, i, left, right, m)
-                    else:
-                        fill(e, i, left, right, 0)
-                # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
-                for d in range(0, D, LANES):
-                    product(sums, 0, d, e, 0, values, d, first, last)
-                for i in range(height):
+                    seen = begin[pattern, t + i] < end[pattern, t + i]
+                    maximum[b, h, t + i] = m[i]
+                    inverse[b, h, t + i] = 1 / l[i] if seen else 0
                     write_row(sums, i, inverse[b, h, t + i], y, b, h, t + i)
 
 
@@ -230,12 +244,14 @@ def backward(
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
     long = up(S, TILE) + LANES
-    keys, values = np.zeros((D, long), maximum.dtype), np.zeros((D, long), maximum.dtype)
-    key_rows = np.zeros((long, D), maximum.dtype)
-    sum_dk, sum_dv = np.zeros((long, D), maximum.dtype), np.zeros((long, D), maximum.dtype)
-    queries, outputs = np.zeros((TILE, D), maximum.dtype), np.zeros((TILE, D), maximum.dtype)
-    sum_dq, delta = np.zeros((TILE, D), maximum.dtype), np.zeros(TILE, maximum.dtype)
-    e, dz = np.zeros((TILE, TILE + LANES), maximum.dtype), np.zeros((TILE, TILE + LANES), maximum.dtype)
+    keys, values = aligned(D, long, maximum), aligned(D, long, maximum)
+    key_rows = aligned(long, D, maximum)
+    sum_dk, sum_dv = aligned(long, D, maximum), aligned(long, D, maximum)
+    query_rows, output_rows = aligned(TILE, D, maximum), aligned(TILE, D, maximum)
+    queries, outputs = aligned(D, TILE + LANES, maximum), aligned(D, TILE + LANES, maximum)
+    sum_dq = aligned(TILE, D, maximum)
+    m, delta = np.zeros(TILE, maximum.dtype), np.zeros(TILE, maximum.dtype)
+    e, dz = aligned(TILE, ROWS, maximum), aligned(TILE, ROWS, maximum)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -251,42 +267,41 @@ def backward(
             for t in range(0, T, TILE):
                 height = min(TILE, T - t)
                 clear(sum_dq)
+                if height < TILE:
+                    clear(query_rows)
+                    clear(output_rows)
                 for i in range(height):
                     # u_htd = q_htd/(√D log(2))
-                    read_row(q, b, h, t + i, queries, i, scale)
+                    read_row(q, b, h, t + i, query_rows, i, scale)
                     # w_htd = dy_htd r_ht
-                    read_row(dy, b, h, t + i, outputs, i, inverse[b, h, t + i])
+                    read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
-                    delta[i] = dot(outputs, i, y, b, h, t + i)
+                    delta[i] = dot(output_rows, i, y, b, h, t + i)
+                    m[i] = maximum[b, h, t + i]
+                transpose(query_rows, queries)
+                transpose(output_rows, outputs)
                 first, last = span(begin, end, pattern, t, height, 0, S)
                 for s in range(first // TILE * TILE, last, TILE):
                     for i in range(0, height, ROWS):
-                        rows = min(ROWS, height - i)
-                        left, right = span(begin, end, pattern, t + i, rows, s, TILE)
-                        # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-                        # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
-                        for x in range(left // LANES * LANES, right, LANES):
-                            product(e, i, x, queries, i, keys, s + x, 0, D)
-                            product(dz, i, x, outputs, i, values, s + x, 0, D)
-                        for r in range(i, i + rows):
-                            start, stop = begin[pattern, t + r] - s, min(end[pattern, t + r] - s, TILE)
-                            if start < stop:
-                                scores_to_gradients(e, dz, r, left, right, maximum[b, h, t + r], delta[r])
-                            else:
-                                start = stop = TILE
-                            for z in e, dz:
-                                fill(z, r, 0, start, 0)
-                                fill(z, r, stop, TILE, 0)
-                        # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                        first_here, last_here = span(begin, end, pattern, t + i, ROWS, s, TILE)
+                        left, right = first_here // ROWS * ROWS, up(last_here, ROWS)
+                        for j in range(0, ROWS, LANES):
+                            # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+                            # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
+                            for x in range(left, right, ROWS):
+                                product(e, x, j, keys.T, s + x, queries, i + j, 0, D)
+                                product(dz, x, j, values.T, s + x, outputs, i + j, 0, D)
+                            scores_to_gradients(e, dz, j, left, right, load(m, (i + j,)), load(delta, (i + j,)))
+                            hide(e, j, left, right, begin, end, pattern, t + i, s, 0)
+                            hide(dz, j, left, right, begin, end, pattern, t + i, s, 0)
                         for d in range(0, D, LANES):
-                            add_product(sum_dq, i, d, dz, i, key_rows[s:], d, left, right)
-                    # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
-                    # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
-                    for x in range(0, min(TILE, S - s), ROWS):
-                        above, below = rows_that_see(begin, end, pattern, t, height, s + x, s + x + ROWS)
-                        for d in range(0, D, LANES):
-                            add_product(sum_dk, s + x, d, dz.T, x, queries, d, above, below)
-                            add_product(sum_dv, s + x, d, e.T, x, outputs, d, above, below)
+                            # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                            add_product(sum_dq, i, d, dz.T, 0, key_rows[s:], d, left, right)
+                            # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
+                            # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
+                            for x in range(left, right, ROWS):
+                                add_product(sum_dk, s + x, d, dz, x, query_rows[i:], d, 0, ROWS)
+                                add_product(sum_dv, s + x, d, e, x, output_rows[i:], d, 0, ROWS)
                 for i in range(height):
                     write_row(sum_dq, i, scale * LN2, dq, b, h, t + i)
             if (h + 1) * G % H == 0:  # the last head that uses these keys
@@ -296,13 +311,17 @@ def backward(
 
 
 @vectorised
-def rows_that_see(begin: Any, end: Any, pattern: Any, t: Any, height: Any, start: Any, stop: Any) -> Any:
-    """From the first to after the last of the rows, counted from t, that see one of the keys start ... stop − 1."""
-    first, last = height, 0
-    for i in range(height):
-        if max(begin[pattern, t + i], start) < min(end[pattern, t + i], stop):
-            first, last = min(first, i), i + 1
-    return first, last
+def hide(
+    x: Any, i: Any, left: Any, right: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
+) -> None:
+    """Overwrite what query t + i of the columns does not see of the keys s + left ... s + right − 1, the rows of x."""
+    start, stop = left, right  # of the rows that need no change: all queries see these keys
+    for j in range(t + i, t + i + LANES):
+        start, stop = max(start, begin[pattern, j] - s), min(stop, end[pattern, j] - s)
+    for r in range(left, min(start, right)):
+        store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
+    for r in range(max(start, stop, left), right):
+        store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
 
 
 @vectorised
@@ -348,20 +367,29 @@ def clear(x: Any) -> None:
 
 
 @vectorised
-def exponentials(a: Any, i: Any, left: Any, right: Any, m: Any) -> Any:
-    """Replace the scores of a row by e, and return their sum."""
-    terms = filled(a, 0.0)
-    for s in range(left, right, LANES):
-        e = exp2(load(a, (i, s)) - m)
-        store(a, (i, s), e)
-        terms = terms + e
-    return total(terms)
+def largest_of_columns(a: Any, i: Any, top: Any, bottom: Any) -> Any:
+    m, n = filled(a, -np.inf), filled(a, -np.inf)
+    for s in range(top, bottom, 2):
+        m = larger(m, load(a, (s, i)))
+        n = larger(n, load(a, (s + 1, i)))
+    return larger(m, n)
 
 
 @vectorised
-def scores_to_gradients(e: Any, dz: Any, i: Any, left: Any, right: Any, m: Any, delta: Any) -> None:
-    """Replace the scores of a row, in e, by e, and the products of w and v, in dz, by dz."""
-    for s in range(left // LANES * LANES, right, LANES):
-        one = exp2(load(e, (i, s)) - m)
-        store(e, (i, s), one)
-        store(dz, (i, s), one * (load(dz, (i, s)) - delta))
+def exponentials(a: Any, i: Any, top: Any, bottom: Any, m: Any) -> Any:
+    """Replace the scores in a vector of columns by e, and return their sums."""
+    terms = filled(a, 0.0)
+    for s in range(top, bottom):
+        e = exp2(load(a, (s, i)) - m)
+        store(a, (s, i), e)
+        terms = terms + e
+    return terms
+
+
+@vectorised
+def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any, m: Any, delta: Any) -> None:
+    """Replace the scores in e by e, and the products of w and v in dz by dz, in a vector of columns."""
+    for s in range(top, bottom):
+        one = exp2(load(e, (s, i)) - m)
+        store(e, (s, i), one)
+        store(dz, (s, i), one * (load(dz, (s, i)) - delta))

@@ -8,10 +8,21 @@ import numpy as np
 
 from .numba_vectors import LANES, filled, larger, largest, load, store, vectorised
 
+CACHE_LINE = 64  # bytes
+
 
 @vectorised
 def up(n: Any, to: Any) -> Any:
     return (n + to - 1) // to * to
+
+
+@vectorised
+def aligned(rows: Any, columns: Any, like: Any) -> Any:
+    """Zeros of the type of `like`, beginning where a line of the cache does: no vector lies in two of its lines."""
+    size = like.itemsize
+    x = np.zeros(rows * columns + CACHE_LINE // size, like.dtype)
+    first = -x.ctypes.data % CACHE_LINE // size
+    return x[first : first + rows * columns].reshape((rows, columns))
 
 
 @vectorised

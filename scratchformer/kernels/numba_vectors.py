@@ -38,6 +38,7 @@ INTEGER = ir.IntType(32)
 intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
 NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
 NUMBERS[types.uint32] = INTEGER
+NUMBERS[types.intp] = ir.IntType(types.intp.bitwidth)
 
 
 def vectorised(function: Callable) -> Any:
@@ -146,6 +147,22 @@ def filled(typing: Any, x: Any, value: Any) -> Any:
         return splat(builder, vector_of(kind.dtype), args[1])
 
     return kind(x, kind.dtype), code
+
+
+@intrinsic
+def where_inside(typing: Any, begin: Any, end: Any, index: Any, s: Any, a: Any, value: Any) -> Any:
+    """a where begin ≤ s < end, for vectors of begin and end that start at the index; elsewhere value."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start, stop = (
+            builder.load(element(context, builder, x, (array, args[2])), align=types.intp.bitwidth // 8)
+            for x, array in ((begin, args[0]), (end, args[1]))
+        )
+        place = splat(builder, vector_of(types.intp), args[3])
+        inside = builder.and_(builder.icmp_signed("<=", start, place), builder.icmp_signed("<", place, stop))
+        return builder.select(inside, args[4], splat(builder, vector_of(a.dtype), args[5]))
+
+    return a(begin, end, types.UniTuple(types.intp, 2), types.intp, a, a.dtype), code
 
 
 def of_two(combine: Callable) -> Any:
