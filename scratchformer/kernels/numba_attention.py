@@ -35,7 +35,8 @@ from .numba_vectors import (
 )
 from .numpy_attention import heads_inside
 
-TILE = 64  # rows, and columns, of a tile of the backward; a multiple of ROWS
+TILE=64
+QUERIES, KEYS = 64, 64  # of a tile of the backward: multiples of ROWS
 LN2 = math.log(2)
 DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled code takes
     "float32": np.float32,
@@ -205,13 +206,14 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
                 for i in range(height):
                     read_row(q, b, h, t + i, rows, i, scale)
                 transpose(rows, queries)
-                first, last = span(begin, end, pattern, t, ROWS, 0, S)
+                first, last, start, stop = interval(begin, end, pattern, t, 0, S)
                 left, right = first // ROWS * ROWS, up(last, ROWS)
                 for i in range(0, ROWS, LANES):
                     # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                     for s in range(left, right, ROWS):
                         product(e, s, i, keys.T, s, queries, i, 0, D)
-                    hide(e, i, left, right, begin, end, pattern, t, 0, -np.inf)
+                    hide(e, i, left, min(start, right), begin, end, pattern, t + i, 0, -np.inf)
+                    hide(e, i, max(stop, left), right, begin, end, pattern, t + i, 0, -np.inf)
                     # m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)
                     store(m, (i,), largest_of_columns(e, i, left, right))
                 for i in range(ROWS):
@@ -221,14 +223,14 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
                 for i in range(0, ROWS, LANES):
                     store(l, (i,), filled(l, 0.0))
                 for s in range(left, right, TILE):
-                    stop = min(s + TILE, right)
+                    after = min(s + TILE, right)
                     # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
                     # r_ht := 1/Σ_s e_hts
                     for i in range(0, ROWS, LANES):
-                        store(l, (i,), load(l, (i,)) + exponentials(e, i, s, stop, load(m, (i,))))
+                        store(l, (i,), load(l, (i,)) + exponentials(e, i, s, after, load(m, (i,))))
                     # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
                     for d in range(0, D, LANES):
-                        add_product(sums, 0, d, e.T, 0, values, d, s, min(stop, last))
+                        add_product(sums, 0, d, e.T, 0, values, d, s, min(after, last))
                 for i in range(height):
                     seen = begin[pattern, t + i] < end[pattern, t + i]
                     maximum[b, h, t + i] = m[i]
@@ -243,15 +245,15 @@ def backward(
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
-    long = up(S, TILE) + LANES
+    long = up(S, KEYS) + LANES
     keys, values = aligned(D, long, maximum), aligned(D, long, maximum)
     key_rows = aligned(long, D, maximum)
     sum_dk, sum_dv = aligned(long, D, maximum), aligned(long, D, maximum)
-    query_rows, output_rows = aligned(TILE, D, maximum), aligned(TILE, D, maximum)
-    queries, outputs = aligned(D, TILE + LANES, maximum), aligned(D, TILE + LANES, maximum)
-    sum_dq = aligned(TILE, D, maximum)
-    m, delta = np.zeros(TILE, maximum.dtype), np.zeros(TILE, maximum.dtype)
-    e, dz = aligned(TILE, ROWS, maximum), aligned(TILE, ROWS, maximum)
+    query_rows, output_rows = aligned(QUERIES, D, maximum), aligned(QUERIES, D, maximum)
+    queries, outputs = aligned(D, QUERIES + LANES, maximum), aligned(D, QUERIES + LANES, maximum)
+    sum_dq = aligned(QUERIES, D, maximum)
+    m, delta = np.zeros(QUERIES, maximum.dtype), np.zeros(QUERIES, maximum.dtype)
+    e, dz = aligned(KEYS, ROWS, maximum), aligned(KEYS, ROWS, maximum)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -264,10 +266,10 @@ def backward(
                 make_finite(key_rows)
                 clear(sum_dk)
                 clear(sum_dv)
-            for t in range(0, T, TILE):
-                height = min(TILE, T - t)
+            for t in range(0, T, QUERIES):
+                height = min(QUERIES, T - t)
                 clear(sum_dq)
-                if height < TILE:
+                if height < QUERIES:
                     clear(query_rows)
                     clear(output_rows)
                 for i in range(height):
@@ -281,10 +283,10 @@ def backward(
                 transpose(query_rows, queries)
                 transpose(output_rows, outputs)
                 first, last = span(begin, end, pattern, t, height, 0, S)
-                for s in range(first // TILE * TILE, last, TILE):
+                for s in range(first // KEYS * KEYS, last, KEYS):
                     for i in range(0, height, ROWS):
-                        first_here, last_here = span(begin, end, pattern, t + i, ROWS, s, TILE)
-                        left, right = first_here // ROWS * ROWS, up(last_here, ROWS)
+                        top, bottom, start, stop = interval(begin, end, pattern, t + i, s, KEYS)
+                        left, right = top // ROWS * ROWS, up(bottom, ROWS)
                         for j in range(0, ROWS, LANES):
                             # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                             # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
@@ -292,8 +294,9 @@ def backward(
                                 product(e, x, j, keys.T, s + x, queries, i + j, 0, D)
                                 product(dz, x, j, values.T, s + x, outputs, i + j, 0, D)
                             scores_to_gradients(e, dz, j, left, right, load(m, (i + j,)), load(delta, (i + j,)))
-                            hide(e, j, left, right, begin, end, pattern, t + i, s, 0)
-                            hide(dz, j, left, right, begin, end, pattern, t + i, s, 0)
+                            for z in e, dz:
+                                hide(z, j, left, min(start, right), begin, end, pattern, t + i + j, s, 0)
+                                hide(z, j, max(stop, left), right, begin, end, pattern, t + i + j, s, 0)
                         for d in range(0, D, LANES):
                             # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
                             add_product(sum_dq, i, d, dz.T, 0, key_rows[s:], d, left, right)
@@ -311,17 +314,25 @@ def backward(
 
 
 @vectorised
+def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> Any:
+    """Of the keys s ... s + width − 1, counted from s: from the first to after the last that one of ROWS queries sees,
+    and from the first to after the last that all of them see.
+    """
+    first, last, start, stop = width, 0, 0, width
+    for i in range(t, t + ROWS):
+        one, other = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
+        start, stop = max(start, one), min(stop, other)
+        first, last = min(first, one if one < other else width), max(last, other if one < other else 0)
+    return first, last, start, max(start, stop)
+
+
+@vectorised
 def hide(
-    x: Any, i: Any, left: Any, right: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
+    x: Any, i: Any, top: Any, bottom: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
 ) -> None:
-    """Overwrite what query t + i of the columns does not see of the keys s + left ... s + right − 1, the rows of x."""
-    start, stop = left, right  # of the rows that need no change: all queries see these keys
-    for j in range(t + i, t + i + LANES):
-        start, stop = max(start, begin[pattern, j] - s), min(stop, end[pattern, j] - s)
-    for r in range(left, min(start, right)):
-        store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
-    for r in range(max(start, stop, left), right):
-        store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
+    """Overwrite what LANES queries from t on, columns of x, do not see of keys from s + top to before s + bottom."""
+    for r in range(top, bottom):
+        store(x, (r, i), where_inside(begin, end, (pattern, t), s + r, load(x, (r, i)), value))
 
 
 @vectorised
