@@ -6,9 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .numba_vectors import LANES, filled, larger, largest, load, store, vectorised
-
-CACHE_LINE = 64  # bytes
+from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
 
 @vectorised
@@ -18,11 +16,11 @@ def up(n: Any, to: Any) -> Any:
 
 @vectorised
 def aligned(rows: Any, columns: Any, like: Any) -> Any:
-    """Zeros of the type of `like`, beginning where a line of the cache does: no vector lies in two of its lines."""
-    size = like.itemsize
-    x = np.zeros(rows * columns + CACHE_LINE // size, like.dtype)
-    first = -x.ctypes.data % CACHE_LINE // size
-    return x[first : first + rows * columns].reshape((rows, columns))
+    """Zeros of the type of `like`, from where a vector may begin without lying in two lines of the cache.
+
+    columns: a multiple of LANES.
+    """
+    return on_boundary(np.zeros((rows + 1, columns), like.dtype))[:rows]
 
 
 @vectorised

@@ -9,7 +9,7 @@ must not lose NaN. In functions decorated with `vectorised` a value can be a vec
     a + b, a - b, a * b     number by number; one of the two may be a single number
     larger(a, b)            the larger of two numbers, NaN if b is NaN
     total(a), largest(a)    the sum and the maximum of a vector
-    exp2(a)                 2ᵃ, for a ≤ 0
+    exp2(a)                 2ᵃ, for a < 127
 
 The last axis of an array must be contiguous. What follows is written in LLVM's intermediate representation.
 """
@@ -25,6 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
@@ -42,8 +43,10 @@ NUMBERS[types.intp] = ir.IntType(types.intp.bitwidth)
 
 
 def vectorised(function: Callable) -> Any:
-    """As `numba_code.compiled`, but sums are in the order of the code: reordering would undo the rounding in `exp2`."""
-    return compiled(function, {"contract"})
+    """As `numba_code.compiled`, but inline, and sums are in the order of the code: reordering would undo the rounding in
+    `exp2`.
+    """
+    return compiled(function, {"contract"}, inline=True)
 
 
 class Vector(types.Type):
@@ -104,6 +107,21 @@ def element(context: Any, builder: Any, kind: Any, args: Sequence) -> Any:
     """A pointer to the vector that begins at the element args[1] of the array args[0]."""
     address, _ = place(context, builder, kind, args[0], cgutils.unpack_tuple(builder, args[1], kind.ndim))
     return pointer(builder, address, vector_of(kind.dtype))
+
+
+@intrinsic
+def on_boundary(typing: Any, x: Any) -> Any:
+    """x from the first address on that is a multiple of a vector's size. Up to a vector at its end may lie outside."""
+    size = LANES * x.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = make_array(x)(context, builder, args[0])
+        address = builder.ptrtoint(data.data, ir.IntType(64))
+        up = builder.and_(builder.add(address, address.type(size - 1)), address.type(-size))
+        data.data = builder.inttoptr(up, data.data.type)
+        return impl_ret_borrowed(context, builder, x, data._getvalue())
+
+    return x(x), code
 
 
 @intrinsic
@@ -264,7 +282,7 @@ def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any)
 
 @intrinsic
 def exp2(typing: Any, a: Any) -> Any:
-    """2ᵃ for a ≤ 0, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
+    """2ᵃ for a < 127, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
 
     With n the integer next to a, 2ᵃ = 2ⁿ 2ᶠ and |f| ≤ ½. 2ᶠ is a polynomial, which interpolates it at Chebyshev's
     points. Adding 1.5 · 2²³ to a rounds it to n, which is then in the last bits of the sum; with the bias of an
@@ -289,49 +307,56 @@ def exp2(typing: Any, a: Any) -> Any:
     return a(a), code
 
 
-def tile(add: bool) -> Any:
-    """`product`, or `add_product`."""
+@intrinsic
+def product(
+    typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any, first: Any
+) -> Any:  # fmt: skip
+    """A tile of ROWS rows and LANES columns of a product, written to c from row i and column j on.
 
-    @intrinsic
-    def function(
-        typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any
-    ) -> Any:  # fmt: skip
-        vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
+        c_{i+x,j+y} = first_y + Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}
 
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            to, i, j, left, r, right, s, start, stop = args
-            zero = start.type(0)
-            corner, (down, _) = place(context, builder, c, to, (i, j))
-            a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
-            b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
+    first: a vector. For each z one vector of b is loaded for all rows, so that there are ROWS vector multiplications for
+    one load. Numbers of a are part of the multiplication's instruction if the distance between its rows is a constant:
+    if it is the transpose of an array, or if the number of its columns is known when the code is compiled.
+    """
+    return tile(c, a, b, first)
 
-            def rows(corner: Any, down: Any) -> list:
-                return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
 
-            places = [pointer(builder, address, vector) for address in rows(corner, down)]
-            factors = rows(a_corner, a_down)
-            sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
+@intrinsic
+def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
+    """As `product`, added to what c holds."""
+    return tile(c, a, b)
+
+
+def tile(c: Any, a: Any, b: Any, *first: Any) -> Any:
+    vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, i, j, left, r, right, s, start, stop, *given = args
+        zero = start.type(0)
+        corner, (down, _) = place(context, builder, c, to, (i, j))
+        a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
+        b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
+
+        def rows(corner: Any, down: Any) -> list:
+            return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
+
+        places = [pointer(builder, address, vector) for address in rows(corner, down)]
+        factors = rows(a_corner, a_down)
+        sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
+        for row in range(ROWS):
+            builder.store(given[0] if given else builder.load(places[row], align=size), sums[row])
+        with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
+            b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
+            numbers = builder.load(b_row, align=size)
+            across = builder.mul(x, a_across)
             for row in range(ROWS):
-                builder.store(builder.load(places[row], align=size) if add else vector(None), sums[row])
-            with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
-                b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
-                numbers = builder.load(b_row, align=size)
-                across = builder.mul(x, a_across)
-                for row in range(ROWS):
-                    factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
-                    term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
-                    builder.store(term, sums[row])
-            for row in range(ROWS):
-                builder.store(builder.load(sums[row]), places[row], align=size)
-            return context.get_dummy_value()
+                factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
+                term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
+                builder.store(term, sums[row])
+        for row in range(ROWS):
+            builder.store(builder.load(sums[row]), places[row], align=size)
+        return context.get_dummy_value()
 
-        n = types.intp
-        return types.void(c, n, n, a, n, b, n, n, n), code
-
-    return function
-
-
-# product(c, i, j, a, r, b, s, start, stop): a tile of ROWS rows and LANES columns of a product, from row i and column j
-# of c on: c_{i+x,j+y} = Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}. For each z one vector of b is loaded for all rows,
-# so that there are ROWS vector multiplications for one load. `add_product` adds to what c holds.
-product, add_product = tile(add=False), tile(add=True)
+    n = types.intp
+    return types.void(c, n, n, a, n, b, n, n, n, *first), code
