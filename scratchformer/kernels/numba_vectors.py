@@ -9,7 +9,7 @@ must not lose NaN. In functions decorated with `vectorised` a value can be a vec
     a + b, a - b, a * b     number by number; one of the two may be a single number
     larger(a, b)            the larger of two numbers, NaN if b is NaN
     total(a), largest(a)    the sum and the maximum of a vector
-    exp2(a)                 2ᵃ, for a < 127
+    exp2(a)                 2ᵃ, for a ≤ 0
 
 The last axis of an array must be contiguous. What follows is written in LLVM's intermediate representation.
 """
@@ -282,7 +282,7 @@ def transpose_tile(typing: Any, x: Any, i: Any, j: Any, to: Any, r: Any, s: Any)
 
 @intrinsic
 def exp2(typing: Any, a: Any) -> Any:
-    """2ᵃ for a < 127, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
+    """2ᵃ for a ≤ 0, to an error of 2⁻²² (2⁻⁵⁰ in float64); 0 below the smallest exponent; NaN stays NaN.
 
     With n the integer next to a, 2ᵃ = 2ⁿ 2ᶠ and |f| ≤ ½. 2ᶠ is a polynomial, which interpolates it at Chebyshev's
     points. Adding 1.5 · 2²³ to a rounds it to n, which is then in the last bits of the sum; with the bias of an
