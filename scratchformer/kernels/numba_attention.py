@@ -81,12 +81,11 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
         y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
 
-    The only purpose of m is to keep e in range. It is the largest score of a row among the tiles seen so far, of W keys.
-    When a tile has a larger one, m′, the sums so far are multiplied by 2^(m − m′), since that times 2^(a − m) is
-    2^(a − m′).
+    The only purpose of m is to keep e in range. It is the largest score of a row in the tiles so far. When a tile has a
+    larger one, m′, the sums so far are multiplied by 2^(m − m′), since 2^(a − m) 2^(m − m′) = 2^(a − m′).
 
-    A block of ROWS queries is done at a time. Its scores stay in registers, then in a few rows of memory. A vector holds
-    numbers of LANES queries, so that no sum over s is one over the numbers of a vector.
+    A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
+    key, so that the sums over s add vectors, and never the numbers within one.
 
     Backward. The gradients are those of `attention`:
 
@@ -112,9 +111,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and in the
-    others the products end at the last such key, to the width of a vector. What a row does not see is overwritten, with
-    −∞ before the maximum is taken and with 0 in e and dz; so NaN cannot leave it. In dq, NaN and infinity in k are
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
+    products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
+    is overwritten, with −∞ among the scores and with 0 in dz; so NaN cannot leave it. In dq, NaN and infinity in k are
     replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
@@ -242,8 +241,9 @@ def scores(
 ) -> Any:  # fmt: skip
     """Write a − m to e, or −∞ where a query does not see a key.
 
-    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on; `queries` and `minus_m` have them from
-    i on. Returns from which to before which row of e this was done, and of which rows all queries see the keys.
+    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on, which `queries` and `minus_m` have
+    from i on. Returns the first row that was written and the one after the last, and the same for the rows that all
+    queries see.
     """
     first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
     top, bottom = first // ROWS * ROWS, up(last, ROWS)
@@ -306,9 +306,7 @@ def backward(
                         top, bottom, start, stop = scores(e, minus_m, keys, queries, i, begin, end, pattern, t + i, s)
                         for j in range(0, ROWS, LANES):
                             for x in range(top, bottom, ROWS):
-                                product(
-                                    dz, x, j, values.T, s + x, outputs, i + j, 0, D, load(minus_delta, (i + j,))
-                                )
+                                product(dz, x, j, values.T, s + x, outputs, i + j, 0, D, load(minus_delta, (i + j,)))
                             scores_to_gradients(e, dz, j, top, bottom)
                         hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
                         for d in range(0, D, LANES):
@@ -329,8 +327,8 @@ def backward(
 
 @vectorised
 def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> Any:
-    """Of the keys s ... s + width − 1, counted from s: from the first to after the last that one of ROWS queries sees,
-    and from the first to after the last that all of them see.
+    """Of the keys s ... s + width − 1, counted from s: the first that one of ROWS queries from t on sees, and the one
+    after the last; then the same for the keys that all of them see.
     """
     first, last, start, stop = width, 0, 0, width
     for i in range(t, t + ROWS):

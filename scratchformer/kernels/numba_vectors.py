@@ -7,6 +7,7 @@ must not lose NaN. In functions decorated with `vectorised` a value can be a vec
     store(x, (i, j), a)     the reverse, rounded to nearest even
     filled(x, value)        a vector of one value, of the type that load(x, ...) gives
     a + b, a - b, a * b     number by number; one of the two may be a single number
+    where_inside(...)       a, except where a key is outside a query's interval
     larger(a, b)            the larger of two numbers, NaN if b is NaN
     total(a), largest(a)    the sum and the maximum of a vector
     exp2(a)                 2ᵃ, for a ≤ 0
@@ -43,9 +44,7 @@ NUMBERS[types.intp] = ir.IntType(types.intp.bitwidth)
 
 
 def vectorised(function: Callable) -> Any:
-    """As `numba_code.compiled`, but inline, and sums are in the order of the code: reordering would undo the rounding in
-    `exp2`.
-    """
+    """As `numba_code.compiled`, inline, with sums in the order of the code: reordering would undo `exp2`'s rounding."""
     return compiled(function, {"contract"}, inline=True)
 
 
@@ -315,9 +314,9 @@ def product(
 
         c_{i+x,j+y} = first_y + Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}
 
-    first: a vector. For each z one vector of b is loaded for all rows, so that there are ROWS vector multiplications for
-    one load. Numbers of a are part of the multiplication's instruction if the distance between its rows is a constant:
-    if it is the transpose of an array, or if the number of its columns is known when the code is compiled.
+    first: a vector. For each z one vector of b is loaded for all rows, so that there are ROWS vector multiplications
+    for one load. No instruction computes the address of a number of a if the distance between rows of a is a constant
+    of the code: if a is a transposed array, or a row of it has a constant length.
     """
     return tile(c, a, b, first)
 
