@@ -17,23 +17,25 @@ from .. import ops
 from ..ops.attention import check_attention
 from ..ops.patterns import Full, Pattern
 from . import numba_amx
-from .numba_rows import fill, largest_of_row, span, up, write_row
+from .numba_rows import aligned, fill, span, up, write_row
 from .numba_vectors import (
     LANES,
     ROWS,
     add_product,
     exp2,
     filled,
+    larger,
     load,
     product,
     store,
     total,
     transpose_tile,
     vectorised,
+    where_inside,
 )
 from .numpy_attention import heads_inside
 
-TILE = 64  # rows, and columns, of a tile of the backward; a multiple of ROWS
+QUERIES, KEYS = 64, 64  # of a tile: multiples of ROWS
 LN2 = math.log(2)
 DTYPES: dict[str, Any] = {  # by the dtype of the arrays, that of what compiled code takes
     "float32": np.float32,
@@ -50,7 +52,7 @@ class CompiledAttentionCache(NamedTuple):
     k: np.ndarray  # (B, G, S, D)
     v: np.ndarray  # (B, G, S, D)
     y: np.ndarray  # (B, H, T, D)
-    maximum: np.ndarray  # (B, H, T): m
+    shift: np.ndarray  # (B, H, T): m
     inverse: np.ndarray  # (B, H, T): 1/l, or 0 if a query sees nothing
     begin: np.ndarray  # (B or 1, T): the first key that a query sees
     end: np.ndarray  # (B or 1, T): the first key after those
@@ -72,15 +74,18 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         u_htd = q_htd/(√D log(2))
         a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
 
-    The largest score m of each row is subtracted, which cancels in the quotient:
+    Any number m_ht may be subtracted from the scores of a row, since it cancels in the quotient:
 
-        m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)        maximum_ht = m_ht
+        m := shift
         e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
         r_ht := 1/Σ_s e_hts        inverse_ht = r_ht
         y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
 
-    A block of ROWS queries is done at a time. Its scores, from the first key that one of them sees to the last, are a
-    product that stays in registers, then a few rows in memory.
+    The only purpose of m is to keep e in range. It is the largest score of a row in the tiles so far. When a tile has a
+    larger one, m′, the sums so far are multiplied by 2^(m − m′), since 2^(a − m) 2^(m − m′) = 2^(a − m′).
+
+    A block of ROWS queries and a tile of keys are done at a time. A vector holds the scores of LANES queries with one
+    key, so that the sums over s add vectors, and never the numbers within one.
 
     Backward. The gradients are those of `attention`:
 
@@ -106,9 +111,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
         return dq, dk, dv
 
-    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and in the
-    others the products end at the last such key, to the width of a vector. What a row does not see is overwritten, with
-    −∞ before the maximum is taken and with 0 in e and dz; so NaN cannot leave it. In dq, NaN and infinity in k are
+    Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
+    products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
+    is overwritten, with −∞ among the scores and with 0 in dz; so NaN cannot leave it. In dq, NaN and infinity in k are
     replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
@@ -129,18 +134,18 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     begin, end = np.broadcast_arrays(begin, end)
     if numba_amx.fits(q):
         return numba_amx.attention(q, k, v, begin, end)
-    maximum, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
-    (y,) = run(forward, (q, k, v), (begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse), (q,))
-    return y, CompiledAttentionCache(q, k, v, y, maximum, inverse, begin, end)
+    shift, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
+    (y,) = run(forward, (q, k, v), (*filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse), (q,))
+    return y, CompiledAttentionCache(q, k, v, y, shift, inverse, begin, end)
 
 
 @ops.attention_backward.twin(CompiledAttentionCache)
 def attention_backward(dy: np.ndarray, cache: CompiledAttentionCache) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dq, dk, dv), as `ops.attention_backward`."""
-    q, k, v, y, maximum, inverse, begin, end = cache
+    q, k, v, y, shift, inverse, begin, end = cache
     ops.checks.expect_like("dy", dy, q.shape)
     dy, D = dy.astype(q.dtype, copy=False), q.shape[-1]
-    rows = begin, end, 1 / (math.sqrt(D) * LN2), maximum, inverse
+    rows = *filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse
     dq, dk, dv = run(backward, (dy, q, k, v, y), rows, (q, k, v))
     return dq, dk, dv
 
@@ -153,6 +158,12 @@ def run(loops: Any, arrays: tuple[np.ndarray, ...], rows: tuple[Any, ...], like:
     code = compiled_for(loops, taken, len(arrays), len(results))
     code(*map(whole_vectors, arrays), *rows, *results)
     return [(x.view(dtype) if x.itemsize == dtype.itemsize else x.astype(dtype))[..., :D] for x in results]
+
+
+def filled_up(begin: np.ndarray, end: np.ndarray) -> list[np.ndarray]:
+    """Both, filled up to a multiple of ROWS queries; those that are added see nothing."""
+    more = -begin.shape[1] % ROWS
+    return [np.pad(x, ((0, 0), (0, more))) if more else x for x in (begin, end)]
 
 
 def whole_vectors(x: np.ndarray) -> np.ndarray:
@@ -175,15 +186,15 @@ def compiled_for(loops: Any, taken: Any, arrays: int, results: int) -> Any:
 
 
 @vectorised
-def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: Any, inverse: Any, y: Any) -> None:
+def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, shift: Any, inverse: Any, y: Any) -> None:
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
-    long = up(S, LANES) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
-    keys = np.zeros((D, long), maximum.dtype)
-    values = np.zeros((up(S, LANES), D), maximum.dtype)
-    queries = np.zeros((ROWS, D), maximum.dtype)
-    e = np.zeros((ROWS, long), maximum.dtype)
-    sums = np.zeros((ROWS, D), maximum.dtype)
+    long = up(S, KEYS) + LANES  # rows of a length that is no power of 2 do not compete for places in the cache
+    keys, values = aligned(D, long, shift), aligned(long, D, shift)
+    query_rows, queries = aligned(ROWS, D, shift), aligned(D, ROWS, shift)
+    e, sums = aligned(KEYS, ROWS, shift), aligned(ROWS, D, shift)
+    zero, lowest = np.zeros(ROWS, shift.dtype), np.finfo(shift.dtype).min
+    m, l, factor = np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype), np.zeros(ROWS, shift.dtype)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -196,46 +207,69 @@ def forward(q: Any, k: Any, v: Any, begin: Any, end: Any, scale: Any, maximum: A
                 height = min(ROWS, T - t)
                 # u_htd = q_htd/(√D log(2))
                 for i in range(height):
-                    read_row(q, b, h, t + i, queries, i, scale)
-                first, last = span(begin, end, pattern, t, height, 0, S)
-                left, right = first // LANES * LANES, up(last, LANES)
-                # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
-                for s in range(left, right, LANES):
-                    product(e, 0, s, queries, 0, keys, s, 0, D)
+                    read_row(q, b, h, t + i, query_rows, i, scale)
+                transpose(query_rows, queries)
+                first, last, _, _ = interval(begin, end, pattern, t, 0, S)
+                m[:], l[:] = lowest, 0
+                clear(sums)
+                for s in range(first // KEYS * KEYS, last, KEYS):
+                    # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
+                    top, bottom, _, _ = scores(e, zero, keys, queries, 0, begin, end, pattern, t, s)
+                    # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
+                    # r_ht := 1/Σ_s e_hts
+                    for i in range(0, ROWS, LANES):
+                        before = load(m, (i,))
+                        now = largest_of_columns(e, i, top, bottom, before)
+                        store(m, (i,), now)
+                        store(factor, (i,), exp2(before - now))
+                        store(l, (i,), load(l, (i,)) * load(factor, (i,)) + exponentials(e, i, top, bottom, now))
+                    # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
+                    for d in range(0, D, LANES):
+                        for i in range(ROWS):
+                            store(sums, (i, d), load(sums, (i, d)) * factor[i])
+                        add_product(sums, 0, d, e.T, 0, values[s:], d, top, min(bottom, last - s))
                 for i in range(height):
-                    start, stop = begin[pattern, t + i], end[pattern, t + i]
-                    maximum[b, h, t + i] = inverse[b, h, t + i] = 0
-                    fill(e, i, left, start, -np.inf)
-                    fill(e, i, stop, right, -np.inf)
-                    if start < stop:
-                        # m_ht := max_{s, begin_t ≤ s < end_t}(a_hts)
-                        m = maximum[b, h, t + i] = largest_of_row(e, i, left, right)
-                        # e_hts = exp(log(2) (a_hts − m_ht)) where begin_t ≤ s < end_t, 0 elsewhere
-                        # r_ht := 1/Σ_s e_hts
-                        inverse[b, h, t + i] = 1 / exponentials(e, i, left, right, m)
-                    else:
-                        fill(e, i, left, right, 0)
-                # y_htd = r_ht Σ_s e_hts v_gsd with g = ⌊h G/H⌋
-                for d in range(0, D, LANES):
-                    product(sums, 0, d, e, 0, values, d, first, last)
-                for i in range(height):
+                    seen = begin[pattern, t + i] < end[pattern, t + i]
+                    shift[b, h, t + i] = m[i] if seen else 0
+                    inverse[b, h, t + i] = 1 / l[i] if seen else 0
                     write_row(sums, i, inverse[b, h, t + i], y, b, h, t + i)
 
 
 @vectorised
+def scores(
+    e: Any, minus_m: Any, keys: Any, queries: Any, i: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any
+) -> Any:  # fmt: skip
+    """Write a − m to e, or −∞ where a query does not see a key.
+
+    The rows of e are KEYS keys from s on. Its columns are ROWS queries from t on, which `queries` and `minus_m` have
+    from i on. Returns the first row that was written and the one after the last, and the same for the rows that all
+    queries see.
+    """
+    first, last, start, stop = interval(begin, end, pattern, t, s, KEYS)
+    top, bottom = first // ROWS * ROWS, up(last, ROWS)
+    for j in range(0, ROWS, LANES):
+        for x in range(top, bottom, ROWS):
+            product(e, x, j, keys.T, s + x, queries, i + j, 0, len(keys), load(minus_m, (i + j,)))
+    hide(e, top, bottom, start, stop, begin, end, pattern, t, s, -np.inf)
+    return top, bottom, start, stop
+
+
+@vectorised
 def backward(
-    dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, maximum: Any, inverse: Any,
+    dy: Any, q: Any, k: Any, v: Any, y: Any, begin: Any, end: Any, scale: Any, shift: Any, inverse: Any,
     dq: Any, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     B, H, T, D = q.shape
     G, S = k.shape[1], k.shape[2]
-    long = up(S, TILE) + LANES
-    keys, values = np.zeros((D, long), maximum.dtype), np.zeros((D, long), maximum.dtype)
-    key_rows = np.zeros((long, D), maximum.dtype)
-    sum_dk, sum_dv = np.zeros((long, D), maximum.dtype), np.zeros((long, D), maximum.dtype)
-    queries, outputs = np.zeros((TILE, D), maximum.dtype), np.zeros((TILE, D), maximum.dtype)
-    sum_dq, delta = np.zeros((TILE, D), maximum.dtype), np.zeros(TILE, maximum.dtype)
-    e, dz = np.zeros((TILE, TILE + LANES), maximum.dtype), np.zeros((TILE, TILE + LANES), maximum.dtype)
+    long = up(S, KEYS) + LANES
+    keys, values = aligned(D, long, shift), aligned(D, long, shift)
+    key_rows = aligned(long, D, shift)
+    sum_dk, sum_dv = aligned(long, D, shift), aligned(long, D, shift)
+    query_rows, output_rows = aligned(QUERIES, D, shift), aligned(QUERIES, D, shift)
+    queries, outputs = aligned(D, QUERIES + LANES, shift), aligned(D, QUERIES + LANES, shift)
+    sum_dq = aligned(QUERIES, D, shift)
+    minus_m, minus_delta = np.zeros(QUERIES, shift.dtype), np.zeros(QUERIES, shift.dtype)
+    e, dz = aligned(KEYS, ROWS, shift), aligned(KEYS, ROWS, shift)
     for b in range(B):
         pattern = min(b, len(begin) - 1)
         for h in range(H):
@@ -248,45 +282,41 @@ def backward(
                 make_finite(key_rows)
                 clear(sum_dk)
                 clear(sum_dv)
-            for t in range(0, T, TILE):
-                height = min(TILE, T - t)
+            for t in range(0, T, QUERIES):
+                height = min(QUERIES, T - t)
                 clear(sum_dq)
+                if height < QUERIES:
+                    clear(query_rows)
+                    clear(output_rows)
                 for i in range(height):
                     # u_htd = q_htd/(√D log(2))
-                    read_row(q, b, h, t + i, queries, i, scale)
+                    read_row(q, b, h, t + i, query_rows, i, scale)
                     # w_htd = dy_htd r_ht
-                    read_row(dy, b, h, t + i, outputs, i, inverse[b, h, t + i])
+                    read_row(dy, b, h, t + i, output_rows, i, inverse[b, h, t + i])
                     # δ_ht := Σ_d w_htd y_htd
-                    delta[i] = dot(outputs, i, y, b, h, t + i)
+                    minus_delta[i] = -dot(output_rows, i, y, b, h, t + i)
+                    minus_m[i] = -shift[b, h, t + i]
+                transpose(query_rows, queries)
+                transpose(output_rows, outputs)
                 first, last = span(begin, end, pattern, t, height, 0, S)
-                for s in range(first // TILE * TILE, last, TILE):
+                for s in range(first // KEYS * KEYS, last, KEYS):
                     for i in range(0, height, ROWS):
-                        rows = min(ROWS, height - i)
-                        left, right = span(begin, end, pattern, t + i, rows, s, TILE)
                         # a_hts = Σ_d u_htd k_gsd with g = ⌊h G/H⌋
                         # dz_hts = e_hts (Σ_d w_htd v_gsd − δ_ht) with g = ⌊h G/H⌋
-                        for x in range(left // LANES * LANES, right, LANES):
-                            product(e, i, x, queries, i, keys, s + x, 0, D)
-                            product(dz, i, x, outputs, i, values, s + x, 0, D)
-                        for r in range(i, i + rows):
-                            start, stop = begin[pattern, t + r] - s, min(end[pattern, t + r] - s, TILE)
-                            if start < stop:
-                                scores_to_gradients(e, dz, r, left, right, maximum[b, h, t + r], delta[r])
-                            else:
-                                start = stop = TILE
-                            for z in e, dz:
-                                fill(z, r, 0, start, 0)
-                                fill(z, r, stop, TILE, 0)
-                        # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                        top, bottom, start, stop = scores(e, minus_m, keys, queries, i, begin, end, pattern, t + i, s)
+                        for j in range(0, ROWS, LANES):
+                            for x in range(top, bottom, ROWS):
+                                product(dz, x, j, values.T, s + x, outputs, i + j, 0, D, load(minus_delta, (i + j,)))
+                            scores_to_gradients(e, dz, j, top, bottom)
+                        hide(dz, top, bottom, start, stop, begin, end, pattern, t + i, s, 0)
                         for d in range(0, D, LANES):
-                            add_product(sum_dq, i, d, dz, i, key_rows[s:], d, left, right)
-                    # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
-                    # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
-                    for x in range(0, min(TILE, S - s), ROWS):
-                        above, below = rows_that_see(begin, end, pattern, t, height, s + x, s + x + ROWS)
-                        for d in range(0, D, LANES):
-                            add_product(sum_dk, s + x, d, dz.T, x, queries, d, above, below)
-                            add_product(sum_dv, s + x, d, e.T, x, outputs, d, above, below)
+                            # dq_htd = 1/√D Σ_j Σ_{s, ⌊s/W⌋ = j} dz_hts k_gsd with g = ⌊h G/H⌋
+                            add_product(sum_dq, i, d, dz.T, 0, key_rows[s:], d, top, bottom)
+                            # dk_gsd = log(2) Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} dz_hts u_htd
+                            # dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_i Σ_{t, ⌊t/W⌋ = i} e_hts w_htd
+                            for x in range(top, bottom, ROWS):
+                                add_product(sum_dk, s + x, d, dz, x, query_rows[i:], d, 0, ROWS)
+                                add_product(sum_dv, s + x, d, e, x, output_rows[i:], d, 0, ROWS)
                 for i in range(height):
                     write_row(sum_dq, i, scale * LN2, dq, b, h, t + i)
             if (h + 1) * G % H == 0:  # the last head that uses these keys
@@ -296,13 +326,30 @@ def backward(
 
 
 @vectorised
-def rows_that_see(begin: Any, end: Any, pattern: Any, t: Any, height: Any, start: Any, stop: Any) -> Any:
-    """From the first to after the last of the rows, counted from t, that see one of the keys start ... stop − 1."""
-    first, last = height, 0
-    for i in range(height):
-        if max(begin[pattern, t + i], start) < min(end[pattern, t + i], stop):
-            first, last = min(first, i), i + 1
-    return first, last
+def interval(begin: Any, end: Any, pattern: Any, t: Any, s: Any, width: Any) -> Any:
+    """Of the keys s ... s + width − 1, counted from s: the first that one of ROWS queries from t on sees, and the one
+    after the last; then the same for the keys that all of them see.
+    """
+    first, last, start, stop = width, 0, 0, width
+    for i in range(t, t + ROWS):
+        one, other = max(begin[pattern, i] - s, 0), min(end[pattern, i] - s, width)
+        start, stop = max(start, one), min(stop, other)
+        first, last = min(first, one if one < other else width), max(last, other if one < other else 0)
+    return first, last, start, max(start, stop)
+
+
+@vectorised
+def hide(
+    x: Any, top: Any, bottom: Any, start: Any, stop: Any, begin: Any, end: Any, pattern: Any, t: Any, s: Any, value: Any
+) -> None:
+    """Overwrite what ROWS queries from t on, columns of x, do not see of the keys from s + top to before s + bottom.
+
+    All of them see the keys from s + start to before s + stop.
+    """
+    for first, last in (top, min(start, bottom)), (max(stop, top), bottom):
+        for r in range(first, last):
+            for i in range(0, ROWS, LANES):
+                store(x, (r, i), where_inside(begin, end, (pattern, t + i), s + r, load(x, (r, i)), value))
 
 
 @vectorised
@@ -348,20 +395,29 @@ def clear(x: Any) -> None:
 
 
 @vectorised
-def exponentials(a: Any, i: Any, left: Any, right: Any, m: Any) -> Any:
-    """Replace the scores of a row by e, and return their sum."""
-    terms = filled(a, 0.0)
-    for s in range(left, right, LANES):
-        e = exp2(load(a, (i, s)) - m)
-        store(a, (i, s), e)
-        terms = terms + e
-    return total(terms)
+def largest_of_columns(a: Any, i: Any, top: Any, bottom: Any, least: Any) -> Any:
+    """The largest number of each of LANES columns, and of `least`."""
+    m, n = least, least
+    for s in range(top, bottom, 2):
+        m, n = larger(m, load(a, (s, i))), larger(n, load(a, (s + 1, i)))
+    return larger(m, n)
 
 
 @vectorised
-def scores_to_gradients(e: Any, dz: Any, i: Any, left: Any, right: Any, m: Any, delta: Any) -> None:
-    """Replace the scores of a row, in e, by e, and the products of w and v, in dz, by dz."""
-    for s in range(left // LANES * LANES, right, LANES):
-        one = exp2(load(e, (i, s)) - m)
-        store(e, (i, s), one)
-        store(dz, (i, s), one * (load(dz, (i, s)) - delta))
+def exponentials(a: Any, i: Any, top: Any, bottom: Any, m: Any) -> Any:
+    """Replace the scores in LANES columns by e, and return their sums."""
+    terms = filled(a, 0.0)
+    for s in range(top, bottom):
+        e = exp2(load(a, (s, i)) - m)
+        store(a, (s, i), e)
+        terms = terms + e
+    return terms
+
+
+@vectorised
+def scores_to_gradients(e: Any, dz: Any, i: Any, top: Any, bottom: Any) -> None:
+    """Replace the scores in e by e, and the products of w and v, less δ, in dz by dz, in LANES columns."""
+    for s in range(top, bottom):
+        one = exp2(load(e, (s, i)))
+        store(e, (s, i), one)
+        store(dz, (s, i), one * load(dz, (s, i)))

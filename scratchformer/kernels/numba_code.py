@@ -28,9 +28,12 @@ def has(feature: str) -> bool:
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 
-def compiled(function: Callable, fastmath: set[str] = FASTMATH) -> Any:
-    """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk."""
-    options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy")
+def compiled(function: Callable, fastmath: set[str] = FASTMATH, inline: bool = False) -> Any:
+    """`function`, compiled when it is first called, without the interpreter lock; the code is kept on disk.
+
+    inline: whether its code is copied to where it is called, where more is known about its arguments.
+    """
+    options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=inline)
     try:
         found = numba.njit(cache=True, **options)(function)
         found._cache._cache_file._source_stamp = sources()

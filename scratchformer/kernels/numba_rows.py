@@ -6,12 +6,21 @@ from typing import Any
 
 import numpy as np
 
-from .numba_vectors import LANES, filled, larger, largest, load, store, vectorised
+from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
 
 @vectorised
 def up(n: Any, to: Any) -> Any:
     return (n + to - 1) // to * to
+
+
+@vectorised
+def aligned(rows: Any, columns: Any, like: Any) -> Any:
+    """Zeros of the type of `like`, from where a vector may begin without lying in two lines of the cache.
+
+    columns: a multiple of LANES.
+    """
+    return on_boundary(np.zeros((rows + 1, columns), like.dtype))[:rows]
 
 
 @vectorised

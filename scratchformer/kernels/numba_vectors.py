@@ -7,6 +7,7 @@ must not lose NaN. In functions decorated with `vectorised` a value can be a vec
     store(x, (i, j), a)     the reverse, rounded to nearest even
     filled(x, value)        a vector of one value, of the type that load(x, ...) gives
     a + b, a - b, a * b     number by number; one of the two may be a single number
+    where_inside(...)       a, except where a key is outside a query's interval
     larger(a, b)            the larger of two numbers, NaN if b is NaN
     total(a), largest(a)    the sum and the maximum of a vector
     exp2(a)                 2ᵃ, for a ≤ 0
@@ -24,6 +25,7 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, types
 from numba.core import cgutils
+from numba.core.imputils import impl_ret_borrowed
 from numba.extending import models, overload, register_model
 from numba.np.arrayobj import make_array
 from numpy.polynomial import Chebyshev, Polynomial
@@ -36,11 +38,12 @@ INTEGER = ir.IntType(32)
 intrinsic: Any = extending.intrinsic  # Any: a type checker would count `typing` among the arguments of a call
 NUMBERS = {types.float32: ir.FloatType(), types.float64: ir.DoubleType(), types.uint16: ir.IntType(16)}
 NUMBERS[types.uint32] = INTEGER
+NUMBERS[types.intp] = ir.IntType(types.intp.bitwidth)
 
 
 def vectorised(function: Callable) -> Any:
-    """As `numba_code.compiled`, but sums are in the order of the code: reordering would undo the rounding in `exp2`."""
-    return compiled(function, {"contract"})
+    """As `numba_code.compiled`, inline, with sums in the order of the code: reordering would undo `exp2`'s rounding."""
+    return compiled(function, {"contract"}, inline=True)
 
 
 class Vector(types.Type):
@@ -104,6 +107,21 @@ def element(context: Any, builder: Any, kind: Any, args: Sequence) -> Any:
 
 
 @intrinsic
+def on_boundary(typing: Any, x: Any) -> Any:
+    """x from the first address on that is a multiple of a vector's size. Up to a vector at its end may lie outside."""
+    size = LANES * x.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        data = make_array(x)(context, builder, args[0])
+        address = builder.ptrtoint(data.data, ir.IntType(64))
+        up = builder.and_(builder.add(address, address.type(size - 1)), address.type(-size))
+        data.data = builder.inttoptr(up, data.data.type)
+        return impl_ret_borrowed(context, builder, x, data._getvalue())
+
+    return x(x), code
+
+
+@intrinsic
 def load(typing: Any, x: Any, index: Any) -> Any:
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         a = builder.load(element(context, builder, x, args), align=x.dtype.bitwidth // 8)
@@ -144,6 +162,22 @@ def filled(typing: Any, x: Any, value: Any) -> Any:
         return splat(builder, vector_of(kind.dtype), args[1])
 
     return kind(x, kind.dtype), code
+
+
+@intrinsic
+def where_inside(typing: Any, begin: Any, end: Any, index: Any, s: Any, a: Any, value: Any) -> Any:
+    """a where begin ≤ s < end, for vectors of begin and end that start at the index; elsewhere value."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        start, stop = (
+            builder.load(element(context, builder, x, (array, args[2])), align=types.intp.bitwidth // 8)
+            for x, array in ((begin, args[0]), (end, args[1]))
+        )
+        place = splat(builder, vector_of(types.intp), args[3])
+        inside = builder.and_(builder.icmp_signed("<=", start, place), builder.icmp_signed("<", place, stop))
+        return builder.select(inside, args[4], splat(builder, vector_of(a.dtype), args[5]))
+
+    return a(begin, end, types.UniTuple(types.intp, 2), types.intp, a, a.dtype), code
 
 
 def of_two(combine: Callable) -> Any:
@@ -270,49 +304,56 @@ def exp2(typing: Any, a: Any) -> Any:
     return a(a), code
 
 
-def tile(add: bool) -> Any:
-    """`product`, or `add_product`."""
+@intrinsic
+def product(
+    typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any, first: Any
+) -> Any:  # fmt: skip
+    """A tile of ROWS rows and LANES columns of a product, written to c from row i and column j on.
 
-    @intrinsic
-    def function(
-        typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any
-    ) -> Any:  # fmt: skip
-        vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
+        c_{i+x,j+y} = first_y + Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}
 
-        def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            to, i, j, left, r, right, s, start, stop = args
-            zero = start.type(0)
-            corner, (down, _) = place(context, builder, c, to, (i, j))
-            a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
-            b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
+    first: a vector. For each z one vector of b is loaded for all rows, so that there are ROWS vector multiplications
+    for one load. No instruction computes the address of a number of a if the distance between rows of a is a constant
+    of the code: if a is a transposed array, or a row of it has a constant length.
+    """
+    return tile(c, a, b, first)
 
-            def rows(corner: Any, down: Any) -> list:
-                return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
 
-            places = [pointer(builder, address, vector) for address in rows(corner, down)]
-            factors = rows(a_corner, a_down)
-            sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
+@intrinsic
+def add_product(typing: Any, c: Any, i: Any, j: Any, a: Any, r: Any, b: Any, s: Any, start: Any, stop: Any) -> Any:
+    """As `product`, added to what c holds."""
+    return tile(c, a, b)
+
+
+def tile(c: Any, a: Any, b: Any, *first: Any) -> Any:
+    vector, size = vector_of(c.dtype), c.dtype.bitwidth // 8
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        to, i, j, left, r, right, s, start, stop, *given = args
+        zero = start.type(0)
+        corner, (down, _) = place(context, builder, c, to, (i, j))
+        a_corner, (a_down, a_across) = place(context, builder, a, left, (r, zero))
+        b_corner, (b_down, _) = place(context, builder, b, right, (zero, s))
+
+        def rows(corner: Any, down: Any) -> list:
+            return [builder.add(corner, builder.mul(down, zero.type(row))) for row in range(ROWS)]
+
+        places = [pointer(builder, address, vector) for address in rows(corner, down)]
+        factors = rows(a_corner, a_down)
+        sums = [cgutils.alloca_once(builder, vector) for _ in range(ROWS)]  # LLVM keeps them in registers
+        for row in range(ROWS):
+            builder.store(given[0] if given else builder.load(places[row], align=size), sums[row])
+        with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
+            b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
+            numbers = builder.load(b_row, align=size)
+            across = builder.mul(x, a_across)
             for row in range(ROWS):
-                builder.store(builder.load(places[row], align=size) if add else vector(None), sums[row])
-            with cgutils.for_range_slice(builder, start, stop, start.type(1), start.type) as (x, _):
-                b_row = pointer(builder, builder.add(b_corner, builder.mul(x, b_down)), vector)
-                numbers = builder.load(b_row, align=size)
-                across = builder.mul(x, a_across)
-                for row in range(ROWS):
-                    factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
-                    term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
-                    builder.store(term, sums[row])
-            for row in range(ROWS):
-                builder.store(builder.load(sums[row]), places[row], align=size)
-            return context.get_dummy_value()
+                factor = builder.load(pointer(builder, builder.add(factors[row], across), vector.element))
+                term = multiply_add(builder, splat(builder, vector, factor), numbers, builder.load(sums[row]))
+                builder.store(term, sums[row])
+        for row in range(ROWS):
+            builder.store(builder.load(sums[row]), places[row], align=size)
+        return context.get_dummy_value()
 
-        n = types.intp
-        return types.void(c, n, n, a, n, b, n, n, n), code
-
-    return function
-
-
-# product(c, i, j, a, r, b, s, start, stop): a tile of ROWS rows and LANES columns of a product, from row i and column j
-# of c on: c_{i+x,j+y} = Σ_{z, start ≤ z < stop} a_{r+x,z} b_{z,s+y}. For each z one vector of b is loaded for all rows,
-# so that there are ROWS vector multiplications for one load. `add_product` adds to what c holds.
-product, add_product = tile(add=False), tile(add=True)
+    n = types.intp
+    return types.void(c, n, n, a, n, b, n, n, n, *first), code
