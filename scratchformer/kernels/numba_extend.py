@@ -32,11 +32,26 @@ from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
 from .numba_code import as_bits, compiled
 from .numba_linear import affine
-from .numba_math import alike, exp, narrow, read
+from .numba_math import alike, narrow, read
+from .numba_rows import up
+from .numba_vectors import (
+    LANES,
+    exp2,
+    filled,
+    larger,
+    largest,
+    load,
+    load_first,
+    prefetch,
+    store,
+    total,
+    vectorised,
+)
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
+AHEAD = 16  # rows of a matrix that are being read into the cache while a row is multiplied
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
 NO_GATES = np.empty((1, 0), np.float32)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
@@ -202,50 +217,53 @@ def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
     return tuple(arrays)
 
 
-@compiled
+@vectorised
 def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
     I, O, i = x.size, y.size, 0
-    own = slice(first, first + O)
+    whole = O - O % LANES
     for o in range(O):
         y[o] = 0
     while i + 8 <= I:
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
-        w0, w1, w2, w3 = w[i, own], w[i + 1, own], w[i + 2, own], w[i + 3, own]
-        w4, w5, w6, w7 = w[i + 4, own], w[i + 5, own], w[i + 6, own], w[i + 7, own]
-        for o in range(O):
-            near = (x0 * read(w0[o]) + x1 * read(w1[o])) + (x2 * read(w2[o]) + x3 * read(w3[o]))
-            far = (x4 * read(w4[o]) + x5 * read(w5[o])) + (x6 * read(w6[o]) + x7 * read(w7[o]))
-            y[o] += near + far
+        for o in range(0, whole, LANES):
+            s = first + o
+            for row in range(i + AHEAD, i + AHEAD + 8):
+                prefetch(w, (row, s))
+            near = (load(w, (i, s)) * x0 + load(w, (i + 1, s)) * x1) + (
+                load(w, (i + 2, s)) * x2 + load(w, (i + 3, s)) * x3
+            )
+            far = (load(w, (i + 4, s)) * x4 + load(w, (i + 5, s)) * x5) + (
+                load(w, (i + 6, s)) * x6 + load(w, (i + 7, s)) * x7
+            )
+            store(y, (o,), load(y, (o,)) + (near + far))
         i += 8
-    while i < I:
-        row = w[i, own]
-        for o in range(O):
-            y[o] += x[i] * read(row[o])
-        i += 1
+    for row in range(i, I):
+        for o in range(0, whole, LANES):
+            store(y, (o,), load(y, (o,)) + load(w, (row, first + o)) * x[row])
+    for row in range(I):
+        for o in range(whole, O):
+            y[o] += x[row] * read(w[row, first + o])
 
 
-@compiled
+@vectorised
 def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
     I, O, o = x.size, y.size, 0
-    own = slice(first, first + I)
-    while o + 4 <= O:
-        w0, w1, w2, w3 = w[o, own], w[o + 1, own], w[o + 2, own], w[o + 3, own]
-        y0, y1, y2, y3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for i in range(I):
-            y0 += x[i] * read(w0[i])
-            y1 += x[i] * read(w1[i])
-            y2 += x[i] * read(w2[i])
-            y3 += x[i] * read(w3[i])
-        y[o], y[o + 1], y[o + 2], y[o + 3] = y0, y1, y2, y3
-        o += 4
+    whole, rest = I - I % LANES, I % LANES
     while o < O:
-        total, row = np.float32(0), w[o, own]
-        for i in range(I):
-            total += x[i] * read(row[i])
-        y[o] = total
-        o += 1
+        p, q, r = min(o + 1, O - 1), min(o + 2, O - 1), min(o + 3, O - 1)
+        last = load_first(x, (whole,), rest)
+        a, b = last * load_first(w, (o, first + whole), rest), last * load_first(w, (p, first + whole), rest)
+        c, d = last * load_first(w, (q, first + whole), rest), last * load_first(w, (r, first + whole), rest)
+        for i in range(0, whole, LANES):
+            s, numbers = first + i, load(x, (i,))
+            for row in range(o + AHEAD, o + AHEAD + 4):
+                prefetch(w, (row, s))
+            a, b = a + load(w, (o, s)) * numbers, b + load(w, (p, s)) * numbers
+            c, d = c + load(w, (q, s)) * numbers, d + load(w, (r, s)) * numbers
+        y[o], y[p], y[q], y[r] = total(a), total(b), total(c), total(d)
+        o += 4
 
 
 @compiled
@@ -313,10 +331,11 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
 
     keys, values: (B, G, D, S), where k and v are stored. seen: the first and the last place.
     """
-    (B, G, D, _), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
-    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / math.sqrt(D))
+    (B, G, D, S), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
+    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / (math.sqrt(D) * math.log(2)))
     places = past + 1 - start
-    z = np.empty(places, np.float32)
+    z = np.empty(up(places, LANES), np.float32)
+    width = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
     for b in range(B):
         shift(q[b], bq)
         shift(k[b], bk)
@@ -328,17 +347,27 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
                 keys[b, g, d, past] = narrow(k[b, g * D + d], keys)
                 values[b, g, d, past] = narrow(v[b, g * D + d], values)
         for h in range(H):
-            g, own, total = h * G // H, y[b, h * D : h * D + D], np.float32(0)
-            multiply(q[b, h * D : h * D + D], keys[b, g], start, z)
-            top = -np.float32(np.inf)
-            for s in range(places):
-                top = max(top, z[s])
-            for s in range(places):
-                z[s] = exp((z[s] - top) * scale)
-                total += z[s]
-            multiply_transposed(z, values[b, g], start, own)
+            g, own = h * G // H, y[b, h * D : h * D + D]
+            multiply(q[b, h * D : h * D + D], keys[b, g], start, z[:width])
+            sum_of_row = exponentials(z, places, scale)
+            multiply_transposed(z[:places], values[b, g], start, own)
             for d in range(D):
-                own[d] /= total
+                own[d] /= sum_of_row
+
+
+@vectorised
+def exponentials(z: Any, n: Any, scale: Any) -> Any:
+    """z_s = 2^(scale (z_s − top)) for s < n, where top is the largest of them, and 0 after them. Returns their sum."""
+    z[n:] = -np.inf
+    top, terms = load(z, (0,)), filled(z, 0.0)
+    for s in range(LANES, z.size, LANES):
+        top = larger(top, load(z, (s,)))
+    most = largest(top)
+    for s in range(0, z.size, LANES):
+        power = exp2((load(z, (s,)) - most) * scale)
+        store(z, (s,), power)
+        terms = terms + power
+    return total(terms)
 
 
 @compiled
