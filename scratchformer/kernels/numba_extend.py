@@ -22,17 +22,33 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
 from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
+from .mkl_products import product
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
+from .numba_amx import (
+    BLOCK,
+    SIDE,
+    add_tiles,
+    available,
+    clear_tile,
+    configuration,
+    configure,
+    load_tile,
+    release,
+    store_pairs,
+    store_tile,
+)
 from .numba_code import as_bits, compiled
 from .numba_linear import affine
-from .numba_math import alike, narrow, read
+from .numba_math import BITS, alike, narrow, read
 from .numba_rows import up
 from .numba_vectors import (
     LANES,
@@ -53,6 +69,7 @@ ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
 AHEAD = 16  # rows of a matrix that are being read into the cache while a row is multiplied
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
+SHAPES = configuration(BLOCK)
 NO_GATES = np.empty((1, 0), np.float32)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
@@ -80,21 +97,25 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
     places, rows = (seen[0][1].start, past), as_bits(np.ascontiguousarray(x[:, 0]))
     y = np.empty_like(rows)
-    compute = step if len(x) == 1 and weights[12].size < PART else steps
-    compute(rows, as_bits(keys), as_bits(values), y, weights, options, angles, places)
+    arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
+    if len(x) > 1:
+        step(blas(), *arguments)
+    elif weights[12].size < PART or CORES == 1:
+        step(None, *arguments)
+    else:
+        step_on_cores(*arguments)
     return y.view(x.dtype)[:, None]
 
 
-def steps(
+def step_on_cores(
     x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
     places: tuple,
 ) -> None:  # fmt: skip
-    """As `step`, for x and y (B, C): products by a library, or of one row by several cores."""
+    """As `step` for one row x (1, C), with the products computed by several cores."""
     (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
     eps1, eps2, kind, pre = options
     norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
-    (B, C), HD = x.shape, wq.shape[1]
-    h, n, joined = (np.empty((B, width), np.float32) for width in (C, C, HD))
+    h, n, joined = (np.empty((1, width), np.float32) for width in (x.shape[1], x.shape[1], wq.shape[1]))
     first_norm(x, pre, norm1, h, n)
     q, k, v = products(n, wq, wk, wv)
     attend(q, k, v, (bq, bk, bv), angles, keys, values, places, joined)
@@ -419,25 +440,94 @@ def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
         copy(h[b], y[b])
 
 
+def multiply_rows(library: Any, x: Any, w: Any, y: Any) -> None:
+    """y = x w for x (B, I), w (I, O), y (B, O), in compiled code: by a library, or row after row if that is None."""
+
+
+@overload(multiply_rows, strict=False)
+def _multiply_rows(library: Any, x: Any, w: Any, y: Any) -> Any:
+    if isinstance(library, types.NoneType):
+        return one_by_one
+    if w.dtype != BITS:
+        return lambda library, x, w, y: product(library, x, False, w, False, 0, y)
+    return by_tiles if available() else lambda library, x, w, y: product(library, half(x), False, w, False, 0, y)
+
+
+def one_by_one(library, x, w, y):  # type: ignore[no-untyped-def]
+    for b in range(x.shape[0]):
+        multiply(x[b], w, 0, y[b])
+
+
+def by_tiles(library, x, w, y):  # type: ignore[no-untyped-def]
+    if x.shape[1] % BLOCK or w.shape[1] % BLOCK:
+        product(library, half(x), False, w, False, 0, y)
+    else:
+        for b in range(0, x.shape[0], SIDE):
+            multiply_tiles(SHAPES, half(x[b : b + SIDE]), w, y[b : b + SIDE])
+
+
 @compiled
-def step(x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any) -> None:
-    """The row y (1, C) that a block gives for x (1, C)."""
+def half(x: Any) -> Any:
+    """x in bfloat16."""
+    y = np.empty(x.shape, np.uint16)
+    for b in range(x.shape[0]):
+        copy(x[b], y[b])
+    return y
+
+
+@vectorised
+def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
+    """y = x w for at most SIDE rows x (B, I), in the tile registers of `numba_amx`.
+
+    w is read once, in columns as wide as a cache line, while the next of them are being read into the cache.
+    """
+    (B, I), O = x.shape, w.shape[1]
+    rows, sums = np.zeros((SIDE, I), np.uint16), np.empty((SIDE, BLOCK), np.float32)
+    rows[:B] = x
+    pairs = np.empty((SIDE, BLOCK), np.uint32)
+    configure(shapes)
+    for o in range(0, O, BLOCK):
+        clear_tile(0)
+        clear_tile(1)
+        for i in range(0, I, BLOCK):
+            for r in range(0, BLOCK, 2):
+                prefetch(w, (i + r, o + BLOCK))
+                prefetch(w, (i + r + 1, o + BLOCK))
+                store_pairs(pairs, (r // 2, 0), load(w, (i + r, o)), load(w, (i + r + 1, o)))
+                store_pairs(pairs, (r // 2, SIDE), load(w, (i + r, o + SIDE)), load(w, (i + r + 1, o + SIDE)))
+            load_tile(4, rows, (0, i))
+            load_tile(5, pairs, (0, 0))
+            add_tiles(0, 4, 5)
+            load_tile(6, pairs, (0, SIDE))
+            add_tiles(1, 4, 6)
+        store_tile(0, sums, (0, 0))
+        store_tile(1, sums, (0, SIDE))
+        y[:, o : o + BLOCK] = sums[:B]
+    release()
+
+
+@compiled
+def step(
+    library: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
+) -> None:  # fmt: skip
+    """The rows y (B, C) that a block gives for x (B, C), with products as in `multiply_rows`."""
     (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
     eps1, eps2, kind, pre = options
     norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
     h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    q, joined = np.empty((1, wq.shape[1]), np.float32), np.empty((1, wq.shape[1]), np.float32)
-    k, v = np.empty((1, wk.shape[1]), np.float32), np.empty((1, wk.shape[1]), np.float32)
-    u, g = np.empty((1, w_up.shape[1]), np.float32), np.empty((1, w_gate.shape[1]), np.float32)
+    B = x.shape[0]
+    q, joined = np.empty((B, wq.shape[1]), np.float32), np.empty((B, wq.shape[1]), np.float32)
+    k, v = np.empty((B, wk.shape[1]), np.float32), np.empty((B, wk.shape[1]), np.float32)
+    u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
     first_norm(x, pre, norm1, h, n)
     for w, out in (wq, q), (wk, k), (wv, v):
-        multiply(n[0], w, 0, out[0])
+        multiply_rows(library, n, w, out)
     attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
-    multiply(joined[0], wu, 0, f[0])
+    multiply_rows(library, joined, wu, f)
     second_norm(h, f, bu, pre, norm1, norm2, n)
     for w, out in (w_up, u), (w_gate, g):
         if w.size:
-            multiply(n[0], w, 0, out[0])
+            multiply_rows(library, n, w, out)
     gate(u, b_up, g, b_gate, kind)
-    multiply(u[0], w_down, 0, f[0])
+    multiply_rows(library, u, w_down, f)
     last_norm(h, f, b_down, pre, norm2, y)
