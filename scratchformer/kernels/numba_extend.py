@@ -18,7 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -30,7 +30,7 @@ from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
-from .mkl_products import product
+from .mkl_products import Products, product
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
 from .numba_amx import (
@@ -67,7 +67,7 @@ from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
-AHEAD = 16  # rows of a matrix that are being read into the cache while a row is multiplied
+AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
 SHAPES = configuration(BLOCK)
 NO_GATES = np.empty((1, 0), np.float32)
@@ -86,7 +86,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
     if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
-    keys, values = (array.swapaxes(2, 3) for array in stored)
+    keys, values = stored[0].swapaxes(2, 3), stored[1]
     same = x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype
     inside = past < keys.shape[3] and len(x) == len(keys) and x.shape[2] == block.norm1.gamma.data.size
     if not (same and inside and keys.flags.c_contiguous and values.flags.c_contiguous):
@@ -99,7 +99,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     y = np.empty_like(rows)
     arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
     if len(x) > 1:
-        step(blas(), *arguments)
+        step(means(), *arguments)
     elif weights[12].size < PART or CORES == 1:
         step(None, *arguments)
     else:
@@ -242,14 +242,14 @@ def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
 def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
     I, O, i = x.size, y.size, 0
-    whole = O - O % LANES
+    whole, ahead = O - O % LANES, max(8, AHEAD // max(O, 1))
     for o in range(O):
         y[o] = 0
     while i + 8 <= I:
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
         for o in range(0, whole, LANES):
             s = first + o
-            for row in range(i + AHEAD, i + AHEAD + 8):
+            for row in range(i + ahead, i + ahead + 8):
                 prefetch(w, (row, s))
             near = (load(w, (i, s)) * x0 + load(w, (i + 1, s)) * x1) + (
                 load(w, (i + 2, s)) * x2 + load(w, (i + 3, s)) * x3
@@ -271,7 +271,7 @@ def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
 def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
     I, O, o = x.size, y.size, 0
-    whole, rest = I - I % LANES, I % LANES
+    whole, rest, ahead = I - I % LANES, I % LANES, max(4, AHEAD // I)
     while o < O:
         p, q, r = min(o + 1, O - 1), min(o + 2, O - 1), min(o + 3, O - 1)
         last = load_first(x, (whole,), rest)
@@ -279,7 +279,7 @@ def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
         c, d = last * load_first(w, (q, first + whole), rest), last * load_first(w, (r, first + whole), rest)
         for i in range(0, whole, LANES):
             s, numbers = first + i, load(x, (i,))
-            for row in range(o + AHEAD, o + AHEAD + 4):
+            for row in range(o + ahead, o + ahead + 4):
                 prefetch(w, (row, s))
             a, b = a + load(w, (o, s)) * numbers, b + load(w, (p, s)) * numbers
             c, d = c + load(w, (q, s)) * numbers, d + load(w, (r, s)) * numbers
@@ -350,7 +350,7 @@ def shift(x: Any, b: Any) -> None:
 def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, seen: Any, y: Any) -> None:
     """y (B, H D): self-attention of the last token that is seen, whose q (B, H D), k and v (B, G D) have no biases yet.
 
-    keys, values: (B, G, D, S), where k and v are stored. seen: the first and the last place.
+    keys (B, G, D, S), values (B, G, S, D): where k and v are stored. seen: the first and the last place.
     """
     (B, G, D, S), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
     (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / (math.sqrt(D) * math.log(2)))
@@ -366,12 +366,12 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
         for g in range(G):
             for d in range(D):
                 keys[b, g, d, past] = narrow(k[b, g * D + d], keys)
-                values[b, g, d, past] = narrow(v[b, g * D + d], values)
+                values[b, g, past, d] = narrow(v[b, g * D + d], values)
         for h in range(H):
             g, own = h * G // H, y[b, h * D : h * D + D]
             multiply(q[b, h * D : h * D + D], keys[b, g], start, z[:width])
             sum_of_row = exponentials(z, places, scale)
-            multiply_transposed(z[:places], values[b, g], start, own)
+            multiply(z[:places], values[b, g, start:], 0, own)
             for d in range(D):
                 own[d] /= sum_of_row
 
@@ -440,30 +440,47 @@ def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
         copy(h[b], y[b])
 
 
-def multiply_rows(library: Any, x: Any, w: Any, y: Any) -> None:
-    """y = x w for x (B, I), w (I, O), y (B, O), in compiled code: by a library, or row after row if that is None."""
+class Means(NamedTuple):
+    """What several rows are multiplied with."""
+
+    library: Products
+    tiles: bool  # whether the processor has them, and Linux lets this process use them
+
+
+@functools.cache
+def means() -> Means | None:
+    library = blas()
+    return None if library is None else Means(library, available())
+
+
+def multiply_rows(means: Any, x: Any, w: Any, y: Any) -> None:
+    """y = x w for x (B, I), w (I, O), y (B, O), in compiled code; row after row if there are no `means`."""
 
 
 @overload(multiply_rows, strict=False)
-def _multiply_rows(library: Any, x: Any, w: Any, y: Any) -> Any:
-    if isinstance(library, types.NoneType):
+def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
+    if isinstance(means, types.NoneType):
         return one_by_one
     if w.dtype != BITS:
-        return lambda library, x, w, y: product(library, x, False, w, False, 0, y)
-    return by_tiles if available() else lambda library, x, w, y: product(library, half(x), False, w, False, 0, y)
+        return lambda means, x, w, y: product(means.library, x, False, w, False, 0, y)
+    return tiles_or_library if available() else by_library
 
 
-def one_by_one(library, x, w, y):  # type: ignore[no-untyped-def]
+def one_by_one(means, x, w, y):  # type: ignore[no-untyped-def]
     for b in range(x.shape[0]):
         multiply(x[b], w, 0, y[b])
 
 
-def by_tiles(library, x, w, y):  # type: ignore[no-untyped-def]
-    if x.shape[1] % BLOCK or w.shape[1] % BLOCK:
-        product(library, half(x), False, w, False, 0, y)
-    else:
+def by_library(means, x, w, y):  # type: ignore[no-untyped-def]
+    product(means.library, half(x), False, w, False, 0, y)
+
+
+def tiles_or_library(means, x, w, y):  # type: ignore[no-untyped-def]
+    if means.tiles and x.shape[1] % BLOCK == 0 and w.shape[1] % BLOCK == 0:
         for b in range(0, x.shape[0], SIDE):
             multiply_tiles(SHAPES, half(x[b : b + SIDE]), w, y[b : b + SIDE])
+    else:
+        product(means.library, half(x), False, w, False, 0, y)
 
 
 @compiled
@@ -508,7 +525,7 @@ def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
 
 @compiled
 def step(
-    library: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
+    means: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
 ) -> None:  # fmt: skip
     """The rows y (B, C) that a block gives for x (B, C), with products as in `multiply_rows`."""
     (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
@@ -521,13 +538,13 @@ def step(
     u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
     first_norm(x, pre, norm1, h, n)
     for w, out in (wq, q), (wk, k), (wv, v):
-        multiply_rows(library, n, w, out)
+        multiply_rows(means, n, w, out)
     attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
-    multiply_rows(library, joined, wu, f)
+    multiply_rows(means, joined, wu, f)
     second_norm(h, f, bu, pre, norm1, norm2, n)
     for w, out in (w_up, u), (w_gate, g):
         if w.size:
-            multiply_rows(library, n, w, out)
+            multiply_rows(means, n, w, out)
     gate(u, b_up, g, b_gate, kind)
-    multiply_rows(library, u, w_down, f)
+    multiply_rows(means, u, w_down, f)
     last_norm(h, f, b_down, pre, norm2, y)
