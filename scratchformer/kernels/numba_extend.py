@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -68,9 +69,9 @@ from .numpy_extend import CORES, angles_at, pool, visible
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of matrices that are worth a core of their own
 AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
+UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
 SHAPES = configuration(BLOCK)
-NO_GATES = np.empty((1, 0), np.float32)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
@@ -100,7 +101,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
     if len(x) > 1:
         step(means(), *arguments)
-    elif weights[12].size < PART or CORES == 1:
+    elif weights[12].size < PART or weights[4].shape[1] // keys.shape[1] % LANES:
         step(None, *arguments)
     else:
         step_on_cores(*arguments)
@@ -111,20 +112,22 @@ def step_on_cores(
     x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
     places: tuple,
 ) -> None:  # fmt: skip
-    """As `step` for one row x (1, C), with the products computed by several cores."""
-    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
-    eps1, eps2, kind, pre = options
-    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
-    h, n, joined = (np.empty((1, width), np.float32) for width in (x.shape[1], x.shape[1], wq.shape[1]))
-    first_norm(x, pre, norm1, h, n)
-    q, k, v = products(n, wq, wk, wv)
-    attend(q, k, v, (bq, bk, bv), angles, keys, values, places, joined)
-    (f,) = products(joined, wu)
-    second_norm(h, f, bu, pre, norm1, norm2, n)
-    u, g = products(n, w_up, w_gate) if w_gate.size else (*products(n, w_up), NO_GATES)
-    gate(u, b_up, g, b_gate, kind)
-    (f,) = products(u, w_down)
-    last_norm(h, f, b_down, pre, norm2, y)
+    """As `step` for one row x (1, C), by several cores, each with some of the heads and some of the units."""
+    G, units = keys.shape[1], -(-weights[12].shape[1] // UNIT)
+    attended, fed = np.empty((G, x.shape[1]), np.float32), np.empty((units, x.shape[1]), np.float32)
+    on_cores(G, attention_part, x, keys, values, weights, options, angles, places, attended)
+    on_cores(units, feedforward_part, x, attended, weights, options, fed)
+    add_parts(x, attended, fed, weights, options, y)
+
+
+def on_cores(count: int, work: Callable, *args: Any, most: int = CORES) -> None:
+    """work(first, last, *args) for ranges that together are 0 ... count, each by a core, and by at most `most`."""
+    parts = max(1, min(CORES, most, count))
+    bounds = [count * i // parts for i in range(parts + 1)]
+    waiting = [pool().submit(work, *bounds[i : i + 2], *args) for i in range(1, parts)]
+    work(*bounds[:2], *args)
+    for other in waiting:
+        other.result()
 
 
 @extend_output.twin(np.ndarray, fast=True)
@@ -144,44 +147,35 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
         return plain_output(x, output)
     rows = np.empty((B, x.shape[2]), np.float32)
     copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))
-    (y,) = products(rows, as_bits(w), transposed=tied)
+    y = product_of_rows(rows, as_bits(w), tied)
     if b is not None:
         y += b.data.astype(np.float32, copy=False)
     return y[:, None]
 
 
-def products(x: np.ndarray, *weights: np.ndarray, transposed: bool = False) -> list[np.ndarray]:
-    """x w for x (B, I) and each w (I, O), or (O, I) if transposed, in float32.
+def product_of_rows(x: np.ndarray, w: np.ndarray, transposed: bool) -> np.ndarray:
+    """x w for x (B, I) and w (I, O), or (O, I) if transposed, in float32.
 
     For many rows by a library. One row is multiplied as fast as w can be read; a large w is read by several cores.
     """
-    B, outputs = len(x), [w.shape[0 if transposed else 1] for w in weights]
-    found = [np.empty((B, O), np.float32) for O in outputs]
+    B, O = len(x), w.shape[0 if transposed else 1]
+    y = np.empty((B, O), np.float32)
     library = blas() if B > 1 else None
     if library is not None:
-        if weights[0].dtype != np.float32:
-            half = np.empty(x.shape, np.uint16)
-            copy(x.reshape(-1), half.reshape(-1))
-            x = half
-        for w, y in zip(weights, found, strict=True):
-            affine(library, x, w, transposed, x[0, :0], 0.0, y)
-        return found
-    parts = max(1, min(CORES, sum(w.size for w in weights) // PART))
+        affine(library, x if w.dtype == np.float32 else half(x), w, transposed, x[0, :0], 0.0, y)
+    else:
+        on_cores(-(-O // LANES), product_part, x, w, transposed, y, most=w.size // PART)
+    return y
 
-    def work(part: int) -> None:
-        for w, y, O in zip(weights, found, outputs, strict=True):
-            first, stop = O * part // parts, O * (part + 1) // parts
-            for b in range(B):
-                if transposed:
-                    multiply_transposed(x[b], w[first:stop], 0, y[b, first:stop])
-                else:
-                    multiply(x[b], w, first, y[b, first:stop])
 
-    waiting = [pool().submit(work, part) for part in range(1, parts)]
-    work(0)
-    for other in waiting:
-        other.result()
-    return found
+def product_part(first: int, last: int, x: np.ndarray, w: np.ndarray, transposed: bool, y: np.ndarray) -> None:
+    """Some columns of y = x w."""
+    start, stop = first * LANES, last * LANES
+    for b in range(len(x)):
+        if transposed:
+            multiply_transposed(x[b], w[start:stop], 0, y[b, start:stop])
+        else:
+            multiply(x[b], w, start, y[b, start:stop])
 
 
 @functools.cache
@@ -548,3 +542,74 @@ def step(
     gate(u, b_up, g, b_gate, kind)
     multiply_rows(means, u, w_down, f)
     last_norm(h, f, b_down, pre, norm2, y)
+
+
+@compiled
+def attention_part(
+    first: Any, last: Any, x: Any, keys: Any, values: Any, weights: Any, options: Any, angles: Any, seen: Any, sums: Any
+) -> None:  # fmt: skip
+    """sums_g (C,): what the queries that read key head g add to attention's output, for first ≤ g < last."""
+    (gamma1, beta1, _, _, wq, bq, wk, bk, wv, bv, wu, _, _, _, _, _, _, _) = weights
+    eps1, _, _, pre = options
+    G, D, S, HD = keys.shape[1], keys.shape[2], keys.shape[3], wq.shape[1]
+    width, count = HD // G, last - first
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    first_norm(x, pre, (gamma1, beta1, eps1), h, n)
+    q, joined = np.empty((1, count * width), np.float32), np.empty((1, count * width), np.float32)
+    k, v = np.empty((1, count * D), np.float32), np.empty((1, count * D), np.float32)
+    multiply(n[0], wq, first * width, q[0])
+    multiply(n[0], wk, first * D, k[0])
+    multiply(n[0], wv, first * D, v[0])
+    own = slice(first * D, last * D)
+    biases = bq[first * width : last * width], bk[own], bv[own]
+    own_keys = keys[0, first:last].reshape((1, count, D, S))
+    own_values = values[0, first:last].reshape((1, count, S, D))
+    attend(q, k, v, biases, angles, own_keys, own_values, seen, joined)
+    for g in range(first, last):
+        start = (g - first) * width
+        multiply(joined[0, start : start + width], wu[g * width : (g + 1) * width], 0, sums[g])
+
+
+@compiled
+def add_attended(x: Any, attended: Any, weights: Any, options: Any, h: Any, n: Any) -> None:
+    """h and n as after `second_norm`, for the sums of `attention_part`."""
+    (gamma1, beta1, gamma2, beta2, _, _, _, _, _, _, _, bu, _, _, _, _, _, _) = weights
+    eps1, eps2, _, pre = options
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    first_norm(x, pre, norm1, h, n)
+    second_norm(h, total_of_rows(attended), bu, pre, norm1, norm2, n)
+
+
+@compiled
+def total_of_rows(x: Any) -> Any:
+    """Σ_g x_gc for x (G, C), as a row (1, C)."""
+    y = np.zeros((1, x.shape[1]), np.float32)
+    for g in range(x.shape[0]):
+        shift(y[0], x[g])
+    return y
+
+
+@compiled
+def feedforward_part(first: Any, last: Any, x: Any, attended: Any, weights: Any, options: Any, sums: Any) -> None:
+    """sums_i (C,): what unit i of the hidden layer adds to the output, for first ≤ i < last."""
+    (_, _, _, _, _, _, _, _, _, _, _, _, w_up, b_up, w_down, _, w_gate, b_gate) = weights
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    add_attended(x, attended, weights, options, h, n)
+    start, stop = first * UNIT, min(last * UNIT, w_up.shape[1])
+    u, g = np.empty((1, stop - start), np.float32), np.empty((1, stop - start if w_gate.size else 0), np.float32)
+    multiply(n[0], w_up, start, u[0])
+    if w_gate.size:
+        multiply(n[0], w_gate, start, g[0])
+    gate(u, b_up[start:stop], g, b_gate[start:stop], options[2])
+    for i in range(first, last):
+        begin, end = i * UNIT, min((i + 1) * UNIT, stop)
+        multiply(u[0, begin - start : end - start], w_down[begin:end], 0, sums[i])
+
+
+@compiled
+def add_parts(x: Any, attended: Any, fed: Any, weights: Any, options: Any, y: Any) -> None:
+    """The row y that the block gives, for the sums of `attention_part` and `feedforward_part`."""
+    gamma2, beta2, b_down = weights[2], weights[3], weights[15]
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    add_attended(x, attended, weights, options, h, n)
+    last_norm(h, total_of_rows(fed), b_down, options[3], (gamma2, beta2, options[1]), y)
