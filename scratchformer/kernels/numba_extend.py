@@ -4,13 +4,17 @@ The mathematics is that of `numpy_extend`. What differs is how the numbers are r
 
 - A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
   in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.
-- Keys and values are stored as (B, G, D, S), see `MultiHead.allocate`. The scores Σ_d q_d K_ds of a head are then
-  a row times a matrix. The mean Σ_s p_s V_ds is a matrix times a column, whose sums stay in registers. Both loops run
-  over places in the order of memory. Division by the sum of the exponentials comes last, for D numbers instead of S.
+  It tells the processor which numbers it will read next: without this, bfloat16 came at two thirds of memory's rate.
+- Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
+  the mean Σ_s p_s V_sd of a head are rows times matrices too. Division by the sum of the exponentials comes last, for D
+  numbers instead of S.
 - Weights, keys and values may be bfloat16. This halves what is read. Each number is widened to float32 in a register,
   so only what is stored is rounded: weights, keys, values, and the output of a block.
+- The matrices of a large model are divided among the cores. Each core computes some heads and their part of attention's
+  output, and then some units of the hidden layer and their part of the block's output. The parts are summed in the
+  order of heads and units, so the result does not depend on the number of cores.
 
-For several sequences the products are those of a library, and everything between them is compiled.
+For several sequences, products are those of a library, or for bfloat16 of the processor's tile registers.
 """
 
 from __future__ import annotations
@@ -120,9 +124,9 @@ def step_on_cores(
     add_parts(x, attended, fed, weights, options, y)
 
 
-def on_cores(count: int, work: Callable, *args: Any, most: int = CORES) -> None:
+def on_cores(count: int, work: Callable, *args: Any, most: float = math.inf) -> None:
     """work(first, last, *args) for ranges that together are 0 ... count, each by a core, and by at most `most`."""
-    parts = max(1, min(CORES, most, count))
+    parts = int(max(1, min(CORES, most, count)))
     bounds = [count * i // parts for i in range(parts + 1)]
     waiting = [pool().submit(work, *bounds[i : i + 2], *args) for i in range(1, parts)]
     work(*bounds[:2], *args)
