@@ -71,7 +71,7 @@ from .numba_vectors import (
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-PART = 1 << 20  # elements of matrices that are worth a core of their own
+PART = 1 << 20  # elements of a matrix that are worth a core of their own
 AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
 UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
@@ -105,7 +105,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
     if len(x) > 1:
         step(means(), *arguments)
-    elif weights[12].size < PART or weights[4].shape[1] // keys.shape[1] % LANES:
+    elif weights[12].size < PART or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
         step(None, *arguments)
     else:
         step_on_cores(*arguments)

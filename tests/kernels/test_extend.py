@@ -284,14 +284,20 @@ def test_the_number_of_cores_changes_no_bit(compiled, monkeypatch, dtype):
     """Neither of one row through a block, whose matrices are divided, nor of logits."""
     dtype = getattr(pytest.importorskip("ml_dtypes"), dtype, np.float32)
     monkeypatch.setattr(compiled, "PART", 100)
-    block, _ = with_random_weights(TransformerBlock(64, 4, "pre", causal=True, d_ff=600, key=Key(0)), dtype)
-    outputs = [with_random_weights(layer, dtype)[0] for layer in (Linear(64, 91), TiedOutput(TokenEmbedding(91, 64)))]
+    blocks = (
+        TransformerBlock(64, 4, "pre", causal=True, d_ff=600, key=Key(0)),
+        LlamaBlock(64, 8, 4, head_width=8, key=Key(0)),
+        LlamaBlock(64, 4, 2, d_ff=300, key=Key(0)),
+    )
+    outputs = Linear(64, 91), TiedOutput(TokenEmbedding(91, 64))
+    for layer in *blocks, *outputs:
+        with_random_weights(layer, dtype)
     x, found = Key(1).generator().standard_normal((1, 1, 64)).astype(dtype), []
     for cores in 1, 2, 3, 7:
         monkeypatch.setattr(compiled, "CORES", cores)
-        stored = block.allocate(x, 3)
         with fast():
-            found.append([extend_block(x, block, stored, 0), *(extend_output(x, layer) for layer in outputs)])
+            rows = [extend_block(x, block, block.allocate(x, 3), 0) for block in blocks]
+            found.append(rows + [extend_output(x, layer) for layer in outputs])
     for other in found[1:]:
         assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True))
 
@@ -328,8 +334,8 @@ def test_rows_times_matrices(compiled, dtype, I, O):
         multiply(x[0], compiled.as_bits(larger), 5, y)
         np.testing.assert_allclose(y, exact[0], rtol=1e-5, atol=1e-5)
     y = np.empty((20, O), np.float32)
-    if compiled.means() is not None:
-        rows_by_means(compiled)(compiled.means(), x, compiled.as_bits(w), y)
+    for means in {compiled.means(), None}:
+        rows_by_means(compiled)(means, x, compiled.as_bits(w), y)
         np.testing.assert_allclose(y, exact, atol=1e-5 if dtype == np.float32 else 2**-6 * np.abs(exact).max())
 
 
