@@ -44,7 +44,9 @@ def probabilities(
     if temperature == 0:
         top_k, temperature = 1, 1.0
     top = z.max(axis=-1, keepdims=True)
-    p = np.exp((z - top) / temperature)
+    p = z - top
+    p /= temperature
+    np.exp(p, out=p)
     if top_k is not None or top_p is not None:
         p *= _likeliest(z, top, temperature, top_k, top_p)
     p /= p.sum(axis=-1, keepdims=True)

@@ -4,13 +4,17 @@ The mathematics is that of `numpy_extend`. What differs is how the numbers are r
 
 - A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
   in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.
-- Keys and values are stored as (B, G, D, S), see `MultiHead.allocate`. The scores Σ_d q_d K_ds of a head are then
-  a row times a matrix. The mean Σ_s p_s V_ds is a matrix times a column, whose sums stay in registers. Both loops run
-  over places in the order of memory. Division by the sum of the exponentials comes last, for D numbers instead of S.
+  It tells the processor which numbers it will read next: without this, bfloat16 came at two thirds of memory's rate.
+- Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
+  the mean Σ_s p_s V_sd of a head are rows times matrices too. Division by the sum of the exponentials comes last, for D
+  numbers instead of S.
 - Weights, keys and values may be bfloat16. This halves what is read. Each number is widened to float32 in a register,
   so only what is stored is rounded: weights, keys, values, and the output of a block.
+- The matrices of a large model are divided among the cores. Each core computes some heads and their part of attention's
+  output, and then some units of the hidden layer and their part of the block's output. The parts are summed in the
+  order of heads and units, so the result does not depend on the number of cores.
 
-For several sequences the products are those of a library, and everything between them is compiled.
+For several sequences, products are those of a library, or for bfloat16 of the processor's tile registers.
 """
 
 from __future__ import annotations
@@ -18,27 +22,60 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
 from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
+from .mkl_products import Products, product
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
+from .numba_amx import (
+    BLOCK,
+    SIDE,
+    add_tiles,
+    available,
+    clear_tile,
+    configuration,
+    configure,
+    load_tile,
+    release,
+    store_pairs,
+    store_tile,
+)
 from .numba_code import as_bits, compiled
 from .numba_linear import affine
-from .numba_math import alike, exp, narrow, read
+from .numba_math import BITS, alike, narrow, read
+from .numba_rows import up
+from .numba_vectors import (
+    LANES,
+    exp2,
+    filled,
+    larger,
+    largest,
+    load,
+    load_first,
+    prefetch,
+    store,
+    total,
+    vectorised,
+)
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
-PART = 1 << 20  # elements of matrices that are worth a core of their own
+PART = 1 << 20  # elements of a matrix that are worth a core of their own
+AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
+UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
-NO_GATES = np.empty((1, 0), np.float32)
+SHAPES = configuration(BLOCK)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
@@ -54,7 +91,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     seen = visible(block.attention, stored[0], pattern, past + 1) if weights else None
     if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
-    keys, values = (array.swapaxes(2, 3) for array in stored)
+    keys, values = stored[0].swapaxes(2, 3), stored[1]
     same = x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype
     inside = past < keys.shape[3] and len(x) == len(keys) and x.shape[2] == block.norm1.gamma.data.size
     if not (same and inside and keys.flags.c_contiguous and values.flags.c_contiguous):
@@ -65,30 +102,36 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     options = (block.norm1.eps, block.norm2.eps, ACTIVATIONS[block.feedforward.up.activation], block.norm == "pre")
     places, rows = (seen[0][1].start, past), as_bits(np.ascontiguousarray(x[:, 0]))
     y = np.empty_like(rows)
-    compute = step if len(x) == 1 and weights[12].size < PART else steps
-    compute(rows, as_bits(keys), as_bits(values), y, weights, options, angles, places)
+    arguments = rows, as_bits(keys), as_bits(values), y, weights, options, angles, places
+    if len(x) > 1:
+        step(means(), *arguments)
+    elif weights[12].size < PART or keys.shape[2] % LANES:  # heads of whole vectors, so that any split gives equal bits
+        step(None, *arguments)
+    else:
+        step_on_cores(*arguments)
     return y.view(x.dtype)[:, None]
 
 
-def steps(
+def step_on_cores(
     x: np.ndarray, keys: np.ndarray, values: np.ndarray, y: np.ndarray, weights: tuple, options: tuple, angles: tuple,
     places: tuple,
 ) -> None:  # fmt: skip
-    """As `step`, for x and y (B, C): products by a library, or of one row by several cores."""
-    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
-    eps1, eps2, kind, pre = options
-    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
-    (B, C), HD = x.shape, wq.shape[1]
-    h, n, joined = (np.empty((B, width), np.float32) for width in (C, C, HD))
-    first_norm(x, pre, norm1, h, n)
-    q, k, v = products(n, wq, wk, wv)
-    attend(q, k, v, (bq, bk, bv), angles, keys, values, places, joined)
-    (f,) = products(joined, wu)
-    second_norm(h, f, bu, pre, norm1, norm2, n)
-    u, g = products(n, w_up, w_gate) if w_gate.size else (*products(n, w_up), NO_GATES)
-    gate(u, b_up, g, b_gate, kind)
-    (f,) = products(u, w_down)
-    last_norm(h, f, b_down, pre, norm2, y)
+    """As `step` for one row x (1, C), by several cores, each with some of the heads and some of the units."""
+    G, units = keys.shape[1], -(-weights[12].shape[1] // UNIT)
+    attended, fed = np.empty((G, x.shape[1]), np.float32), np.empty((units, x.shape[1]), np.float32)
+    on_cores(G, attention_part, x, keys, values, weights, options, angles, places, attended)
+    on_cores(units, feedforward_part, x, attended, weights, options, fed)
+    add_parts(x, attended, fed, weights, options, y)
+
+
+def on_cores(count: int, work: Callable, *args: Any, most: float = math.inf) -> None:
+    """work(first, last, *args) for ranges that together are 0 ... count, each by a core, and by at most `most`."""
+    parts = int(max(1, min(CORES, most, count)))
+    bounds = [count * i // parts for i in range(parts + 1)]
+    waiting = [pool().submit(work, *bounds[i : i + 2], *args) for i in range(1, parts)]
+    work(*bounds[:2], *args)
+    for other in waiting:
+        other.result()
 
 
 @extend_output.twin(np.ndarray, fast=True)
@@ -108,44 +151,35 @@ def output_rows(x: np.ndarray, output: Any) -> np.ndarray:
         return plain_output(x, output)
     rows = np.empty((B, x.shape[2]), np.float32)
     copy(as_bits(np.ascontiguousarray(x)).reshape(-1), rows.reshape(-1))
-    (y,) = products(rows, as_bits(w), transposed=tied)
+    y = product_of_rows(rows, as_bits(w), tied)
     if b is not None:
         y += b.data.astype(np.float32, copy=False)
     return y[:, None]
 
 
-def products(x: np.ndarray, *weights: np.ndarray, transposed: bool = False) -> list[np.ndarray]:
-    """x w for x (B, I) and each w (I, O), or (O, I) if transposed, in float32.
+def product_of_rows(x: np.ndarray, w: np.ndarray, transposed: bool) -> np.ndarray:
+    """x w for x (B, I) and w (I, O), or (O, I) if transposed, in float32.
 
     For many rows by a library. One row is multiplied as fast as w can be read; a large w is read by several cores.
     """
-    B, outputs = len(x), [w.shape[0 if transposed else 1] for w in weights]
-    found = [np.empty((B, O), np.float32) for O in outputs]
+    B, O = len(x), w.shape[0 if transposed else 1]
+    y = np.empty((B, O), np.float32)
     library = blas() if B > 1 else None
     if library is not None:
-        if weights[0].dtype != np.float32:
-            half = np.empty(x.shape, np.uint16)
-            copy(x.reshape(-1), half.reshape(-1))
-            x = half
-        for w, y in zip(weights, found, strict=True):
-            affine(library, x, w, transposed, x[0, :0], 0.0, y)
-        return found
-    parts = max(1, min(CORES, sum(w.size for w in weights) // PART))
+        affine(library, x if w.dtype == np.float32 else half(x), w, transposed, x[0, :0], 0.0, y)
+    else:
+        on_cores(-(-O // LANES), product_part, x, w, transposed, y, most=w.size // PART)
+    return y
 
-    def work(part: int) -> None:
-        for w, y, O in zip(weights, found, outputs, strict=True):
-            first, stop = O * part // parts, O * (part + 1) // parts
-            for b in range(B):
-                if transposed:
-                    multiply_transposed(x[b], w[first:stop], 0, y[b, first:stop])
-                else:
-                    multiply(x[b], w, first, y[b, first:stop])
 
-    waiting = [pool().submit(work, part) for part in range(1, parts)]
-    work(0)
-    for other in waiting:
-        other.result()
-    return found
+def product_part(first: int, last: int, x: np.ndarray, w: np.ndarray, transposed: bool, y: np.ndarray) -> None:
+    """Some columns of y = x w."""
+    start, stop = first * LANES, last * LANES
+    for b in range(len(x)):
+        if transposed:
+            multiply_transposed(x[b], w[start:stop], 0, y[b, start:stop])
+        else:
+            multiply(x[b], w, start, y[b, start:stop])
 
 
 @functools.cache
@@ -202,50 +236,53 @@ def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
     return tuple(arrays)
 
 
-@compiled
+@vectorised
 def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
     I, O, i = x.size, y.size, 0
-    own = slice(first, first + O)
+    whole, ahead = O - O % LANES, max(8, AHEAD // max(O, 1))
     for o in range(O):
         y[o] = 0
     while i + 8 <= I:
         x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
-        w0, w1, w2, w3 = w[i, own], w[i + 1, own], w[i + 2, own], w[i + 3, own]
-        w4, w5, w6, w7 = w[i + 4, own], w[i + 5, own], w[i + 6, own], w[i + 7, own]
-        for o in range(O):
-            near = (x0 * read(w0[o]) + x1 * read(w1[o])) + (x2 * read(w2[o]) + x3 * read(w3[o]))
-            far = (x4 * read(w4[o]) + x5 * read(w5[o])) + (x6 * read(w6[o]) + x7 * read(w7[o]))
-            y[o] += near + far
+        for o in range(0, whole, LANES):
+            s = first + o
+            for row in range(i + ahead, i + ahead + 8):
+                prefetch(w, (row, s))
+            near = (load(w, (i, s)) * x0 + load(w, (i + 1, s)) * x1) + (
+                load(w, (i + 2, s)) * x2 + load(w, (i + 3, s)) * x3
+            )
+            far = (load(w, (i + 4, s)) * x4 + load(w, (i + 5, s)) * x5) + (
+                load(w, (i + 6, s)) * x6 + load(w, (i + 7, s)) * x7
+            )
+            store(y, (o,), load(y, (o,)) + (near + far))
         i += 8
-    while i < I:
-        row = w[i, own]
-        for o in range(O):
-            y[o] += x[i] * read(row[o])
-        i += 1
+    for row in range(i, I):
+        for o in range(0, whole, LANES):
+            store(y, (o,), load(y, (o,)) + load(w, (row, first + o)) * x[row])
+    for row in range(I):
+        for o in range(whole, O):
+            y[o] += x[row] * read(w[row, first + o])
 
 
-@compiled
+@vectorised
 def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
     """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
     I, O, o = x.size, y.size, 0
-    own = slice(first, first + I)
-    while o + 4 <= O:
-        w0, w1, w2, w3 = w[o, own], w[o + 1, own], w[o + 2, own], w[o + 3, own]
-        y0, y1, y2, y3 = np.float32(0), np.float32(0), np.float32(0), np.float32(0)
-        for i in range(I):
-            y0 += x[i] * read(w0[i])
-            y1 += x[i] * read(w1[i])
-            y2 += x[i] * read(w2[i])
-            y3 += x[i] * read(w3[i])
-        y[o], y[o + 1], y[o + 2], y[o + 3] = y0, y1, y2, y3
-        o += 4
+    whole, rest, ahead = I - I % LANES, I % LANES, max(4, AHEAD // I)
     while o < O:
-        total, row = np.float32(0), w[o, own]
-        for i in range(I):
-            total += x[i] * read(row[i])
-        y[o] = total
-        o += 1
+        p, q, r = min(o + 1, O - 1), min(o + 2, O - 1), min(o + 3, O - 1)
+        last = load_first(x, (whole,), rest)
+        a, b = last * load_first(w, (o, first + whole), rest), last * load_first(w, (p, first + whole), rest)
+        c, d = last * load_first(w, (q, first + whole), rest), last * load_first(w, (r, first + whole), rest)
+        for i in range(0, whole, LANES):
+            s, numbers = first + i, load(x, (i,))
+            for row in range(o + ahead, o + ahead + 4):
+                prefetch(w, (row, s))
+            a, b = a + load(w, (o, s)) * numbers, b + load(w, (p, s)) * numbers
+            c, d = c + load(w, (q, s)) * numbers, d + load(w, (r, s)) * numbers
+        y[o], y[p], y[q], y[r] = total(a), total(b), total(c), total(d)
+        o += 4
 
 
 @compiled
@@ -311,12 +348,13 @@ def shift(x: Any, b: Any) -> None:
 def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: Any, seen: Any, y: Any) -> None:
     """y (B, H D): self-attention of the last token that is seen, whose q (B, H D), k and v (B, G D) have no biases yet.
 
-    keys, values: (B, G, D, S), where k and v are stored. seen: the first and the last place.
+    keys (B, G, D, S), values (B, G, S, D): where k and v are stored. seen: the first and the last place.
     """
-    (B, G, D, _), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
-    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / math.sqrt(D))
+    (B, G, D, S), (bq, bk, bv), (cos, sin) = keys.shape, biases, angles
+    (start, past), H, scale = seen, q.shape[1] // D, np.float32(1 / (math.sqrt(D) * math.log(2)))
     places = past + 1 - start
-    z = np.empty(places, np.float32)
+    z = np.empty(up(places, LANES), np.float32)
+    width = min(z.size, S - start)  # whole vectors, if there is room; what follows the last place does not count
     for b in range(B):
         shift(q[b], bq)
         shift(k[b], bk)
@@ -326,19 +364,29 @@ def attend(q: Any, k: Any, v: Any, biases: Any, angles: Any, keys: Any, values: 
         for g in range(G):
             for d in range(D):
                 keys[b, g, d, past] = narrow(k[b, g * D + d], keys)
-                values[b, g, d, past] = narrow(v[b, g * D + d], values)
+                values[b, g, past, d] = narrow(v[b, g * D + d], values)
         for h in range(H):
-            g, own, total = h * G // H, y[b, h * D : h * D + D], np.float32(0)
-            multiply(q[b, h * D : h * D + D], keys[b, g], start, z)
-            top = -np.float32(np.inf)
-            for s in range(places):
-                top = max(top, z[s])
-            for s in range(places):
-                z[s] = exp((z[s] - top) * scale)
-                total += z[s]
-            multiply_transposed(z, values[b, g], start, own)
+            g, own = h * G // H, y[b, h * D : h * D + D]
+            multiply(q[b, h * D : h * D + D], keys[b, g], start, z[:width])
+            sum_of_row = exponentials(z, places, scale)
+            multiply(z[:places], values[b, g, start:], 0, own)
             for d in range(D):
-                own[d] /= total
+                own[d] /= sum_of_row
+
+
+@vectorised
+def exponentials(z: Any, n: Any, scale: Any) -> Any:
+    """z_s = 2^(scale (z_s − top)) for s < n, where top is the largest of them, and 0 after them. Returns their sum."""
+    z[n:] = -np.inf
+    top, terms = load(z, (0,)), filled(z, 0.0)
+    for s in range(LANES, z.size, LANES):
+        top = larger(top, load(z, (s,)))
+    most = largest(top)
+    for s in range(0, z.size, LANES):
+        power = exp2((load(z, (s,)) - most) * scale)
+        store(z, (s,), power)
+        terms = terms + power
+    return total(terms)
 
 
 @compiled
@@ -390,25 +438,182 @@ def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
         copy(h[b], y[b])
 
 
+class Means(NamedTuple):
+    """What several rows are multiplied with."""
+
+    library: Products
+    tiles: bool  # whether the processor has them, and Linux lets this process use them
+
+
+@functools.cache
+def means() -> Means | None:
+    library = blas()
+    return None if library is None else Means(library, available())
+
+
+def multiply_rows(means: Any, x: Any, w: Any, y: Any) -> None:
+    """y = x w for x (B, I), w (I, O), y (B, O), in compiled code; row after row if there are no `means`."""
+
+
+@overload(multiply_rows, strict=False)
+def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
+    if isinstance(means, types.NoneType):
+        return one_by_one
+    if w.dtype != BITS:
+        return lambda means, x, w, y: product(means.library, x, False, w, False, 0, y)
+    return tiles_or_library if available() else by_library
+
+
+def one_by_one(means, x, w, y):  # type: ignore[no-untyped-def]
+    for b in range(x.shape[0]):
+        multiply(x[b], w, 0, y[b])
+
+
+def by_library(means, x, w, y):  # type: ignore[no-untyped-def]
+    product(means.library, half(x), False, w, False, 0, y)
+
+
+def tiles_or_library(means, x, w, y):  # type: ignore[no-untyped-def]
+    if means.tiles and x.shape[1] % BLOCK == 0 and w.shape[1] % BLOCK == 0:
+        for b in range(0, x.shape[0], SIDE):
+            multiply_tiles(SHAPES, half(x[b : b + SIDE]), w, y[b : b + SIDE])
+    else:
+        product(means.library, half(x), False, w, False, 0, y)
+
+
 @compiled
-def step(x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any) -> None:
-    """The row y (1, C) that a block gives for x (1, C)."""
+def half(x: Any) -> Any:
+    """x in bfloat16."""
+    y = np.empty(x.shape, np.uint16)
+    for b in range(x.shape[0]):
+        copy(x[b], y[b])
+    return y
+
+
+@vectorised
+def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
+    """y = x w for at most SIDE rows x (B, I), in the tile registers of `numba_amx`.
+
+    w is read once, in columns as wide as a cache line, while the next of them are being read into the cache.
+    """
+    (B, I), O = x.shape, w.shape[1]
+    rows, sums = np.zeros((SIDE, I), np.uint16), np.empty((SIDE, BLOCK), np.float32)
+    rows[:B] = x
+    pairs = np.empty((SIDE, BLOCK), np.uint32)
+    configure(shapes)
+    for o in range(0, O, BLOCK):
+        clear_tile(0)
+        clear_tile(1)
+        for i in range(0, I, BLOCK):
+            for r in range(0, BLOCK, 2):
+                prefetch(w, (i + r, o + BLOCK))
+                prefetch(w, (i + r + 1, o + BLOCK))
+                store_pairs(pairs, (r // 2, 0), load(w, (i + r, o)), load(w, (i + r + 1, o)))
+                store_pairs(pairs, (r // 2, SIDE), load(w, (i + r, o + SIDE)), load(w, (i + r + 1, o + SIDE)))
+            load_tile(4, rows, (0, i))
+            load_tile(5, pairs, (0, 0))
+            add_tiles(0, 4, 5)
+            load_tile(6, pairs, (0, SIDE))
+            add_tiles(1, 4, 6)
+        store_tile(0, sums, (0, 0))
+        store_tile(1, sums, (0, SIDE))
+        y[:, o : o + BLOCK] = sums[:B]
+    release()
+
+
+@compiled
+def step(
+    means: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
+) -> None:  # fmt: skip
+    """The rows y (B, C) that a block gives for x (B, C), with products as in `multiply_rows`."""
     (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
     eps1, eps2, kind, pre = options
     norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
     h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    q, joined = np.empty((1, wq.shape[1]), np.float32), np.empty((1, wq.shape[1]), np.float32)
-    k, v = np.empty((1, wk.shape[1]), np.float32), np.empty((1, wk.shape[1]), np.float32)
-    u, g = np.empty((1, w_up.shape[1]), np.float32), np.empty((1, w_gate.shape[1]), np.float32)
+    B = x.shape[0]
+    q, joined = np.empty((B, wq.shape[1]), np.float32), np.empty((B, wq.shape[1]), np.float32)
+    k, v = np.empty((B, wk.shape[1]), np.float32), np.empty((B, wk.shape[1]), np.float32)
+    u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
     first_norm(x, pre, norm1, h, n)
     for w, out in (wq, q), (wk, k), (wv, v):
-        multiply(n[0], w, 0, out[0])
+        multiply_rows(means, n, w, out)
     attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
-    multiply(joined[0], wu, 0, f[0])
+    multiply_rows(means, joined, wu, f)
     second_norm(h, f, bu, pre, norm1, norm2, n)
     for w, out in (w_up, u), (w_gate, g):
         if w.size:
-            multiply(n[0], w, 0, out[0])
+            multiply_rows(means, n, w, out)
     gate(u, b_up, g, b_gate, kind)
-    multiply(u[0], w_down, 0, f[0])
+    multiply_rows(means, u, w_down, f)
     last_norm(h, f, b_down, pre, norm2, y)
+
+
+@compiled
+def attention_part(
+    first: Any, last: Any, x: Any, keys: Any, values: Any, weights: Any, options: Any, angles: Any, seen: Any, sums: Any
+) -> None:  # fmt: skip
+    """sums_g (C,): what the queries that read key head g add to attention's output, for first ≤ g < last."""
+    (gamma1, beta1, _, _, wq, bq, wk, bk, wv, bv, wu, _, _, _, _, _, _, _) = weights
+    eps1, _, _, pre = options
+    G, D, S, HD = keys.shape[1], keys.shape[2], keys.shape[3], wq.shape[1]
+    width, count = HD // G, last - first
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    first_norm(x, pre, (gamma1, beta1, eps1), h, n)
+    q, joined = np.empty((1, count * width), np.float32), np.empty((1, count * width), np.float32)
+    k, v = np.empty((1, count * D), np.float32), np.empty((1, count * D), np.float32)
+    multiply(n[0], wq, first * width, q[0])
+    multiply(n[0], wk, first * D, k[0])
+    multiply(n[0], wv, first * D, v[0])
+    own = slice(first * D, last * D)
+    biases = bq[first * width : last * width], bk[own], bv[own]
+    own_keys = keys[0, first:last].reshape((1, count, D, S))
+    own_values = values[0, first:last].reshape((1, count, S, D))
+    attend(q, k, v, biases, angles, own_keys, own_values, seen, joined)
+    for g in range(first, last):
+        start = (g - first) * width
+        multiply(joined[0, start : start + width], wu[g * width : (g + 1) * width], 0, sums[g])
+
+
+@compiled
+def add_attended(x: Any, attended: Any, weights: Any, options: Any, h: Any, n: Any) -> None:
+    """h and n as after `second_norm`, for the sums of `attention_part`."""
+    (gamma1, beta1, gamma2, beta2, _, _, _, _, _, _, _, bu, _, _, _, _, _, _) = weights
+    eps1, eps2, _, pre = options
+    norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
+    first_norm(x, pre, norm1, h, n)
+    second_norm(h, total_of_rows(attended), bu, pre, norm1, norm2, n)
+
+
+@compiled
+def total_of_rows(x: Any) -> Any:
+    """Σ_g x_gc for x (G, C), as a row (1, C)."""
+    y = np.zeros((1, x.shape[1]), np.float32)
+    for g in range(x.shape[0]):
+        shift(y[0], x[g])
+    return y
+
+
+@compiled
+def feedforward_part(first: Any, last: Any, x: Any, attended: Any, weights: Any, options: Any, sums: Any) -> None:
+    """sums_i (C,): what unit i of the hidden layer adds to the output, for first ≤ i < last."""
+    (_, _, _, _, _, _, _, _, _, _, _, _, w_up, b_up, w_down, _, w_gate, b_gate) = weights
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    add_attended(x, attended, weights, options, h, n)
+    start, stop = first * UNIT, min(last * UNIT, w_up.shape[1])
+    u, g = np.empty((1, stop - start), np.float32), np.empty((1, stop - start if w_gate.size else 0), np.float32)
+    multiply(n[0], w_up, start, u[0])
+    if w_gate.size:
+        multiply(n[0], w_gate, start, g[0])
+    gate(u, b_up[start:stop], g, b_gate[start:stop], options[2])
+    for i in range(first, last):
+        begin, end = i * UNIT, min((i + 1) * UNIT, stop)
+        multiply(u[0, begin - start : end - start], w_down[begin:end], 0, sums[i])
+
+
+@compiled
+def add_parts(x: Any, attended: Any, fed: Any, weights: Any, options: Any, y: Any) -> None:
+    """The row y that the block gives, for the sums of `attention_part` and `feedforward_part`."""
+    gamma2, beta2, b_down = weights[2], weights[3], weights[15]
+    h, n = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
+    add_attended(x, attended, weights, options, h, n)
+    last_norm(h, total_of_rows(fed), b_down, options[3], (gamma2, beta2, options[1]), y)

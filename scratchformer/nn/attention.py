@@ -39,10 +39,10 @@ class MultiHead(Layer):
     def allocate(self, x: Array, length: int) -> tuple[Array, Array]:
         """Room for the keys and values (B, G, length, D) of sequences like x (B, any T, C): see `Stack`.
 
-        In memory they are (B, G, D, length), so that sums over D or positions read the numbers in their order.
+        In memory keys are (B, G, D, length), so that Σ_d q_d K_sd and Σ_s p_s V_sd are both rows times matrices.
         """
-        xp, shape = array_module(x), (x.shape[0], self.kv_heads, self.head_width, length)
-        return xp.empty(shape, x.dtype).swapaxes(2, 3), xp.empty(shape, x.dtype).swapaxes(2, 3)
+        xp, B, G, D = array_module(x), x.shape[0], self.kv_heads, self.head_width
+        return xp.empty((B, G, D, length), x.dtype).swapaxes(2, 3), xp.empty((B, G, length, D), x.dtype)
 
     def split_heads(self, x: Array) -> Array:
         """(B, T, H D) -> (B, H, T, D), a view; and the same for the G heads of keys and values."""

@@ -1,6 +1,7 @@
 """One new token through a block: the twins compared with the reference, for every kind of block."""
 
 import copy
+import functools
 from contextlib import nullcontext
 
 import numpy as np
@@ -211,11 +212,12 @@ def test_parts_that_were_exchanged(B, kind):
 
 COMPILED = {
     **{
-        f"{norm}, {f}": (TransformerBlock, dict(norm=norm, causal=True, bias=norm == "pre", activation=f))
-        for norm, f in (("pre", "gelu_tanh"), ("post", "gelu"), ("post", "relu"), ("pre", None))
+        f"{norm}, {f}": (TransformerBlock, dict(norm=norm, causal=True, bias=norm == "pre", activation=f, d_ff=d_ff))
+        for norm, f, d_ff in (("pre", "gelu_tanh", 600), ("post", "gelu", 320), ("post", "relu", 32), ("pre", None, 31))
     },
-    "llama": (LlamaBlock, dict(kv_heads=2, head_width=8, d_ff=24, window=4)),
-    "llama, bias": (LlamaBlock, dict(kv_heads=1, d_ff=7, bias=True, output_bias=True, feedforward_bias=True)),
+    "llama": (LlamaBlock, dict(kv_heads=1, head_width=8, d_ff=24, window=4)),
+    "llama, bias": (LlamaBlock, dict(kv_heads=1, d_ff=288, bias=True, output_bias=True, feedforward_bias=True)),
+    "narrow heads": (LlamaBlock, dict(kv_heads=2, head_width=6, d_ff=7)),
 }
 
 
@@ -245,9 +247,9 @@ def test_compiled_code_agrees_with_the_full_forward(compiled, monkeypatch, name,
     """Token after token, for one sequence and several, also with matrices that are divided among the cores."""
     dtype = getattr(pytest.importorskip("ml_dtypes"), dtype, np.float32)
     kind, options = COMPILED[name]
-    block, plain = with_random_weights(kind(32, 4, key=Key(0), **options), dtype)
+    block, plain = with_random_weights(kind(32, 2, key=Key(0), **options), dtype)
     x = Key(3).generator().standard_normal((3, 6, 32)).astype(dtype)
-    expected = plain(x.astype(np.float32), pattern=Causal())
+    expected = plain.to(dtype=np.float64)(x.astype(np.float64), pattern=Causal())
     for part in 1 << 20, 100:
         monkeypatch.setattr(compiled, "PART", part)
         monkeypatch.setattr(compiled, "CORES", 3)
@@ -256,7 +258,7 @@ def test_compiled_code_agrees_with_the_full_forward(compiled, monkeypatch, name,
             with fast():
                 y = [extend_block(np.ascontiguousarray(x[:B, [t]]), block, stored, t) for t in range(6)]
             assert all(step.dtype == dtype and step.shape == (B, 1, 32) for step in y)
-            error = np.abs(np.concatenate(y, axis=1).astype(np.float32) - expected[:B]).max() / np.abs(expected).max()
+            error = np.abs(np.concatenate(y, axis=1).astype(np.float64) - expected[:B]).max() / np.abs(expected).max()
             assert error < (1e-6 if dtype == np.float32 else 2**-7)
 
 
@@ -275,6 +277,73 @@ def test_compiled_logits(compiled, monkeypatch, tied, dtype):
                 y = extend_output(x[:B], layer)
             assert y.dtype == np.float32
             np.testing.assert_allclose(y, plain(x[:B].astype(np.float32)), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_number_of_cores_changes_no_bit(compiled, monkeypatch, dtype):
+    """Neither of one row through a block, whose matrices are divided, nor of logits."""
+    dtype = getattr(pytest.importorskip("ml_dtypes"), dtype, np.float32)
+    monkeypatch.setattr(compiled, "PART", 100)
+    blocks = (
+        TransformerBlock(64, 4, "pre", causal=True, d_ff=600, key=Key(0)),
+        LlamaBlock(64, 8, 4, head_width=8, key=Key(0)),
+        LlamaBlock(64, 4, 2, d_ff=300, key=Key(0)),
+    )
+    outputs = Linear(64, 91), TiedOutput(TokenEmbedding(91, 64))
+    for layer in *blocks, *outputs:
+        with_random_weights(layer, dtype)
+    x, found = Key(1).generator().standard_normal((1, 1, 64)).astype(dtype), []
+    for cores in 1, 2, 3, 7:
+        monkeypatch.setattr(compiled, "CORES", cores)
+        with fast():
+            rows = [extend_block(x, block, block.allocate(x, 3), 0) for block in blocks]
+            found.append(rows + [extend_output(x, layer) for layer in outputs])
+    for other in found[1:]:
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize("past", [6, 17, 39])
+@pytest.mark.parametrize("B", [1, 2])
+def test_compiled_code_ignores_what_may_not_be_seen(compiled, past, B):
+    """Nothing outside the window counts: neither earlier keys and values, nor memory for later ones."""
+    block, draw = LlamaBlock(32, 2, 2, window=20, key=Key(0)), Key(2).generator()
+    x = draw.standard_normal((B, 1, 32), np.float32)
+    stored = block.allocate(x, 40)
+    for array in stored:
+        array[...] = draw.standard_normal(array.shape)
+    expected = extend_block.reference(x, block, stored, past)
+    with fast():
+        y = extend_block(x, block, stored, past)
+        for array in stored:
+            array[:, :, past + 1 :] = array[:, :, : max(0, past - 19)] = np.nan
+        assert np.array_equal(extend_block(x, block, stored, past), y)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, "bfloat16"])
+@pytest.mark.parametrize(("I", "O"), [(1, 1), (8, 16), (13, 35), (35, 13), (64, 96)])
+def test_rows_times_matrices(compiled, dtype, I, O):
+    """From a place in a larger matrix whose other numbers are NaN, which must not be read as its own."""
+    dtype = np.dtype(getattr(pytest.importorskip("ml_dtypes"), str(dtype), dtype))
+    draw = Key(5).generator()
+    w, x = draw.standard_normal((I, O)).astype(dtype), draw.standard_normal((20, I), np.float32)
+    exact = x.astype(np.float64) @ w.astype(np.float64)
+    for multiply, inside in (compiled.multiply, w), (compiled.multiply_transposed, w.T):
+        larger, y = np.full((len(inside) + 1, inside.shape[1] + 40), np.nan, dtype), np.empty(O, np.float32)
+        larger[: len(inside), 5 : 5 + inside.shape[1]] = inside
+        multiply(x[0], compiled.as_bits(larger), 5, y)
+        np.testing.assert_allclose(y, exact[0], rtol=1e-5, atol=1e-5)
+    y = np.empty((20, O), np.float32)
+    for means in {compiled.means(), None}:
+        rows_by_means(compiled)(means, x, compiled.as_bits(w), y)
+        np.testing.assert_allclose(y, exact, atol=1e-5 if dtype == np.float32 else 2**-6 * np.abs(exact).max())
+
+
+@functools.cache
+def rows_by_means(module):
+    """`multiply_rows` exists in compiled code only."""
+    function = module.multiply_rows
+    return module.compiled(lambda means, x, w, y: function(means, x, w, y))
 
 
 def test_compiled_code_sees_other_weights(compiled):
