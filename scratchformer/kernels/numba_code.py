@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -36,10 +36,20 @@ def compiled(function: Callable, fastmath: set[str] = FASTMATH, inline: bool = F
     options: dict[str, Any] = dict(nogil=True, fastmath=fastmath, error_model="numpy", forceinline=inline)
     try:
         found = numba.njit(cache=True, **options)(function)
-        found._cache._cache_file._source_stamp = sources()
+        on_disk = found._cache._cache_file
+        on_disk._source_stamp = sources()
+        on_disk._load_index = partial(load_index, on_disk._load_index)
     except (RuntimeError, AttributeError):  # Numba finds no folder to write to, or has changed
         return numba.njit(**options)(function)
     return found
+
+
+def load_index(load: Callable[[], dict]) -> dict:
+    """Numba's index of the code on disk; empty if it names a class that has since moved, so that it is made again."""
+    try:
+        return load()
+    except (AttributeError, ImportError):
+        return {}
 
 
 @cache

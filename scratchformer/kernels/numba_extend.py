@@ -2,19 +2,15 @@
 
 The mathematics is that of `numpy_extend`. What differs is how the numbers are read:
 
-- A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
-  in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.
-  It tells the processor which numbers it will read next: without this, bfloat16 came at two thirds of memory's rate.
+- Products read each weight once, in the order of memory: see `numba_multiply`.
 - Keys are stored as (B, G, D, S) and values as (B, G, S, D), see `MultiHead.allocate`. Then the scores Σ_d q_d K_ds and
   the mean Σ_s p_s V_sd of a head are rows times matrices too. Division by the sum of the exponentials comes last, for D
   numbers instead of S.
-- Weights, keys and values may be bfloat16. This halves what is read. Each number is widened to float32 in a register,
-  so only what is stored is rounded: weights, keys, values, and the output of a block.
+- Weights, keys and values may be bfloat16. This halves what is read. Only what is stored is rounded: weights, keys,
+  values, and the output of a block.
 - The matrices of a large model are divided among the cores. Each core computes some heads and their part of attention's
   output, and then some units of the hidden layer and their part of the block's output. The parts are summed in the
   order of heads and units, so the result does not depend on the number of cores.
-
-For several sequences, products are those of a library, or for bfloat16 of the processor's tile registers.
 """
 
 from __future__ import annotations
@@ -23,59 +19,30 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numba import types
-from numba.extending import overload
 
 from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
 from ..nn.block import extend_block, extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
-from .mkl_products import Products, product
 from .mkl_products import products as blas
 from .numba_activations import normal_cdf, sigmoid
-from .numba_amx import (
-    BLOCK,
-    SIDE,
-    add_tiles,
-    available,
-    clear_tile,
-    configuration,
-    configure,
-    load_tile,
-    release,
-    store_pairs,
-    store_tile,
-)
 from .numba_code import as_bits, compiled
 from .numba_linear import affine
-from .numba_math import BITS, alike, narrow, read
+from .numba_math import alike, narrow, read
+from .numba_multiply import copy, half, means, multiply, multiply_rows, multiply_transposed
 from .numba_rows import up
-from .numba_vectors import (
-    LANES,
-    exp2,
-    filled,
-    larger,
-    largest,
-    load,
-    load_first,
-    prefetch,
-    store,
-    total,
-    vectorised,
-)
+from .numba_vectors import LANES, exp2, filled, larger, largest, load, store, total, vectorised
 from .numpy_extend import CORES, angles_at, pool, visible
 
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of a matrix that are worth a core of their own
-AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
 UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
 PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
-SHAPES = configuration(BLOCK)
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
@@ -236,55 +203,6 @@ def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
     return tuple(arrays)
 
 
-@vectorised
-def multiply(x: Any, w: Any, first: Any, y: Any) -> None:
-    """y_o = Σ_i x_i w_{i,first + o} for x (I,), w (I, ...), y (O,)."""
-    I, O, i = x.size, y.size, 0
-    whole, ahead = O - O % LANES, max(8, AHEAD // max(O, 1))
-    for o in range(O):
-        y[o] = 0
-    while i + 8 <= I:
-        x0, x1, x2, x3, x4, x5, x6, x7 = x[i], x[i + 1], x[i + 2], x[i + 3], x[i + 4], x[i + 5], x[i + 6], x[i + 7]
-        for o in range(0, whole, LANES):
-            s = first + o
-            for row in range(i + ahead, i + ahead + 8):
-                prefetch(w, (row, s))
-            near = (load(w, (i, s)) * x0 + load(w, (i + 1, s)) * x1) + (
-                load(w, (i + 2, s)) * x2 + load(w, (i + 3, s)) * x3
-            )
-            far = (load(w, (i + 4, s)) * x4 + load(w, (i + 5, s)) * x5) + (
-                load(w, (i + 6, s)) * x6 + load(w, (i + 7, s)) * x7
-            )
-            store(y, (o,), load(y, (o,)) + (near + far))
-        i += 8
-    for row in range(i, I):
-        for o in range(0, whole, LANES):
-            store(y, (o,), load(y, (o,)) + load(w, (row, first + o)) * x[row])
-    for row in range(I):
-        for o in range(whole, O):
-            y[o] += x[row] * read(w[row, first + o])
-
-
-@vectorised
-def multiply_transposed(x: Any, w: Any, first: Any, y: Any) -> None:
-    """y_o = Σ_i x_i w_{o,first + i} for x (I,), w (O, ...), y (O,)."""
-    I, O, o = x.size, y.size, 0
-    whole, rest, ahead = I - I % LANES, I % LANES, max(4, AHEAD // I)
-    while o < O:
-        p, q, r = min(o + 1, O - 1), min(o + 2, O - 1), min(o + 3, O - 1)
-        last = load_first(x, (whole,), rest)
-        a, b = last * load_first(w, (o, first + whole), rest), last * load_first(w, (p, first + whole), rest)
-        c, d = last * load_first(w, (q, first + whole), rest), last * load_first(w, (r, first + whole), rest)
-        for i in range(0, whole, LANES):
-            s, numbers = first + i, load(x, (i,))
-            for row in range(o + ahead, o + ahead + 4):
-                prefetch(w, (row, s))
-            a, b = a + load(w, (o, s)) * numbers, b + load(w, (p, s)) * numbers
-            c, d = c + load(w, (q, s)) * numbers, d + load(w, (r, s)) * numbers
-        y[o], y[p], y[q], y[r] = total(a), total(b), total(c), total(d)
-        o += 4
-
-
 @compiled
 def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
     """A layer norm of the row x (C,), or an RMS norm if there is no beta."""
@@ -300,13 +218,6 @@ def normalise(x: Any, gamma: Any, beta: Any, eps: Any, y: Any) -> None:
         y[c] = (x[c] - mean) * rstd * read(gamma[c])
     for c in range(beta.size):
         y[c] += read(beta[c])
-
-
-@compiled
-def copy(x: Any, y: Any) -> None:
-    """y = x, widened or rounded as y demands."""
-    for i in range(x.size):
-        y[i] = narrow(read(x[i]), y)
 
 
 @compiled
@@ -436,89 +347,6 @@ def last_norm(h: Any, f: Any, bias: Any, pre: Any, norm: Any, y: Any) -> None:
         if not pre:
             normalise(h[b], gamma, beta, eps, h[b])
         copy(h[b], y[b])
-
-
-class Means(NamedTuple):
-    """What several rows are multiplied with."""
-
-    library: Products
-    tiles: bool  # whether the processor has them, and Linux lets this process use them
-
-
-@functools.cache
-def means() -> Means | None:
-    library = blas()
-    return None if library is None else Means(library, available())
-
-
-def multiply_rows(means: Any, x: Any, w: Any, y: Any) -> None:
-    """y = x w for x (B, I), w (I, O), y (B, O), in compiled code; row after row if there are no `means`."""
-
-
-@overload(multiply_rows, strict=False)
-def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
-    if isinstance(means, types.NoneType):
-        return one_by_one
-    if w.dtype != BITS:
-        return lambda means, x, w, y: product(means.library, x, False, w, False, 0, y)
-    return tiles_or_library if available() else by_library
-
-
-def one_by_one(means, x, w, y):  # type: ignore[no-untyped-def]
-    for b in range(x.shape[0]):
-        multiply(x[b], w, 0, y[b])
-
-
-def by_library(means, x, w, y):  # type: ignore[no-untyped-def]
-    product(means.library, half(x), False, w, False, 0, y)
-
-
-def tiles_or_library(means, x, w, y):  # type: ignore[no-untyped-def]
-    if means.tiles and x.shape[1] % BLOCK == 0 and w.shape[1] % BLOCK == 0:
-        for b in range(0, x.shape[0], SIDE):
-            multiply_tiles(SHAPES, half(x[b : b + SIDE]), w, y[b : b + SIDE])
-    else:
-        product(means.library, half(x), False, w, False, 0, y)
-
-
-@compiled
-def half(x: Any) -> Any:
-    """x in bfloat16."""
-    y = np.empty(x.shape, np.uint16)
-    for b in range(x.shape[0]):
-        copy(x[b], y[b])
-    return y
-
-
-@vectorised
-def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
-    """y = x w for at most SIDE rows x (B, I), in the tile registers of `numba_amx`.
-
-    w is read once, in columns as wide as a cache line, while the next of them are being read into the cache.
-    """
-    (B, I), O = x.shape, w.shape[1]
-    rows, sums = np.zeros((SIDE, I), np.uint16), np.empty((SIDE, BLOCK), np.float32)
-    rows[:B] = x
-    pairs = np.empty((SIDE, BLOCK), np.uint32)
-    configure(shapes)
-    for o in range(0, O, BLOCK):
-        clear_tile(0)
-        clear_tile(1)
-        for i in range(0, I, BLOCK):
-            for r in range(0, BLOCK, 2):
-                prefetch(w, (i + r, o + BLOCK))
-                prefetch(w, (i + r + 1, o + BLOCK))
-                store_pairs(pairs, (r // 2, 0), load(w, (i + r, o)), load(w, (i + r + 1, o)))
-                store_pairs(pairs, (r // 2, SIDE), load(w, (i + r, o + SIDE)), load(w, (i + r + 1, o + SIDE)))
-            load_tile(4, rows, (0, i))
-            load_tile(5, pairs, (0, 0))
-            add_tiles(0, 4, 5)
-            load_tile(6, pairs, (0, SIDE))
-            add_tiles(1, 4, 6)
-        store_tile(0, sums, (0, 0))
-        store_tile(1, sums, (0, SIDE))
-        y[:, o : o + BLOCK] = sums[:B]
-    release()
 
 
 @compiled
