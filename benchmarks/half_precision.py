@@ -244,7 +244,7 @@ def plot_training(folder: Path, runs: dict[str, Finished], overflows: frozenset[
     left.legend(fontsize=8)
     name = next(name for name in runs if "overflows" in name)
     records = runs[name].records
-    batch = [r["step"] + r["skipped_batches"] for r in records]
+    batch = [r["step"] - 1 + r["skipped_batches"] for r in records]
     right.step(batch, [r["loss_scale"] for r in records], color="tab:blue", label="S")
     right.plot(sorted(overflows), [0.7] * len(overflows), "|", color="tab:red", label="planted overflow")
     right.set_yscale("log", base=2)

@@ -113,8 +113,9 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
 
     Intervals. The pattern's `intervals` are begin and end. Tiles in which no query sees a key are skipped, and the
     products run from the first block of ROWS keys that a query of the block sees to the last. What a query does not see
-    is overwritten, with −∞ among the scores and with 0 in dz; so NaN cannot leave it. In dq, NaN and infinity in k are
-    replaced by 0: where a query sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
+    is overwritten, with −∞ among the scores and with 0 in dz; so NaN in q or k cannot reach what does not see it. NaN
+    in v can, as in the reference: 0 times NaN is NaN. In dq, NaN and infinity in k are replaced by 0: where a query
+    sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
     processors with AMX, `numba_amx` takes bfloat16 arrays; it also rounds p and dz to bfloat16.
@@ -130,7 +131,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     found = (pattern or Full()).intervals(T, S, np)
     if found is None or not D:
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
-    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp).clip(0, S) for x in found)
+    begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp, order="C").clip(0, S) for x in found)
     begin, end = np.broadcast_arrays(begin, end)
     if numba_amx.fits(q):
         return numba_amx.attention(q, k, v, begin, end)

@@ -10,7 +10,8 @@ The mathematics is that of `numpy_extend`. What differs is how the numbers are r
   values, and the output of a block.
 - The matrices of a large model are divided among the cores. Each core computes some heads and their part of attention's
   output, and then some units of the hidden layer and their part of the block's output. The parts are summed in the
-  order of heads and units, so the result does not depend on the number of cores.
+  order of heads and units, so the result does not depend on the number of cores. At most as many cores work at
+  attention as there are heads of keys, and one if a head's width is not a multiple of a vector's.
 """
 
 from __future__ import annotations
@@ -59,9 +60,7 @@ def extend(x: np.ndarray, block: Any, stored: Stored, past: int, pattern: Patter
     if weights is None or seen is None or len(seen) > 1 or not isinstance(seen[0][1], slice):
         return plain(x, block, stored, past, pattern)
     keys, values = stored[0].swapaxes(2, 3), stored[1]
-    same = x.dtype == keys.dtype == values.dtype == block.norm1.gamma.data.dtype
-    inside = past < keys.shape[3] and len(x) == len(keys) and x.shape[2] == block.norm1.gamma.data.size
-    if not (same and inside and keys.flags.c_contiguous and values.flags.c_contiguous):
+    if not (room_for(x, keys, values, past, block.attention, weights) and (len(x) == 1 or means() is not None)):
         return plain(x, block, stored, past, pattern)
     attention, angles = block.attention, NO_ANGLES
     if type(attention) is RotarySelfAttention:
@@ -162,11 +161,45 @@ def weights_of(block: Any) -> tuple[np.ndarray, ...] | None:
         return None
     known, found = PREPARED.get(block, ((), None))
     if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
-        fit = alike(arrays[0]) and arrays[0].dtype != np.float64
+        fit = alike(arrays[0]) and arrays[0].dtype != np.float64 and shapes_fit(*arrays)
         fit = fit and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)
         found = tuple(map(as_bits, arrays)) if fit else None
         PREPARED[block] = arrays, found
     return found
+
+
+def shapes_fit(
+    gamma1: Any, beta1: Any, gamma2: Any, beta2: Any, wq: Any, bq: Any, wk: Any, bk: Any, wv: Any, bv: Any, wu: Any,
+    bu: Any, w_up: Any, b_up: Any, w_down: Any, b_down: Any, w_gate: Any, b_gate: Any,
+) -> bool:  # fmt: skip
+    """Whether the arrays of a block have the shapes that compiled code, which checks no index, relies on."""
+    (C, HD), GD, F = wq.shape, wk.shape[1], w_up.shape[1]
+    matrices = (wk, C, GD), (wv, C, GD), (wu, HD, C), (w_up, C, F), (w_down, F, C)
+    vectors = (beta1, C), (beta2, C), (bq, HD), (bk, GD), (bv, GD), (bu, C), (b_up, F), (b_down, C), (b_gate, F)
+    return (
+        gamma1.shape == gamma2.shape == (C,)
+        and all(w.shape == (rows, columns) for w, rows, columns in matrices)
+        and (not w_gate.size or w_gate.shape == (C, F))
+        and all(not b.size or b.shape == (size,) for b, size in vectors)
+    )
+
+
+def room_for(x: np.ndarray, keys: np.ndarray, values: np.ndarray, past: int, attention: Any, weights: tuple) -> bool:
+    """Whether x (B, 1, C), keys (B, G, D, S) and values (B, G, S, D) belong to a block with these weights, and there is
+    room for one more place.
+    """
+    (B, G, D, S), (C, HD), GD = keys.shape, weights[4].shape, weights[6].shape[1]
+    return (
+        keys.dtype == values.dtype == x.dtype == attention.query.w.data.dtype
+        and keys.flags.c_contiguous
+        and values.flags.c_contiguous
+        and values.shape == (B, G, S, D)
+        and x.shape == (B, 1, C)
+        and D == attention.head_width
+        and GD == G * D
+        and HD % GD == 0
+        and 0 <= past < S
+    )
 
 
 def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:

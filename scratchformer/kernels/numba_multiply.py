@@ -2,7 +2,8 @@
 
 - A row times a matrix takes as long as reading the matrix. `multiply` reads eight rows of w at a time, in their order
   in memory, and adds x_i w_io + ... + x_{i+7} w_{i+7,o} to each y_o, so that y is read and written an eighth as often.
-  It tells the processor which numbers it will read next: without this, bfloat16 came at two thirds of memory's rate.
+  It tells the processor which numbers it will read next: without this, bfloat16 weights arrive at only two
+  thirds of the memory's rate.
 - The numbers of w may be bfloat16, which halves what is read. Each is widened to float32 in a register.
 - Several rows of bfloat16 are multiplied in tile registers where the processor has them, so that w is read once for
   all, and elsewhere by a library.
@@ -36,7 +37,7 @@ from .numba_code import compiled
 from .numba_math import BITS, narrow, read
 from .numba_vectors import LANES, load, load_first, prefetch, store, total, vectorised
 
-AHEAD = 4096  # how many numbers of a matrix are being read into the cache, before they are needed
+AHEAD = 4096  # how far ahead of its use a matrix is prefetched, in numbers
 SHAPES = configuration(BLOCK)
 
 
@@ -97,7 +98,7 @@ def copy(x: Any, y: Any) -> None:
 
 
 class Means(NamedTuple):
-    """What several rows are multiplied with."""
+    """How products of several rows are computed."""
 
     library: Products
     tiles: bool  # whether the processor has them, and Linux lets this process use them

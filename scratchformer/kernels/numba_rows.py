@@ -16,7 +16,7 @@ def up(n: Any, to: Any) -> Any:
 
 @vectorised
 def aligned(rows: Any, columns: Any, like: Any) -> Any:
-    """Zeros of the type of `like`, from where a vector may begin without lying in two lines of the cache.
+    """Zeros of the type of `like`, aligned to the size of a vector, so that no vector lies in two lines of the cache.
 
     columns: a multiple of LANES.
     """

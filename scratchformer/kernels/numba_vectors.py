@@ -6,7 +6,7 @@ must not lose NaN. In functions decorated with `vectorised` a value can be a vec
     load(x, (i, j))         x[i, j], x[i, j + 1], ...; the bits of bfloat16 (unsigned integers) become float32
     load_first(x, (i, j), n)    the same, but only the first n numbers are read; the others are 0
     prefetch(x, (i, j))     start reading x[i, j] into the second-level cache; there need not be such an element
-    store(x, (i, j), a)     the reverse, rounded to nearest even
+    store(x, (i, j), a)     x[i, j], x[i, j + 1], ... = a, for bfloat16 rounded to nearest even
     filled(x, value)        a vector of one value, of the type that load(x, ...) gives
     a + b, a - b, a * b     number by number; one of the two may be a single number
     where_inside(...)       a, except where a key is outside a query's interval
@@ -110,12 +110,14 @@ def element(context: Any, builder: Any, kind: Any, args: Sequence) -> Any:
 
 @intrinsic
 def on_boundary(typing: Any, x: Any) -> Any:
-    """x from the first address on that is a multiple of a vector's size. Up to a vector at its end may lie outside."""
+    """x from the first address on that is a multiple of a vector's size. Its last elements, fewer than a vector holds,
+    then lie outside x's memory: the caller must cut them off.
+    """
     size = LANES * x.dtype.bitwidth // 8
 
     def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = make_array(x)(context, builder, args[0])
-        address = builder.ptrtoint(data.data, ir.IntType(64))
+        address = builder.ptrtoint(data.data, NUMBERS[types.intp])
         up = builder.and_(builder.add(address, address.type(size - 1)), address.type(-size))
         data.data = builder.inttoptr(up, data.data.type)
         return impl_ret_borrowed(context, builder, x, data._getvalue())

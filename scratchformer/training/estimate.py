@@ -17,7 +17,6 @@ from .memory import resident_bytes
 from .replicas import Replicas
 
 WATCHED = 32  # rows to measure with, at most; with too few, other arrays than usual determine the peak
-SHORT = 8  # tokens of the row of a first forward and backward
 BUFFERS = 2  # arrays of Adam, each as long as the parameters
 
 
@@ -91,7 +90,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    code = _first_use(shallow, shallow_replicas.move(_stretched(batch, shallow.config, 1, SHORT)))
+    code = _first_use(shallow, shallow_replicas.move(_longest(batch, shallow.config, 1)))
     (half, passing_half), (most, passing_most) = (
         _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
     )
@@ -137,11 +136,20 @@ def _shallow(model: Any) -> tuple[Any, int]:
 
 
 def _first_use(model: Any, batch: Any) -> int:
-    """The bytes by which the process grows in a first forward and backward of a small batch."""
+    """The bytes by which the process grows in a first forward and backward of one row, its arrays excepted."""
     before = resident_bytes()
-    _, cache = model.loss(*batch, key=Key(0))
-    model.loss_backward(1.0, cache)
-    return max(0, resident_bytes() - before)
+    watched = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        start, _ = tracemalloc.get_traced_memory()
+        tracemalloc.reset_peak()
+        _, cache = model.loss(*batch, key=Key(0))
+        model.loss_backward(1.0, cache)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        if not watched:
+            tracemalloc.stop()
+    return max(0, resident_bytes() - before - (peak - start))
 
 
 def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
@@ -169,15 +177,11 @@ def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> in
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
     """`rows` rows of the longest length from a batch, with a full memory if the model has one."""
-    return _stretched(batch, config, rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
-
-
-def _stretched(batch: Any, config: Mapping[str, Any], rows: int, length: int) -> Any:
-    stretched = batch.stretched(rows, length)
+    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
     if "memory" in config:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
-        stretched = stretched._replace(memory=np.zeros(shape, batch.memory.dtype))
-    return stretched
+        longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))
+    return longest
 
 
 def _owner(x: Array) -> Array:

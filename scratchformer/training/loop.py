@@ -89,10 +89,9 @@ def train(
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
     refused, because its snapshot is missing, damaged or from another run, the folder is not changed.
-    loss_scale: for replicas in float16; by default a new `LossScale`. A batch whose gradient overflows is skipped, with
-    no change of weights and optimizer, and the step is made with the next batch; so batch number `step` is then
-    `step` plus the number of batches skipped before it. Standard error has a note for each of the first ones, and their
-    number at the end.
+    loss_scale: for replicas in float16; by default a new `LossScale`. A batch whose gradient overflows is skipped:
+    weights and optimizer stay as they are, and the step takes the next batch. So after s skipped batches, step n uses
+    batch n + s. Standard error reports the first skipped batches one by one, and how many there were at the end.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
     Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records
     in metrics.jsonl, and their checksum).
@@ -217,7 +216,7 @@ def train(
     ):
         while state["step"] < steps:
             step = state["step"]
-            number = step if loss_scale is None else step + loss_scale.skipped  # of the batch
+            number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too
             key = Key(seed).fold("train", number)
             batch = batches.batch(number)
             scale = 1.0 if loss_scale is None else loss_scale.scale
@@ -227,8 +226,8 @@ def train(
             tokens += batch.tokens
             if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
                 if loss_scale.skipped <= NOTED:
-                    note = f"a gradient overflowed float16 with the loss scale {scale:g}, which is halved"
-                    bar.write(f"step {step + 1}: {note}; the step is repeated with the next batch", file=sys.stderr)
+                    note = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
+                    bar.write(f"step {step + 1}: {note}, and the step repeated with the next batch", file=sys.stderr)
                 if interrupted:
                     save(last, optimizer, remember and batches)
                     raise Stopped(interrupted[0], f"step {step} is saved in {last}")

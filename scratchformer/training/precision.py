@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU, Array
-from ..ops.checks import expect_number, expect_one_of, expect_positive, shown
+from ..ops.checks import expect_at_least, expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
 FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
@@ -51,7 +51,7 @@ def advice(half: Array | None) -> str:
     if not isinstance(half, np.ndarray):
         return ""
     if half.dtype == np.float16:
-        return " (slow on a CPU, which multiplies it in float32: bfloat16 is faster)"
+        return " (slow on a CPU: use float32, or bfloat16 if scratchformer doctor recommends it)"
     if find_spec("numba"):
         return ""
     return f" (slow, since NumPy has no fast products in {half.dtype}: pip install 'scratchformer[fast]')"
@@ -78,9 +78,9 @@ class LossScale:
         S = 2^k        dy_o = m_o 2^e_o        S dy_o = m_o 2^(e_o + k)
 
     How S is chosen. It should be as large as possible, since gradients below 2⁻²⁵ become 0 in float16, but no gradient
-    may exceed 65,504. Neither is known beforehand. So S grows until the gradient of a batch t overflows, o_t = 1. That
-    batch is skipped and S is halved. With scale_t for S after batch t, and c_t for the number of good batches since it
-    changed:
+    may exceed 65,504. Nobody knows beforehand how large they become. So S grows until the gradient of a batch t
+    overflows, o_t = 1. That batch is skipped and S is halved. With scale_t for S after batch t, and c_t for the number
+    of good batches since it changed:
 
         c_t = c_{t−1} + 1 where o_t = 0 and c_{t−1} + 1 < N, 0 elsewhere for t ≥ 1
         scale_t = scale_{t−1}/2 where o_t = 1,
@@ -123,9 +123,8 @@ class LossScale:
         """Continue from a `state`. Raises ValueError if it is not one."""
         try:
             restored = LossScale(state["scale"], self.patience)
-            restored.good, restored.skipped = int(state["good"]), int(state["skipped"])
-            if restored.good < 0 or restored.skipped < 0:
-                raise ValueError
+            expect_at_least(0, good=state["good"], skipped=state["skipped"])
+            restored.good, restored.skipped = state["good"], state["skipped"]
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"loss_scale: expected scale, good and skipped, got {shown(state)}") from error
         vars(self).update(vars(restored))

@@ -357,6 +357,29 @@ def test_compiled_code_sees_other_weights(compiled):
     assert not np.allclose(before, after)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda block, stored: (block, LlamaBlock(32, 4, 4).allocate(np.ones((1, 1, 32), np.float32), 4), 0),
+        lambda block, stored: (block, (stored[0], stored[1][:, :, :2].copy()), 3),
+        lambda block, stored: (block, stored, -1),
+        lambda block, stored: (block, stored, 4),
+        lambda block, stored: (setattr(block.feedforward, "down", Linear(16, 32)), stored, 0),
+        lambda block, stored: (setattr(block.feedforward, "gate", Linear(32, 16)), stored, 0),
+        lambda block, stored: (setattr(block.attention, "unify", Linear(16, 32)), stored, 0),
+        lambda block, stored: (setattr(block.attention, "value", Linear(32, 16)), stored, 0),
+    ],
+    ids=["keys", "values", "past", "room", "down", "gate", "unify", "value"],
+)
+def test_compiled_code_refuses_what_the_numpy_twin_refuses(change):
+    """It checks no index, so all shapes must be checked before."""
+    x, block = np.ones((1, 1, 32), np.float32), LlamaBlock(32, 4, 1, key=Key(0))
+    changed, stored, past = change(block, block.allocate(x, 4))
+    for around in (nullcontext, fast):
+        with around(), pytest.raises((ValueError, IndexError)):
+            extend_block(x, changed or block, stored, past)
+
+
 def test_what_compiled_code_does_not_know():
     """Several tokens, patterns, float64, and keys in another order of memory, go to the NumPy twin."""
     draw = Key(2).generator()

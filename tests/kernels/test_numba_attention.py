@@ -179,3 +179,23 @@ def test_bfloat16_is_rounded_to_nearest_even():
     np.testing.assert_array_equal(rounded, expected)
     copy(bits, back)
     np.testing.assert_array_equal(back, rounded)
+
+
+def test_intervals_in_any_order_of_memory():
+    class Given(ops.Pattern):
+        def __init__(self, begin, end):
+            self.begin, self.end = begin, end
+
+        def intervals(self, T, S, xp):
+            return self.begin, self.end
+
+    draw = np.random.default_rng(0)
+    q, dy = draw.standard_normal((2, 3, 1, 32, 16)).astype(np.float32)
+    end = draw.integers(1, 33, (3, 32))
+    with fast():
+        first, second = (
+            run((q, q, q), Given(order(0 * end), order(end)), dy)[1]
+            for order in (np.ascontiguousarray, np.asfortranarray)
+        )
+    for a, b in zip(first, second, strict=True):
+        np.testing.assert_array_equal(a, b)

@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TranslationBatch
+from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
 from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.nn import recompute_blocks
 from scratchformer.rng import Key
@@ -96,8 +96,15 @@ def test_what_grows_with_what(make_model, make_batches):
     assert two.gradients == 2 * one.gradients == 2 * one.weights
     assert sum(two.activations.values()) == 2 * sum(one.activations.values())
     step = 2 * (sum(two.activations.values()) + two.transient)
-    assert two.peak == 1000 + 5 * one.weights + max(step, 3 * one.weights)
+    assert two.peak == 1000 + two.code + 5 * one.weights + max(step, 3 * one.weights)
     assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
+
+
+def test_a_model_of_short_texts(make_batches):
+    data = make_batches("LanguageModel").data
+    model = LanguageModel(int(data.max()) + 1, 8, 2, 1, 4, key=Key(0))
+    found = estimate(Replicas(model, 1, 2), TextBatches(data, 2, 4, Key(1)).batch(0))
+    assert found.length == 4
 
 
 def test_every_part_of_an_encoder_decoder_is_listed():

@@ -2,7 +2,9 @@
 
 import json
 import math
+import os
 import re
+import signal
 import sys
 from typing import NamedTuple
 
@@ -10,11 +12,14 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu
+from scratchformer.data import SegmentBatches
+from scratchformer.models import TransformerXL
 from scratchformer.models.predictor import Predictor
+from scratchformer.optim import Adam, Constant
 from scratchformer.rng import Key
 from scratchformer.testing import check_precision
 from scratchformer.testing.strict import STRICT
-from scratchformer.training import Diverged, LossScale, Replicas, SnapshotError, estimate, load_model
+from scratchformer.training import Diverged, LossScale, Replicas, SnapshotError, estimate, load_model, train
 
 KINDS = ("LanguageModel", "Classifier")
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the distance from 1 to the next number
@@ -151,7 +156,18 @@ def test_the_scale_must_be_a_power_of_two(scale):
         LossScale(scale)
 
 
-@pytest.mark.parametrize("wrong", [{"scale": 3.0}, {"scale": math.nan}, {"good": -1}, {"skipped": None}, {"good": "x"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"scale": 3.0},
+        {"scale": math.nan},
+        {"good": -1},
+        {"skipped": None},
+        {"good": "x"},
+        {"good": math.inf},
+        {"skipped": 1.7},
+    ],
+)
 def test_a_state_is_checked_before_it_is_restored(wrong):
     scale = LossScale(8.0)
     with pytest.raises(ValueError, match="loss_scale: expected scale, good and skipped, got "):
@@ -171,6 +187,9 @@ def overflow_at(monkeypatch):
         def batch(self, step):
             self.now = step in self.steps
             return self.batches.batch(step)
+
+        def __getattr__(self, name):  # what batches with a memory have
+            return getattr(self.batches, name)
 
     def plant(steps):
         def wrap(batches, _model):
@@ -194,7 +213,7 @@ def test_batches_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, tr
     wrap, scale = overflow_at(planted), LossScale(patience=4)
     state, _, adam = train_tiny("LanguageModel", tmp_path / "a", 24, batches=wrap, loss_scale=scale, **options)
     notes = capsys.readouterr().err
-    assert len(re.findall("a gradient overflowed float16 with the loss scale [0-9.]+, which is halved", notes)) == 3
+    assert len(re.findall("a gradient overflowed float16 at loss scale [0-9.]+; the scale is halved", notes)) == 3
     assert f"batches skipped because their gradients overflowed: {len(planted)}" in notes
     assert adam.steps == 24
     plain, _, _ = train_tiny("LanguageModel", tmp_path / "b", 24, batches=overflow_at(()), **options)
@@ -202,6 +221,40 @@ def test_batches_that_overflow_are_skipped_and_the_run_ends_as_well(tmp_path, tr
     assert state["loss_scale"]["skipped"] == len(planted) and plain["loss_scale"]["skipped"] == 0
     (last,) = (r for r in records(tmp_path / "a") if r["step"] == 24 and "loss" in r)
     assert (last["skipped_batches"], last["loss_scale"]) == (len(planted), scale.scale)
+
+
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_a_run_that_is_stopped_at_a_batch_that_overflows_ends_bit_for_bit(tmp_path, text, overflow_at, at):
+    """Of a model with a memory, which must belong to the batch; the batches 0, 2 and 3 are skipped."""
+    asked = []
+
+    class Stopping(SegmentBatches):
+        stop = None
+
+        def batch(self, number):
+            asked.append(number)
+            if number == self.stop:
+                os.kill(os.getpid(), signal.SIGINT)
+            return super().batch(number)
+
+    def run(out, stop=None, resume=False):
+        model = TransformerXL(256, 8, 2, 2, 8, 8, key=Key(0))
+        batches = Stopping(text[:600], 4, 8, Key(1), 2, 8)
+        batches.stop = stop
+        with Replicas(model, 2, micro_batch=3, precision="float16") as replicas:
+            adam = Adam(model.parameters(), 1e-2)
+            planted = overflow_at((0, 2, 3))(batches, model)
+            train(replicas, adam, Constant(1e-2), planted, 5, out, loss_scale=LossScale(patience=2), resume=resume)
+        return model.flat.data
+
+    whole = run(tmp_path / "whole")
+    assert asked == [*range(8)]
+    asked.clear()
+    with pytest.raises(KeyboardInterrupt, match="is saved in"):
+        run(tmp_path / "parts", at)
+    assert asked == [*range(at + 1)]
+    assert np.array_equal(run(tmp_path / "parts", resume=True), whole)
+    assert asked == [*range(8)]
 
 
 def test_a_skipped_batch_changes_nothing_but_the_scale(tmp_path, train_tiny, overflow_at):

@@ -1,5 +1,6 @@
 """A training step in float32 is float32 throughout: no operation or layer returns a float64 array."""
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -40,6 +41,7 @@ class Watch:
         self.calls = set()
 
     def __call__(self, name, function):
+        @functools.wraps(function)
         def watched(*args, **options):
             result = function(*args, **options)
             self.calls.add(name)
