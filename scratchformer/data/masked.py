@@ -73,7 +73,7 @@ class MaskedBatches:
 
     texts: sequences of token ids. vocabulary: the one that encoded them, with BERT's special tokens. batch_size: B, at
     least 2. max_length: of a row, including its three special tokens. short_length, short_steps: in the first
-    `short_steps` training steps (0 by default) rows have at most `short_length` tokens, since the cost of attention
+    `short_steps` batches (0 by default) rows have at most `short_length` tokens, since the cost of attention
     grows with the square of the length and most dependencies are local. chosen: the share of the tokens to predict.
 
     Every text occurs once per epoch, in batches of similar length (see `LabelledBatches`). Two exceptions: fewer than B
