@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import tracemalloc
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -135,37 +136,39 @@ def _shallow(model: Any) -> tuple[Any, int]:
     return shallow.to(dtype=model.flat.data.dtype), model.config["depth"]
 
 
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Count the memory of Python's objects and arrays inside this block."""
+    already = tracemalloc.is_tracing()
+    tracemalloc.start()
+    try:
+        yield
+    finally:
+        if not already:
+            tracemalloc.stop()
+
+
 def _first_use(model: Any, batch: Any) -> int:
     """The bytes by which the process grows in a first forward and backward of one row, its arrays excepted."""
     before = resident_bytes()
-    watched = tracemalloc.is_tracing()
-    tracemalloc.start()
-    try:
+    with _tracing():
         start, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
         _, cache = model.loss(*batch, key=Key(0))
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
-    finally:
-        if not watched:
-            tracemalloc.stop()
     return max(0, resident_bytes() - before - (peak - start))
 
 
 def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], int]:
     """The bytes that the caches of a micro-batch keep, by layer, and the bytes that backward uses in addition."""
-    watched = tracemalloc.is_tracing()
-    tracemalloc.start()
-    try:
+    with _tracing():
         _, cache = model.loss(*batch, key=Key(0))
         kept = _by_layer(cache, weights | {id(_owner(x)) for x in batch})
         tracemalloc.reset_peak()
         start, _ = tracemalloc.get_traced_memory()
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
-    finally:
-        if not watched:
-            tracemalloc.stop()
     return kept, peak - start
 
 
