@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from .. import ops
-from ..backend import CPU, cores
+from ..backend import CPU
 from ..data import Subwords
 from ..data.subwords import BEGIN, END, PAD
 from ..data.translation import padded
@@ -26,12 +25,17 @@ from ..ops.checks import (
     expect_shape,
     expect_texts,
 )
+from ..ops.precision import widen
 from ..progress import counted
 from .cache import DecoderCache
 from .generate import expect_vocabulary
 
+if TYPE_CHECKING:
+    from ..training.ranks import Ranks
+
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
-ROWS = 256  # hypotheses at once
+ROWS = 256  # hypotheses at once, at most
+FEWEST = 4  # batches, so that as many cores have work; not the number of cores, on which the results would depend
 WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
 LARGEST = 700  # the largest log of lp(n), for float64
 
@@ -89,16 +93,9 @@ def beam_search(
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]
     last = np.full(B * K, begin)
     for n in range(1, most_tokens + 1):
-        logits = cache.logits(last[:, None]).astype(np.float64)
-        if not np.isfinite(logits).all():
-            raise ValueError("logits: expected finite numbers")
-        log_p, _ = ops.log_softmax(logits)
-        total = (scores[:, :, None] + log_p.reshape(B, K, -1)).reshape(B, -1)  # (B, K V)
-        most = min(2 * K, total.shape[1])  # at most K of them end, so at least K do not
-        best = np.argpartition(-total, most - 1, axis=1)[:, :most]
-        best = np.take_along_axis(best, np.argsort(-np.take_along_axis(total, best, 1), axis=1, kind="stable"), 1)
-        parents, tokens = np.divmod(best, log_p.shape[1])
-        chosen = np.zeros((B, K), np.int64)  # indices into `best`
+        total, parents, tokens = likeliest(scores, cache.logits(last[:, None]))
+        most = total.shape[1]  # at most K of them end, so at least K do not
+        chosen = np.zeros((B, K), np.int64)  # which of them go on
         for b in range(B):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
@@ -107,10 +104,10 @@ def beam_search(
             ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[b]]
             for i in ends:
                 ids = np.append(written[b, parents[b, i]], tokens[b, i])
-                score = total[b, best[b, i]] / penalty(n, length_penalty)
+                score = total[b, i] / penalty(n, length_penalty)
                 if np.isfinite(score):
                     finished[b].append(Hypothesis(float(score), ids[ids != end]))
-        scores = np.take_along_axis(np.take_along_axis(total, best, 1), chosen, 1)
+        scores = np.take_along_axis(total, chosen, 1)
         scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # where fewer than K go on
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
@@ -120,6 +117,25 @@ def beam_search(
             break
         cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
     return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
+
+
+def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The 2 K most likely hypotheses with one more token: their log p, parents and tokens, each (B, 2 K), best first.
+
+    scores: (B, K), log p of the parents. logits: (B K, V). With 2 K > K V, there are only K V. Of each parent only its
+    2 K most likely tokens can be among them. Raises ValueError unless the logits are finite.
+    """
+    if not np.isfinite(logits).all():
+        raise ValueError("logits: expected finite numbers")
+    logits, (B, K), V = widen(logits), scores.shape, logits.shape[1]
+    each, most = min(2 * K, V), min(2 * K, K * V)
+    tokens = np.argpartition(logits, V - each, axis=1)[:, V - each :]
+    top = logits.max(axis=1, keepdims=True)
+    log_z = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64))
+    total = scores[:, :, None] + (np.take_along_axis(logits, tokens, 1) - log_z).reshape(B, K, each)
+    total, tokens = total.reshape(B, -1), tokens.reshape(B, -1)
+    best = np.argsort(-total, axis=1, kind="stable")[:, :most]
+    return np.take_along_axis(total, best, 1), best // each, np.take_along_axis(tokens, best, 1)
 
 
 def expect_options(beam: int, longer: int, length_penalty: float) -> None:
@@ -150,13 +166,17 @@ def translate(
     beam: int = 4,
     length_penalty: float = 0.6,
     max_length: int | None = None,
+    ranks: Ranks | None = None,
 ) -> list[str]:
     """The translations of `sentences` by `beam_search`. On a CPU, batches are distributed over the cores.
 
-    max_length: the largest number of tokens in a sentence, including END; None for no limit. Raises ValueError for a
+    max_length: the largest number of tokens in a sentence, including END; None for no limit. ranks: processes that have
+    all called this function; batches are distributed over them, and all get all translations. Raises ValueError for a
     longer or an empty sentence, with its number, if the vocabulary and the model differ in size, and like
     `beam_search`; TypeError for a single text instead of a list.
     """
+    from ..training.ranks import Ranks  # here, since training imports this package
+
     expect_options(beam, LONGER, length_penalty)
     expect_list("sentences", sentences)
     if max_length is not None:
@@ -169,21 +189,24 @@ def translate(
             raise ValueError(f"sentence {i + 1}: expected text, got an empty one")
         if max_length is not None and len(ids[i]) > max_length:
             raise ValueError(f"sentence {i + 1}: expected at most {max_length} tokens with END, got {len(ids[i])}")
-    order, size = np.argsort([len(s) for s in ids], kind="stable"), max(1, ROWS // beam)
-    batches = [order[i : i + size] for i in range(0, len(order), size)]
+    order = np.argsort([len(s) for s in ids], kind="stable")
+    size = max(1, min(ROWS // beam, -(-len(ids) // FEWEST)))
+    ranks = ranks or Ranks()
+    own = [order[i : i + size] for i in range(0, len(order), size)][ranks.rank :: ranks.size]
 
     def work(batch: np.ndarray) -> list[Hypothesis]:
         source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
         return beam_search(model, source, lengths, begin, end, beam, length_penalty)
 
-    threads = cores() if model.device is CPU else 1
-    found: list[str] = [""] * len(sentences)
-    with threadpool_limits(1 if threads > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
-        pairs = zip(batches, pool.map(work, batches), strict=True)
-        for batch, translations in counted(pairs, "translating", "sentences", len(ids), lambda pair: len(pair[0])):
+    threads = ranks.cores() if model.device is CPU else 1
+    found: dict[int, str] = {}
+    with threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
+        pairs, total = zip(own, pool.map(work, own), strict=True), sum(map(len, own))
+        for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):
                 found[i] = subwords.decode(translation.ids)
-    return found
+    translated = {i: text for part in ranks.gather(found) for i, text in part.items()}
+    return [translated[i] for i in range(len(sentences))]
 
 
 def expect_list(name: str, texts: list[str]) -> None:

@@ -119,11 +119,12 @@ class DecoderCache:
         expect_integers("rows", rows)
         if (rows // self.copies != np.arange(len(rows)) // self.copies).any():
             raise ValueError(f"rows: expected each among the {self.copies} of its own source, got {rows.tolist()}")
-        if (rows == np.arange(len(rows))).all():  # always true with one hypothesis
+        moved = np.flatnonzero(rows != np.arange(len(rows)))
+        if not len(moved):  # always so with one hypothesis
             return
-        rows = to_device(rows, self.device)
+        to, origin = to_device(moved, self.device), to_device(rows[moved], self.device)
         for array in chain(*self.stored):
-            array[:, :, : self.length] = array[rows, :, : self.length]
+            array[to, :, : self.length] = array[origin, :, : self.length]
 
 
 class SegmentCache(KeyValueCache):

@@ -27,6 +27,7 @@ import numpy as np
 
 from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
 from ..nn.block import extend_block, extend_output
+from ..nn.layer import Layer
 from ..nn.stack import Stored
 from ..ops import Pattern
 from ..ops.activations import CUBIC
@@ -43,7 +44,7 @@ from .numpy_extend import CORES, angles_at, pool, visible
 ACTIVATIONS = {None: 0, "relu": 1, "gelu": 2, "gelu_tanh": 3, "silu": 4}
 PART = 1 << 20  # elements of a matrix that are worth a core of their own
 UNIT = 256  # numbers of a hidden layer that are computed together, whatever the number of cores
-PREPARED: WeakKeyDictionary[Block, tuple] = WeakKeyDictionary()  # arrays of a block, and as compiled code takes them
+PREPARED: WeakKeyDictionary[Layer, tuple] = WeakKeyDictionary()  # arrays of a layer, and as compiled code takes them
 NO_ANGLES = (np.empty((1, 0), np.float32),) * 2
 NO_ANGLES[0].flags.writeable = False  # as those of rotary positions, so that code is compiled once
 
@@ -157,14 +158,17 @@ def nothing(dtype: np.dtype, axes: int = 1) -> np.ndarray:
 def weights_of(block: Any) -> tuple[np.ndarray, ...] | None:
     """The arrays of `arrays_of` for compiled code; None for a block of other parts, or of another type."""
     arrays = arrays_of(block)
-    if arrays is None:
-        return None
-    known, found = PREPARED.get(block, ((), None))
+    return None if arrays is None else prepared(block, arrays)
+
+
+def prepared(layer: Any, arrays: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...] | None:
+    """The arrays for compiled code, kept until the layer gets others; None if they do not fit it."""
+    known, found = PREPARED.get(layer, ((), None))
     if len(known) != len(arrays) or not all(map(operator.is_, known, arrays)):
         fit = alike(arrays[0]) and arrays[0].dtype != np.float64 and shapes_fit(*arrays)
         fit = fit and all(a.dtype == arrays[0].dtype and a.flags.c_contiguous for a in arrays)
         found = tuple(map(as_bits, arrays)) if fit else None
-        PREPARED[block] = arrays, found
+        PREPARED[layer] = arrays, found
     return found
 
 
@@ -204,11 +208,14 @@ def room_for(x: np.ndarray, keys: np.ndarray, values: np.ndarray, past: int, att
 
 def arrays_of(block: Any) -> tuple[np.ndarray, ...] | None:
     """The weights of a block as `step` takes them, or None for a block of other parts."""
-    attention, feedforward, norms = block.attention, block.feedforward, (block.norm1, block.norm2)
+    known = type(block).branches is Block.branches and type(block.attention) in (SelfAttention, RotarySelfAttention)
+    return arrays_of_layers((block.norm1, block.norm2), block.attention, block.feedforward) if known else None
+
+
+def arrays_of_layers(norms: Any, attention: Any, feedforward: Any) -> tuple[np.ndarray, ...] | None:
+    """The same of the two norms, the attention, of a known type, and the feed-forward layer of a block."""
     if not (
-        type(block).branches is Block.branches
-        and type(attention) in (SelfAttention, RotarySelfAttention)
-        and type(feedforward) in (FeedForward, SwiGLU)
+        type(feedforward) in (FeedForward, SwiGLU)
         and type(norms[0]) in (LayerNorm, RMSNorm)
         and type(norms[1]) in (LayerNorm, RMSNorm)
     ):
@@ -387,26 +394,41 @@ def step(
     means: Any, x: Any, keys: Any, values: Any, y: Any, weights: Any, options: Any, angles: Any, seen: Any
 ) -> None:  # fmt: skip
     """The rows y (B, C) that a block gives for x (B, C), with products as in `multiply_rows`."""
-    (gamma1, beta1, gamma2, beta2, wq, bq, wk, bk, wv, bv, wu, bu, w_up, b_up, w_down, b_down, w_gate, b_gate) = weights
+    gamma1, beta1, gamma2, beta2 = weights[:4]
     eps1, eps2, kind, pre = options
     norm1, norm2 = (gamma1, beta1, eps1), (gamma2, beta2, eps2)
     h, n, f = np.empty(x.shape, np.float32), np.empty(x.shape, np.float32), np.empty(x.shape, np.float32)
-    B = x.shape[0]
+    first_norm(x, pre, norm1, h, n)
+    attention(means, n, keys, values, weights, angles, seen, f)
+    second_norm(h, f, weights[11], pre, norm1, norm2, n)
+    feedforward(means, n, weights, kind, f)
+    last_norm(h, f, weights[15], pre, norm2, y)
+
+
+@compiled
+def attention(means: Any, n: Any, keys: Any, values: Any, weights: Any, angles: Any, seen: Any, y: Any) -> None:
+    """The rows y (B, C) that self-attention gives for n (B, C), without its last bias."""
+    wq, bq, wk, bk, wv, bv, wu = weights[4:11]
+    B = n.shape[0]
     q, joined = np.empty((B, wq.shape[1]), np.float32), np.empty((B, wq.shape[1]), np.float32)
     k, v = np.empty((B, wk.shape[1]), np.float32), np.empty((B, wk.shape[1]), np.float32)
-    u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
-    first_norm(x, pre, norm1, h, n)
     for w, out in (wq, q), (wk, k), (wv, v):
         multiply_rows(means, n, w, out)
     attend(q, k, v, (bq, bk, bv), angles, keys, values, seen, joined)
-    multiply_rows(means, joined, wu, f)
-    second_norm(h, f, bu, pre, norm1, norm2, n)
+    multiply_rows(means, joined, wu, y)
+
+
+@compiled
+def feedforward(means: Any, n: Any, weights: Any, kind: Any, y: Any) -> None:
+    """The rows y (B, C) that the feed-forward layer gives for n (B, C), without its last bias."""
+    w_up, b_up, w_down, _, w_gate, b_gate = weights[12:]
+    B = n.shape[0]
+    u, g = np.empty((B, w_up.shape[1]), np.float32), np.empty((B, w_gate.shape[1]), np.float32)
     for w, out in (w_up, u), (w_gate, g):
         if w.size:
             multiply_rows(means, n, w, out)
     gate(u, b_up, g, b_gate, kind)
-    multiply_rows(means, u, w_down, f)
-    last_norm(h, f, b_down, pre, norm2, y)
+    multiply_rows(means, u, w_down, y)
 
 
 @compiled

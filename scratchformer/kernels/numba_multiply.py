@@ -157,7 +157,8 @@ def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
     """
     (B, I), O = x.shape, w.shape[1]
     rows, sums = np.zeros((SIDE, I), np.uint16), np.empty((SIDE, BLOCK), np.float32)
-    rows[:B] = x
+    for b in range(B):
+        copy(x[b], rows[b])
     pairs = np.empty((SIDE, BLOCK), np.uint32)
     configure(shapes)
     for o in range(0, O, BLOCK):
@@ -176,5 +177,6 @@ def multiply_tiles(shapes: Any, x: Any, w: Any, y: Any) -> None:
             add_tiles(1, 4, 6)
         store_tile(0, sums, (0, 0))
         store_tile(1, sums, (0, SIDE))
-        y[:, o : o + BLOCK] = sums[:B]
+        for b in range(B):
+            copy(sums[b], y[b, o : o + BLOCK])
     release()

@@ -18,6 +18,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
+from ..nn.block import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
@@ -176,7 +177,7 @@ class EncoderDecoder(Predictor):
         output.
         """
         x, _ = self.embedding.forward(ids, start=past)
-        return self.output(self.decoder_stack.extend(x, stored, past, memory, pattern=pattern))
+        return extend_output(self.decoder_stack.extend(x, stored, past, memory, pattern=pattern), self.output)
 
 
 def expect_tokens(name: str, ids: Array, **sizes: int) -> None:

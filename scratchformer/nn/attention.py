@@ -194,9 +194,10 @@ class SelfAttention(CrossAttention):
         """The output at new positions x (B, T, C), after `past` positions whose keys and values are stored.
 
         stored: from `allocate`, filled up to `past`; the keys and values of x are written after that. Causal, in
-        addition to any given pattern. A pattern counts keys from the first stored one.
+        addition to any given pattern. A pattern counts keys from the first stored one. Raises ValueError if there is no
+        room for x.
         """
-        (keys, values), total = stored, past + x.shape[1]
+        (keys, values), total = stored, length_with(x, stored[0], past)
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q = self.split_heads(self.query(x))
@@ -204,6 +205,14 @@ class SelfAttention(CrossAttention):
             pattern = causal(pattern)
         y, _ = ops.attention(q, keys[:, :, :total], values[:, :, :total], pattern)
         return self.unify(self.join_heads(y))
+
+
+def length_with(x: Array, keys: Array, past: int) -> int:
+    """The length of `past` positions and those of x (B, T, C). Raises ValueError if `keys` (B, H, S, D) has no room."""
+    total = past + x.shape[1]
+    if not 0 <= past <= total <= keys.shape[2]:
+        raise ValueError(f"past: expected 0 to {keys.shape[2] - x.shape[1]}, for which there is room, got {past}")
+    return total
 
 
 def causal(pattern: ops.Pattern | None) -> ops.Pattern:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from .. import ops
 from ..backend import Array
+from ..dispatch import operation
 from ..ops.checks import expect_fraction, expect_one_of
 from ..rng import Key, fold
 from .attention import CrossAttention, SelfAttention
@@ -110,7 +111,20 @@ class DecoderBlock(Layer):
 
         memory: the keys and values that `cross.project` returns for the encoder's output. pattern: for the memory.
         """
-        first, second, third = self.branches()
-        g = first.around(lambda n: self.attention.extend(n, stored, past), x)
-        h = second.around(lambda n: self.cross.attend(n, *memory, pattern), g)
-        return third.around(self.feedforward, h)
+        return extend_decoder_block(x, self, stored, past, memory, pattern)
+
+
+@operation
+def extend_decoder_block(
+    x: Array,
+    block: DecoderBlock,
+    stored: Stored,
+    past: int,
+    memory: tuple[Array, Array],
+    pattern: ops.Pattern | None = None,
+) -> Array:
+    """What `DecoderBlock.extend` returns: forward only, with the keys and values of past positions stored."""
+    first, second, third = block.branches()
+    g = first.around(lambda n: block.attention.extend(n, stored, past), x)
+    h = second.around(lambda n: block.cross.attend(n, *memory, pattern), g)
+    return third.around(block.feedforward, h)

@@ -10,7 +10,7 @@ from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_at_least, expect_boolean, expect_real, expect_shape
 from ..rng import Key, fold
-from .attention import CrossAttention, causal
+from .attention import CrossAttention, causal, length_with
 from .layer import Param
 from .linear import Linear
 
@@ -131,7 +131,7 @@ class RelativeSelfAttention(CrossAttention):
 
     def extend(self, x: Array, stored: tuple[Array, Array], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The output at new positions x (B, T, C) after `past` stored ones: see `SelfAttention.extend`."""
-        (keys, values), total = stored, past + x.shape[1]
+        (keys, values), total = stored, length_with(x, stored[0], past)
         keys[:, :, past:total] = self.split_heads(self.key(x))
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, r = self.split_heads(self.query(x)), self.position(self.distances(x.shape[1], total, x))

@@ -9,7 +9,7 @@ from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
 from ..rng import Key
-from .attention import MultiHead
+from .attention import MultiHead, length_with
 
 
 class RotarySelfAttentionCache(NamedTuple):
@@ -120,8 +120,7 @@ class RotarySelfAttention(MultiHead):
         stored: from `allocate`, filled up to `past`; the rotated keys and the values of x are written after that.
         Causal, in addition to any given pattern. A pattern counts keys from the first stored one.
         """
-        keys, values = stored
-        total = past + x.shape[1]
+        (keys, values), total = stored, length_with(x, stored[0], past)
         keys[:, :, past:total], _ = self.rotate(self.key(x), past)
         values[:, :, past:total] = self.split_heads(self.value(x))
         q, _ = self.rotate(self.query(x), past)

@@ -159,6 +159,33 @@ def extend_block(d: Sizes) -> DerivationCase:
 PROJECTIONS = {"q": "query", "k": "key", "v": "value", "r": "position"}
 
 
+def extend_decoder_block(d: Sizes) -> DerivationCase:
+    """A token after `past` others through a pre-norm decoder block, which sees two positions of a memory of three."""
+    C, H, past, M = d.sizes.setdefault("C", d.H * d.D), d.H, d.S, 3
+    block = nn.DecoderBlock(C, H, "pre", d_ff=d.F, bias=False, eps=1e-3).to(dtype=np.float64)
+    for p in block.parameters():
+        p.data[...] = d.generator.standard_normal(p.data.shape)
+    attention, cross = block.attention, block.cross
+    forward: Any = block.feedforward
+    stored, memory = (d.generator.standard_normal((2, 1, H, length, d.D)) for length in (past + 2, M))
+    maps: dict[str, Any] = {"Wq": attention.query, "Wk": attention.key, "Wv": attention.value, "Wr": cross.query}
+    outputs: dict[str, Any] = {"bo": attention.unify, "bu": cross.unify}
+    norms = (1, block.norm1), (2, block.norm2), (3, block.norm3)
+    weights = {
+        **{name: layer.w.data.reshape(C, H, d.D) for name, layer in maps.items()},
+        **{"Wo": attention.unify.w.data.reshape(H, d.D, C), "Wu": cross.unify.w.data.reshape(H, d.D, C)},
+        **{name: layer.b.data for name, layer in outputs.items()},
+        **{"W1": forward.up.w.data, "b1": forward.up.b.data, "W2": forward.down.w.data, "b2": forward.down.b.data},
+        **{f"{n}{i}": getattr(norm, n).data for i, norm in norms for n in ("gamma", "beta")},
+    }
+    after = {"K": lambda: stored[0, 0, :, : past + 1], "V": lambda: stored[1, 0, :, : past + 1]}
+    names = weights | after | {"A": memory[0, 0], "E": memory[1, 0], "ℓ": M - 1, "eps": 1e-3}
+    d.sizes |= {"B": 1, "T": 1, "M": M}
+    twin = nn.decoder_block.extend_decoder_block.twins[np.ndarray]
+    args = d("B T C"), block, tuple(stored), past, tuple(memory), ops.Padding(np.array([M - 1]))
+    return DerivationCase(twin, None, args, names)
+
+
 def extend_output(d: Sizes) -> DerivationCase:
     """A row times a matrix that three cores could divide."""
     d.sizes |= {"B": 1, "T": 1}
@@ -180,6 +207,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "dropout.numpy": lambda d: twin("dropout", d("B T C"), 0.25, d.key),
     "embedding.numpy": lambda d: twin("embedding", d.integers("B T", d.V), d("V C")),
     "extend_block.numpy": extend_block,
+    "extend_decoder_block.numpy": extend_decoder_block,
     "extend_output.numpy": extend_output,
     "layernorm.numpy": layernorm,
     "relative_attention.numpy": relative_attention,

@@ -92,7 +92,9 @@ MISTAKES = (
     Mistake(
         name="gradient accumulation: micro-batches weigh alike, whatever their size",
         file="training/replicas.py",
-        replacements=(("            share = micro.weight / total\n", "            share = 1 / len(micro_batches)\n"),),
+        replacements=(
+            ("            weight = micro.weight / total\n", "            weight = 1 / len(micro_batches)\n"),
+        ),
     ),
     Mistake(
         name="units of unknown class count as the last class",
