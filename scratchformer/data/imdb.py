@@ -112,7 +112,7 @@ def load_imdb(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
-    train, held_out = _held_out(*parts["train"], validation, seed, path)
+    train, held_out = hold_out(*parts["train"], validation, seed, path)
     if vocabulary is None:
         vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
@@ -141,7 +141,7 @@ def load_imdb_subwords(
     parts = {
         split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
     }
-    train, held_out = _held_out(*parts["train"], validation, seed, path)
+    train, held_out = hold_out(*parts["train"], validation, seed, path)
     seen = {*held_out[0], *parts["test"][0]}
     texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
     if vocabulary is None:
@@ -304,7 +304,7 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
     return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
-def _held_out(
+def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
 ) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
     """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""

@@ -1,0 +1,306 @@
+"""What simple methods reach on the splits of the programs: linear models on IMDb, compressors on enwik8.
+
+    pip install -e '.[baselines]'
+    python benchmarks/baselines.py imdb [--data PATH] [--folds K]
+    python benchmarks/baselines.py enwik8 [--data PATH]
+
+Each method's setting is chosen on the validation part, and with it the test part is scored once. The column after it is
+the test part again, once the validation part was trained on too. Seconds are of the processor, on one core,
+for the score in the column "test": counting, training and scoring, or compressing.
+
+imdb: linear models on the words and n-grams that a review contains, however often; words as in `data.tokenize`. With
+naive Bayes weights an n-gram counts as much as its log-ratio of the classes (`log_ratios`). The setting is C of
+scikit-learn. `--folds K` measures instead how far the accuracy on a validation part is from that on the test part, with
+two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
+
+enwik8: bits per byte of a part is what it adds to the compressed size of the bytes before it.
+
+Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
+techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
+and Witten, "Data compression using adaptive coding and partial string matching", 1984 (PPM; PPMd is Shkarin's, 2002).
+"""
+
+from __future__ import annotations
+
+import argparse
+import bz2
+import lzma
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy import sparse
+from scipy.sparse.csgraph import connected_components
+from threadpoolctl import threadpool_limits
+
+from scratchformer.data import Corpus, DataError, load_enwik8, tokenize
+from scratchformer.data.download import fetch
+from scratchformer.data.imdb import BLOCK, CHECKSUM, FILENAME, URL, hold_out, read_splits
+
+try:
+    import pyppmd
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GroupKFold
+    from sklearn.preprocessing import normalize
+    from sklearn.svm import LinearSVC
+except ImportError as error:
+    raise SystemExit(f"{error}: pip install 'scratchformer[baselines]'") from error
+
+INVERSE_DECAY = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # C of scikit-learn
+ORDERS = (4, 6, 8, 12, 16, 24)  # of PPMd: its longest context, in bytes
+MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
+VALIDATION = 2_500  # reviews, as in `load_imdb`
+JUDGES, DRAWS = (2_500, 5_000), 1_000  # sizes of validation parts, and how many of each size are drawn
+NAME = re.compile("(?<=[a-z,] )[A-Z][a-z]+")
+PROBES = ("logistic regression, words", "naive Bayes weights, bigrams")
+
+
+class Part(NamedTuple):
+    texts: list[str]
+    labels: np.ndarray
+
+
+def log_ratios(x: sparse.csr_matrix, labels: np.ndarray, smoothing: float = 1.0) -> np.ndarray:
+    """r_j = log(p_j / Σ p) − log(q_j / Σ q), (features,); p and q count feature j in class 1 and 0, plus `smoothing`.
+
+    `x` (reviews, features) are counts. Source: Wang and Manning 2012, section 2.
+    """
+    p, q = (smoothing + np.asarray(x[labels == label].sum(axis=0), np.float64).ravel() for label in (1, 0))
+    return np.log(p / p.sum()) - np.log(q / q.sum())
+
+
+def naive_bayes(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
+    ratios = log_ratios(x, labels).astype(np.float32)
+    return lambda counts: counts.multiply(ratios).tocsr()
+
+
+def tf_idf(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
+    return TfidfTransformer().fit(x).transform
+
+
+def unweighted(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
+    return lambda counts: counts
+
+
+logistic = partial(LogisticRegression, solver="liblinear", dual=True, max_iter=1000)
+
+
+class Linear(NamedTuple):
+    """A linear model: the longest n-gram, what weights the counts, and a classifier that takes C."""
+
+    order: int
+    weights: Callable
+    classifier: Callable
+
+    def count(self, train: list[str], test: list[str]) -> tuple[sparse.csr_matrix, sparse.csr_matrix]:
+        """Which n-grams of `train` the texts contain: two matrices (texts, n-grams) of 0 and 1."""
+        vectorizer = CountVectorizer(
+            tokenizer=tokenize, token_pattern=None, lowercase=False, ngram_range=(1, self.order), binary=True,
+            dtype=np.float32,
+        )  # fmt: skip
+        return vectorizer.fit_transform(train), vectorizer.transform(test)
+
+    def fit(self, c: float, x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
+        """Train on counts; returns the function from other counts to their labels."""
+        weigh = self.weights(x, labels)
+        model = self.classifier(C=c).fit(weigh(x), labels)
+        return lambda counts: model.predict(weigh(counts))
+
+
+LINEAR = {
+    "logistic regression, words": Linear(1, unweighted, logistic),
+    "naive Bayes weights, bigrams": Linear(2, naive_bayes, logistic),
+    "naive Bayes weights, trigrams": Linear(3, naive_bayes, logistic),
+    "linear SVM, tf-idf, bigrams": Linear(2, tf_idf, LinearSVC),
+}
+
+
+class Row(NamedTuple):
+    """A line of the table: the setting that was chosen on the validation part, and the scores with it."""
+
+    setting: Any
+    validation: float
+    test: float
+    after_both: float  # the test part, once the validation part was trained on too
+    seconds: float
+
+
+def print_rows(title: str, rows: Iterable[tuple[str, Row]], form: str) -> dict[str, Row]:
+    print(f"{title:<36}{'setting':>8}{'validation':>12}{'test':>10}{'after both':>12}{'seconds':>9}")
+    found = {}
+    for name, row in rows:
+        print(
+            f"{name:<36}{row.setting:>8}{row.validation:>12{form}}{row.test:>10{form}}{row.after_both:>12{form}}"
+            f"{row.seconds:>9.1f}",
+            flush=True,
+        )
+        found[name] = row
+    return found
+
+
+def score_linear(method: Linear, train: Part, validation: Part, test: Part) -> Row:
+    start = time.process_time()
+    both, x_test = method.count(train.texts + validation.texts, test.texts)
+    seconds = time.process_time() - start
+    known = both[: len(train.texts)].getnnz(axis=0) > 0  # n-grams that the training part contains
+    x, x_validation, x_known = both[: len(train.texts), known], both[len(train.texts) :, known], x_test[:, known]
+    found = {c: np.mean(method.fit(c, x, train.labels)(x_validation) == validation.labels) for c in INVERSE_DECAY}
+    best = max(found, key=found.__getitem__)
+    start = time.process_time()
+    on_test = np.mean(method.fit(best, x, train.labels)(x_known) == test.labels)
+    seconds += time.process_time() - start
+    after_both = np.mean(
+        method.fit(best, both, np.concatenate([train.labels, validation.labels]))(x_test) == test.labels
+    )
+    return Row(best, found[best], on_test, after_both, seconds)
+
+
+def films_of(part: Part) -> np.ndarray:
+    """The film of each review, (reviews,), as guessed from the names that reviews share; `labels` are sorted.
+
+    A name is a capitalised word inside a sentence that at most 60 reviews contain. Neighbours of one class with similar
+    names are of one film. Such groups of the two classes are of one film if each is the other's most similar.
+    """
+    names = TfidfVectorizer(analyzer=NAME.findall, min_df=2, max_df=60, sublinear_tf=True).fit_transform(part.texts)
+    alike, n = sparse.triu(names @ names.T, 1).tocoo(), len(part.labels)
+    near = (part.labels[alike.row] == part.labels[alike.col]) & (alike.col - alike.row <= 30) & (alike.data > 0.25)
+    links = sparse.coo_matrix((alike.data[near], (alike.row[near], alike.col[near])), (n, n))
+    count, group = connected_components(links, directed=False)
+    centres = normalize(sparse.csr_matrix((np.ones(n), (group, np.arange(n)))) @ names)
+    first = group[np.argmax(part.labels)]  # groups are numbered in the order of reviews: from here on, of class 1
+    alike = (centres[:first] @ centres[first:].T).tocsr()
+    best, back = (np.asarray(alike.argmax(axis=axis)).ravel() for axis in (1, 0))
+    mutual = np.flatnonzero((back[best] == np.arange(first)) & (alike.max(axis=1).toarray().ravel() > 0.3))
+    film = np.arange(count)
+    film[first + best[mutual]] = mutual
+    return film[group]
+
+
+def blocks_of(part: Part) -> np.ndarray:
+    """The block of each review, (reviews,), as `load_imdb` holds them out: neighbours of one class; sorted labels."""
+    return np.concatenate(
+        [label * len(part.labels) + np.arange(np.sum(part.labels == label)) // BLOCK for label in (0, 1)]
+    )
+
+
+def folds_of(groups: np.ndarray, count: int) -> np.ndarray:
+    """The fold of each review, (reviews,); a group is in one fold."""
+    folds = np.empty(len(groups), int)
+    for fold, (_, out) in enumerate(GroupKFold(count, shuffle=True, random_state=0).split(groups, groups=groups)):
+        folds[out] = fold
+    return folds
+
+
+def right_out_of_fold(method: Linear, c: float, x: Any, labels: np.ndarray, folds: np.ndarray) -> np.ndarray:
+    """1 for each review that a model trained on the other folds classifies rightly, else 0; (reviews,)."""
+    right = np.empty(len(labels))
+    for fold in np.unique(folds):
+        out = folds == fold
+        right[out] = method.fit(c, x[~out], labels[~out])(x[out]) == labels[out]
+    return right
+
+
+def drawn(groups: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """Indices of at least `count` reviews: whole groups, in an order drawn from `seed`."""
+    numbers, sizes = np.unique(groups, return_counts=True)
+    order = np.random.default_rng(seed).permutation(len(numbers))
+    last = np.searchsorted(np.cumsum(sizes[order]), count)
+    return np.flatnonzero(np.isin(groups, numbers[order[: last + 1]]))
+
+
+def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
+    """How far validation is from the test part, in points, for two linear models and for the second less the first.
+
+    `part` are all training reviews. Each is classified by a model that was trained on the folds without its group, so
+    validation parts of any size can be drawn and scored without training again.
+    """
+    counts = {name: LINEAR[name].count(part.texts, part.texts[:1])[0] for name in PROBES}
+    sizes = "".join(f"{f'sd of {size:,}':>13}" for size in JUDGES)
+    print(f"\n{f'points, from {count} folds':<44}{'mean less test':>16}{'sd of folds':>13}{sizes}")
+    for kind, groups in (
+        ("blocks", blocks_of(part)),
+        ("films", films_of(part)),
+        ("singly", np.arange(len(part.labels))),
+    ):
+        folds = folds_of(groups, count)
+        parts = {size: [drawn(groups, size, seed) for seed in range(DRAWS)] for size in JUDGES}
+        right = [
+            right_out_of_fold(LINEAR[name], rows[name].setting, counts[name], part.labels, folds) for name in PROBES
+        ]
+        test = [rows[name].test for name in PROBES]
+        for name, found, on_test in zip(
+            (*PROBES, "second less first"), (*right, right[1] - right[0]), (*test, test[1] - test[0]), strict=True
+        ):
+            of_folds = np.std([found[folds == fold].mean() for fold in range(count)], ddof=1)
+            of_parts = [np.std([found[chosen].mean() for chosen in parts[size]]) for size in JUDGES]
+            cells = "".join(f"{100 * x:>13.2f}" for x in (of_folds, *of_parts))
+            print(f"{kind + ': ' + name:<44}{100 * (found.mean() - on_test):>+16.2f}{cells}", flush=True)
+
+
+def imdb(path: str | None, folds: int | None) -> None:
+    path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
+    parts = {split: Part(*part) for split, part in read_splits(path, ("train", "test")).items()}
+    train, validation = (Part(*part) for part in hold_out(*parts["train"], VALIDATION, 0, path))
+    names = PROBES if folds else tuple(LINEAR)
+    scored = ((name, score_linear(LINEAR[name], train, validation, parts["test"])) for name in names)
+    rows = print_rows("accuracy", scored, ".2%")
+    if folds:
+        print_judges(parts["train"], folds, rows)
+
+
+def ppmd(order: int) -> Callable[[bytes], bytes]:
+    return partial(pyppmd.compress, max_order=order, mem_size=MEMORY)
+
+
+COMPRESSORS: dict[str, dict[Any, Callable[[bytes], bytes]]] = {
+    "gzip": {9: partial(zlib.compress, level=9)},
+    "bzip2": {9: bz2.compress},
+    "xz, extreme": {9: partial(lzma.compress, preset=9 | lzma.PRESET_EXTREME)},
+    "PPMd (variant I), by order": {order: ppmd(order) for order in ORDERS},
+}
+
+
+def bits_per_byte(compress: Callable[[bytes], bytes], before: bytes, part: bytes) -> float:
+    """How many bits a byte of `part` adds to the compressed size of `before`."""
+    return 8 * (len(compress(before + part)) - len(compress(before))) / len(part)
+
+
+def score_compressor(settings: dict[Any, Callable[[bytes], bytes]], corpus: Corpus) -> Row:
+    train, validation, test = (x.tobytes() for x in (corpus.train, corpus.validation, corpus.test))
+    found = {setting: bits_per_byte(compress, train, validation) for setting, compress in settings.items()}
+    best = min(found, key=found.__getitem__)
+    start = time.process_time()
+    on_test = bits_per_byte(settings[best], train, test)
+    seconds = time.process_time() - start
+    return Row(best, found[best], on_test, bits_per_byte(settings[best], train + validation, test), seconds)
+
+
+def enwik8(path: str | None) -> None:
+    corpus = load_enwik8(path)
+    print_rows(
+        corpus.name, ((name, score_compressor(settings, corpus)) for name, settings in COMPRESSORS.items()), ".3f"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("task", choices=("imdb", "enwik8"))
+    parser.add_argument("--data", metavar="PATH", help="as for the program (default: downloaded)")
+    parser.add_argument("--folds", metavar="K", type=int, help="imdb: how noisy validation parts are, from K folds")
+    args = parser.parse_args()
+    if args.folds is not None and (args.task != "imdb" or args.folds < 2):
+        parser.error("--folds: for imdb, and at least 2")
+    with threadpool_limits(1):
+        try:
+            imdb(args.data, args.folds) if args.task == "imdb" else enwik8(args.data)
+        except DataError as error:
+            raise SystemExit(str(error)) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""benchmarks/baselines.py on hand examples."""
+
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer.training.program import load_file
+
+pytest.importorskip("pyppmd")
+pytest.importorskip("sklearn")
+FILE = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
+
+
+@pytest.fixture(scope="module")
+def baselines():
+    return load_file(FILE)
+
+
+def test_log_ratios_on_a_hand_example(baselines):
+    from scipy.sparse import csr_matrix
+
+    x = csr_matrix(np.array([[1, 0, 1], [1, 1, 0], [0, 1, 0]], np.float32))
+    p, q = np.array([2, 1, 2]) / 5, np.array([2, 3, 1]) / 6  # class 1 has counts 1, 0, 1; class 0 has 1, 2, 0
+    np.testing.assert_allclose(baselines.log_ratios(x, np.array([1, 0, 0])), np.log(p / q))
+
+
+@pytest.mark.parametrize("name", ["logistic regression, words", "naive Bayes weights, bigrams"])
+def test_only_bigrams_tell_these_reviews_apart(baselines, name):
+    """The same words in another order: a model of words has what guessing has, one of bigrams is always right."""
+    texts, labels = ["not good but bad", "good but not bad"] * 4, np.array([0, 1] * 4)
+    parts = [baselines.Part(texts, labels)] * 3
+    row = baselines.score_linear(baselines.LINEAR[name], *parts)
+    expected = 1.0 if "bigrams" in name else 0.5
+    assert (row.validation, row.test, row.after_both) == (expected,) * 3
+
+
+def test_what_only_validation_shows_counts_after_both(baselines):
+    part = baselines.Part
+    train = part(["a good film", "a bad film"], np.array([1, 0]))
+    validation = part(["superb", "superb", "awful", "awful"], np.array([1, 1, 0, 0]))
+    test = part(["awful", "superb"], np.array([0, 1]))
+    row = baselines.score_linear(baselines.LINEAR["logistic regression, words"], train, validation, test)
+    assert (row.validation, row.test, row.after_both) == (0.5, 0.5, 1.0)
+
+
+def test_reviews_of_one_film_are_found_by_its_names(baselines):
+    """Two films with reviews of both classes, and one review without names."""
+    marple, holmes = "we met Marple in Cornwall", "we met Holmes on Dartmoor"
+    texts, labels = [marple, marple, holmes, "dull", holmes, marple], np.array([0, 0, 0, 0, 1, 1])
+    a, b, c, d, e, f = baselines.films_of(baselines.Part(texts, labels))
+    assert a == b == f and c == e and len({a, c, d}) == 3
+
+
+def test_a_validation_part_has_whole_groups(baselines):
+    labels = np.repeat([0, 1], 1000)
+    blocks = baselines.blocks_of(baselines.Part([], labels))
+    assert np.unique(blocks, return_counts=True)[1].tolist() == [250] * 8 and blocks[999] != blocks[1000]
+    folds = baselines.folds_of(blocks, 4)
+    assert (
+        all(len(set(folds[blocks == block])) == 1 for block in set(blocks)) and np.bincount(folds).tolist() == [500] * 4
+    )
+    chosen = baselines.drawn(blocks, 501, 0)
+    assert len(chosen) == 750 and len(np.unique(blocks[chosen])) == 3
+
+
+def test_bits_of_a_part_given_what_comes_before(baselines):
+    """Random bytes cost 8 bits each, and next to none when the bytes before them contain them."""
+    part = random.Random(0).randbytes(10_000)
+    for settings in baselines.COMPRESSORS.values():
+        compress = next(iter(settings.values()))
+        assert baselines.bits_per_byte(compress, b"", part) == pytest.approx(8, abs=0.4)
+    xz = baselines.COMPRESSORS["xz, extreme"][9]
+    assert baselines.bits_per_byte(xz, part, part) < 0.2
+    assert baselines.bits_per_byte(lambda data: data[::2], b"1234", b"56") == 8 * 1 / 2
+
+
+def test_a_missing_package_is_one_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyppmd", None)
+    with pytest.raises(SystemExit, match=r"pyppmd.*: pip install 'scratchformer\[baselines\]'$"):
+        load_file(FILE)
