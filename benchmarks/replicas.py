@@ -2,7 +2,7 @@
 
     pip install -e '.[plot]' && python benchmarks/replicas.py enwik8 [--plot docs/img/replicas.png]
 
-With one replica BLAS uses all cores, and everything between the products uses one; with several, each uses one core.
+Each replica uses one core.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Classification(BertStage):
             model = program.published or program.load_published()
         else:
             model = BertClassifier(num_classes=2, key=key, dropout=self.run.tuning_dropout, **self.model_sizes())
-            if self.stage == "finetune":
+            if self.stage == "finetune" and self.run.ranks.first:  # which sends the others its weights
                 model.start_from(program.load_pretrained())
         if self.tune == "head":
             model.body = Frozen(model.body)

@@ -51,7 +51,7 @@ class Sparse(LanguageProgram):
         run = self.run
         if run.minutes and not run.resume:
             seconds = self.seconds_per_step(replicas)
-            run.steps = max(1, round(60 * run.minutes / seconds))
+            run.steps = run.ranks.from_first(lambda: max(1, round(60 * run.minutes / seconds)))
             print(f"{seconds:.3f} s a step: {run.steps} steps in {run.minutes:g} minutes")
 
     def seconds_per_step(self, replicas):

@@ -73,22 +73,22 @@ class Translate(Program):
         print(f"{len(self.batches)} batches an epoch")
 
     def test(self, replicas):
+        self.tested = {beam: self.translations("test", beam) for beam in sorted({1, self.run.beam})}
         return {}  # BLEU, in `report`
 
     def translations(self, part, beam):
-        """The translations of a part's sentences, their BLEU, and its signature."""
-        sentences = getattr(self.data, part)
-        found = translate(self.model, self.vocabulary, sentences.source, beam, self.run.length_penalty)
-        return found, *bleu(found, sentences.target)
+        """The translations of a part's sentences."""
+        run, sentences = self.run, getattr(self.data, part)
+        return translate(self.model, self.vocabulary, sentences.source, beam, run.length_penalty, ranks=run.ranks)
 
     def summary(self, replicas, part):
-        _, score, signature = self.translations(part, self.run.beam)
+        score, signature = bleu(self.translations(part, self.run.beam), getattr(self.data, part).target)
         return f"bleu {score:.2f}, beam {self.run.beam} ({signature})"
 
     def report(self, state, test):
         run, sentences = self.run, self.data.test
-        for beam in sorted({1, run.beam}):
-            found, score, signature = self.translations("test", beam)
+        for beam, found in self.tested.items():
+            score, signature = bleu(found, sentences.target)
             print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
         for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
             print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")

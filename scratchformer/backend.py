@@ -54,6 +54,9 @@ class Device:
     def __str__(self) -> str:
         return self.name
 
+    def __reduce__(self) -> tuple:
+        return get_device, (self.name,)  # for another process
+
     def __deepcopy__(self, _memo: dict) -> Device:
         return self  # a device is a name for hardware: copies of a model share it
 

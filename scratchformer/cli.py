@@ -1,4 +1,4 @@
-"""The command `scratchformer`: doctor, check, mutate, generate, translate, evaluate, plot, learn."""
+"""The command `scratchformer`: doctor, check, mutate, generate, translate, evaluate, plot, mpiexec, learn."""
 
 from __future__ import annotations
 
@@ -26,10 +26,21 @@ def main(argv: list[str] | None = None) -> None:
 
 def run_command(argv: list[str]) -> None:
     """Parse this command line and run its command; errors are raised."""
-    end = argv.index("--") if "mutate" in argv[:1] and "--" in argv else len(argv)
+    end = own_arguments(argv)
     args = make_parser().parse_args(argv[:end])
-    args.pytest = argv[end + 1 :]
+    args.others = argv[end:]
     args.run(args)
+
+
+def own_arguments(argv: list[str]) -> int:
+    """How many of the arguments are those of a command; the others are passed on, to pytest or mpiexec."""
+    if argv[:1] == ["mutate"] and "--" in argv:
+        return argv.index("--")
+    if argv[:1] != ["mpiexec"]:
+        return len(argv)
+    own = ("mpiexec", "--restarts", "-h", "--help")
+    others = (i for i, argument in enumerate(argv) if argument.split("=")[0] not in own and argv[i - 1] != "--restarts")
+    return next(others, len(argv))
 
 
 def make_parser() -> Parser:
@@ -113,6 +124,15 @@ def make_parser() -> Parser:
     command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
 
+    command = commands.add_parser(
+        "mpiexec",
+        help="run mpiexec with these arguments; Ctrl-C saves a snapshot, and lost ranks may be started again",
+        usage="scratchformer mpiexec [--restarts N] ARGUMENTS OF MPIEXEC",
+    )
+    restarts = "start all ranks again, up to N times, when one is killed or hangs or a host is lost (default: 0)"
+    command.add_argument("--restarts", type=int, default=0, metavar="N", least=0, help=restarts)
+    command.set_defaults(run=mpiexec)
+
     add_learn(commands)
     return parser
 
@@ -182,7 +202,7 @@ def mutate(args: argparse.Namespace) -> None:
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise ValueError(f"--json: expected a file in an existing folder, got {output}")
     options = {"helpers": args.helpers, "processes": args.jobs, "limit": args.limit, "seed": args.seed}
-    if not mutate(args.names, args.pytest, only_list=args.list, output=output, **options):
+    if not mutate(args.names, args.others[1:], only_list=args.list, output=output, **options):
         sys.exit(1)
 
 
@@ -208,31 +228,41 @@ def generate(args: argparse.Namespace) -> None:
 def translate(args: argparse.Namespace) -> None:
     from . import generation
     from .training.program import use_models_of
+    from .training.ranks import Ranks
     from .training.readers import load_translator
     from .training.settings import read_settings
 
     run = Path(args.run_folder)
-    use_models_of(run, args.program)
-    model, subwords = load_translator(run)
-    settings = read_settings(run if run.is_dir() else run.parent)
-    given = {"beam": args.beam, "length_penalty": args.length_penalty}
-    options: dict[str, Any] = {name: settings.get(name) if value is None else value for name, value in given.items()}
-    options = {name: value for name, value in options.items() if value is not None}
-    lines = [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)]
-    placed(model, args)
-    sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
-    found = iter(generation.translate(model, subwords, sentences, max_length=settings.get("max_length"), **options))
-    for line in lines:
-        print(generation.printable(next(found)) if line else "")
+    with Ranks.find() as ranks:
+        ranks.expect_same_program(sys.argv[1:])
+        settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
+        use_models_of(run, args.program)
+        model, subwords = load_translator(run)
+        ranks.expect_same_bits("parameters", model.flat.data)
+        given = {"beam": args.beam, "length_penalty": args.length_penalty}
+        options: dict[str, Any] = {name: settings.get(name) if v is None else v for name, v in given.items()}
+        options = {name: value for name, value in options.items() if value is not None}
+        options["max_length"] = settings.get("max_length")
+        lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
+        placed(model, args)
+        sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
+        found = iter(generation.translate(model, subwords, sentences, **options, ranks=ranks))
+        for line in lines:
+            print(generation.printable(next(found)) if line else "")
 
 
 def evaluate(args: argparse.Namespace) -> None:
     from .training.program import find_program
+    from .training.ranks import Ranks
+    from .training.settings import read_settings
 
     run = Path(args.run_folder)
-    program = find_program(run, args.program).open(run, args.device, args.data)
-    for line in program.scores(args.part):
-        print(line)
+    with Ranks.find() as ranks:
+        ranks.expect_same_program(sys.argv[1:])
+        ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
+        program = find_program(run, args.program).open(run, args.device, args.data, ranks)
+        for line in program.scores(args.part):
+            print(line)
 
 
 def plot(args: argparse.Namespace) -> None:
@@ -245,6 +275,12 @@ def plot(args: argparse.Namespace) -> None:
     text = None if args.text is None else as_typed(args.text)
     for path in plot_run(Path(args.run_folder), text, args.out and Path(args.out)):
         print(path)
+
+
+def mpiexec(args: argparse.Namespace) -> None:
+    from .training.launch import launch
+
+    sys.exit(launch(args.others, args.restarts))
 
 
 def as_typed(text: str) -> str:

@@ -9,6 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,7 @@ def report() -> Iterator[tuple[str, str]]:
         yield "", f"OPENBLAS_CORETYPE={kind} is set, so OpenBLAS does not choose its kernels by the CPU"
     yield from _processor()
     yield "free memory", _free_memory()
+    yield "MPI", _mpi()
     yield from _gpu()
     folder = cache_dir()
     existing = next(p for p in (folder, *folder.parents) if p.exists())
@@ -80,6 +82,28 @@ def _fast(instructions: Collection[str]) -> str:
     if setting := turned_off():
         return f"installed, but {setting} turns it off"
     return f"installed; use {gain}" if gain else "installed; bfloat16 would be slower than float32 on this processor"
+
+
+MPI_VERSION = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version())
+"""
+
+
+def _mpi() -> str:
+    """The MPI that mpi4py finds, and its launcher. A process of its own asks, in case it crashes."""
+    if not _installed("mpi4py"):
+        return "mpi4py not installed; to train with several processes: pip install 'scratchformer[distributed]'"
+    command = [sys.executable, "-c", MPI_VERSION]
+    try:
+        told = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
+    beside = Path(sys.executable).with_name("mpiexec")
+    launcher = str(beside) if beside.exists() else shutil.which("mpiexec") or "no mpiexec found"
+    return f"{told.splitlines()[0].split(',')[0].strip()}, {launcher}"
 
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")

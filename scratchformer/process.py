@@ -17,12 +17,12 @@ from typing import Any
 from .starting import end_on_interrupt
 
 PACKAGE = Path(__file__).parent
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name)]
 LESS_MEMORY = "use a smaller model, batch, text or file, or fewer --replicas"
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C (SIGINT) or a request to end (SIGTERM, SIGHUP). The message, if there is one, says what was saved."""
+    """Ctrl-C (SIGINT) or a request to end (the other SIGNALS). The message, if there is one, says what was saved."""
 
     def __init__(self, number: int, *saved: str) -> None:
         super().__init__(*saved)
@@ -32,9 +32,10 @@ class Stopped(KeyboardInterrupt):
 def run_program(program: Callable[[], None], needs_output: bool = True) -> None:
     """Run a program's main function: an error in the input ends it with one line and exit status 1.
 
-    SIGTERM and SIGHUP end it as Ctrl-C does. The exit status is then 128 plus the signal's number, as in a shell, so
-    that the caller can tell it from an error. If standard error is closed, the program goes on. If standard output is
-    closed, it goes on unless it needs its output. Characters that the terminal cannot show are printed as "?".
+    SIGTERM, SIGHUP and SIGUSR1, which queues send before they end a job, end it as Ctrl-C does. The exit status is then
+    128 plus the signal's number, as in a shell, so that the caller can tell it from an error. If standard error is
+    closed, the program goes on. If standard output is closed, it goes on unless it needs its output. Characters that
+    the terminal cannot show are printed as "?".
     needs_output: whether the program is of no use without standard output.
     """
     prepare_streams(needs_output)
@@ -79,10 +80,10 @@ def _place(error: Exception) -> str:
 
 @contextmanager
 def signals_caught(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Call `handler` for Ctrl-C, SIGTERM and SIGHUP inside the block.
+    """Call `handler` for Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 inside the block.
 
-    Signals that are ignored stay ignored, as SIGHUP does under nohup. A user's own handler for SIGTERM or SIGHUP is
-    kept. Does nothing outside the main thread, since Python handles signals only there.
+    Signals that are ignored stay ignored, as SIGHUP does under nohup. A user's own handler is kept, except for Ctrl-C.
+    Does nothing outside the main thread, since Python handles signals only there.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():

@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,19 @@ def test_the_extra_that_fits_the_driver(version, extra, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")
     assert finding == f"{version}; NVIDIA H200, 140000 MiB free; install scratchformer[{extra}]"
+
+
+def test_the_mpi(monkeypatch, tmp_path):
+    """A stand-in for the process that asks; and an mpi4py without an MPI."""
+    monkeypatch.setattr(doctor, "_installed", lambda package: True)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert doctor._mpi() == "mpi4py finds no MPI: pip install 'scratchformer[distributed]'"
+    (tmp_path / "python").write_text("#!/bin/sh\necho 'Open MPI v5.0.11, package: x'\n")
+    (tmp_path / "python").chmod(0o755)
+    (tmp_path / "mpiexec").touch()
+    assert doctor._mpi() == f"Open MPI v5.0.11, {tmp_path / 'mpiexec'}"
+    monkeypatch.setattr(doctor, "_installed", lambda package: False)
+    assert doctor._mpi().startswith("mpi4py not installed")
 
 
 def test_no_driver(tmp_path, monkeypatch):

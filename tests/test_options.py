@@ -11,6 +11,7 @@ from scratchformer.training.program import load_file, program_in
 from scratchformer.training.settings import _parser
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
+FOR_STUDY = {"tensor_parallel"}  # it has no options
 
 
 def all_parsers():
@@ -19,6 +20,8 @@ def all_parsers():
     for name, parser in list(found.items()):
         found |= commands_of(name, parser)
     for path in sorted(EXAMPLES.glob("*.py")):
+        if path.stem in FOR_STUDY:
+            continue
         program = program_in(load_file(path), path.stem)
         found[path.name] = _parser(program.name, "", program.presets, program.options, program.without)
     return found

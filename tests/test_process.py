@@ -49,7 +49,7 @@ def test_memory_that_numpy_does_not_get():
     assert "Unable to allocate 2.00 PiB" in said and "--replicas" in said
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGUSR1", "SIGINT"])
 def test_a_signal_ends_a_program_with_its_status(name, capsys):
     number = getattr(signal, name)
     before = signal.getsignal(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -12,24 +13,28 @@ from ..ops.checks import expect_floating, expect_number
 from .optimizer import pieces
 
 
-def global_norm(grad: Array | Sequence[Array], map: Callable = map) -> float:
+def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Callable = lambda own: [own]) -> float:
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
     in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
+    gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
     """
 
     def squares(piece: Array) -> Array:
         wide = piece.astype(np.float64)
         return wide @ wide
 
-    return math.sqrt(float(sum(map(squares, _cut(grad)))))
+    return math.sqrt(float(sum(chain(*gather(list(map(squares, _cut(grad))))))))
 
 
-def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Callable = map) -> float:
+def clip_by_global_norm(
+    grad: Array | Sequence[Array], max_norm: float, map: Callable = map, gather: Callable = lambda own: [own]
+) -> float:
     """Scale gradients in place so that their norm is at most `max_norm`. Returns their norm before scaling.
 
     grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
     `optimizer.gradients()`. All are scaled by the same number, so the direction is preserved. If the norm is not
-    finite, nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`.
+    finite, nothing is scaled. map: applies a function to independent pieces, as for `Optimizer.step`. gather: see
+    `global_norm`.
 
     With g the gradient before and c after,
 
@@ -38,7 +43,7 @@ def clip_by_global_norm(grad: Array | Sequence[Array], max_norm: float, map: Cal
     Source: Pascanu et al., "On the difficulty of training RNNs", 2013, algorithm 1.
     """
     expect_number("max_norm", max_norm, zero=False, infinite=True)
-    norm = global_norm(grad, map)
+    norm = global_norm(grad, map, gather)
     if math.isfinite(norm) and norm > max_norm:
 
         def scale(piece: Array) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import accumulate, groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,6 +109,7 @@ class Optimizer:
         for name in self.buffers:
             setattr(self, name, array_module(first).zeros(size, first.dtype))
         self.place = _place(self.stepped)
+        self.part: slice | None = None  # of the flat array, if only this is stepped
         self.flats: list[FlatParameters] = []  # where the parameters were when the runs were found
         self._lay_out()
 
@@ -162,7 +163,47 @@ class Optimizer:
     def gradients(self) -> list[Array]:
         """The gradients of the stepped parameters, for clipping: as few views of the flat arrays as possible."""
         self._lay_out()
-        return [run.flat.grad[run.where] for run in self.together]
+        return [run.flat.grad[run.where] for run in self._own(self.together)]
+
+    def slices(self, count: int) -> list[slice]:
+        """Slices of the flat array, about equally long, between which no piece is cut: not by clipping either.
+
+        Raises ValueError if the parameters are in several flat arrays, or in another order than in theirs.
+        """
+        self._lay_out()
+        (flat, *others) = set(self.flats)
+        if others:
+            raise ValueError(f"params: expected one flat array, got {1 + len(others)}")
+        starts = [run.where.start + part.start for run in self.together for part in pieces(flat.data[run.where])]
+        if starts != sorted(starts):
+            raise ValueError("params: expected them in the order of the flat array, to divide them among processes")
+        cuts = [0, *(starts[i * len(starts) // count] for i in range(1, count)), flat.data.size]
+        return [slice(a, b) for a, b in pairwise(cuts)]
+
+    def state_of(self, part: slice) -> slice:
+        """Where in the buffers the state for a part of the flat array is."""
+        self._lay_out()
+        own = [run.state for run in self._own(self.together, part)]
+        return slice(own[0].start, own[-1].stop) if own else slice(0, 0)
+
+    def keep(self, part: slice) -> None:
+        """From now on step only a part of the flat array, one of its `slices`, and keep only the state for it."""
+        self.kept = self.state_of(part)
+        self.part = part
+        for name in self.buffers:
+            setattr(self, name, getattr(self, name)[self.kept].copy())
+
+    def _own(self, runs: list[Run], part: slice | None = None) -> Iterator[Run]:
+        """What is to be stepped of runs; part: of the flat array, by default the one that is kept."""
+        part = part or self.part
+        for run in runs:
+            if part is None:
+                yield run
+                continue
+            start, stop = max(run.where.start, part.start), min(run.where.stop, part.stop)
+            shift = run.state.start - run.where.start
+            if start < stop:
+                yield run._replace(where=slice(start, stop), state=slice(start + shift, stop + shift))
 
     def step(self, map: Callable = map) -> None:
         """Update the parameters in place from their gradients, which are not changed.
@@ -173,9 +214,11 @@ class Optimizer:
         self._lay_out()
         self.steps += 1
         work = []
-        for run in self.alike:
+        first = 0 if self.part is None else self.kept.start  # of the state that is kept
+        for run in self._own(self.alike):
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
-            arrays += [getattr(self, name)[run.state] for name in self.buffers]
+            state = slice(run.state.start - first, run.state.stop - first)
+            arrays += [getattr(self, name)[state] for name in self.buffers]
             work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
 
         def update(item: tuple[list[Array], Treatment]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from ..backend import CPU, Array
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
+from ..optim import Adam
 from ..rng import Key
 from .memory import resident_bytes
 from .replicas import Replicas
@@ -25,6 +26,7 @@ class Estimate(NamedTuple):
     """Counts, and sizes in bytes."""
 
     parameters: int
+    ranks: int  # of several ranks, the numbers are those of one: of rank 0, which saves snapshots
     replicas: int
     working: int  # replicas that get a micro-batch: fewer than all if the batch is small
     rows: int  # of a micro-batch
@@ -33,8 +35,8 @@ class Estimate(NamedTuple):
     code: int  # what libraries add when they are first used: compiled code, and buffers
     weights: int
     half: int  # the copy of the weights in which replicas compute in half precision; 0 in float32
-    optimizer: int
-    gradients: int  # of all replicas
+    optimizer: int  # a part of Adam's means, if they are sharded
+    gradients: int  # of all replicas, and the sums of shares that wait for others
     activations: dict[str, int]  # what one replica keeps for backward, by layer
     transient: int  # what forward and backward of one replica use temporarily
     cache: int  # keys and values for generating one sequence; 0 if the model does not generate
@@ -44,7 +46,7 @@ class Estimate(NamedTuple):
     def peak(self) -> int:
         """The most bytes that training uses at once, in a step or when writing a snapshot; excludes the cache."""
         step = self.working * (sum(self.activations.values()) + self.transient) + self.memory  # the next segment's
-        snapshot = self.weights + self.optimizer  # copies of both
+        snapshot = (1 + BUFFERS) * self.weights  # copies of the weights and of Adam's means
         always = self.before + self.code + self.weights + self.half + self.optimizer + self.gradients + self.memory
         return always + max(step, snapshot)
 
@@ -56,7 +58,7 @@ class Estimate(NamedTuple):
             (f"{self.parameters:,} parameters", self.weights),
             *([("their copy in half precision", self.half)] if self.half else []),
             ("Adam's two means", self.optimizer),
-            (f"gradients of {self.replicas} replica(s)", self.gradients),
+            ("gradients, and their partial sums", self.gradients),
             (f"activations of {self.working} replica(s)", self.working * kept),
             *((f"    {name}, each replica", size) for name, size in self.activations.items()),
             (f"temporary, of {self.working} replica(s)", self.working * self.transient),
@@ -64,11 +66,12 @@ class Estimate(NamedTuple):
             ("peak while training", self.peak),
             *([("keys and values to generate one sequence", self.cache)] if self.cache else []),
         ]
-        head = f"micro-batches of {self.rows} rows of {self.length} tokens, {self.replicas} replica(s)\n"
+        ranks = f"{self.ranks} ranks, each with " if self.ranks > 1 else ""
+        head = f"{ranks}micro-batches of {self.rows} rows of {self.length} tokens, {self.replicas} replica(s)\n"
         return head + "\n".join(f"{name:<50}{size / 1e6:>10.1f} MB" for name, size in rows)
 
 
-def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
+def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = False) -> Estimate:
     """The memory for training `replicas.model` with Adam on batches like this one, with rows of the longest length.
 
     If the model has no longest length (neither "context" nor "max_length" in its config), the batch's is used. A
@@ -77,7 +80,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
     depth; if they are recomputed, this is their inputs, and the rest counts once. Call it inside `with replicas`, so
     that it measures the twins that training uses. before: bytes that the process used without the model
-    (`memory.resident_bytes`). Raises ValueError for a model on a GPU.
+    (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means. Raises ValueError
+    for a model on a GPU.
     """
     model = replicas.model
     config = model.config
@@ -85,13 +89,15 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         raise ValueError("estimate: expected a model on a CPU; memory on a GPU is not estimated")
     whole = _longest(batch, config, len(batch[0]))
     rows = replicas.rows(whole)
-    working = min(replicas.count, len(whole.split(rows)))  # replicas that get a micro-batch
+    micro_batches = len(whole.split(rows))
+    ranks = replicas.ranks.size
+    working = min(replicas.count, -(-replicas.shares(micro_batches) // ranks))
     shallow, depth = _shallow(model)
-    shallow_replicas = Replicas(shallow, 1, precision=replicas.precision)
+    shallow_replicas = Replicas(shallow, working, precision=replicas.precision)
     shallow = shallow_replicas.models[0]
     weights = {id(_owner(p.data)) for p in shallow.parameters()}
     counts = (min(rows, WATCHED) + 1) // 2, min(rows, WATCHED)
-    code = _first_use(shallow, shallow_replicas.move(_longest(batch, shallow.config, 1)))
+    code = _first_use(shallow_replicas, _longest(batch, shallow.config, working))
     (half, passing_half), (most, passing_most) = (
         _watch(shallow, shallow_replicas.move(_longest(batch, shallow.config, n)), weights) for n in counts
     )
@@ -103,6 +109,7 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
     cache = depth * sum(array.nbytes for block in stored for array in block)
     return Estimate(
         parameters=model.flat.data.size,
+        ranks=ranks,
         replicas=replicas.count,
         working=working,
         rows=rows,
@@ -111,8 +118,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0) -> Estimate:
         code=code,
         weights=model.flat.data.nbytes,
         half=0 if replicas.half is None else replicas.half.nbytes,
-        optimizer=BUFFERS * model.flat.data.nbytes,
-        gradients=replicas.count * model.flat.grad.nbytes,
+        optimizer=BUFFERS * model.flat.data.nbytes // (ranks if shard else 1),
+        gradients=replicas.gradient_arrays(micro_batches) * model.flat.grad.nbytes,
         activations=activations,
         transient=max(0, _extrapolate(passing_half, passing_most, counts, rows)),
         cache=cache,
@@ -148,14 +155,15 @@ def _tracing() -> Iterator[None]:
             tracemalloc.stop()
 
 
-def _first_use(model: Any, batch: Any) -> int:
-    """The bytes by which the process grows in a first forward and backward of one row, its arrays excepted."""
+def _first_use(replicas: Replicas, batch: Any) -> int:
+    """The bytes by which the process grows in a first step, with a row for each replica, its arrays excepted."""
+    replicas.micro_batch = 1
     before = resident_bytes()
-    with _tracing():
+    with replicas, _tracing():
         start, _ = tracemalloc.get_traced_memory()
         tracemalloc.reset_peak()
-        _, cache = model.loss(*batch, key=Key(0))
-        model.loss_backward(1.0, cache)
+        replicas.gradients(batch, Key(0))
+        Adam(replicas.model.parameters(), 0.0).step(replicas.map)
         _, peak = tracemalloc.get_traced_memory()
     return max(0, resident_bytes() - before - (peak - start))
 

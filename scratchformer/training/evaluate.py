@@ -27,6 +27,8 @@ from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_po
 from ..progress import progress_bar
 from .replicas import Replicas
 
+GROUPS = 8  # in which a Transformer-XL reads the parts of a text, however many replicas there are
+
 
 def evaluate_language_model(
     replicas: Replicas,
@@ -90,8 +92,8 @@ def evaluate_transformer_xl(
 
     memory: how many past vectors each layer keeps between segments; by default as many as in training. streams: the
     number of consecutive parts into which the text is cut, to be read in parallel. All but the first start one memory
-    length early, where nothing is counted; 1 reads the text as a whole. The default is as many as the replicas take in
-    training, but few enough that each predicts at least four times as many bytes as the model sees at once.
+    length early, where nothing is counted; 1 reads the text as a whole. The default is as many as GROUPS replicas take
+    in training, but few enough that each predicts at least four times as many bytes as the model sees at once.
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
@@ -104,7 +106,7 @@ def evaluate_transformer_xl(
     if predictions < 1:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
     if streams is None:
-        most = replicas.count * at_once(replicas, context)
+        most = GROUPS * at_once(replicas, context)
         streams = max(1, min(most, predictions // (4 * (memory + context))))
     if not 1 <= streams <= predictions:
         raise ValueError(f"streams: expected a number from 1 to {predictions}, got {streams}")
@@ -124,13 +126,12 @@ def evaluate_transformer_xl(
             loss, cache = model.loss(*batch, kept)
             kept = model.remember(cache[0], memory)
             del cache  # to free it before the next forward
-            if rows[0] == 0:  # the replicas go at the same pace, so one is counted
-                bar.update()
+            bar.update(len(rows))
             total += float(loss) * int(counted[segment].sum())
         return total, int(counted[rows].sum())
 
-    rows = np.array_split(np.arange(streams), min(replicas.count, streams))
-    with progress_bar("scoring", math.ceil((early + own) / context), "segments") as bar:
+    rows = np.array_split(np.arange(streams), min(GROUPS, streams))
+    with progress_bar("scoring", streams * math.ceil((early + own) / context), "segments") as bar:
         sums, counts = zip(*replicas.map_models(nats, rows), strict=True)
     loss = math.fsum(sums) / sum(counts)
     return {"loss": loss, "bits_per_byte": loss / math.log(2)}

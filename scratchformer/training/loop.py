@@ -8,11 +8,14 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
+
+import numpy as np
 
 from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
@@ -27,6 +30,7 @@ from .diagnose import first_nonfinite, nonfinite_tensor
 from .folder import UNSAVED, holds_run, read_run
 from .metrics import Metrics, Summary
 from .precision import LossScale
+from .ranks import Elsewhere, Ranks
 from .replicas import Replicas
 from .snapshot import (
     BEST,
@@ -69,6 +73,7 @@ def train(
     resume: bool = False,
     tensorboard: bool = False,
     loss_scale: LossScale | None = None,
+    shard: bool = False,
     on_start: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Train `replicas.model` for `steps` steps; the folder `out` gets a log, snapshots and the best model.
@@ -92,6 +97,7 @@ def train(
     loss_scale: for replicas in float16; by default a new `LossScale`. A batch whose gradient overflows is skipped:
     weights and optimizer stay as they are, and the step takes the next batch. So after s skipped batches, step n uses
     batch n + s. Standard error reports the first skipped batches one by one, and how many there were at the end.
+    shard: with several ranks, each keeps the optimizer's state for its slice of the parameters only.
     on_start: called just before training begins, when the folder belongs to this run and a program may write to it.
     Returns the state at the end: "step", "best" (the metrics of the best model), and "records" (the number of records
     in metrics.jsonl, and their checksum).
@@ -100,13 +106,13 @@ def train(
     gradient that is not finite even with the smallest loss scale);
     SnapshotError if a snapshot cannot be saved or is from another run, or if the model's `config` is not JSON;
     ValueError if an argument is out of range, if `out` holds a run and resume is False, or if the run has done more
-    than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM or SIGHUP saves a snapshot after the
-    current step and raises KeyboardInterrupt.
+    than `steps` steps; InUse if another process trains in `out`. Ctrl-C, SIGTERM, SIGHUP or SIGUSR1 saves a snapshot
+    after the current step and raises KeyboardInterrupt.
     """
     expect_instance("replicas", replicas, Replicas)
     if not isinstance(out, str | Path):
         raise TypeError(f"out: expected a path, got {shown(out)}")
-    model, out = replicas.model, Path(out)
+    model, ranks, out = replicas.model, replicas.ranks, Path(out)
     remember = getattr(batches, "remember", None)
     expect_instance("schedule", schedule, Callable)
     if not hasattr(batches, "batch"):
@@ -144,6 +150,7 @@ def train(
     saved: int | None = None  # the step of the last snapshot
     sign = 1 if direction == "max" else -1
     tokens, started = 0, time.perf_counter()
+    metrics: Any = None  # in rank 0
 
     def begin() -> Metrics:
         """Check everything that can make a run be refused, and only then write to the folder."""
@@ -176,11 +183,69 @@ def train(
                 unfinished.write_text("Training has begun. This file is deleted once the first snapshot is saved.\n")
         return metrics
 
-    def diverged(what: str, step: int | None = None) -> Diverged:
+    def diverged(what: str, step: int | None = None) -> Diverged | Elsewhere:
+        """The error to raise; every rank finds the same, and rank 0 reports it."""
+        ranks.ending = True
+        if not ranks.first:
+            return Elsewhere(1)
         good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, from step {saved}"
         return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
 
-    def save(path: Path, *parts: Any) -> None:
+    def start() -> dict[str, Any]:
+        nonlocal metrics
+        opened.enter_context(locked(out))
+        metrics = opened.enter_context(closing(begin()))
+        return state
+
+    def begin_together() -> None:
+        """Let rank 0 read and write the folder, and send the others everything that it read."""
+        state.update(ranks.from_first(start))
+        if ranks.size == 1:
+            return
+        ranks.send_first(model.flat.data)
+        optimizer.steps = ranks.from_first(lambda: optimizer.steps)
+        parts = state_parts()
+        if shard and not ranks.first:
+            replicas.shard(optimizer)
+        if state["step"]:  # otherwise all ranks have made the same state
+            for name in optimizer.buffers:
+                ranks.send_parts(getattr(optimizer, name), parts)
+        if shard and ranks.first:
+            replicas.shard(optimizer)
+        if remember:
+            memory = ranks.from_first(batches.state_dict)
+            if not ranks.first:
+                batches.load_state_dict(memory)
+        if loss_scale is not None and not ranks.first:
+            loss_scale.restore(state["loss_scale"])
+
+    def state_parts() -> list[slice]:
+        """Which part of the optimizer's buffers each rank has."""
+        if shard:
+            return [optimizer.state_of(part) for part in optimizer.slices(ranks.size)]
+        return [slice(None)] * ranks.size
+
+    def note(text: str) -> None:
+        if ranks.first:
+            bar.write(text, file=sys.stderr)
+
+    def stopped() -> list[int]:
+        """The signals that any rank has received, so that all stop after the same step."""
+        found = list(chain(*ranks.gather(received)))
+        ranks.ending = bool(found)
+        return found
+
+    def end(number: int, step: int) -> BaseException:
+        return Stopped(number, f"step {step} is saved in {last}") if ranks.first else Elsewhere(128 + number)
+
+    def save(path: Path, whole: bool = True) -> None:
+        """Save a snapshot: the weights, and if it is `whole` everything else that the run needs to go on."""
+        replicas.join_whole()
+        own = Gathered(optimizer, ranks, state_parts()) if replicas.sharded and whole else optimizer
+        parts = (own, remember and batches) if whole else ()
+        ranks.from_first(lambda: save_here(path, *parts))
+
+    def save_here(path: Path, *parts: Any) -> None:
         metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
         state["records"] = list(metrics.summary)
         if loss_scale is not None:
@@ -195,25 +260,27 @@ def train(
             (out / UNSAVED).unlink(missing_ok=True)
 
     def evaluate_now(evaluate: Callable[[], dict[str, float]], step: int) -> None:
+        replicas.join_whole()
         if bad := _nonfinite_parameter(model):
             raise diverged(f"{bad} is not finite")
         found = evaluate()
         if metric not in found:
             raise ValueError(f"select: expected one of {', '.join(found)}, which evaluate() returns, got {metric!r}")
         found = {name: float(value) for name, value in found.items()}
-        metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
-        bar.write(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()), file=sys.stderr)
+        if ranks.first:
+            metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
+        note(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()))
         better = state["best"] is None or sign * found[metric] > sign * state["best"][metric]
         if better and math.isfinite(found[metric]):
             state["best"] = {"step": step, **found}
-            save(best)
+            save(best, whole=False)
 
-    with (
-        locked(out),
-        closing(begin()) as metrics,
-        _interrupts() as interrupted,
-        progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True) as bar,
-    ):
+    with ExitStack() as opened:
+        begin_together()
+        received = opened.enter_context(_interrupts())
+        bar = opened.enter_context(
+            progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True, disable=not ranks.first)
+        )
         while state["step"] < steps:
             step = state["step"]
             number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too
@@ -222,22 +289,26 @@ def train(
             scale = 1.0 if loss_scale is None else loss_scale.scale
             loss = replicas.gradients(batch, key, remember and partial(remember, number), scale)
             grads = optimizer.gradients()
-            norm = global_norm(grads, replicas.map) if clip is None else clip_by_global_norm(grads, clip, replicas.map)
+            how = (replicas.map, ranks.gather) if replicas.sharded else (replicas.map,)
+            norm = global_norm(grads, *how) if clip is None else clip_by_global_norm(grads, clip, *how)
             tokens += batch.tokens
             if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
                 if loss_scale.skipped <= NOTED:
-                    note = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
-                    bar.write(f"step {step + 1}: {note}, and the step repeated with the next batch", file=sys.stderr)
-                if interrupted:
-                    save(last, optimizer, remember and batches)
-                    raise Stopped(interrupted[0], f"step {step} is saved in {last}")
+                    reason = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
+                    note(f"step {step + 1}: {reason}, and the step repeated with the next batch")
+                if interrupted := stopped():
+                    save(last)
+                    raise end(interrupted[0], step)
                 continue
             if not (math.isfinite(loss) and math.isfinite(norm)):
+                if replicas.sharded:
+                    ranks.join(model.flat.grad, replicas.slices)
                 where = first_nonfinite(replicas, batch, key)
                 what = f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}"
                 raise diverged(what, step + 1)
             optimizer.lr = schedule(step)
             optimizer.step(replicas.map)
+            replicas.join()
 
             done = state["step"] = step + 1
             bar.update()
@@ -246,24 +317,40 @@ def train(
                 speed = tokens / seconds
                 scaling = {} if loss_scale is None else loss_scale.measured()
                 measured = {"loss": loss, "lr": optimizer.lr, "gradient_norm": norm, **scaling}
-                metrics.write(done, **measured, tokens_per_second=round(speed))
+                if ranks.first:
+                    metrics.write(done, **measured, tokens_per_second=round(speed))
                 line = f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s"
                 bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
                 evaluate_now(evaluate, done)
                 tokens, started = 0, time.perf_counter()
+            interrupted = stopped()
             if done % snapshot_every == 0 or done == steps or interrupted:
+                replicas.join_whole()
+                ranks.expect_same_bits("parameters", model.flat.data)
                 if keep and done % snapshot_every == 0:
-                    save(out / f"step-{done:08d}.safetensors")
-                    for old in kept_snapshots(out)[:-keep]:
+                    save(out / f"step-{done:08d}.safetensors", whole=False)
+                    for old in kept_snapshots(out)[:-keep] if ranks.first else []:
                         old.unlink()
-                save(last, optimizer, remember and batches)  # after the others, so that a resumed run has them all
-            if interrupted and (done < steps or interrupted != [signal.SIGINT]):
-                raise Stopped(interrupted[0], f"step {done} is saved in {last}")
-    if loss_scale is not None and loss_scale.skipped:
+                save(last)  # after the others, so that a resumed run has them all
+            if interrupted and (done < steps or set(interrupted) != {signal.SIGINT}):
+                raise end(interrupted[0], done)
+    if loss_scale is not None and loss_scale.skipped and ranks.first:
         print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)
     return state
+
+
+class Gathered:
+    """The state of a sharded optimizer, from all ranks. parts: those of the buffers, by rank."""
+
+    def __init__(self, optimizer: Optimizer, ranks: Ranks, parts: list[slice]) -> None:
+        own = optimizer.state_dict()
+        buffers = {name: ranks.collect_parts(own[name], parts) for name in optimizer.buffers}
+        self.state = own | buffers
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        return self.state
 
 
 def _load_run(
@@ -320,7 +407,7 @@ def _nonfinite_parameter(model: Layer) -> str | None:
 
 @contextmanager
 def _interrupts() -> Iterator[list[int]]:
-    """A list of the signals received so far: Ctrl-C (SIGINT), SIGTERM and SIGHUP.
+    """A list of the signals received so far: Ctrl-C (SIGINT), SIGTERM, SIGHUP and SIGUSR1.
 
     A second Ctrl-C stops immediately.
     """

@@ -35,7 +35,7 @@ import importlib.util
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Self
@@ -45,6 +45,7 @@ from safetensors import SafetensorError, safe_open
 from ..data.files import locked
 from ..data.reading import parsed
 from ..process import run_program
+from .ranks import Ranks
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
 from .settings import open_run, read_settings, start_run
@@ -69,6 +70,7 @@ class Program(Stage):
     passing: ClassVar[Collection[str]] = ()
     without: ClassVar[Collection[str]] = ()
     vocabulary: Any = None  # set by `load` if there is one; saved with the run
+    vocabulary_of_first: Any = None  # set in the other ranks
 
     def check(self) -> None:
         """Raise ValueError for options that exclude each other, before any data is read."""
@@ -92,28 +94,47 @@ class Program(Stage):
     @classmethod
     def start(cls, argv: list[str] | None = None) -> None:
         """Run the program with this command line; errors are raised."""
+        with Ranks.find() as ranks:
+            cls.start_in(ranks, argv)
+
+    @classmethod
+    def start_in(cls, ranks: Ranks, argv: list[str] | None = None) -> None:
+        """`start`, as one of several ranks."""
+        ranks.expect_same_program(sys.argv[1:] if argv is None else argv, files_of(cls))
         description = cls.description or cls.__doc__ or ""
-        run = start_run(cls.name, description, cls.presets, argv, cls.options, cls.passing, cls.without)
+        run = ranks.from_first(
+            lambda: start_run(cls.name, description, cls.presets, argv, cls.options, cls.passing, cls.without)
+        )
         run.made_by = source_of(cls)
+        run.ranks = ranks
+        if ranks.size > 1:
+            print(ranks.places())
         program = cls(run)
-        program.check()
-        program.load()
+        ranks.from_first(program.check)
+        ranks.from_first(program.load)
+        vocabulary = ranks.from_first(lambda: program.vocabulary)
+        if not ranks.first:
+            program.vocabulary_of_first = vocabulary
+            program.load()
         stages = program.stages()
         if run.estimate:
             return stages[0].fit()
         several = any(stage.folder for stage in stages)  # `train` locks the folder of a single stage
-        with locked(run.out) if several else nullcontext():
+        with ExitStack() as opened:
+            if several:
+                ranks.from_first(lambda: opened.enter_context(locked(run.out)))
             for stage in one_by_one(stages):
                 started = time.perf_counter()
                 stage.fit()
                 print(f"{stage.folder or cls.name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
 
     @classmethod
-    def open(cls, run: Path, device: str, data: str | None = None) -> Self:
-        """The program of a run, with its data loaded, for scoring its model."""
+    def open(cls, run: Path, device: str, data: str | None = None, ranks: Ranks | None = None) -> Self:
+        """The program of a run, with its data loaded, for scoring its model, on these ranks."""
         if data is not None and "data" in cls.without:
             raise ValueError(f"--data: {cls.name} takes none, so leave it out")
         program = cls(open_run(cls.name, cls.presets, cls.options, run, device, data))
+        program.run.ranks = ranks or Ranks()
         program.load()
         return program
 
@@ -121,14 +142,18 @@ class Program(Stage):
         """One line for each scored stage: the scores of its best model on a part, "validation" or "test"."""
         for stage in one_by_one(self.scored_stages()):
             stage.load_weights(mean_snapshot(stage.out))
-            with Replicas(stage.model) as replicas:
+            self.run.ranks.expect_same_bits("parameters", stage.model.flat.data)
+            with Replicas(stage.model, ranks=self.run.ranks) as replicas:
                 yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
 
     def saved_vocabulary(self, kind: type) -> Any:
         """The saved vocabulary, of class `kind`, when a run is resumed or scored; None for a new run.
 
+        Of several ranks, all but rank 0 get its vocabulary: another one might be learned from the same data.
         kind: `Vocabulary`, `Subwords`, or a class with the same `load`, `save` and `fingerprint`.
         """
+        if self.vocabulary_of_first is not None:
+            return self.vocabulary_of_first
         return load_vocabulary(self.run.out, self.run.state, kind) if self.run.resume else None
 
     def save(self) -> None:
@@ -141,6 +166,13 @@ def one_by_one(stages: list[Stage]) -> Iterator[Stage]:
     """Each stage in turn. The list is emptied on the way, so that one model is freed before the next is made."""
     while stages:
         yield stages.pop(0)
+
+
+def files_of(program: type[Program]) -> set[Path]:
+    """The files that define a program's class and those that it inherits from, outside the package."""
+    modules = (sys.modules.get(kind.__module__) for kind in program.__mro__)
+    files = {Path(file).resolve() for module in modules if (file := getattr(module, "__file__", None))}
+    return {file for file in files if file.suffix == ".py" and PACKAGE / "scratchformer" not in file.parents}
 
 
 def source_of(program: type[Program]) -> str | None:

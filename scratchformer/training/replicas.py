@@ -3,14 +3,21 @@
 A replica shares the parameter array and owns a gradient array. On a CPU each replica is a thread, with BLAS limited to
 one thread: the matrix products of two replicas run in parallel, and so does everything between them. A sum over the
 batch is a sum over its micro-batches, so gradient accumulation is the same thing with one replica.
+
+How a batch is cut, and in which order gradients are added, depends on the model and the batch alone, so the number of
+replicas changes no bit of the sum. The M micro-batches form S = min(M, SHARES) shares of consecutive ones. Within a
+share each micro-batch adds to the gradients of those before it. The sums of the shares are then added as a tree
+(`TreeSum`). If the sum of a share has to wait for its neighbour's while the replica goes on to its next share, it is
+copied: there are log2(S) further arrays with one replica, and one less with two.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -21,20 +28,24 @@ from ..dispatch import fast
 from ..nn import Layer
 from ..ops.checks import expect_instance, expect_positive, shown
 from ..ops.precision import round_into, widen
-from ..optim.optimizer import pieces
+from ..optim.optimizer import Optimizer, pieces
 from ..rng import Key, expect_key
 from .memory import keep_freed_memory
 from .precision import advice, half_type
+from .ranks import Ranks
+from .sums import TreeSum
 
 MICRO_BATCH_ELEMENTS = 1 << 17  # tokens × width of an automatic micro-batch on a CPU: activations that fit in cache
 MOST_REPLICAS = 512  # more than the cores of the largest machines
 AHEAD = 4  # items that may be in progress or waiting for each replica
+FEWEST = 4  # automatic micro-batches of a batch on a CPU, if it has as many rows
+SHARES = 8  # partial sums of gradients: as many replicas, of all ranks, can work at a batch
 
 
 class Replicas:
-    """`count` replicas of a model, as a context manager. Inside it the fast twins run (see `dispatch.fast`), and BLAS
-    is limited to one thread if there are several. On a CPU the process keeps the memory that it frees from then
-    on (`memory.keep_freed_memory`).
+    """`count` replicas of a model, as a context manager. Inside it the fast twins run (see `dispatch.fast`). On a CPU
+    BLAS is limited to one thread, also if there is one replica, since more would change the last bits of its products;
+    and the process keeps the memory that it frees from then on (`memory.keep_freed_memory`).
 
     model: the first replica, a Layer with `loss(*batch, key=)`, which returns the mean loss and a cache, and
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
@@ -42,15 +53,19 @@ class Replicas:
     its loss (targets that are `ops.IGNORED` do not count), `tokens`, the number of its tokens, and `split(size)`, its
     rows in order as batches of at most `size` rows.
     count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
-    tokens × width near 131,072 on a CPU, or near twice that in half precision (one micro-batch per replica if
-    `model.config` has no "d_model"), and the whole batch on a GPU.
+    tokens × width near 131,072 on a CPU, or near twice that in half precision, but few enough for FEWEST micro-batches
+    (just that many if `model.config` has no "d_model"), and the whole batch on a GPU.
 
-    The assignment of micro-batches to replicas and the order of every sum are fixed, so results do not depend on the
-    timing of threads. They do depend, in the last bits, on `count` and `micro_batch`.
+    On a CPU the bits of the results depend on `micro_batch`, but neither on `count` nor on the timing of threads.
     """
 
     def __init__(
-        self, model: Any, count: int | None = None, micro_batch: int | None = None, precision: str = "float32"
+        self,
+        model: Any,
+        count: int | None = None,
+        micro_batch: int | None = None,
+        precision: str = "float32",
+        ranks: Ranks | None = None,
     ) -> None:
         expect_instance("model", model, Layer)
         for name, number in ("count", count), ("micro_batch", micro_batch):
@@ -60,10 +75,12 @@ class Replicas:
         self.count = (cores() if on_cpu else 1) if count is None else count
         if self.count > MOST_REPLICAS:
             raise ValueError(f"count: expected at most {MOST_REPLICAS}, each of them a thread, got {self.count}")
+        if ranks is not None and ranks.size > 1 and not on_cpu:
+            raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
         self.model, self.micro_batch, self.device = model, micro_batch, model.device
-        self.flat, self.precision = model.flat, precision
+        self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
         if dtype is not None:
@@ -73,6 +90,10 @@ class Replicas:
         self.errors: dict[str, Any] = {"over": "ignore", "invalid": "ignore"} if precision == "float16" else {}
         self.models = [first, *(first.replica() for _ in range(self.count - 1))]
         self.threads: list[ThreadPoolExecutor] = []  # outside the `with` block, replicas run one after another
+        self.spare: list[Array] = []  # arrays for sums of gradients
+        self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
+        self.sharded = False
+        self.stale = False  # whether only `half` has the present weights of all slices
         self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -83,7 +104,7 @@ class Replicas:
             keep_freed_memory()
         self.fast = fast()  # first, so that the threads of the BLAS that it loads are limited too
         self.fast.__enter__()
-        self.limits = threadpool_limits(1, "blas") if self.count > 1 else None
+        self.limits = threadpool_limits(1, "blas") if self.device is CPU else None
         self.threads = [ThreadPoolExecutor(1) for _ in self.models] if self.count > 1 else []
         return self
 
@@ -112,16 +133,34 @@ class Replicas:
         Items are read only as needed, at most AHEAD per replica at a time, so a long generator takes little memory. An
         exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
         end. finished: called with each item, in order, once its result is there. In half precision the replicas get
-        the present weights of the model first.
+        the present weights of the model first. Of several ranks, rank r computes items r, r + `ranks.size`, ..., and
+        all ranks get the results of all items.
         """
         self.refresh()
-        return self._map(function, items, finished)
+        ranks = self.ranks
+        if ranks.size == 1:
+            return self._map(function, items, finished)
+
+        def own() -> Iterator:
+            for i, item in enumerate(items):
+                if i % ranks.size == ranks.rank:
+                    yield item
+                else:
+                    finished(item)
+
+        found = [deque(results) for results in ranks.gather(self._map(function, own(), finished))]
+        return [found[i % ranks.size].popleft() for i in range(sum(map(len, found)))]
 
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision."""
+        if not self.stale:
+            self.round(slice(0, self.flat.data.size))
+
+    def round(self, where: slice) -> None:
+        """`refresh` for a part of the flat array."""
         if self.half is None:
             return
-        half, data = self.half, self.flat.data
+        half, data = self.half[where], self.flat.data[where]
 
         def cast(part: slice) -> None:
             round_into(data[part], half[part])
@@ -167,16 +206,19 @@ class Replicas:
         return results
 
     def rows(self, batch: Any) -> int:
-        """Rows in a micro-batch of `batch`; by default every replica gets the same number of them, if possible."""
+        """Rows in a micro-batch of `batch`, which depend on the batch and the model, but not on the number of replicas.
+
+        On a CPU by default as many as fit, but few enough for FEWEST micro-batches; and down to half as many if the
+        number of micro-batches is then a multiple of FEWEST, so that 2 or 4 replicas have equal work.
+        """
         rows = len(batch[0])
         if self.micro_batch is not None:
             return min(rows, self.micro_batch)
         if self.device is not CPU:
             return rows
-        most = self.fitting(batch[0].shape[1]) or math.ceil(rows / self.count)
-        fewest = math.ceil(rows / (most * self.count))  # micro-batches per replica
-        even = (r for r in range(fewest, 2 * fewest) if rows % (r * self.count) == 0)
-        return math.ceil(rows / (next(even, fewest) * self.count))
+        most = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
+        even = (size for size in range(most, most // 2, -1) if rows % (FEWEST * size) == 0)
+        return next(even, math.ceil(rows / math.ceil(rows / most)))
 
     def fitting(self, length: int) -> int | None:
         """How many rows of `length` tokens fit in a core's cache; None for a model without `config["d_model"]`."""
@@ -188,7 +230,11 @@ class Replicas:
         """One line that says how a batch like this one is divided."""
         chosen = "" if self.micro_batch is not None else ", chosen automatically"
         precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
-        return f"{self.count} replica(s) on {self.device}, micro-batches of {self.rows(batch)} rows{chosen}{precision}"
+        rows = f"micro-batches of {self.rows(batch)} rows{chosen}{precision}"
+        ranks = "" if self.ranks.size == 1 else f"{self.ranks.size} ranks, each with "
+        count, shares = self.count * self.ranks.size, self.shares(math.ceil(len(batch[0]) / self.rows(batch)))
+        idle = f"; only {shares} of {count} have work, for want of micro-batches" if shares < count else ""
+        return f"{ranks}{self.count} replica(s) on {self.device}, {rows}{idle}"
 
     def move(self, batch: Any) -> Any:
         """The batch with its arrays on the model's device, and those of real numbers in the type of the replicas."""
@@ -217,34 +263,100 @@ class Replicas:
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
         total = max(1, batch.weight)
+        micro_batches = batch.split(self.rows(batch))
+        shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))
 
-        def zero(model: Layer) -> None:
-            model.flat.grad[...] = 0
-
-        def run(model: Any, item: tuple[int, Any]) -> tuple[Array, Any]:
-            index, micro = item
-            share = micro.weight / total
+        def run(model: Any, index: int) -> tuple[Array, Any]:
+            micro = micro_batches[index]
+            weight = micro.weight / total
             loss, cache = model.loss(*self.move(micro), key=key.fold(index))
-            model.loss_backward(share * scale, cache)
-            return loss * share, remember and widen(to_cpu(model.remember(cache[0])))
+            model.loss_backward(weight * scale, cache)
+            return loss * weight, remember and widen(to_cpu(model.remember(cache[0])))
 
-        self.map(zero, self.models)
-        micro_batches = enumerate(batch.split(self.rows(batch)))
-        losses, memories = zip(*self.map_models(run, micro_batches), strict=True)
-        self.sum_gradients(scale)
+        own, sums = self.ranks.part(len(shares)), TreeSum(len(shares), self.spare)
+
+        def run_share(model: Any, number: int) -> list:
+            grad = model.flat.grad
+            grad[...] = 0
+            found = [run(model, int(index)) for index in shares[number]]
+            sums.add(number, grad, copy=number + self.count < own.stop)  # if the replica has another share
+            return found
+
+        self.refresh()
+        found = self._map(run_share, own)
+        found, branches = zip(*self.ranks.gather((found, sorted(sums.waiting))), strict=True)
+        losses, memories = zip(*chain(*chain(*found)), strict=True)  # of each micro-batch of each share of each rank
+        if self.ranks.size > 1:
+            self.ranks.sum(sums, branches, self.flat.grad, self.slices, self.map)
+            if not self.sharded:
+                self.ranks.join(self.flat.grad, self.slices)
+            self.put_gradient(self.flat.grad, scale)
+        else:
+            self.put_gradient(sums.total.array, scale)
+            sums.release(sums.total)
         if remember is not None:
             remember(list(memories))
         return float(sum(losses))
 
-    def sum_gradients(self, scale: float = 1.0) -> None:
-        """Add the flat gradients of all replicas into the model's, in order, and divide the sum by `scale`."""
-        total, others = self.model.flat.grad, [m.flat.grad for m in self.models[1:]]
+    def shard(self, optimizer: Optimizer) -> None:
+        """From now on each rank has only its slice of the gradient, steps that, and keeps the optimizer's state for it.
 
-        def add(part: slice) -> None:
-            for grad in others:
-                total[part] += grad[part]
-            if scale != 1:
-                total[part] *= 1 / scale
+        After a step the ranks have to `join` their slices.
+        """
+        self.slices, self.sharded = optimizer.slices(self.ranks.size), True
+        optimizer.keep(self.slices[self.ranks.rank])
 
-        if others or scale != 1:
-            self.map(add, pieces(total))
+    def join(self) -> None:
+        """After a step of a sharded optimizer: send the other ranks this one's slice of the weights, in half precision
+        if they compute in it. Then a rank has of the model's own weights only its slice, until `join_whole`.
+        """
+        if not self.sharded:
+            return
+        if self.half is None:
+            self.ranks.join(self.flat.data, self.slices)
+        else:
+            self.round(self.slices[self.ranks.rank])
+            self.ranks.join(self.half, self.slices)
+            self.stale = True
+
+    def join_whole(self) -> None:
+        """Give all ranks all weights of the model, to save or to score them."""
+        if self.stale:
+            self.ranks.join(self.flat.data, self.slices)
+            self.stale = False
+
+    def put_gradient(self, total: Array, scale: float = 1.0) -> None:
+        """Make `total`, divided by `scale`, the model's flat gradient."""
+        grad = self.flat.grad
+
+        def put(part: slice) -> None:
+            grad[part] = total[part] * (1 / scale)
+
+        if total is not grad or scale != 1:
+            self.map(put, pieces(grad))
+
+    def shares(self, micro_batches: int) -> int:
+        """Into how many shares micro-batches are divided: one on a GPU, whose sums have no fixed order anyway."""
+        return min(micro_batches, SHARES) if self.device is CPU else 1
+
+    def expect_work(self, batch: Any) -> None:
+        """Raise ValueError, in all ranks, if some of them would have no micro-batch of a batch like this one."""
+        micro_batches = len(batch.split(self.rows(batch)))
+        if self.shares(micro_batches) < self.ranks.size:
+            what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
+            more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
+            self.ranks.refuse(f"{what}{more}: use fewer ranks, or a smaller --micro-batch")
+
+    def gradient_arrays(self, micro_batches: int) -> int:
+        """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what
+        other ranks send, if there is no other room for it.
+        """
+        shares = math.ceil(self.shares(micro_batches) / self.ranks.size)
+        each = math.ceil(shares / self.count)  # of a replica
+        return self.count + (each - 1).bit_length() + (self.ranks.size > 1 and each == 1)
+
+
+def slices_of(flat: Array, count: int) -> list[slice]:
+    """`count` slices of a flat array (P,), about equally long."""
+    cuts = [i * flat.size // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(cuts)]

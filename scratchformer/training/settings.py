@@ -23,6 +23,7 @@ from ..options import MOST_STEPS, SEED, Parser
 from .folder import SETTINGS, VOCABULARIES, holds_run, read_run
 from .metrics import is_number
 from .precision import PRECISIONS
+from .ranks import Ranks
 from .replicas import MOST_REPLICAS
 
 # What every settings.json has, with examples of its values.
@@ -35,12 +36,17 @@ LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole nu
 VERSION, FILES, SHA256 = "version", "files", "sha256"
 _SEALED = re.compile(rb'(.*),\n  "sha256": "([0-9a-f]{64})"\n\}\n', re.DOTALL)
 # Options that a resumed run keeps, so --resume refuses them.
-KEPT = ("preset", "seed", "out", "replicas", "micro_batch", "tensorboard")
-CHANGEABLE = ("steps", "data", "recompute")  # options that it accepts
+KEPT = ("preset", "seed", "out", "micro_batch", "tensorboard")
+CHANGEABLE = ("steps", "data", "recompute", "shard", "replicas")  # options that it accepts
 # Options of every program that are newer than the first runs.
 NEWER: Mapping[str, Mapping[str, Any]] = {
     "precision": dict(
         choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
+    ),
+    "shard": dict(
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="under mpiexec, each process keeps the optimizer's state for its part of the parameters: same results",
     ),
     "recompute": dict(
         action=argparse.BooleanOptionalAction,
@@ -49,7 +55,7 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
     ),
 }
 # Attributes of a Run that are not saved.
-PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps")
+PASSING = ("device", "out", "resume", "estimate", "given", "state", "preset_steps", "ranks")
 
 
 class Run(argparse.Namespace):
@@ -62,11 +68,14 @@ class Run(argparse.Namespace):
     given: frozenset[str]  # names of the settings that were given on the command line
     state: Mapping[str, Any]  # of the snapshot from which the run is resumed; empty if there is none
     preset_steps: int = 0  # the preset's number of steps; 0 if the run is only scored
+    ranks: Ranks = Ranks()
 
     def replicas_on_device(self) -> dict[str, Any]:
         """The arguments of `Replicas`."""
         count = self.replicas if self.device.index is None else 1
-        return {"count": count, "micro_batch": self.micro_batch, "precision": self.precision}
+        if self.ranks.size > 1 and "replicas" not in self.given:
+            count = self.ranks.cores()
+        return {"count": count, "micro_batch": self.micro_batch, "precision": self.precision, "ranks": self.ranks}
 
     def save(self) -> None:
         """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
@@ -109,6 +118,18 @@ def start_run(
     given = {name: value for name in (*KEPT, *CHANGEABLE, *names) if (value := getattr(args, name)) is not None}
     device = get_device(args.device)
     state: Mapping[str, Any] = {}
+    for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
+        if given.get(path) and Path(given[path]).exists():
+            given[path] = str(Path(given[path]).absolute())
+    known: dict[str, Any] = {}  # settings that were given again with --continue
+    if args.go_on:
+        if args.out is None:
+            raise ValueError("--continue: name the run's folder with --out")
+        if args.resume is not None:
+            raise ValueError("--continue: leave out --resume, since --out names the run")
+        if os.path.lexists(Path(args.out) / SETTINGS):
+            args.resume = given.pop("out")
+            known = {name: given.pop(name) for name in [*given] if name not in (*CHANGEABLE, *passing)}
     if args.resume is not None:
         if kept := [name for name in given if name not in (*CHANGEABLE, *passing)]:
             refused = ", ".join("--" + name.replace("_", "-") for name in kept)
@@ -117,6 +138,10 @@ def start_run(
         if out.is_dir() and not args.estimate:
             _check_folder(out)
         settings = saved_settings(out, name, presets, options) | given
+        for setting, value in known.items():
+            if settings[setting] != value:
+                has = f"the run in {out} has {shown(settings[setting])}, not {shown(value)}"
+                raise ValueError(f"--{setting.replace('_', '-')}: {has}")
         for folder in (out, *sorted(path for path in out.iterdir() if path.is_dir())):
             snapshot = read_run(folder)  # of every stage, before the first one starts
             state = snapshot.state if snapshot is not None and folder == out else state
@@ -132,9 +157,6 @@ def start_run(
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
         settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
         settings |= {**_defaults(options), **presets[preset], **given}
-    for path in ("data", *(_setting(option) for option in options if options[option].get("metavar") == "PATH")):
-        if settings[path] and Path(settings[path]).exists():
-            settings[path] = str(Path(settings[path]).absolute())
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
@@ -296,13 +318,16 @@ def _parser(
         "seed": dict(**SEED, help="random seed for weights, batches and dropout (default: 0)"),
         "out": dict(metavar="DIR", help=f"folder of the run (default: runs/{name}, numbered)"),
         "resume": dict(metavar="DIR", help="continue the run in this folder"),
+        "continue": dict(
+            action="store_true", dest="go_on", help="continue the run in the folder of --out, if there is one"
+        ),
         "replicas": dict(**number, most=MOST_REPLICAS, help="threads on a CPU (default: one for each core)"),
         "micro-batch": dict(**number, most=2**31 - 1, help="rows computed at once (default: automatic)"),
         "estimate": dict(action="store_true", help="print how much memory the run will take, and stop"),
         "tensorboard": dict(action="store_true", default=None, help="log to TensorBoard too"),
     }
     parser = Parser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.set_defaults(data=None, estimate=False)
+    parser.set_defaults(data=None, estimate=False, go_on=False)
     described = {option: common[option] for option in common if option not in without}
     described |= {option: {**own, "default": None} for option, own in options.items()}
     for option, arguments in described.items():

@@ -176,7 +176,9 @@ class Stage:
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
             print(replicas.describe(self.batches.batch(0)))
             if run.estimate:
-                return print(estimate(replicas, self.largest_batch(), before))
+                return print(estimate(replicas, self.largest_batch(), before, run.shard))
+            replicas.expect_work(self.batches.batch(0))
+            run.ranks.expect_same(self.identity())
             self.prepare(replicas)
             state = train(
                 replicas,
@@ -190,12 +192,15 @@ class Stage:
                 identity=self.identity(),
                 resume=run.resume,
                 tensorboard=run.tensorboard,
+                shard=run.shard,
                 on_start=self.save,
                 **self.training(),
             )
-            self.choose()
+            run.ranks.from_first(self.choose)
+            run.ranks.send_first(self.model.flat.data)
             test = self.test(replicas)
-        self.report(state, test)
+        if run.ranks.first:
+            self.report(state, test)
 
     def choose(self) -> None:
         """Load the weights to be scored: the mean of the snapshots that `train` kept, which is saved too, or the best

@@ -9,9 +9,10 @@ from options import Options
 from planted import Planted
 from power import Power
 from published import Published
+from ranks import LostRanks
 from surroundings import Surroundings
 
 AREAS = (
     *(Archives, Published, Folders, Power, Options, Surroundings, Library, Kills),
-    *(Hours, HoursXL, Generations, Planted),
+    *(Hours, HoursXL, Generations, Planted, LostRanks),
 )

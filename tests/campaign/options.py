@@ -73,7 +73,7 @@ NO_PATH = ["", "nowhere", "a/b/c", "x" * 300, "x" * 5000, "/dev/null/x", "\n", "
 NO_DATA = [*NO_PATH, "/dev/null", ".", "zero-bytes", "noise"]
 NO_FOLDER = ["", "precious", "/dev/null", "precious/run", "x" * 300, "loop"]
 # The options of a run that a resumed run keeps.
-KEPT = {"--preset": "small", "--seed": "1", "--out": "elsewhere", "--replicas": "2", "--micro-batch": "3"}
+KEPT = {"--preset": "small", "--seed": "1", "--out": "elsewhere", "--micro-batch": "3"}
 
 
 class Option(NamedTuple):

@@ -257,7 +257,6 @@ def test_a_damaged_metrics_file_is_unchanged(fail, enwik8_copy):
     [
         ["--seed", 0],
         ["--preset", "small"],
-        ["--replicas", 1],
         ["--micro-batch", 3],
         ["--out", "x"],
         ["--tensorboard"],

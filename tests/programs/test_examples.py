@@ -61,6 +61,17 @@ def test_enwik8_resumes(call, enwik8_copy):
     assert read_settings(enwik8_copy)["steps"] == 3
 
 
+def test_the_same_command_continues_a_run(call, fail, text_file, enwik8_copy, tmp_path):
+    """As a queue starts a job again: the settings that are given must be those of the run."""
+    options = ["--data", text_file, "--steps", 3, "--device", "cpu", "--continue"]
+    assert "the best of 3 steps" in call("enwik8", "--out", enwik8_copy, "--seed", 0, *options).stdout
+    assert [r["step"] for r in read_metrics(enwik8_copy / "metrics.jsonl")] == [2, 2, 3, 3]
+    line = fail("enwik8", "--out", enwik8_copy, "--seed", 1, *options)
+    assert line == f"error: --seed: the run in {enwik8_copy} has 0, not 1"
+    assert "the best of 3 steps" in call("enwik8", "--out", tmp_path / "new", *options).stdout
+    assert fail("enwik8", *options) == "error: --continue: name the run's folder with --out"
+
+
 def test_xl_remembers(xl_run, text_file):
     assert {path.name for path in xl_run.folder.iterdir()} == RUN_FILES
     assert read_settings(xl_run.folder)["model"] == "xl"

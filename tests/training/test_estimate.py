@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 import tracemalloc
 
 import numpy as np
@@ -14,6 +15,8 @@ from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, estimate
 from scratchformer.training.memory import keep_freed_memory, resident_bytes
+
+from .ranks_in_threads import run_ranks
 
 RUN = """
 import sys
@@ -93,11 +96,34 @@ def test_what_grows_with_what(make_model, make_batches):
     one = estimate(Replicas(model, 1, 1), batch)
     two = estimate(Replicas(model, 2, 2), batch, before=1000)
     assert one.parameters == model.flat.data.size
-    assert two.gradients == 2 * one.gradients == 2 * one.weights
+    assert one.gradients == 4 * one.weights  # of a replica, and three sums that wait: 7 micro-batches
+    assert two.gradients == 3 * two.weights  # of two replicas, and a sum: 4 micro-batches
     assert sum(two.activations.values()) == 2 * sum(one.activations.values())
     step = 2 * (sum(two.activations.values()) + two.transient)
-    assert two.peak == 1000 + two.code + 5 * one.weights + max(step, 3 * one.weights)
+    assert two.peak == 1000 + two.code + 6 * one.weights + max(step, 3 * one.weights)
     assert "peak while training" in str(one) and "micro-batches of 2 rows" in str(two)
+
+
+def test_several_ranks_share_the_work_and_the_means_of_adam(make_model, make_batches):
+    batch, one_by_one = make_batches("LanguageModel").batch(0), threading.Lock()  # a process traces its memory once
+
+    def asked(ranks):
+        model = make_model("LanguageModel")
+        with one_by_one:
+            return [estimate(Replicas(model, 1, 1, ranks=ranks), batch, shard=shard) for shard in (False, True)]
+
+    (one, same), *_ = run_ranks(1, asked)
+    assert (same.optimizer, same.gradients) == (one.optimizer, one.gradients)
+    for size, arrays in (
+        (2, 3),
+        (3, 3),
+        (4, 2),
+        (7, 2),
+    ):  # 7 micro-batches; a sum in the replica's own array needs another
+        for plain, shard in run_ranks(size, asked):
+            assert plain.gradients == shard.gradients == arrays * one.weights
+            assert plain.optimizer == one.optimizer and shard.optimizer == one.optimizer // size
+            assert str(shard).startswith(f"{size} ranks, each with micro-batches of 1 rows")
 
 
 def test_a_model_of_short_texts(make_batches):
@@ -194,6 +220,8 @@ def test_the_automatic_choice_is_named(make_model, make_batches):
         f"2 replica(s) on cpu, micro-batches of {automatic.rows(batch)} rows, chosen automatically"
     )
     assert given.describe(batch) == "2 replica(s) on cpu, micro-batches of 3 rows"
+    many = Replicas(model, 4, 3).describe(batch)
+    assert many == "4 replica(s) on cpu, micro-batches of 3 rows; only 3 of 4 have work, for want of micro-batches"
 
 
 @pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])

@@ -28,9 +28,10 @@ from scratchformer.models import (
 )
 from scratchformer.nn import Recompute, TransformerBlock, recompute_blocks
 from scratchformer.ops import IGNORED
+from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.training import Replicas
-from scratchformer.training.replicas import AHEAD
+from scratchformer.training.replicas import AHEAD, SHARES
 
 ROWS = 7
 both_models = pytest.mark.parametrize("kind", ["LanguageModel", "Classifier"])
@@ -135,8 +136,8 @@ def test_earlier_gradients_are_cleared(make_model, make_batches, kind, count):
     with Replicas(model, count, micro_batch=2) as replicas:
         replicas.gradients(batch, Key(0))
         before = model.flat.grad.copy()
-        for replica in replicas.models:
-            replica.flat.grad[...] = 1e6
+        for grad in (*(replica.flat.grad for replica in replicas.models), *replicas.spare):
+            grad[...] = 1e6
         replicas.gradients(batch, Key(0))
     np.testing.assert_array_equal(model.flat.grad, before)
 
@@ -216,20 +217,37 @@ def test_several_replicas_on_a_device_are_refused(device, make_model):
 
 
 @pytest.mark.parametrize("config", [None, {}, {"width": 12}])
-def test_a_model_without_d_model_has_one_micro_batch_per_replica(make_model, make_batches, config):
+def test_a_model_without_d_model_has_four_micro_batches(make_model, make_batches, config):
     model, batch = make_model("LanguageModel"), make_batches("LanguageModel").batch(0)
     loss, expected = gradient_of_the_whole_batch(model, batch)
     if config is None:
         del model.config
     else:
         model.config = config
-    for count, rows in (1, 7), (2, 4), (3, 3):
-        replicas = Replicas(model, 1)
-        replicas.count = count
-        assert replicas.rows(batch) == rows
+    assert Replicas(model, 1).rows(batch) == Replicas(model, 3).rows(batch) == 2
     found_loss, found = gradient_of_replicas(model, batch, 1, None)
     assert found_loss == pytest.approx(loss, rel=1e-6)
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("rows", "fitting", "expected"),
+    [
+        (32, 8, 8),  # 4 micro-batches
+        (32, 5, 4),  # 8, since 5 rows would make 7
+        (32, 3, 2),
+        (32, 100, 8),  # more would fit, but there would be fewer than 4
+        (33, 8, 7),  # 5: nothing is even, and the last one is not much smaller
+        (3, 8, 1),
+        (2, 1, 1),
+    ],
+)
+def test_rows_of_a_micro_batch_depend_on_the_batch_and_not_on_the_replicas(
+    make_model, monkeypatch, rows, fitting, expected
+):
+    model, batch = make_model("LanguageModel"), TextBatch(*np.zeros((2, rows, 8), np.int32))
+    monkeypatch.setattr(Replicas, "fitting", lambda self, length: fitting)
+    assert [Replicas(model, count).rows(batch) for count in (1, 2, 3, 8, 16)] == 5 * [expected]
 
 
 # Targets that do not count
@@ -290,6 +308,49 @@ def test_micro_batches_add_up_however_many_of_their_targets_count(kind, ignored,
     found_loss, found = gradient_of_replicas(model, batch, count, rows)
     assert found_loss == pytest.approx(float(loss), rel=1e-12)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
+
+
+# The same bits
+
+
+def trained(model, batches, count, micro_batch=None, steps=3, **options):
+    """The losses and the parameters after a few steps with dropout, clipping and Adam."""
+    adam, losses = Adam(model.parameters(), 0.01), []
+    with Replicas(model, count, micro_batch, **options) as replicas:
+        for step in range(steps):
+            losses.append(replicas.gradients(batches(step), Key(step)))
+            clip_by_global_norm(model.flat.grad, 0.1, replicas.map)
+            adam.step(replicas.map)
+    return losses, model.flat.data
+
+
+@pytest.mark.parametrize("kind", [*MODELS, "Llama"])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_parameters_have_the_same_bits_with_any_number_of_replicas(kind, precision):
+    make = MODELS.get(kind) or partial(Llama, V, context=T, **SIZES)
+
+    def batches(step):
+        batch = batch_of(kind, UNEQUAL, step)
+        return batch._replace(memory=batch.memory.astype(np.float32)) if kind == "TransformerXL" else batch
+
+    dropout = dict(SIZES, dropout=0.3)
+    losses, expected = trained(make(**dropout), batches, 1, 1, precision=precision)
+    for count in (2, 3, 4, 8):
+        same_losses, found = trained(make(**dropout), batches, count, 1, precision=precision)
+        assert losses == same_losses
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_products_of_any_size_have_the_same_bits_with_any_number_of_replicas():
+    """Large enough for a BLAS to use several threads, if it may; and more micro-batches than shares."""
+    draw = Key(0).generator()
+    batch = TextBatch(*draw.integers(0, 256, (2, 3 * SHARES // 2, 64), dtype=np.int32))
+    make = partial(LanguageModel, 256, d_model=128, heads=2, depth=1, context=64, key=Key(1))
+    losses, expected = trained(make(), lambda step: batch, 1, 1, steps=2)
+    for count in (2, 3):
+        same_losses, found = trained(make(), lambda step: batch, count, 1, steps=2)
+        assert losses == same_losses
+        np.testing.assert_array_equal(found, expected)
 
 
 # Recomputed blocks

@@ -22,6 +22,7 @@ from scratchformer.training import (
     save_snapshot,
     train,
 )
+from scratchformer.training.evaluate import GROUPS
 from scratchformer.training.snapshot import restore
 
 V, T, M, ROWS = 29, 8, 8, 7
@@ -226,15 +227,23 @@ def test_streams_begin_a_memory_early_and_count_every_byte_once(text, memory, co
     assert found["loss"] == pytest.approx(np.mean(nats), rel=1e-12)
 
 
+def test_scores_do_not_depend_on_the_number_of_replicas(text):
+    model, found = make(), []
+    for count in (1, 2, 3):
+        with Replicas(model, count, micro_batch=2) as replicas:
+            found.append(evaluate_transformer_xl(replicas, np.resize(text, 701)))
+    assert found[0] == found[1] == found[2]
+
+
 def test_streams_are_chosen_so_that_each_has_enough_of_its_own(text, monkeypatch):
     model, rows = make(), []
     remember = model.remember
     model.remember = lambda cache, length: (rows.append(len(cache.memory)), remember(cache, length))[1]
     for length, streams in (60, 1), (200, 3), (701, 10), (4000, 16):
         rows.clear()
-        with Replicas(model, 1, micro_batch=16) as replicas:
+        with Replicas(model, 1, micro_batch=2) as replicas:
             evaluate_transformer_xl(replicas, np.resize(text, length))
-        assert set(rows) == {streams}
+        assert sum(rows) / len(rows) == streams / min(GROUPS, streams)  # rows of a group
 
 
 def test_without_a_memory_it_is_evaluated_as_a_language_model_without_overlap(text):
@@ -283,7 +292,7 @@ def test_the_estimate_counts_a_full_memory(text):
     )
     assert found.memory == ROWS * 2 * M * 12 * 4 and without.memory == 0
     step = sum(found.activations.values()) + found.transient + found.memory
-    assert found.peak == 4 * found.weights + found.memory + max(step, 3 * found.weights)
+    assert found.peak == 6 * found.weights + found.memory + max(step, 3 * found.weights)
     assert sum(found.activations.values()) > 1.2 * sum(without.activations.values())
     assert found.cache == 2 * without.cache
     assert "memory of two segments" in str(found) and "memory of two segments" not in str(without)

@@ -1,0 +1,120 @@
+"""Programs as several processes. Skipped without mpi4py and an MPI: pip install 'scratchformer[distributed]'."""
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from inspect import cleandoc
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer.training import load_snapshot, program
+
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
+POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
+)
+
+
+@pytest.fixture
+def start(tmp_path, text_file):
+    """start(("--seed", 1), ...): a process for mpiexec, with a rank for each list of options."""
+    (tmp_path / "poems.py").write_text(POEMS)
+    started = []
+
+    def start(*ranks, launcher=(str(MPIEXEC),)):
+        command = [*launcher, "--allow-run-as-root", "--oversubscribe"]
+        for options in ranks:
+            own = ["poems.py", "--data", text_file, "--device", "cpu", *options]
+            command += ["-n", "1", sys.executable, *map(str, own), ":"]
+        paths = os.pathsep.join([str(Path(program.__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "errors": "replace"}
+        environment = os.environ | {"PYTHONPATH": paths}
+        started.append(subprocess.Popen(command[:-1], cwd=tmp_path, env=environment, start_new_session=True, **pipes))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def test_two_processes_give_the_bits_of_one(start, tmp_path):
+    found = []
+    for size, shard in (1, []), (2, []), (2, ["--shard"]):
+        out = tmp_path / f"run{len(found)}"
+        told, _ = start(*size * [("--steps", 3, "--out", out, *shard)]).communicate(timeout=100)
+        assert told.count("poems: preset small") == 1  # rank 0 alone prints
+        assert (f"{size} ranks, each with" in told) == (size > 1)
+        found.append(load_snapshot(out))
+    for other in found[1:]:
+        for name, array in (found[0].model | found[0].optimizer).items():
+            np.testing.assert_array_equal((other.model | other.optimizer)[name], array)
+
+
+def test_ranks_with_other_options_are_refused(start, tmp_path):
+    process = start(*[("--steps", 3, "--out", tmp_path / "run", "--seed", seed) for seed in (0, 1)])
+    told, _ = process.communicate(timeout=100)
+    (line,) = (line for line in told.splitlines() if line.startswith("error:"))
+    assert re.fullmatch(r"error: rank 1 on \S+ has another --seed: '1', rank 0 has '0'", line)
+    assert process.returncode != 0 and not (tmp_path / "run").exists()
+
+
+def test_a_rank_that_is_killed_ends_the_others(start, tmp_path):
+    run = tmp_path / "run"
+    process = start(*2 * [("--steps", 100_000, "--out", run)])
+    wait_for(run / "metrics.jsonl")
+    os.kill(rank_1(run), signal.SIGKILL)
+    told, _ = process.communicate(timeout=30)
+    assert process.returncode != 0 and "rank 1" in told
+
+
+def test_lost_ranks_are_started_again(start, tmp_path):
+    """And Ctrl-C saves a snapshot, which mpiexec alone would not give them the time for."""
+    run = tmp_path / "run"
+    process = start(*2 * [("--steps", 60, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
+    wait_for(run / "metrics.jsonl")
+    killed = rank_1(run)
+    os.kill(killed, signal.SIGKILL)
+    told, _ = process.communicate(timeout=100)
+    assert process.returncode == 0 and "a rank was lost: starting again (0 restarts left)" in told
+    assert load_snapshot(run).state["step"] == 60
+    run = tmp_path / "other"
+    process = start(*2 * [("--steps", 100_000, "--out", run)], launcher=[*LAUNCHER, "--restarts", "1"])
+    wait_for(run / "metrics.jsonl")
+    process.send_signal(signal.SIGINT)
+    told, _ = process.communicate(timeout=100)
+    assert process.returncode == 128 + signal.SIGINT and "starting again" not in told
+    assert f"step {load_snapshot(run).state['step']} is saved in {run}" in told
+
+
+def wait_for(path):
+    deadline = time.monotonic() + 100
+    while not path.exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def rank_1(run):
+    (pid,) = (int(pid) for pid in os.listdir("/proc") if pid.isdigit() and rank_of(pid, run) == "1")
+    return pid
+
+
+def rank_of(pid, run):
+    """The rank of a process that trains in the folder `run`; None for any other."""
+    try:
+        if (
+            str(run) not in Path(f"/proc/{pid}/cmdline").read_text()
+            or "mpiexec" in Path(f"/proc/{pid}/cmdline").read_text()
+        ):
+            return None
+        return dict(e.partition("=")[::2] for e in Path(f"/proc/{pid}/environ").read_text().split("\0")).get(
+            "PMIX_RANK"
+        )
+    except OSError:
+        return None
