@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import (
     Dropout,
+    EmbeddingBag,
     EmbeddingSum,
     Layer,
     LayerNorm,
@@ -32,6 +35,7 @@ from ..ops.checks import (
     expect_positive,
     expect_shape,
 )
+from ..ops.ngrams import expect_orders
 from ..rng import Key, fold
 from .model import Model, named
 
@@ -52,6 +56,11 @@ class Body(Model):
     position embeddings. dropout: after the embedding, and an option of blocks that have it. causal: no position
     sees a later one. recompute: gradient checkpointing of every block. embedding_std: the standard deviation of the
     initial token and position embeddings (1 as in the tutorial).
+
+    ngrams: lengths n of n-grams, such as (2, 3, 4). A position then also gets a vector for the n ids that end there:
+    a hash of them chooses one of `buckets` vectors for each n (see `ops.ngram_buckets`). So the first block already
+    knows what often follows a few tokens, which attention would have to learn to gather. Source: Clark et al.,
+    "Canine", 2022, section 3.2, for hashing; Pagnoni et al., "Byte latent transformer", 2024, section 3.2.1.
 
     block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
@@ -75,6 +84,8 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
+        ngrams: Sequence[int] = (),
+        buckets: int = 16_384,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
@@ -100,6 +111,13 @@ class Body(Model):
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
+        self.orders, self.buckets, self.ngrams = tuple(ngrams), buckets, None
+        if ngrams:
+            if units is not None:
+                raise ValueError("ngrams: units have none, since they are vectors")
+            expect_orders(ngrams, buckets)
+            rows = len(ngrams) * buckets
+            self.ngrams = EmbeddingBag(rows, d_model, embedding_std, fold(key, "ngrams"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
@@ -119,7 +137,18 @@ class Body(Model):
 
     @property
     def embedding(self) -> EmbeddingSum:
-        return EmbeddingSum([self.tokens], self.positions, dropout=self.dropout)
+        embeddings = [self.tokens] if self.ngrams is None else [self.tokens, self.ngrams]
+        return EmbeddingSum(embeddings, self.positions, dropout=self.dropout)
+
+    def inputs(self, ids: Array, before: Array | None = None) -> tuple[Array, ...]:
+        """What the embeddings look up: ids (B, T), and the buckets of the n-grams that end there.
+
+        before: (B, P), the ids that precede them.
+        """
+        if self.ngrams is None:
+            return (ids,)
+        seen = ids if before is None else array_module(ids).concatenate([before, ids], axis=1)
+        return ids, ops.ngram_buckets(seen, self.orders, self.buckets)[:, -ids.shape[1] :]
 
     @property
     def stack(self) -> Stack:
@@ -136,7 +165,7 @@ class Body(Model):
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
-        x, embedding = self.embedding.forward(ids, key=fold(key, "embedding"))
+        x, embedding = self.embedding.forward(*self.inputs(ids), key=fold(key, "embedding"))
         pattern = and_causal(pattern) if self.causal else pattern
         x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)
@@ -150,14 +179,21 @@ class Body(Model):
             raise ValueError("causal: this body is not causal, so it cannot generate")
         expect_positive(batch_size=batch_size)
         weights = self.parameters()[0].data
-        return self.stack.allocate(
-            array_module(weights).empty((batch_size, 0, self.d_model), weights.dtype), self.max_length
-        )
+        xp = array_module(weights)
+        stored = self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
+        if self.ngrams is not None:
+            stored.append((xp.zeros((batch_size, self.max_length), np.int32),))  # the ids
+        return stored
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
         self.check(ids, past)
-        x, _ = self.embedding.forward(ids, start=past)
+        before = None
+        if self.ngrams is not None:
+            *stored, (seen,) = stored
+            seen[:, past : past + ids.shape[1]] = ids
+            before = seen[:, max(0, past - max(self.orders) + 1) : past]
+        x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:

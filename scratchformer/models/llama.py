@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -69,8 +69,9 @@ class Llama(LanguageModel):
 
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
     the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
-    checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0. `block` takes
-    the remaining options, those of `LlamaBlock`.
+    checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0. ngrams,
+    buckets: vectors for n-grams beside those of tokens, see `Body`; the published models have none. `block` takes the
+    remaining options, those of `LlamaBlock`.
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Touvron et al.,
     "Llama 2", 2023, section 2.2, for grouped heads; Jiang et al., "Mistral 7B", 2023, section 2; Yang et al., "Qwen2
@@ -88,6 +89,8 @@ class Llama(LanguageModel):
         dropout: float = 0.0,
         recompute: bool = False,
         std: float = 0.02,
+        ngrams: Sequence[int] = (),
+        buckets: int = 16_384,
         key: Key = Key(0),
         **block: Any,
     ) -> None:
@@ -95,7 +98,7 @@ class Llama(LanguageModel):
         expect_number("std", std)
         self.context = context
         norm = partial(RMSNorm, eps=block.get("eps", EPS))
-        parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm)
+        parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm, ngrams=ngrams, buckets=buckets)
         options: dict[str, Any] = dict(dropout=dropout, recompute=recompute, causal=True, key=Zeros())
         self.body = Body(vocab_size, d_model, heads, depth, context, **parts, **options, **block)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())

@@ -39,7 +39,12 @@ class TransformerXL(LanguageModel):
     Source: Dai et al., "Transformer-XL: attentive language models beyond a fixed-length context", 2019.
     """
 
-    fixed: ClassVar[Mapping[str, str]] = {**LanguageModel.fixed, "positions": "has relative ones"}
+    fixed: ClassVar[Mapping[str, str]] = {
+        **LanguageModel.fixed,
+        "positions": "has relative ones",
+        "ngrams": "does not store the ids before a segment",
+        "buckets": "does not store the ids before a segment",
+    }
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ from .attention import CrossAttention, SelfAttention
 from .block import Block, TransformerBlock
 from .decoder_block import DecoderBlock
 from .dropout import Dropout
-from .embedding import GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
+from .embedding import EmbeddingBag, GridPositions, PositionEmbedding, SinusoidalPositions, TiedOutput, TokenEmbedding
 from .embedding_sum import EmbeddingSum
 from .feedforward import FeedForward
 from .frozen import Frozen
@@ -27,6 +27,7 @@ __all__ = [
     "CrossAttention",
     "DecoderBlock",
     "Dropout",
+    "EmbeddingBag",
     "EmbeddingSum",
     "FeedForward",
     "FlatParameters",

@@ -366,6 +366,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "LoRA, no bias": lambda d: LayerCase(nn.LoRA(nn.Linear(d.I, d.O, bias=False), 2), (d("B T I"),)),
     "LayerNorm": lambda d: LayerCase(nn.LayerNorm(d.C), (d("B T C"),)),
     "TokenEmbedding": lambda d: LayerCase(nn.TokenEmbedding(d.V, d.C), (d.integers("B T", d.V),)),
+    "EmbeddingBag": lambda d: LayerCase(nn.EmbeddingBag(d.V, d.C), (d.integers("B T I", d.V),)),
     "TiedOutput": lambda d: LayerCase(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C)), (d("B T C"),)),
     "TiedOutput, bias": lambda d: LayerCase(nn.TiedOutput(nn.TokenEmbedding(d.V, d.C), bias=True), (d("B T C"),)),
     "PositionEmbedding": lambda d: LayerCase(nn.PositionEmbedding(d.T + 1, d.C), (d("B T C"),)),

@@ -18,6 +18,7 @@ BODIES = [
     {"norm": "pre", "positions": "none", "activation": "gelu"},
     {"norm": "post", "recompute": True, "dropout": 0.5},
     {"norm": "pre", "positions": "relative"},
+    {"norm": "pre", "ngrams": [2, 4], "buckets": 20},
 ]
 every_body = pytest.mark.parametrize("body", BODIES, ids=str)
 

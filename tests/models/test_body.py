@@ -107,3 +107,19 @@ def test_ids_that_do_not_fit(device):
         body(to_device(IDS + 1, device))
     with pytest.raises(TypeError, match="ids: expected integers, got float64"):
         body(to_device(IDS.astype(float), device))
+
+
+def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
+    """Without blocks' weights, the body is its embedding: the token's vector, and one for each n-gram that ends there."""
+    body = make(device, positions="none", ngrams=(2, 3), buckets=10)
+    x, _ = body.embedding.forward(*body.inputs(to_device(IDS, device)))
+    table = to_cpu(body.ngrams.table.data)
+    rows = to_cpu(ops.ngram_buckets(to_device(IDS, device), (2, 3), 10))
+    expected = to_cpu(body.tokens.table.data)[IDS] + table[rows[:, :, 0]] + table[rows[:, :, 1]]
+    np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
+    assert table.shape == (20, C)
+
+
+def test_units_have_no_ngrams():
+    with pytest.raises(ValueError, match="ngrams: units have none"):
+        Body(None, C, 2, 2, T, units=3, ngrams=[2])

@@ -318,6 +318,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "DecoderBlock, pre": partial(decoder_block, order="pre"),
     "Stack": stack,
     "EmbeddingSum": embedding_sum,
+    "EmbeddingBag": lambda d: case(d, nn.EmbeddingBag(d.V, d.C), d.integers("B T K", d.V)),
     "TiedOutput": tied_output,
     "PositionEmbedding": lambda d: case(d, nn.PositionEmbedding(d.T + 2, d.C), d("B T C"), 1),
     "GridPositions": grid_positions,
