@@ -84,7 +84,7 @@ class Body(Model):
         recompute: bool = False,
         embedding_std: float = 1.0,
         units: int | None = None,
-        ngrams: Sequence[int] = (),
+        ngrams: Sequence[int] | None = None,
         buckets: int = 16_384,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
@@ -111,8 +111,8 @@ class Body(Model):
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
-        self.orders, self.buckets, self.ngrams = tuple(ngrams), buckets, None
-        if ngrams:
+        self.orders, self.buckets, self.ngrams = ngrams or (), buckets, None
+        if ngrams is not None:
             if units is not None:
                 raise ValueError("ngrams: units have none, since they are vectors")
             expect_orders(ngrams, buckets)

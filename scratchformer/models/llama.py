@@ -89,7 +89,7 @@ class Llama(LanguageModel):
         dropout: float = 0.0,
         recompute: bool = False,
         std: float = 0.02,
-        ngrams: Sequence[int] = (),
+        ngrams: Sequence[int] | None = None,
         buckets: int = 16_384,
         key: Key = Key(0),
         **block: Any,
@@ -97,10 +97,10 @@ class Llama(LanguageModel):
         expect_boolean(tied=tied)
         expect_number("std", std)
         self.context = context
+        options: dict[str, Any] = dict(dropout=dropout, recompute=recompute, ngrams=ngrams, buckets=buckets, **block)
         norm = partial(RMSNorm, eps=block.get("eps", EPS))
-        parts: dict[str, Any] = dict(positions="none", block=LlamaBlock, final_norm=norm, ngrams=ngrams, buckets=buckets)
-        options: dict[str, Any] = dict(dropout=dropout, recompute=recompute, causal=True, key=Zeros())
-        self.body = Body(vocab_size, d_model, heads, depth, context, **parts, **options, **block)
+        own: dict[str, Any] = dict(positions="none", causal=True, block=LlamaBlock, final_norm=norm, key=Zeros())
+        self.body = Body(vocab_size, d_model, heads, depth, context, **own, **options)
         self.output = TiedOutput(self.body.tokens) if tied else Linear(d_model, vocab_size, False, Zeros())
         self.draw_weights(key, lambda name: std)
 

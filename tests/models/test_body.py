@@ -110,7 +110,7 @@ def test_ids_that_do_not_fit(device):
 
 
 def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
-    """Without blocks' weights, the body is its embedding: the token's vector, and one for each n-gram that ends there."""
+    """The first block gets the token's vector, and one for each n-gram that ends there."""
     body = make(device, positions="none", ngrams=(2, 3), buckets=10)
     x, _ = body.embedding.forward(*body.inputs(to_device(IDS, device)))
     table = to_cpu(body.ngrams.table.data)

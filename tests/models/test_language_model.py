@@ -19,7 +19,8 @@ def make(device, **options):
 
 @NORMS
 @pytest.mark.parametrize(
-    "options", [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}]
+    "options",
+    [{}, {"wide": True, "positions": "sinusoidal"}, {"positions": "relative"}, {"recompute": True}, {"ngrams": [2, 3]}],
 )
 def test_the_future_has_no_influence(norm, options, device):
     """When the tokens from t + 1 on change, the logits up to t stay the same and those at t + 1 change."""

@@ -28,7 +28,9 @@ def test_an_ngram_depends_on_its_n_ids_alone():
 
 def test_buckets_are_the_same_on_every_machine():
     """A saved model is useless where they differ."""
-    assert ops.ngram_buckets(np.array([[0, 1, 2]]), (1, 2), 16_384).tolist() == [[[811, 29535], [1622, 25536], [1168, 22258]]]
+    assert ops.ngram_buckets(np.array([[0, 1, 2]]), (1, 2), 16_384).tolist() == [
+        [[811, 29535], [1622, 25536], [1168, 22258]]
+    ]
 
 
 def test_orders_have_buckets_of_their_own_and_fill_them_evenly():
