@@ -11,11 +11,10 @@ from .numba_multiply import half
 
 @muon.newton_schulz.twin(np.ndarray, fast=True)
 def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> np.ndarray:
-    """As `optim.newton_schulz`, where bfloat16 is asked for and MKL's products of it are faster than those of float32.
+    """As `optim.newton_schulz`, for bfloat16 where MKL's products of it are faster than those of float32.
 
-    The equations are those of the reference. MKL computes c ← α a b + β c, with a and b in bfloat16 and c in float32, so
-    that the sums of the polynomial need no passes of their own. The results differ from the reference's as far as the
-    order of sums differs.
+    The equations are those of the reference. MKL replaces c by α a b + β c, with a and b in bfloat16 and c in float32,
+    so the sums of the polynomial need no passes of their own. The order of sums differs from the reference's.
     """
     muon.expect_matrix(g, steps, precision)
     library = products()

@@ -54,9 +54,11 @@ def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> A
     If I > J, Xᵀ is iterated, since (X Xᵀ) X = X (Xᵀ X): the square matrix is the smaller one, A of (I, I) or (J, J).
 
     precision: "float32" computes in the type of g; "bfloat16" rounds the factors of every product of float32 matrices
-    to bfloat16, but not their sums. Raises TypeError or ValueError for a g that is not a floating-point matrix, or other
-    arguments. There is no backward: nothing is differentiated. Source: Jordan et al., "Muon: an optimizer for hidden
-    layers in neural networks", 2024; Bernstein, Newhouse, "Old optimizer, new norm", 2024, appendix A.
+    to bfloat16, but not their sums. Raises TypeError or ValueError for a g that is not a floating-point matrix, for a
+    negative number of steps, and for another precision. There is no backward: nothing is differentiated.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the idea is from Bernstein,
+    Newhouse, "Old optimizer, new norm: an anthology", 2024.
     """
     expect_matrix(g, steps, precision)
     a, b, c = COEFFICIENTS
@@ -103,22 +105,26 @@ class Muon(AdamW):
         m_{0,i,j} = 0        m_tij = μ m_{t−1,i,j} + (1 − μ) G_tij for t ≥ 1
         u_tij := (1 − μ) G_tij + μ m_tij
 
-    O_t is `newton_schulz` of u_t, whose singular values are near 1, whatever the size of the gradient. Weight decay λ is
+    O_t is `newton_schulz` of u_t. Its singular values are near 1, whatever the size of the gradient. Weight decay λ is
     decoupled, as in `AdamW`:
 
         θ_tij = (1 − lr_t λ) θ_{t−1,i,j} − lr_t √(max(1, J/I)) O_tij for t ≥ 1
 
     The root is for matrices with more outputs J than inputs I.
 
-    Which are stepped so: the parameters with two axes that `hidden` matches, a pattern for names or a function, as in
-    `Group`. By default these are the weights of all linear layers in blocks, but no tables and not the output layer. All
-    others are stepped as by `AdamW`, with `adam_lr`, `betas` and `eps`. A schedule that sets `lr`, the learning rate of
-    the matrices, changes both in proportion. A matrix is never cut, neither for threads nor for processes.
+    hidden: which parameters with two axes are stepped so, as a pattern for names or a function, as in `Group`. By
+    default these are the weights of all linear layers in blocks: not tables, and not the output layer. All others are
+    stepped as by `AdamW`, with the learning rate `adam_lr`, `betas` and `eps`. `lr` is that of the matrices; a schedule
+    that sets it changes both in proportion. A matrix is never cut, neither for threads nor for processes.
 
-    precision: of the products of `newton_schulz`, "float32" or "bfloat16"; float64 parameters stay in float64. m holds
-    the running means of all parameters; v, AdamW's, is as long and stays 0 for matrices. params, groups: see `Optimizer`.
-    Raises as AdamW; ValueError if `hidden` matches no matrix, or for bfloat16 on a GPU; ImportError if bfloat16 needs a
-    package that is missing. Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024.
+    precision: of the products of `newton_schulz`, "float32" or "bfloat16"; float64 parameters stay in float64. params,
+    groups: see `Optimizer`. The state has m and v for all parameters, but v, AdamW's, stays 0 for matrices.
+
+    Raises as `AdamW`; ValueError if `hidden` matches no matrix, and for bfloat16 on a GPU; ImportError if bfloat16 needs
+    a package that is missing.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. PyTorch's Muon is the same,
+    with its `adjust_lr_fn="original"`, in bfloat16.
     """
 
     def __init__(

@@ -255,8 +255,8 @@ class Optimizer:
         list(map(update, work))
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
-        """Step one piece of the flat arrays, or one parameter that `is_whole`: change `w` and `buffers` in place, but not
-        `g`. settings: lr and more.
+        """Step one piece of the flat arrays, or in its shape one parameter that `is_whole`: change `w` and `buffers`
+        in place, but not `g`. settings: lr and more.
         """
         raise TypeError(f"{type(self).__name__} has no update")
 

@@ -1,8 +1,11 @@
-"""Muon and its orthogonalisation. Groups, frozen parameters and states are in test_groups.py and test_optimizer.py, which
-run for all optimizers; training on several ranks is in tests/training/test_ranks.py.
+"""Muon and its orthogonalisation.
+
+Groups, frozen parameters and states are in test_groups.py and test_optimizer.py, which are about all optimizers, and
+training on several ranks is in tests/training/test_ranks.py.
 """
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -128,9 +131,7 @@ def test_a_step_has_singular_values_near_the_learning_rate():
 
 
 def test_what_is_hidden_is_stepped_by_muon_and_everything_else_by_adamw():
-    """Tables, the output layer, biases and gains are AdamW's, and so are the biases of relative positions, which have two
-    axes.
-    """
+    """AdamW's are tables, the output layer, biases and gains, and the biases of relative positions, with two axes."""
     model, twin = (language_model(positions="relative") for _ in range(2))
     muon = Muon(model.parameters(), 0.02, 3e-3, betas=(0.8, 0.9), weight_decay=0.1)
     adamw = AdamW(twin.parameters(), 3e-3, betas=(0.8, 0.9), weight_decay=0.1)
@@ -203,7 +204,7 @@ def test_slices_are_about_equal_and_cut_no_matrix(count):
     assert slices[0].start == 0 and slices[-1].stop == model.flat.data.size
     places = model.flat.slices()
     largest = max(p.data.size for p in model.parameters())
-    for part, following in zip(slices, slices[1:], strict=False):
+    for part, following in pairwise(slices):
         assert part.stop == following.start
         for name, p in model.named_parameters().items():
             place = places[id(p)]
@@ -211,7 +212,7 @@ def test_slices_are_about_equal_and_cut_no_matrix(count):
         assert abs((part.stop - part.start) - model.flat.data.size / count) <= largest
 
 
-def test_it_learns_faster_than_gradients_differ_in_size():
+def test_it_converges_where_gradients_differ_in_size():
     """Least squares whose inputs differ in size by a factor of 100: W must be right for the small ones too."""
     generator = Key(3).generator()
     x = generator.standard_normal((200, 6)) * np.geomspace(0.01, 1, 6)

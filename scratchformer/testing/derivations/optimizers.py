@@ -85,7 +85,7 @@ def muon(d: Sizes) -> DerivationCase:
         w.grad[...] = d.scale * d.generator.standard_normal(w.data.shape)
         made.lr = float(rate)
         made.step()
-        for values, now in (theta, w.data), (gradients, w.grad), (means, made.m.reshape(w.data.shape)):
+        for values, now in (theta, w.data), (gradients, w.grad), (means, made.state_dict()["m"].reshape(w.data.shape)):
             values.append(now.copy())
     mean = [(1 - momentum) * g + momentum * m for g, m in zip(gradients, means, strict=True)]
     names = {"θ": np.array(theta), "G": np.array(gradients), "m": np.array(means), "lr": rates}
