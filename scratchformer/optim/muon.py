@@ -120,8 +120,8 @@ class Muon(AdamW):
     precision: of the products of `newton_schulz`, "float32" or "bfloat16"; float64 parameters stay in float64. params,
     groups: see `Optimizer`. The state has m and v for all parameters, but v, AdamW's, stays 0 for matrices.
 
-    Raises as `AdamW`; ValueError if `hidden` matches no matrix, and for bfloat16 on a GPU; ImportError if bfloat16 needs
-    a package that is missing.
+    Raises as `AdamW`; ValueError if `hidden` matches no matrix, and for bfloat16 on a GPU; ImportError if a package
+    that bfloat16 needs is missing.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. PyTorch's Muon is the same,
     with its `adjust_lr_fn="original"`, in bfloat16.
