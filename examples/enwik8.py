@@ -37,6 +37,10 @@ OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
+    "optimizer": dict(
+        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: adam)"
+    ),
+    "muon-lr": dict(type=float, default=0.02, metavar="X", least=1e-9, most=1000, help="its learning rate (0.02)"),
 }
 
 

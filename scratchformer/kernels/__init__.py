@@ -52,6 +52,7 @@ FAST = (  # the modules of the extra `fast`
     "numba_extend",
     "numba_layernorm",
     "numba_linear",
+    "mkl_muon",
     "numba_rmsnorm",
     "numba_rotary",
 )

@@ -58,15 +58,27 @@ class Treatment(NamedTuple):
     lr: float  # as a multiple of the optimizer's
     weight_decay: float
     frozen: bool
+    whole: bool = False  # updated as an array of its shape, which is not cut
+
+    def as_json(self) -> dict[str, Any]:
+        """`whole` only where it is true: snapshots from before there was Muon do not have it."""
+        found = self._asdict()
+        return found if self.whole else {name: found[name] for name in ("lr", "weight_decay", "frozen")}
 
 
 class Run(NamedTuple):
-    """Parameters that are adjacent in the flat arrays and are treated alike."""
+    """Parameters that are adjacent in the flat arrays and are treated alike, or one that is updated as a whole."""
 
     flat: FlatParameters
     where: slice  # in the flat arrays
     state: slice  # in the optimizer's buffers
     treatment: Treatment
+    shape: tuple[int, ...] | None = None  # of a parameter that is updated as a whole
+
+    def cuts(self) -> list[int]:
+        """Where in the flat array a piece begins, between processes too."""
+        start = self.where.start
+        return [start] if self.shape else [start + part.start for part in pieces(self.flat.data[self.where])]
 
 
 class Optimizer:
@@ -128,16 +140,25 @@ class Optimizer:
         for name, p in zip(self.names, self.params, strict=True):
             group = next((group for group in groups if group.matches(name, p)), Group("*"))
             used.add(id(group))
-            lr = 1.0 if group.lr is None else float(group.lr / self.lr)
+            whole = self.is_whole(name, p)
+            lr = self.rate_of(whole) if group.lr is None else float(group.lr / self.lr)
             decay = self.decay_of(p) if group.weight_decay is None else group.weight_decay
             frozen = group.frozen or p.frozen
-            found.append(Treatment(lr, 0.0 if frozen else float(decay), frozen))
+            found.append(Treatment(lr, 0.0 if frozen else float(decay), frozen, whole and not frozen))
         for group in groups:
             if id(group) not in used:
                 names = ", ".join(self.names[-4:])
                 rest = "" if group is groups[0] else " that no group before it matches"
                 raise ValueError(f"groups: {group.match!r} matches no parameter{rest}; the last ones are {names}")
         return found
+
+    def is_whole(self, name: str, p: Param) -> bool:
+        """Whether `update` gets a parameter as an array of its shape, instead of pieces of the flat arrays."""
+        return False
+
+    def rate_of(self, whole: bool) -> float:
+        """The learning rate of a parameter for which no group sets one, as a multiple of the optimizer's."""
+        return 1.0
 
     def decay_of(self, p: Param) -> float:
         """The weight decay of a parameter for which no group sets one."""
@@ -152,7 +173,7 @@ class Optimizer:
         by_treatment: dict[Treatment, list[str]] = {}
         for name, how in zip(self.names, self.treatments, strict=True):
             by_treatment.setdefault(how, []).append(name)
-        groups = [how._asdict() | {"parameters": names} for how, names in by_treatment.items()]
+        groups = [how.as_json() | {"parameters": names} for how, names in by_treatment.items()]
         return {"class": type(self).__name__, "groups": groups}
 
     def zero_grad(self) -> None:
@@ -174,10 +195,11 @@ class Optimizer:
         (flat, *others) = set(self.flats)
         if others:
             raise ValueError(f"params: expected one flat array, got {1 + len(others)}")
-        starts = [run.where.start + part.start for run in self.together for part in pieces(flat.data[run.where])]
+        starts = [start for run in self.together for start in run.cuts()]
         if starts != sorted(starts):
             raise ValueError("params: expected them in the order of the flat array, to divide them among processes")
-        cuts = [0, *(starts[i * len(starts) // count] for i in range(1, count)), flat.data.size]
+        even = (i * flat.data.size / count for i in range(1, count))
+        cuts = [0, *(min(starts, key=lambda start: abs(start - cut)) for cut in even), flat.data.size]
         return [slice(a, b) for a, b in pairwise(cuts)]
 
     def state_of(self, part: slice) -> slice:
@@ -209,6 +231,7 @@ class Optimizer:
         """Update the parameters in place from their gradients, which are not changed.
 
         map: applies a function to independent pieces of the arrays; the `map` of a thread pool runs them in parallel.
+        The largest come first, so that threads which take turns have about equal work.
         """
         self._expect_same_parameters()
         self._lay_out()
@@ -219,7 +242,11 @@ class Optimizer:
             arrays = [run.flat.data[run.where], run.flat.grad[run.where]]
             state = slice(run.state.start - first, run.state.stop - first)
             arrays += [getattr(self, name)[state] for name in self.buffers]
-            work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
+            if run.shape:
+                work.append(([a.reshape(run.shape) for a in arrays], run.treatment))
+            else:
+                work += [([a[part] for a in arrays], run.treatment) for part in pieces(arrays[0])]
+        work.sort(key=lambda item: (item[1].whole, item[0][0].size), reverse=True)
 
         def update(item: tuple[list[Array], Treatment]) -> None:
             arrays, how = item
@@ -228,7 +255,9 @@ class Optimizer:
         list(map(update, work))
 
     def update(self, w: Array, g: Array, *buffers: Any, **settings: Any) -> None:
-        """Step one piece of the flat arrays: change `w` and `buffers` in place, but not `g`. settings: lr and more."""
+        """Step one piece of the flat arrays, or in its shape one parameter that `is_whole`: change `w` and `buffers`
+        in place, but not `g`. settings: lr and more.
+        """
         raise TypeError(f"{type(self).__name__} has no update")
 
     def _lay_out(self) -> None:
@@ -246,19 +275,26 @@ class Optimizer:
         self.alike = list(self._runs(lambda how: how))
 
     def _runs(self, kind: Callable[[Treatment], Any]) -> Iterator[Run]:
-        """The stepped parameters, as runs of neighbours whose treatments have the same `kind`."""
+        """The stepped parameters, as runs of neighbours whose treatments have the same `kind`. One that is updated as a
+        whole is a run by itself.
+        """
         slices = {flat: flat.slices() for flat in set(self.flats)}
         stops = accumulate(p.data.size for p in self.stepped)
         treatments = (how for how in self.treatments if not how.frozen)
         runs = [
-            Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how)
+            Run(flat, slices[flat][id(p)], slice(stop - p.data.size, stop), how, p.data.shape if how.whole else None)
             for p, flat, stop, how in zip(self.stepped, self.flats, stops, treatments, strict=True)
         ]
+
         # Between neighbours the distance is the same in the flat array and in the buffers.
-        for _, same in groupby(runs, lambda run: (run.flat, run.where.start - run.state.start, kind(run.treatment))):
+        def alike(run: Run) -> tuple:
+            own = run.state.start if run.shape else None
+            return run.flat, run.where.start - run.state.start, own, kind(run.treatment)
+
+        for _, same in groupby(runs, alike):
             first, *_, last = [*same] * 2
             where, state = (slice(a.start, b.stop) for a, b in ((first.where, last.where), (first.state, last.state)))
-            yield Run(first.flat, where, state, first.treatment)
+            yield first._replace(where=where, state=state)
 
     def _expect_same_parameters(self) -> None:
         """Raise ValueError if parameters of the layer were added, removed, frozen or unfrozen."""

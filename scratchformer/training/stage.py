@@ -12,7 +12,7 @@ from typing import Any
 
 from ..dispatch import fast
 from ..nn import Layer, recompute_blocks
-from ..optim import Adam, AdamW, Constant, Cosine
+from ..optim import Adam, AdamW, Constant, Cosine, Muon
 from ..optim.optimizer import Optimizer
 from ..rng import Key, room_for
 from .estimate import estimate
@@ -69,8 +69,13 @@ class Stage:
         return {}
 
     def optimizer(self, model: Layer) -> Optimizer:
-        """AdamW if the run has a `weight_decay`, else Adam."""
+        """AdamW if the run has a `weight_decay`, else Adam; Muon if its `optimizer` is "muon", with `muon_lr` for the
+        matrices of blocks and `lr` for all else. Muon's products are in the run's precision, but not in float16.
+        """
         decay = getattr(self.run, "weight_decay", None)
+        if self.with_muon:
+            precision = "bfloat16" if self.run.precision == "bfloat16" else "float32"
+            return Muon(model.parameters(), self.lr, self.run.lr, weight_decay=decay or 0.0, precision=precision)
         if decay is None:
             return Adam(model.parameters(), self.lr)
         return AdamW(model.parameters(), self.lr, weight_decay=decay)
@@ -130,8 +135,12 @@ class Stage:
 
     @property
     def lr(self) -> float:
-        """The peak learning rate."""
-        return self.run.lr
+        """The peak learning rate, with Muon that of the matrices of blocks."""
+        return self.run.muon_lr if self.with_muon else self.run.lr
+
+    @property
+    def with_muon(self) -> bool:
+        return getattr(self.run, "optimizer", "adam") == "muon"
 
     @property
     def warmup(self) -> int:

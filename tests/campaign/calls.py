@@ -216,6 +216,12 @@ OTHERS: dict[str, Callable[[], Call]] = {
     "SGD": lambda: of_optimizer(optim.SGD, momentum=0.5, groups=[optim.Group("b", lr=0.2, weight_decay=0.0)]),
     "Adam": lambda: of_optimizer(optim.Adam, betas=(0.9, 0.99), eps=1e-8),
     "AdamW": lambda: of_optimizer(optim.AdamW, betas=(0.9, 0.99), eps=1e-8),
+    "Muon": lambda: of_optimizer(
+        optim.Muon, adam_lr=0.1, momentum=0.9, betas=(0.9, 0.99), eps=1e-8, hidden="w", precision="float32"
+    ),
+    "newton_schulz": lambda: call_of(
+        "newton_schulz", optim.newton_schulz, g=np.ones((2, 3), np.float32), precision="float32"
+    ),
     "Group": lambda: call_of(
         "Group",
         lambda **given: optim.SGD(nn.Linear(3, 2).parameters(), 0.1, groups=[optim.Group(**given)]),

@@ -108,7 +108,12 @@ COMMON = [
     Option("--data", NO_DATA, []),
 ]
 OWN = {
-    "enwik8": [choice("--model", "xl", "llama"), choice("--positions", "sinusoidal", "relative")],
+    "enwik8": [
+        choice("--model", "xl", "llama"),
+        choice("--positions", "sinusoidal", "relative"),
+        choice("--optimizer", "muon"),
+        Option("--muon-lr", [*NO_NUMBER, "0", "inf", "1e400"], ["0.1", "1e-5"]),
+    ],
     "imdb": [choice("--pool", "max"), choice("--positions", "none"), choice("--schedule", "constant")],
     "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), Option("--pretrained", NO_PATH, [])],
     "gpt2": [Option("--pretrained", NO_PATH, [])],

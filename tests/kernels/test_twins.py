@@ -117,7 +117,8 @@ def test_every_twin_has_a_derivation():
     derived = {tuple(name.partition(",")[0].split(".")) for name in DERIVED}
     assert derived <= FORWARDS
     one_row = "extend_block", "extend_output", "extend_decoder_block"  # the derivations of the NumPy twins
-    assert FORWARDS - derived <= {(name, "numba") for name in ("attention", *one_row)}
+    rounded = ("newton_schulz",)  # the reference's, with other factors in half precision: see test_muon.py
+    assert FORWARDS - derived <= {(name, "numba") for name in ("attention", *one_row, *rounded)}
 
 
 @pytest.mark.parametrize("name", DERIVED)

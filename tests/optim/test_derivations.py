@@ -28,6 +28,8 @@ MISTAKES = {
     "Adam": ("√v̂_ti + eps", "√v_ti + eps"),
     "AdamW": ("(1 − lr_t λ_i)", "(1 − λ_i)"),
     "SGD": ("μ u_{t−1,i} + g_ti", "μ u_{t−1,i} + G_ti"),
+    "Muon": ("√(max(1, J/I))", "√(max(1, I/J))"),
+    "newton_schulz": ("c S_{k−1,r}^5", "c S_{k−1,r}^4"),
     "clip_by_global_norm": ("c_i = min(1, max_norm/norm) g_i", "c_i = max_norm/norm g_i"),
     "Constant": ("(t + 1)/warmup", "t/warmup"),
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),

@@ -10,13 +10,14 @@ import pytest
 from scratchformer.backend import to_cpu
 from scratchformer.models import LanguageModel
 from scratchformer.nn import Frozen, Layer, Linear, Param, TransformerBlock
-from scratchformer.optim import SGD, Adam, AdamW, Group, clip_by_global_norm
+from scratchformer.optim import SGD, Adam, AdamW, Group, Muon, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
 
 OPTIMIZERS = {
     "Adam": lambda params, **options: Adam(params, 1e-2, **options),
     "AdamW": lambda params, **options: AdamW(params, 1e-2, **options),
+    "Muon": lambda params, **options: Muon(params, 1e-2, 1e-2, hidden="*", **options),
     "SGD": lambda params, **options: SGD(params, 1e-2, momentum=0.9, **options),
 }
 both_copies = pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer.nn.recompute import recomputes_blocks
-from scratchformer.optim import Constant, Cosine
+from scratchformer.optim import Constant, Cosine, Muon
 from scratchformer.rng import Key
 from scratchformer.training import stage
 from scratchformer.training.settings import start_run
@@ -75,6 +75,14 @@ def test_the_schedule_is_an_option(trained):
     assert trained("enwik8", "--schedule", "constant")[2] == Constant(2e-3, 100)
     shorter = trained("enwik8", "--preset", "tutorial", "--schedule", "cosine", "--steps", 100)
     assert shorter[2] == Cosine(1e-4, 20, 100, floor=1e-5)
+
+
+def test_muon_is_an_option(trained):
+    """Its rate is that of the schedule; AdamW keeps the preset's. There are matrices of blocks in every model."""
+    for model in "plain", "xl", "llama":
+        optimizer, schedule = trained("enwik8", "--model", model, "--optimizer", "muon", "--muon-lr", "0.03")[1:3]
+        assert (type(optimizer), optimizer.lr, optimizer.adam_lr) == (Muon, 0.03, 2e-3)
+        assert schedule == Cosine(0.03, 100, 1000, floor=0.003)
 
 
 @pytest.mark.parametrize("preset", ["small", "tutorial"])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer.models import Classifier, LanguageModel
-from scratchformer.optim import SGD, Adam, AdamW, Group, clip_by_global_norm
+from scratchformer.optim import SGD, Adam, AdamW, Group, Muon, clip_by_global_norm
 from scratchformer.rng import Key
 
 torch = pytest.importorskip("torch")
@@ -25,6 +25,30 @@ def adamw(parameters, lr, weight_decay, head=None):
     return torch.optim.AdamW([*groups, {"params": last, **(head or {})}], lr)
 
 
+class TorchMuon:
+    """PyTorch's Muon for the matrices of the blocks, which are neither the first two nor the last two parameters, and
+    its AdamW for the others. It computes in bfloat16; here the conversion is left out.
+    """
+
+    def __init__(self, parameters, lr, adam_lr, weight_decay):
+        parameters = list(parameters)
+        hidden = [p for p in parameters[2:-2] if p.ndim == 2]
+        own = {id(p) for p in hidden}
+        others = [p for p in parameters if id(p) not in own]
+        muon = torch.optim.Muon(hidden, lr, weight_decay=weight_decay, adjust_lr_fn="original")
+        self.optimizers = [muon, adamw(others, adam_lr, weight_decay)]
+
+    def zero_grad(self):
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+            for optimizer in self.optimizers:
+                optimizer.step()
+
+
 BOTH_NORMS = pytest.mark.parametrize("norm", ["post", "pre"])
 OPTIMIZERS = {
     "Adam": (lambda p: Adam(p, 1e-2), lambda p: torch.optim.Adam(p, 1e-2)),
@@ -36,6 +60,10 @@ OPTIMIZERS = {
     "AdamW, a head with settings of its own": (
         lambda p: AdamW(p, 1e-2, weight_decay=0.1, groups=[Group("output.*", lr=5e-2, weight_decay=0.3)]),
         lambda p: adamw(p, 1e-2, weight_decay=0.1, head=dict(lr=5e-2, weight_decay=0.3)),
+    ),
+    "Muon": (
+        lambda p: Muon(p, 0.02, 3e-3, weight_decay=0.1),
+        lambda p: TorchMuon(p, 0.02, 3e-3, weight_decay=0.1),
     ),
     "SGD": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),
     "SGD, momentum, weight decay": (

@@ -12,7 +12,7 @@ import pytest
 from scratchformer.data import SegmentBatch, Subwords, TextBatches
 from scratchformer.generation import beam, translate
 from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
-from scratchformer.optim import AdamW, Constant, Group
+from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.rng import Key
 from scratchformer.training import Diverged, Replicas, evaluate_language_model, load_snapshot, train
 from scratchformer.training import ranks as ranks_module
@@ -27,13 +27,13 @@ from .test_sums import tree
 TEXT = Key(0).generator().integers(0, 29, 3000, dtype=np.uint8)
 
 
-def trained(ranks, out, steps=4, count=1, shard=False, resume=False, groups=(), **options):
+def trained(ranks, out, steps=4, count=1, shard=False, resume=False, groups=(), optimizer=AdamW, **options):
     """Train a model of several pieces of parameters, with dropout; returns its parameters and its scores."""
     model = LanguageModel(29, d_model=96, heads=2, depth=2, context=8, dropout=0.1, key=Key(1))
     with Replicas(model, count, micro_batch=2, ranks=ranks, **options) as replicas:
         state = train(
             replicas,
-            AdamW(model.parameters(), 0.01, groups=groups),
+            optimizer(model.parameters(), 0.01, groups=groups),
             Constant(0.01),
             TextBatches(TEXT, 10, 8, Key(2)),  # 5 micro-batches
             steps,
@@ -99,6 +99,20 @@ def test_a_sharded_optimizer_of_some_parameters(tmp_path):
     for found, _ in run_ranks(3, lambda ranks: trained(ranks, tmp_path / "run", shard=True, groups=groups)):
         np.testing.assert_array_equal(found, expected)
     same_snapshot(tmp_path / "alone", tmp_path / "run")
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 2), (3, 1), (5, 2)])
+def test_muons_matrices_are_not_cut(tmp_path, size, count):
+    """The largest have more numbers than a piece of the flat arrays, or than a rank's share of them."""
+    out = tmp_path / "alone"
+    expected, _ = trained(None, out, optimizer=Muon)
+    options = dict(count=count, shard=True, optimizer=Muon)
+    for steps in 2, 4:
+        for found, _ in run_ranks(
+            size, lambda ranks, steps=steps: trained(ranks, tmp_path / "run", steps, resume=steps > 2, **options)
+        ):
+            assert steps == 2 or np.array_equal(found, expected)
+    same_snapshot(out, tmp_path / "run")
 
 
 def test_what_a_model_remembers_is_the_same_in_all_ranks():

@@ -12,6 +12,7 @@ import numpy as np
 
 from ... import ops, optim
 from ...nn import Param
+from ...optim.muon import COEFFICIENTS, SMALLEST
 from ...optim.optimizer import Optimizer
 from ...training.precision import LARGEST, LossScale
 from .case import DerivationCase, Sizes
@@ -74,6 +75,35 @@ def sgd(d: Sizes) -> DerivationCase:
     return found._replace(names={**found.names, "μ": 0.8, "λ": 0.3})
 
 
+def muon(d: Sizes) -> DerivationCase:
+    """Steps on a matrix, at a learning rate that changes. O is `newton_schulz` of the mean of m and G."""
+    momentum, decay, w = 0.8, 0.3, Param(d("I J"), "w")
+    made = optim.Muon([w], lr=0.1, momentum=momentum, weight_decay=decay, hidden="*")
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients, means = [w.data.copy()], [np.zeros(w.data.shape)], [np.zeros(w.data.shape)]
+    for rate in rates[1:]:
+        w.grad[...] = d.scale * d.generator.standard_normal(w.data.shape)
+        made.lr = float(rate)
+        made.step()
+        for values, now in (theta, w.data), (gradients, w.grad), (means, made.state_dict()["m"].reshape(w.data.shape)):
+            values.append(now.copy())
+    mean = [(1 - momentum) * g + momentum * m for g, m in zip(gradients, means, strict=True)]
+    names = {"θ": np.array(theta), "G": np.array(gradients), "m": np.array(means), "lr": rates}
+    names |= {"u": np.array(mean), "O": np.array([optim.newton_schulz(u) for u in mean])}
+    return case(made.update, inspect.getdoc(optim.Muon), names | {"μ": momentum, "λ": decay})
+
+
+def newton_schulz(d: Sizes) -> DerivationCase:
+    """The iterates, and the singular values of each with the vectors of the first."""
+    g = d("I J")
+    X = np.array([optim.newton_schulz(g, steps) for steps in range(STEPS)])
+    U, _, Vt = np.linalg.svd(X[0], full_matrices=False)
+    S = np.einsum("ir,kij,rj->kr", U, X, Vt)
+    names = {"g": g, "X": X, "U": U, "S": S, "V": Vt.T, "smallest": SMALLEST}
+    names |= dict(zip("abc", COEFFICIENTS, strict=True))
+    return case(optim.newton_schulz, inspect.getdoc(optim.newton_schulz), names)
+
+
 def clipping(d: Sizes) -> DerivationCase:
     """Two arrays taken together, which have to be scaled in every other case."""
     before = [d("I J"), d("K")]
@@ -114,6 +144,8 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "Adam": partial(adam, optimizer=optim.Adam, decay="λ"),
     "AdamW": partial(adam, optimizer=optim.AdamW, decay="weight_decay"),
     "SGD": sgd,
+    "Muon": muon,
+    "newton_schulz": newton_schulz,
     "clip_by_global_norm": clipping,
     "Constant": partial(schedule, kind=optim.Constant),
     "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),

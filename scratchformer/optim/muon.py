@@ -1,0 +1,187 @@
+"""Muon: orthogonalised momentum for the matrices of the blocks, AdamW for everything else."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..backend import CPU, Array, array_module, device_of
+from ..dispatch import operation
+from ..nn import Param
+from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
+from .adam import AdamW
+from .optimizer import Group
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315  # a, b and c: they enlarge small singular values fast
+STEPS = 5
+SMALLEST = 1e-7  # a norm below this is not scaled to 1
+PRECISIONS = ("float32", "bfloat16")
+
+
+@operation
+def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> Array:
+    """A matrix like g (I, J) whose singular values are near 1: almost U Vᵀ, if g = U S Vᵀ.
+
+    g is divided by its norm. Then each iteration k replaces X by an odd polynomial of it, with the numbers a, b and c
+    of COEFFICIENTS. The result is X after `steps` iterations.
+
+        norm := √(Σ_ij g_ij²)        X_{0,i,j} = g_ij/max(norm, smallest)
+        A_kii' := Σ_j X_kij X_ki'j
+        X_kij = a X_{k−1,i,j} + Σ_i' (b A_{k−1,i,i'} + c Σ_i'' A_{k−1,i,i''} A_{k−1,i'',i'}) X_{k−1,i',j} for k ≥ 1
+
+    What it does is seen in the singular value decomposition of the first X, where S are the singular values and the
+    columns of U and V are orthonormal:
+
+        X_{0,i,j} = Σ_r U_ir S_{0,r} V_jr
+        Σ_i U_ir U_ir' = δ_rr'        Σ_j V_jr V_jr' = δ_rr'
+
+    In X Xᵀ = U S Vᵀ V S Uᵀ the two V cancel, and in each further product two U, so that only powers of S are left:
+    X Xᵀ X = U S³ Vᵀ and X Xᵀ X Xᵀ X = U S⁵ Vᵀ. So U and V stay, and the polynomial is applied to each singular value:
+
+        S_kr = a S_{k−1,r} + b S_{k−1,r}³ + c S_{k−1,r}^5 for k ≥ 1
+        A_kii' = Σ_r U_ir S_kr² U_i'r        X_kij = Σ_r U_ir S_kr V_jr
+
+    The division by the norm comes first because the polynomial keeps numbers from 0 to 1 bounded, but not large ones:
+
+        Σ_r S_{0,r}² = Σ_ij X_{0,i,j}²
+
+    Near 0 it multiplies by a, so a singular value grows by 3.4 in each iteration until it is about 1. There it does not
+    converge, but stays between 0.68 and 1.14. Five iterations bring all from 0.01 on there.
+
+    If I > J, Xᵀ is iterated, since (X Xᵀ) X = X (Xᵀ X): the square matrix is the smaller one, A of (I, I) or (J, J).
+
+    precision: "float32" computes in the type of g; "bfloat16" rounds the factors of every product of float32 matrices
+    to bfloat16, but not their sums. Raises TypeError or ValueError for a g that is not a floating-point matrix, for a
+    negative number of steps, and for another precision. There is no backward: nothing is differentiated.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024; the idea is from Bernstein,
+    Newhouse, "Old optimizer, new norm: an anthology", 2024.
+    """
+    expect_matrix(g, steps, precision)
+    a, b, c = COEFFICIENTS
+    x = scaled(g)
+    factor = to_bfloat16 if precision == "bfloat16" and g.dtype == np.float32 else lambda x: x
+    for _ in range(steps):
+        left = factor(x)
+        gram = left @ left.T
+        square = factor(gram)
+        gram = b * gram + c * (square @ square)
+        x = a * x + factor(gram) @ left
+    return x if x.shape == g.shape else x.T
+
+
+def expect_matrix(g: Array, steps: int, precision: str) -> None:
+    """Raise TypeError or ValueError for arguments that `newton_schulz` does not take."""
+    expect_floating(g=g)
+    expect_shape("g", g, "I J")
+    expect_at_least(0, steps=steps)
+    expect_one_of("precision", precision, PRECISIONS)
+
+
+def scaled(g: Array) -> Array:
+    """g (I, J) divided by its norm; transposed if it has more rows than columns."""
+    xp = array_module(g)
+    x = g.T if g.shape[0] > g.shape[1] else g
+    return x / xp.maximum(xp.sqrt((x * x).sum()), SMALLEST)
+
+
+def to_bfloat16(x: Array) -> Array:
+    """x (I, J) rounded to bfloat16, as float32, in which NumPy multiplies fast."""
+    import ml_dtypes
+
+    return x.astype(ml_dtypes.bfloat16).astype(np.float32)
+
+
+class Muon(AdamW):
+    """Muon: each matrix of the blocks moves by its momentum with all singular values made about equal.
+
+    A gradient of a matrix is often dominated by a few directions. Orthogonalised, rare directions count as much as
+    frequent ones. Let θ_tij be a matrix (I, J) after step t, counted from 1, and G_tij its gradient in this step. With
+    momentum μ, the running mean m of gradients starts at 0, and u is the mean after one more such step (Nesterov):
+
+        m_{0,i,j} = 0        m_tij = μ m_{t−1,i,j} + (1 − μ) G_tij for t ≥ 1
+        u_tij := (1 − μ) G_tij + μ m_tij
+
+    O_t is `newton_schulz` of u_t. Its singular values are near 1, whatever the size of the gradient. Weight decay λ is
+    decoupled, as in `AdamW`:
+
+        θ_tij = (1 − lr_t λ) θ_{t−1,i,j} − lr_t √(max(1, J/I)) O_tij for t ≥ 1
+
+    The root is for matrices with more outputs J than inputs I.
+
+    hidden: which parameters with two axes are stepped so, as a pattern for names or a function, as in `Group`. By
+    default these are the weights of all linear layers in blocks: not tables, and not the output layer. All others are
+    stepped as by `AdamW`, with the learning rate `adam_lr`, `betas` and `eps`. `lr` is that of the matrices; a schedule
+    that sets it changes both in proportion. A matrix is never cut, neither for threads nor for processes.
+
+    precision: of the products of `newton_schulz`, "float32" or "bfloat16"; float64 parameters stay in float64. params,
+    groups: see `Optimizer`. The state has m and v for all parameters, but v, AdamW's, stays 0 for matrices.
+
+    Raises as `AdamW`; ValueError if `hidden` matches no matrix, and for bfloat16 on a GPU; ImportError if a package
+    that bfloat16 needs is missing.
+
+    Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. PyTorch's Muon is the same,
+    with its `adjust_lr_fn="original"`, in bfloat16.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Param],
+        lr: float = 0.02,
+        adam_lr: float = 1e-3,
+        momentum: float = 0.95,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+        groups: Sequence[Group] = (),
+        hidden: str | Callable[[str, Param], bool] = "*blocks.*.w",
+        precision: str = "float32",
+    ) -> None:
+        expect_number("lr", lr, zero=False)
+        expect_number("adam_lr", adam_lr)
+        expect_fraction("momentum", momentum)
+        expect_one_of("precision", precision, PRECISIONS)
+        if not (isinstance(hidden, str) or callable(hidden)):
+            raise TypeError(f"hidden: expected a pattern for names or a function, got {hidden!r}")
+        self.adam_lr, self.momentum, self.precision = adam_lr, momentum, precision
+        self.hidden = Group(hidden)
+        super().__init__(params, lr, betas, eps, weight_decay, groups)
+        if not any(self.is_whole(name, p) for name, p in zip(self.names, self.params, strict=True)):
+            raise ValueError(
+                f"hidden: {hidden!r} matches no matrix; the last parameters are {', '.join(self.names[-4:])}"
+            )
+        if precision == "bfloat16":
+            self._expect_bfloat16()
+
+    def _expect_bfloat16(self) -> None:
+        if device_of(self.stepped[0].data) is not CPU:
+            raise ValueError("precision: CuPy has no products in bfloat16: use float32 on a GPU")
+        try:
+            import ml_dtypes  # noqa: F401
+        except ImportError as error:
+            raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
+
+    def is_whole(self, name: str, p: Param) -> bool:
+        return p.data.ndim == 2 and self.hidden.matches(name, p)
+
+    def rate_of(self, whole: bool) -> float:
+        return 1.0 if whole else float(self.adam_lr / self.lr)
+
+    def settings(self) -> dict[str, Any]:
+        return super().settings() | {"momentum": self.momentum, "precision": self.precision}
+
+    def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
+        if w.ndim == 1:
+            return super().update(w, g, m, v, lr, weight_decay)
+        rows, columns = w.shape
+        new = (1 - self.momentum) * g
+        m *= self.momentum
+        m += new
+        if weight_decay:
+            w *= 1 - lr * weight_decay
+        change = newton_schulz(new + self.momentum * m, STEPS, self.precision)
+        w -= float(lr * math.sqrt(max(1, columns / rows))) * change
+        return None
