@@ -29,10 +29,19 @@ PRESETS = {
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
+    "hour": dict(
+        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02,
+        batch_size=16, optimizer="muon", muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150, steps=3800,
+        memory=256, xl_d_ff=896,
+    ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
 # of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices.
-LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776)}
+LLAMA = {
+    "small": dict(kv_heads=2, d_ff=396),
+    "tutorial": dict(kv_heads=4, d_ff=776),
+    "hour": dict(dropout=0.1, ngrams=[2, 3, 4, 5]),
+}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),

@@ -133,7 +133,7 @@ class Muon(AdamW):
         lr: float = 0.02,
         adam_lr: float = 1e-3,
         momentum: float = 0.95,
-        betas: tuple[float, float] = (0.9, 0.999),
+        betas: tuple[float, float] = (0.9, 0.99),
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         groups: Sequence[Group] = (),
