@@ -2,8 +2,19 @@
 
 from .adam import Adam, AdamW
 from .clip import clip_by_global_norm
+from .dynamic import DynamicRMS
 from .optimizer import Group
 from .schedules import Constant, Cosine, InverseSquareRoot
 from .sgd import SGD
 
-__all__ = ["SGD", "Adam", "AdamW", "Constant", "Cosine", "Group", "InverseSquareRoot", "clip_by_global_norm"]
+__all__ = [
+    "SGD",
+    "Adam",
+    "AdamW",
+    "Constant",
+    "Cosine",
+    "DynamicRMS",
+    "Group",
+    "InverseSquareRoot",
+    "clip_by_global_norm",
+]

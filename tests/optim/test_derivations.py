@@ -28,6 +28,7 @@ MISTAKES = {
     "Adam": ("√v̂_ti + eps", "√v_ti + eps"),
     "AdamW": ("(1 − lr_t λ_i)", "(1 − λ_i)"),
     "SGD": ("μ u_{t−1,i} + g_ti", "μ u_{t−1,i} + G_ti"),
+    "DynamicRMS": ("min(1, λ r_i)", "λ r_i"),
     "clip_by_global_norm": ("c_i = min(1, max_norm/norm) g_i", "c_i = max_norm/norm g_i"),
     "Constant": ("(t + 1)/warmup", "t/warmup"),
     "Cosine": ("cos(π done_t)", "cos(2π done_t)"),
