@@ -21,7 +21,7 @@ from .settings import Run
 from .stage import as_text as scores_as_text
 
 # Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed.
-DYNAMIC: Mapping[str, Any] = dict(lr=2e-4, decay=2e-3, eps=1e-5, stride=None, windows=4, learn="new", observed=100)
+DYNAMIC: Mapping[str, Any] = dict(lr=5e-5, decay=1e-3, eps=1e-5, stride=None, windows=4, learn="new", observed=100)
 LEAST = 20_000  # a short run is scored on at least as many tokens, if the part has them
 
 

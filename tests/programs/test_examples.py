@@ -146,11 +146,11 @@ def test_enwik8_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, i
     assert learning < fixed  # two steps of training leave much to learn
     found = call("scratchformer", "evaluate", enwik8_run.folder, "--dynamic", "--device", "cpu").stdout
     words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
-    assert number(rf"^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
-    assert number(rf"^{words} {NUMBER}$", found) == pytest.approx(learning, abs=1.01e-4)
+    assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
+    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(learning, abs=1.01e-4)
     options = ("--dynamic", "--lr", 0, "--stride", 8, "--windows", 2, "--device", "cpu")
     found = call("scratchformer", "evaluate", enwik8_run.folder, *options).stdout
-    assert number(rf"^{words} {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
+    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
     line = fail("scratchformer", "evaluate", enwik8_run.folder, "--decay", 0.1)
     assert "--decay: applies only to --dynamic" in line
     assert "reads it in segments" in fail("scratchformer", "evaluate", xl_run.folder, "--dynamic", "--device", "cpu")
