@@ -45,6 +45,7 @@ LLAMA = {
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
+    "dynamic": dict(action="store_true", default=False, help="also score the model while it learns from the test part"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     "optimizer": dict(
         choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: adam)"
@@ -58,11 +59,16 @@ class Enwik8(LanguageProgram):
     description = __doc__
     presets = PRESETS
     options = OPTIONS
+    passing = ("dynamic",)
 
     def check(self):
         if self.run.model != "plain" and self.run.positions:
             kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
+
+    def load(self):
+        super().load()
+        self.dynamic = {} if self.run.dynamic else None
 
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "context", "norm", "embedding_std")

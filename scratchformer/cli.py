@@ -115,6 +115,7 @@ def make_parser() -> Parser:
     command.add_argument("--data", metavar="PATH", help="the data, if it has moved since the run")
     parts = "the part of the data to score (default: test)"
     command.add_argument("--part", choices=("validation", "test"), default="test", help=parts)
+    add_dynamic(command)
     command.add_argument("--device", **DEVICE)
     command.set_defaults(run=evaluate)
 
@@ -142,6 +143,25 @@ def add_run(command: Parser, what: str) -> None:
     command.add_argument(
         "--program", metavar="FILE", help="the file that defines the run's program, if it is not found automatically"
     )
+
+
+def add_dynamic(command: Parser) -> None:
+    learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
+    command.add_argument("--dynamic", action="store_true", help=learning)
+    number: dict[str, Any] = {"type": float, "metavar": "X", "least": 0}
+    command.add_argument("--lr", **number, help="with --dynamic: the learning rate")
+    command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones")
+    number = {"type": int, "metavar": "N", "least": 1}
+    command.add_argument("--stride", **number, help="with --dynamic: tokens from one window to the next")
+    command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step")
+
+
+def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:
+    """What was given of the settings of dynamic evaluation; None without --dynamic."""
+    given = {name: value for name in ("lr", "decay", "stride", "windows") if (value := getattr(args, name)) is not None}
+    if given and not args.dynamic:
+        raise ValueError(f"--{min(given)}: applies only to --dynamic, so add it or leave --{min(given)} out")
+    return given if args.dynamic else None
 
 
 def add_precision(command: Parser) -> None:
@@ -252,15 +272,20 @@ def translate(args: argparse.Namespace) -> None:
 
 
 def evaluate(args: argparse.Namespace) -> None:
+    from .training.language import LanguageProgram
     from .training.program import find_program
     from .training.ranks import Ranks
     from .training.settings import read_settings
 
-    run = Path(args.run_folder)
+    run, dynamic = Path(args.run_folder), dynamic_settings(args)
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
         program = find_program(run, args.program).open(run, args.device, args.data, ranks)
+        if dynamic is not None and not isinstance(program, LanguageProgram):
+            raise ValueError(f"--dynamic: {program.name} trains no language model, so leave it out")
+        if isinstance(program, LanguageProgram):
+            program.dynamic = dynamic
         for line in program.scores(args.part):
             print(line)
 

@@ -2,6 +2,7 @@
 
 from .adam import Adam, AdamW
 from .clip import clip_by_global_norm
+from .dynamic import DynamicRMS
 from .muon import Muon, newton_schulz
 from .optimizer import Group
 from .schedules import Constant, Cosine, InverseSquareRoot
@@ -13,6 +14,7 @@ __all__ = [
     "AdamW",
     "Constant",
     "Cosine",
+    "DynamicRMS",
     "Group",
     "InverseSquareRoot",
     "Muon",

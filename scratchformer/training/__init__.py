@@ -1,5 +1,6 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
+from .dynamic import evaluate_dynamic, observe_gradients
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -40,6 +41,7 @@ __all__ = [
     "best_snapshot",
     "estimate",
     "evaluate_classifier",
+    "evaluate_dynamic",
     "evaluate_language_model",
     "evaluate_pretraining",
     "evaluate_transformer_xl",
@@ -48,6 +50,7 @@ __all__ = [
     "load_model",
     "load_snapshot",
     "mean_loss",
+    "observe_gradients",
     "read_metrics",
     "save_snapshot",
     "train",

@@ -11,12 +11,17 @@ import numpy as np
 from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
 from ..generation import printable, stream_text
 from ..models import TransformerXL
+from ..optim import DynamicRMS
 from ..rng import Key
+from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
 from .program import Program
 from .replicas import Replicas
 from .settings import Run
+from .stage import as_text as scores_as_text
 
+# Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed.
+DYNAMIC: Mapping[str, Any] = dict(lr=5e-5, decay=1e-3, eps=1e-5, stride=None, windows=4, learn="new", observed=100)
 LEAST = 20_000  # a short run is scored on at least as many tokens, if the part has them
 
 
@@ -29,6 +34,7 @@ class LanguageProgram(Program):
     """
 
     evaluations = 20  # during training
+    dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
 
     def load(self) -> None:
         self.corpus = load_corpus(self.run)
@@ -50,6 +56,38 @@ class LanguageProgram(Program):
             return evaluate_transformer_xl(replicas, tokens, **options)
         sizes = None if self.vocabulary is None else self.vocabulary.sizes
         return evaluate_language_model(replicas, tokens, sizes=sizes, **options)
+
+    def evaluate_dynamic(self, replicas: Replicas, part: str, **settings: Any) -> dict[str, float]:
+        """The scores of `replicas.model` on a part if it learns while it reads: see `training.evaluate_dynamic`.
+
+        settings: in place of those in DYNAMIC. The steps are scaled by gradients of the first training batches.
+        """
+        if unknown := settings.keys() - DYNAMIC.keys():
+            raise TypeError(f"settings: expected some of {', '.join(DYNAMIC)}, got {min(unknown)}")
+        chosen = {**DYNAMIC, **settings}
+        expect_adaptable(replicas)
+        optimizer = DynamicRMS(replicas.model.parameters(), **{name: chosen[name] for name in ("lr", "decay", "eps")})
+        observe_gradients(replicas, optimizer, self.batches, chosen["observed"])
+        sizes = None if self.vocabulary is None else self.vocabulary.sizes
+        options = dict(stride=chosen["stride"], windows_per_step=chosen["windows"], learn=chosen["learn"], sizes=sizes)
+        return evaluate_dynamic(replicas, self.scored_tokens(part), optimizer, **options)
+
+    def summary(self, replicas: Replicas, part: str) -> str:
+        if self.dynamic is None:
+            return super().summary(replicas, part)
+        found = scores_as_text(self.evaluate_dynamic(replicas, part, **self.dynamic))  # first, since it may be refused
+        return f"{super().summary(replicas, part)}\n{part}, learning while reading: {found}"
+
+    def prepare(self, replicas: Replicas) -> None:
+        super().prepare(replicas)
+        if self.dynamic is not None:
+            expect_adaptable(replicas)  # before training, and not only after it
+
+    def test(self, replicas: Replicas) -> dict[str, float]:
+        found = super().test(replicas)
+        if self.dynamic is not None:
+            found["dynamic"] = self.evaluate_dynamic(replicas, "test", **self.dynamic)["bits_per_byte"]
+        return found
 
     def scored_tokens(self, part: str) -> np.ndarray:
         """The tokens of a part that are scored: all, or only the first ones if the run is short."""
@@ -86,8 +124,9 @@ class LanguageProgram(Program):
         self.write()
 
     def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
-        """How the scored model was trained, to end the sentence with its score."""
-        return f"the best of {state['step']} steps"
+        """How the scored model was trained, to end the sentence with its score, and further scores."""
+        dynamic = f"\n{self.corpus.name}: {test['dynamic']:.4f} if it learns while reading" if "dynamic" in test else ""
+        return f"the best of {state['step']} steps{dynamic}"
 
     def write(self) -> None:
         """Print a continuation of the beginning of the test part."""

@@ -244,22 +244,30 @@ class Replicas:
         return type(batch)(*(a.astype(self.half.dtype) if is_floating_type(a.dtype) else a for a in moved))
 
     def gradients(
-        self, batch: Any, key: Key, remember: Callable[[list], None] | None = None, scale: float = 1.0
+        self,
+        batch: Any,
+        key: Key | None,
+        remember: Callable[[list], None] | None = None,
+        scale: float = 1.0,
+        loss: Callable[[Any, Any, Key | None], tuple[Array, Any]] | None = None,
     ) -> float:
         """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch.
 
         A micro-batch with a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the batch
         counts, the loss and the gradient are 0.
+        key: of dropout; None for no dropout.
         remember: for a model with a memory; called with a list of what `model.remember` returns for each micro-batch,
         in order, as NumPy arrays.
         scale: a power of two by which the gradient is larger while it passes backward (see `training.LossScale`). The
         flat gradient is divided by it; an overflow on the way leaves infinity or NaN there.
+        loss: called with a replica, a micro-batch on its device and a key, in place of `model.loss(*micro, key=key)`.
         Raises ValueError if the model was moved or cast (`to`), or its parameters were
         changed, after the replicas were made.
         """
         if not hasattr(batch, "weight"):
             raise TypeError(f"batch: expected one with weight and split(size), got {shown(batch)}")
-        expect_key(key)
+        if key is not None:
+            expect_key(key)
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
         total = max(1, batch.weight)
@@ -269,9 +277,10 @@ class Replicas:
         def run(model: Any, index: int) -> tuple[Array, Any]:
             micro = micro_batches[index]
             weight = micro.weight / total
-            loss, cache = model.loss(*self.move(micro), key=key.fold(index))
+            moved, own_key = self.move(micro), None if key is None else key.fold(index)
+            mean, cache = model.loss(*moved, key=own_key) if loss is None else loss(model, moved, own_key)
             model.loss_backward(weight * scale, cache)
-            return loss * weight, remember and widen(to_cpu(model.remember(cache[0])))
+            return mean * weight, remember and widen(to_cpu(model.remember(cache[0])))
 
         own, sums = self.ranks.part(len(shares)), TreeSum(len(shares), self.spare)
 

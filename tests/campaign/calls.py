@@ -204,6 +204,12 @@ def scored(of: Callable, **arguments: Any) -> Any:
     return of(training.Replicas(small_model(), 1), **arguments)
 
 
+def learned(lr: float, **arguments: Any) -> Any:
+    model = small_model()
+    optimizer = optim.SGD(model.parameters(), lr)
+    return training.evaluate_dynamic(training.Replicas(model, 1), optimizer=optimizer, **arguments)
+
+
 def consumed(of: Callable, **arguments: Any) -> list:
     return list(of(**arguments))
 
@@ -351,6 +357,22 @@ OTHERS: dict[str, Callable[[], Call]] = {
         data=TEXT,
         stride=5,
         batch_size=2,
+    ),
+    "evaluate_dynamic": lambda: call_of(
+        "evaluate_dynamic",
+        learned,
+        data=TEXT,
+        lr=0.1,
+        stride=5,
+        windows_per_step=2,
+        learn="new",
+    ),
+    "DynamicRMS": lambda: call_of(
+        "DynamicRMS",
+        lambda **given: optim.DynamicRMS(nn.Linear(3, 2).parameters(), **given),
+        lr=0.1,
+        decay=0.1,
+        eps=0.1,
     ),
     "TextBatches": lambda: call_of("TextBatches", text_batches, data=TEXT, batch_size=2, context=5, key=KEY),
     "SegmentBatches": lambda: call_of(

@@ -138,6 +138,27 @@ def test_evaluate_reproduces_the_score_of_the_program(request, call, kind):
     assert number(rf"^validation: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(best, abs=1.01e-4)
 
 
+def test_enwik8_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, imdb_run, text_file, tmp_path):
+    options = ("--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
+    told = call("enwik8", *options, "--dynamic").stdout
+    fixed, learning = (number(rf"{NUMBER} {words}", told) for words in ("bits per byte", "if it learns while reading"))
+    assert fixed == number(rf"{NUMBER} bits per byte", enwik8_run.output)
+    assert learning < fixed  # two steps of training leave much to learn
+    found = call("scratchformer", "evaluate", enwik8_run.folder, "--dynamic", "--device", "cpu").stdout
+    words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
+    assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
+    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(learning, abs=1.01e-4)
+    options = ("--dynamic", "--lr", 0, "--stride", 8, "--windows", 2, "--device", "cpu")
+    found = call("scratchformer", "evaluate", enwik8_run.folder, *options).stdout
+    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
+    line = fail("scratchformer", "evaluate", enwik8_run.folder, "--decay", 0.1)
+    assert "--decay: applies only to --dynamic" in line
+    assert "reads it in segments" in fail("scratchformer", "evaluate", xl_run.folder, "--dynamic", "--device", "cpu")
+    assert "trains no language model" in fail("scratchformer", "evaluate", imdb_run.folder, "--dynamic")
+    options = ("--data", text_file, "--out", tmp_path / "half", "--steps", 2, "--device", "cpu", "--dynamic")
+    assert "no loss scale" in fail("enwik8", *options, "--precision", "float16")
+
+
 @pytest.mark.parametrize("kind", ["enwik8", "xl"])
 def test_generate_continues_the_prompt_and_repeats_with_its_seed(request, call, kind):
     folder = request.getfixturevalue(f"{kind}_run").folder

@@ -104,6 +104,28 @@ def newton_schulz(d: Sizes) -> DerivationCase:
     return case(optim.newton_schulz, inspect.getdoc(optim.newton_schulz), names)
 
 
+def dynamic(d: Sizes) -> DerivationCase:
+    """Gradients of several training batches, one parameter's so large that its pull is limited to 1, then steps."""
+    params = [Param(d("I J"), "w"), Param(d("K"), "b")]
+    made = optim.DynamicRMS(params, lr=0.1, decay=0.3, eps=0.1 * d.scale)
+    observed = d.scale * d.generator.standard_normal((4, made.start.size))
+    observed[:, 0] *= 10 * made.start.size
+    layout = made.together[0].flat
+    for g in observed:
+        layout.grad[...] = g
+        made.observe()
+    rates = d.generator.uniform(0.01, 0.1, STEPS + 1)
+    theta, gradients = [layout.data.copy()], [np.zeros_like(layout.data)]
+    for rate in rates[1:]:
+        layout.grad[...] = d.scale * d.generator.standard_normal(layout.grad.size)
+        made.lr = float(rate)
+        made.step()
+        theta.append(layout.data.copy())
+        gradients.append(layout.grad.copy())
+    names = {"θ": np.array(theta), "G": np.array(gradients), "g": observed, "lr": rates, "λ": 0.3, "eps": made.eps}
+    return case(made.update, inspect.getdoc(optim.DynamicRMS), names)
+
+
 def clipping(d: Sizes) -> DerivationCase:
     """Two arrays taken together, which have to be scaled in every other case."""
     before = [d("I J"), d("K")]
@@ -146,6 +168,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "SGD": sgd,
     "Muon": muon,
     "newton_schulz": newton_schulz,
+    "DynamicRMS": dynamic,
     "clip_by_global_norm": clipping,
     "Constant": partial(schedule, kind=optim.Constant),
     "Cosine": lambda d: schedule(d, optim.Cosine, total=15, floor=0.1 * d.scale),
