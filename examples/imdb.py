@@ -15,22 +15,28 @@ program:
 """
 
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
-from scratchformer.models import Classifier
+from scratchformer.models import Classifier, EvidenceClassifier
 from scratchformer.training import Program, evaluate_classifier
 
 PRESETS = {
     "small": dict(
         d_model=64, heads=2, depth=2, max_length=512, keep="both", vocabulary=30_000, norm="pre", pool="mean",
-        dropout=0.5, word_dropout=0.5, embedding_std=0.03, batch_size=32, lr=5e-4, weight_decay=0.1, warmup=200,
-        steps=2112,
+        dropout=0.5, word_dropout=0.5, evidence=3, embedding_std=0.03, batch_size=32, lr=5e-4, weight_decay=0.1,
+        warmup=200, steps=2112,
     ),
     "tutorial": dict(
         d_model=128, heads=8, depth=6, max_length=512, keep="head", vocabulary=50_000, norm="post", pool="mean",
-        dropout=0.0, word_dropout=0.0, embedding_std=1.0, batch_size=4, lr=1e-4, weight_decay=0.0, warmup=10_000 // 4,
-        schedule="constant", steps=80 * 22_500 // 4,
+        dropout=0.0, word_dropout=0.0, evidence=0, embedding_std=1.0, batch_size=4, lr=1e-4, weight_decay=0.0,
+        warmup=10_000 // 4, schedule="constant", steps=80 * 22_500 // 4,
     ),
 }  # fmt: skip
 OPTIONS = {
+    "evidence": dict(
+        type=int,
+        choices=range(4),
+        default=0,
+        help="longest n-grams of the linear model whose evidence is read; 0 for none",
+    ),
     "pool": dict(choices=("mean", "max"), help="pooling over the words of a review (default: mean)"),
     "positions": dict(choices=("sinusoidal", "relative", "none"), help="position encodings (default: learned)"),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
@@ -45,7 +51,8 @@ class Imdb(Program):
 
     def load(self):
         known = self.saved_vocabulary(Vocabulary)
-        self.data = load_imdb(self.run.data, self.run.vocabulary, seed=self.run.seed, vocabulary=known)
+        options = dict(seed=self.run.seed, vocabulary=known, evidence=self.run.evidence)
+        self.data = load_imdb(self.run.data, self.run.vocabulary, **options)
         self.vocabulary = self.data.vocabulary
 
     def identity(self):
@@ -53,7 +60,10 @@ class Imdb(Program):
 
     def make_model(self, key):
         names = ("d_model", "heads", "depth", "max_length", "norm", "pool", "dropout", "embedding_std", "positions")
-        return Classifier(len(self.vocabulary), 2, key=key, **self.sizes(*names))
+        sizes = self.sizes(*names)
+        if self.run.evidence:
+            return EvidenceClassifier(len(self.vocabulary), self.run.evidence, key=key, **sizes)
+        return Classifier(len(self.vocabulary), 2, key=key, **sizes)
 
     def make_batches(self, key):
         run = self.run

@@ -2,6 +2,7 @@
 
 from .batching import (
     DrawnBatches,
+    EvidenceBatch,
     LabelledBatch,
     LabelledBatches,
     SegmentBatch,
@@ -22,6 +23,7 @@ from .enwik8 import (
     load_enwik8,
     load_standard_library,
 )
+from .evidence import find_evidence
 from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
@@ -36,6 +38,7 @@ __all__ = [
     "DataError",
     "Digits",
     "DrawnBatches",
+    "EvidenceBatch",
     "Images",
     "Imdb",
     "Labelled",
@@ -60,6 +63,7 @@ __all__ = [
     "cache_dir",
     "encode_pairs",
     "fetch",
+    "find_evidence",
     "in_order",
     "load_bytes",
     "load_digits",

@@ -107,6 +107,11 @@ class LabelledBatch(NamedTuple):
     labels: np.ndarray
 
     @property
+    def inputs(self) -> tuple[np.ndarray, ...]:
+        """The arguments of the model's forward."""
+        return self.ids, self.lengths
+
+    @property
     def weight(self) -> int:
         """The number of labels that count, of texts or of tokens."""
         return count_of(self.labels)
@@ -115,6 +120,10 @@ class LabelledBatch(NamedTuple):
     def tokens(self) -> int:
         """The number of tokens without padding."""
         return int(self.lengths.sum())
+
+    def without(self, dropped: np.ndarray) -> LabelledBatch:
+        """The batch with <unk> in place of the words where `dropped` (B, T) is true."""
+        return self._replace(ids=np.where(dropped, np.int32(UNKNOWN), self.ids))
 
     def stretched(self, rows: int, length: int) -> LabelledBatch:
         """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
@@ -134,6 +143,51 @@ class LabelledBatch(NamedTuple):
                 labels = labels[:, :width]
             parts.append(LabelledBatch(ids[:, :width], lengths, labels))
         return parts
+
+
+class EvidenceBatch(NamedTuple):
+    """Texts with numbers for each word: a `LabelledBatch` with `evidence` (B, T, I) float32, 0 after the end."""
+
+    ids: np.ndarray
+    evidence: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def inputs(self) -> tuple[np.ndarray, ...]:
+        """The arguments of the model's forward."""
+        return self.ids, self.evidence, self.lengths
+
+    @property
+    def weight(self) -> int:
+        """The number of labels."""
+        return len(self.labels)
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens without padding."""
+        return int(self.lengths.sum())
+
+    def without(self, dropped: np.ndarray) -> EvidenceBatch:
+        """The batch with <unk> in place of the words where `dropped` (B, T) is true, and without their evidence."""
+        return self._replace(
+            ids=np.where(dropped, np.int32(UNKNOWN), self.ids), evidence=self.evidence * ~dropped[:, :, None]
+        )
+
+    def stretched(self, rows: int, length: int) -> EvidenceBatch:
+        """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
+        ids, lengths, labels = LabelledBatch(self.ids, self.lengths, self.labels).stretched(rows, length)
+        evidence = np.resize(self.evidence[:rows], (rows, length, self.evidence.shape[2]))
+        return EvidenceBatch(ids, evidence, lengths, labels)
+
+    def split(self, size: int) -> list[EvidenceBatch]:
+        """The same rows, in order, as micro-batches of at most `size` rows, each as wide as its longest text."""
+        parts = (EvidenceBatch(*(a[rows] for a in self)) for rows in slices(len(self.ids), size))
+        return [
+            part._replace(ids=part.ids[:, :width], evidence=part.evidence[:, :width])
+            for part in parts
+            for width in [part.lengths.max()]
+        ]
 
 
 def expect_text(data: np.ndarray) -> None:
@@ -317,7 +371,7 @@ class LabelledBatches:
         """The epoch of training step `step`, from 0."""
         return step // len(self)
 
-    def batch(self, step: int) -> LabelledBatch:
+    def batch(self, step: int) -> LabelledBatch | EvidenceBatch:
         """The batch of training step `step`, always the same one."""
         epoch, place = divmod(step, len(self))
         plan = self._plan  # read once: another thread may ask for another epoch
@@ -327,7 +381,7 @@ class LabelledBatches:
         if not self.word_dropout:
             return batch
         dropped = self.key.fold("word dropout", step).generator().random(batch.ids.shape) < self.word_dropout
-        return batch._replace(ids=np.where(dropped & (batch.ids != PAD), np.int32(UNKNOWN), batch.ids))
+        return batch.without(dropped & (batch.ids != PAD))
 
 
 def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: bool = False) -> list[np.ndarray]:
@@ -345,7 +399,9 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
     return [batches[i] for i in generator.permutation(len(batches))]
 
 
-def in_order(dataset: Labelled, batch_size: int, max_length: int, keep: str = "head") -> Iterator[LabelledBatch]:
+def in_order(
+    dataset: Labelled, batch_size: int, max_length: int, keep: str = "head"
+) -> Iterator[LabelledBatch | EvidenceBatch]:
     """Batches for evaluation: every text once, shortest first; arguments as for `LabelledBatches`."""
     order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
     return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
@@ -356,12 +412,20 @@ def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch
     return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
 
 
-def _labelled_batch(dataset: Labelled, indices: np.ndarray, max_length: int, keep: str) -> LabelledBatch:
-    texts = [_cut(dataset.ids[i], max_length, keep) for i in indices]
-    lengths = np.array([len(text) for text in texts])
-    ids = np.full((len(texts), lengths.max()), PAD, dtype=np.int32)
-    ids[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(texts)
-    return LabelledBatch(ids, lengths, np.asarray(dataset.labels, dtype=np.int64)[indices])
+def _labelled_batch(
+    dataset: Labelled, indices: np.ndarray, max_length: int, keep: str
+) -> LabelledBatch | EvidenceBatch:
+    def padded(texts: Sequence[np.ndarray], fill: Any) -> np.ndarray:
+        cut = [_cut(texts[i], max_length, keep) for i in indices]
+        found = np.full((len(cut), lengths.max(), *cut[0].shape[1:]), fill)
+        found[np.arange(lengths.max()) < lengths[:, None]] = np.concatenate(cut)
+        return found
+
+    lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
+    ids, labels = padded(dataset.ids, np.int32(PAD)), np.asarray(dataset.labels, dtype=np.int64)[indices]
+    if not dataset.evidence:
+        return LabelledBatch(ids, lengths, labels)
+    return EvidenceBatch(ids, padded(dataset.evidence, np.float32(0)), lengths, labels)
 
 
 def _cut(text: np.ndarray, length: int, keep: str) -> np.ndarray:

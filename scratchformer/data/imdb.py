@@ -23,6 +23,7 @@ import numpy as np
 from ..progress import counted, progress_bar
 from ..rng import Key
 from .download import fetch
+from .evidence import find_evidence
 from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
@@ -58,15 +59,20 @@ BLOCK = 250  # neighbouring reviews that go to validation together, at most: far
 
 
 class Labelled(NamedTuple):
-    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array."""
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array.
+
+    evidence: numbers that come with each word, a float32 array (T, I) for each text, or none: see `data.find_evidence`.
+    """
 
     ids: list[np.ndarray]
     labels: np.ndarray
+    evidence: Sequence[np.ndarray] = ()
 
     def evenly(self, count: int) -> Labelled:
         """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
-        chosen = np.arange(count) * len(self.labels) // count
-        return Labelled([self.ids[i] for i in chosen], self.labels[chosen])
+        chosen = (np.arange(count) * len(self.labels) // count).tolist()
+        evidence = [self.evidence[i] for i in chosen] if self.evidence else ()
+        return Labelled([self.ids[i] for i in chosen], self.labels[chosen], evidence)
 
 
 class Imdb(NamedTuple):
@@ -86,7 +92,7 @@ class Imdb(NamedTuple):
         """SHA-256 of all parts except the test, encoded texts and labels in order, in hexadecimal."""
         digest = hashlib.sha256()
         unlabelled = [Labelled(list(self.unlabelled), np.empty(0))] if self.unlabelled else []
-        for ids, labels in (self.train, self.validation, *unlabelled):
+        for ids, labels, _ in (self.train, self.validation, *unlabelled):
             for array in (labels, np.array([len(text) for text in ids]), *ids):
                 digest.update(array.astype("<i8").data)
         return digest.hexdigest()
@@ -98,6 +104,7 @@ def load_imdb(
     validation: int = 2_500,
     seed: int = 0,
     vocabulary: Vocabulary | None = None,
+    evidence: int = 0,
 ) -> Imdb:
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
@@ -119,7 +126,13 @@ def load_imdb(
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
         return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
-    return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
+    data = Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
+    if not evidence:
+        return data
+    others = [data.validation.ids, data.test.ids]
+    found = find_evidence(data.train.ids, data.train.labels, others, evidence)
+    encoded = zip(("train", "validation", "test"), found, strict=True)
+    return data._replace(**{name: getattr(data, name)._replace(evidence=own) for name, own in encoded})
 
 
 def load_imdb_subwords(

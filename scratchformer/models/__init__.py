@@ -5,6 +5,7 @@ from .bert_heads import MaskedPrediction
 from .body import Body
 from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder
+from .evidence_classifier import EvidenceClassifier
 from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock
@@ -20,6 +21,7 @@ __all__ = [
     "Body",
     "Classifier",
     "EncoderDecoder",
+    "EvidenceClassifier",
     "LanguageModel",
     "Llama",
     "LlamaBlock",

@@ -62,6 +62,9 @@ class Body(Model):
     knows what often follows a few tokens, which attention would have to learn to gather. Source: Clark et al.,
     "Canine", 2022, section 3.2, for hashing; Pagnoni et al., "Byte latent transformer", 2024, section 3.2.1.
 
+    features: how many numbers come with each token, which `forward` then takes as features (B, T, I). A linear map of
+    them is added to the token's vector, and `backward` returns their gradient.
+
     block: a class of layers, or a function that creates one, called as `block(d_model, heads, key=key, **options)` for
     every block; `Stack` says what a block needs. options: all arguments that the body does not take itself; for the
     default, `TransformerBlock`, these are norm, wide, d_ff, activation, bias, eps.
@@ -86,6 +89,7 @@ class Body(Model):
         units: int | None = None,
         ngrams: Sequence[int] | None = None,
         buckets: int = 16_384,
+        features: int | None = None,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
         key: Key = Key(0),
@@ -118,6 +122,9 @@ class Body(Model):
             expect_orders(ngrams, buckets)
             rows = len(ngrams) * buckets
             self.ngrams = EmbeddingBag(rows, d_model, embedding_std, fold(key, "ngrams"))
+        self.features = None
+        if features is not None:
+            self.features = Linear(features, d_model, False, fold(key, "features"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         expect_fraction("dropout", dropout, letter="p")
         self.dropout = Dropout(dropout)
@@ -137,18 +144,25 @@ class Body(Model):
 
     @property
     def embedding(self) -> EmbeddingSum:
-        embeddings = [self.tokens] if self.ngrams is None else [self.tokens, self.ngrams]
+        embeddings = [e for e in (self.tokens, self.ngrams, self.features) if e is not None]
         return EmbeddingSum(embeddings, self.positions, dropout=self.dropout)
 
-    def inputs(self, ids: Array, before: Array | None = None) -> tuple[Array, ...]:
-        """What the embeddings look up: ids (B, T), and the buckets of the n-grams that end there.
+    def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Array]:
+        """The input of each embedding: ids (B, T), the buckets of the n-grams that end there, and features.
 
         before: (B, P), the ids that precede them.
         """
-        if self.ngrams is None:
-            return (ids,)
-        seen = ids if before is None else array_module(ids).concatenate([before, ids], axis=1)
-        return ids, ops.ngram_buckets(seen, self.orders, self.buckets)[:, -ids.shape[1] :]
+        found = [ids]
+        if self.ngrams is not None:
+            seen = ids if before is None else array_module(ids).concatenate([before, ids], axis=1)
+            found.append(ops.ngram_buckets(seen, self.orders, self.buckets)[:, -ids.shape[1] :])
+        if self.features is not None:
+            B, T = ids.shape[:2]
+            expect_shape("features", features, "B T I", B=B, T=T, I=len(self.features.w.data))
+            found.append(features)
+        elif features is not None:
+            raise ValueError("features: expected none, since the model was made without features=I")
+        return found
 
     @property
     def stack(self) -> Stack:
@@ -160,12 +174,13 @@ class Body(Model):
         pattern: ops.Pattern | None = None,
         key: Key | None = None,
         memory: Array | None = None,
+        features: Array | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`."""
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
         self.check(ids)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
-        x, embedding = self.embedding.forward(*self.inputs(ids), key=fold(key, "embedding"))
+        x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
         pattern = and_causal(pattern) if self.causal else pattern
         x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
         return x, BodyCache(embedding, stack)
@@ -177,6 +192,8 @@ class Body(Model):
         """Room for what `extend` stores in each block for `batch_size` sequences of the longest length."""
         if not self.causal:
             raise ValueError("causal: this body is not causal, so it cannot generate")
+        if self.features is not None:
+            raise ValueError("features: a new token has none, so this body cannot generate")
         expect_positive(batch_size=batch_size)
         weights = self.parameters()[0].data
         xp = array_module(weights)

@@ -68,11 +68,13 @@ class Classifier(ClassPredictor):
         lengths: Array | None = None,
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
+        features: Array | None = None,
     ) -> tuple[Array, LogitsCache]:
         """Logits (B, num_classes), or (B, T, num_classes) with pool "none", of ids (B, T) or units (B, T, I).
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
-        from 1 to T. pattern: which positions may attend to which; None for all.
+        from 1 to T. pattern: which positions may attend to which; None for all. features: (B, T, I), of a model with
+        features=I.
         """
         expect_pattern(pattern)
         if lengths is not None:
@@ -81,7 +83,7 @@ class Classifier(ClassPredictor):
             expect_range("lengths", lengths, 1, ids.shape[1])
             padding = ops.Padding(lengths)
             pattern = padding if pattern is None else pattern & padding
-        x, body = self.body.forward(ids, pattern, key)
+        x, body = self.body.forward(ids, pattern, key, features=features)
         pooled = None
         if self.pool != "none":
             pool, _ = POOLS[self.pool]

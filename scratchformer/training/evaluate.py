@@ -152,7 +152,7 @@ def evaluate_classifier(
 
     def score(model: Any, batch: Any) -> tuple[float, int]:
         moved = replicas.move(batch)
-        log_probabilities = to_cpu(model(moved.ids, moved.lengths))
+        log_probabilities = to_cpu(model(*moved.inputs))
         expect_ids("labels", batch.labels, log_probabilities.shape[1])
         own = np.take_along_axis(log_probabilities, batch.labels[:, None], axis=1)
         return -float(own.sum(dtype=np.float64)), int((log_probabilities.argmax(axis=1) == batch.labels).sum())
