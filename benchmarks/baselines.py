@@ -25,7 +25,6 @@ from __future__ import annotations
 import argparse
 import bz2
 import lzma
-import re
 import time
 import zlib
 from collections.abc import Callable, Iterable
@@ -34,19 +33,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import sparse
-from scipy.sparse.csgraph import connected_components
 from threadpoolctl import threadpool_limits
 
 from scratchformer.data import Corpus, DataError, load_enwik8, tokenize
 from scratchformer.data.download import fetch
-from scratchformer.data.imdb import BLOCK, CHECKSUM, FILENAME, URL, hold_out, read_splits
+from scratchformer.data.evidence import log_ratios
+from scratchformer.data.films import films_of
+from scratchformer.data.imdb import CHECKSUM, FILENAME, URL, hold_out, read_splits
 
 try:
     import pyppmd
-    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer, TfidfVectorizer
+    from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
-    from sklearn.preprocessing import normalize
     from sklearn.svm import LinearSVC
 except ImportError as error:
     raise SystemExit(f"{error}: pip install 'scratchformer[baselines]'") from error
@@ -56,22 +55,13 @@ ORDERS = (4, 6, 8, 12, 16, 24)  # of PPMd: its longest context, in bytes
 MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
 VALIDATION = 2_500  # reviews, as in `load_imdb`
 JUDGES, DRAWS = (2_500, 5_000), 1_000  # sizes of validation parts, and how many of each size are drawn
-NAME = re.compile("(?<=[a-z,] )[A-Z][a-z]+")
+BLOCK = 250  # neighbouring reviews: far more than one film has
 PROBES = ("logistic regression, words", "naive Bayes weights, bigrams")
 
 
 class Part(NamedTuple):
     texts: list[str]
     labels: np.ndarray
-
-
-def log_ratios(x: sparse.csr_matrix, labels: np.ndarray, smoothing: float = 1.0) -> np.ndarray:
-    """r_j = log(p_j / Σ p) − log(q_j / Σ q), (features,); p and q count feature j in class 1 and 0, plus `smoothing`.
-
-    `x` (reviews, features) are counts. Source: Wang and Manning 2012, section 2.
-    """
-    p, q = (smoothing + np.asarray(x[labels == label].sum(axis=0), np.float64).ravel() for label in (1, 0))
-    return np.log(p / p.sum()) - np.log(q / q.sum())
 
 
 def naive_bayes(x: sparse.csr_matrix, labels: np.ndarray) -> Callable:
@@ -160,29 +150,8 @@ def score_linear(method: Linear, train: Part, validation: Part, test: Part) -> R
     return Row(best, found[best], on_test, after_both, seconds)
 
 
-def films_of(part: Part) -> np.ndarray:
-    """The film of each review, (reviews,), as guessed from the names that reviews share; `labels` are sorted.
-
-    A name is a capitalised word inside a sentence that at most 60 reviews contain. Neighbours of one class with similar
-    names are of one film. Such groups of the two classes are of one film if each is the other's most similar.
-    """
-    names = TfidfVectorizer(analyzer=NAME.findall, min_df=2, max_df=60, sublinear_tf=True).fit_transform(part.texts)
-    alike, n = sparse.triu(names @ names.T, 1).tocoo(), len(part.labels)
-    near = (part.labels[alike.row] == part.labels[alike.col]) & (alike.col - alike.row <= 30) & (alike.data > 0.25)
-    links = sparse.coo_matrix((alike.data[near], (alike.row[near], alike.col[near])), (n, n))
-    count, group = connected_components(links, directed=False)
-    centres = normalize(sparse.csr_matrix((np.ones(n), (group, np.arange(n)))) @ names)
-    first = group[np.argmax(part.labels)]  # groups are numbered in the order of reviews: from here on, of class 1
-    alike = (centres[:first] @ centres[first:].T).tocsr()
-    best, back = (np.asarray(alike.argmax(axis=axis)).ravel() for axis in (1, 0))
-    mutual = np.flatnonzero((back[best] == np.arange(first)) & (alike.max(axis=1).toarray().ravel() > 0.3))
-    film = np.arange(count)
-    film[first + best[mutual]] = mutual
-    return film[group]
-
-
 def blocks_of(part: Part) -> np.ndarray:
-    """The block of each review, (reviews,), as `load_imdb` holds them out: neighbours of one class; sorted labels."""
+    """The block of each review, (reviews,): neighbours of one class; sorted labels."""
     return np.concatenate(
         [label * len(part.labels) + np.arange(np.sum(part.labels == label)) // BLOCK for label in (0, 1)]
     )
@@ -224,7 +193,7 @@ def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
     print(f"\n{f'points, from {count} folds':<44}{'mean less test':>16}{'sd of folds':>13}{sizes}")
     for kind, groups in (
         ("blocks", blocks_of(part)),
-        ("films", films_of(part)),
+        ("films", films_of(part.texts, part.labels)),
         ("singly", np.arange(len(part.labels))),
     ):
         folds = folds_of(groups, count)

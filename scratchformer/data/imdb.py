@@ -24,6 +24,7 @@ from ..progress import counted, progress_bar
 from ..rng import Key
 from .download import fetch
 from .evidence import find_evidence
+from .films import films_of
 from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
 from .vocabulary import Vocabulary, has_word
@@ -53,9 +54,6 @@ _WITHOUT_CONTENT = (
     tarfile.FIFOTYPE,
 )
 _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0-9]+)\.txt")
-
-
-BLOCK = 250  # neighbouring reviews that go to validation together, at most: far more than one film has
 
 
 class Labelled(NamedTuple):
@@ -108,11 +106,10 @@ def load_imdb(
 ) -> Imdb:
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
-    `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. They are set
-    aside in blocks of up to 250 neighbours: reviews of one film are next to each other in the archive, and a model that
-    has read some of them recognises the others by the names they mention. The test part shares no films with the
-    training part, so validation must not share films with training either, or its accuracy would be too high. (A film
-    at the edge of a block may still be split.)
+    `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. All reviews of a
+    film are drawn or none, as far as the names in them tell (`films_of`). A model that has read some reviews of a film
+    recognises the others by the names they mention, and knows whether people liked it. The test part shares no films
+    with the training part, so a validation part that does would have another accuracy.
 
     The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
     given, as on resume, it is used unchanged. Raises DataError.
@@ -321,26 +318,34 @@ def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
 ) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
     """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
-    chosen = _drawn(labels, count, Key(seed).fold("validation"), path)
+    classes = np.unique(labels)
+    shares = np.array([count // len(classes) + (i < count % len(classes)) for i in range(len(classes))])
+    for label, share in zip(classes, shares.tolist(), strict=True):
+        size = int(np.sum(labels == label))
+        if not 0 <= share < size:
+            raise DataError(
+                f"{path}: {count} validation reviews need {share} of class {label}, "
+                f"but the training part has only {size}"
+            )
+    films = films_of(texts, labels) if count else np.arange(len(labels))
+    chosen = _whole_films(films, np.searchsorted(classes, labels), shares, Key(seed))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
     return ([texts[i] for i in kept], labels[kept]), ([texts[i] for i in chosen], labels[chosen])
 
 
-def _drawn(labels: np.ndarray, count: int, key: Key, path: str | os.PathLike[str]) -> np.ndarray:
-    """Ascending indices of `count` of the `labels`, balanced over the classes, in blocks drawn from `key`."""
-    classes = np.unique(labels)
-    generator = key.generator()
-    chosen = []
-    for i, label in enumerate(classes):
-        members = np.flatnonzero(labels == label)
-        share = count // len(classes) + (i < count % len(classes))
-        if not 0 <= share < len(members):
-            raise DataError(
-                f"{path}: {count} validation reviews need {share} of class {label}, "
-                f"but the training part has only {len(members)}"
-            )
-        size = max(1, min(BLOCK, share))
-        blocks = [members[start : start + size] for start in range(0, len(members), size)]
-        drawn = [blocks[b] for b in generator.permutation(len(blocks))]
-        chosen.append(np.concatenate(drawn)[:share])
-    return np.sort(np.concatenate(chosen))
+def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:
+    """Indices of reviews, shares[k] of class k: all of a film or none, for as many films as possible, drawn from `key`.
+
+    films, classes: (reviews,), the numbers of each review's film and class.
+    """
+    order = key.fold("validation").generator().permutation(int(films.max(initial=-1)) + 1)
+    sizes = np.zeros((len(order), len(shares)), int)
+    np.add.at(sizes, (films, classes), 1)
+    missing, chosen = shares.copy(), np.zeros(len(films), bool)
+    for film in order:
+        if (sizes[film] <= missing).all():
+            missing -= sizes[film]
+            chosen[films == film] = True
+    for k in np.flatnonzero(missing):  # no film fits: a part of some
+        chosen[np.flatnonzero(~chosen & (classes == k))[: missing[k]]] = True
+    return np.flatnonzero(chosen)

@@ -46,14 +46,6 @@ def test_what_only_validation_shows_counts_after_both(baselines):
     assert (row.validation, row.test, row.after_both) == (0.5, 0.5, 1.0)
 
 
-def test_reviews_of_one_film_are_found_by_its_names(baselines):
-    """Two films with reviews of both classes, and one review without names."""
-    marple, holmes = "we met Marple in Cornwall", "we met Holmes on Dartmoor"
-    texts, labels = [marple, marple, holmes, "dull", holmes, marple], np.array([0, 0, 0, 0, 1, 1])
-    a, b, c, d, e, f = baselines.films_of(baselines.Part(texts, labels))
-    assert a == b == f and c == e and len({a, c, d}) == 3
-
-
 def test_a_validation_part_has_whole_groups(baselines):
     labels = np.repeat([0, 1], 1000)
     blocks = baselines.blocks_of(baselines.Part([], labels))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scratchformer.data import DataError, Vocabulary, load_imdb, load_imdb_subwords, read_reviews, read_splits
+from scratchformer.data.imdb import hold_out
 
 WORDS = "a film the story was good bad dull bright long short acting never always again".split()
 
@@ -380,20 +381,25 @@ def test_load_imdb_splits_and_builds_the_vocabulary_from_the_training_part_alone
     assert len(load_imdb(archive, vocabulary_size=10, validation=6).vocabulary) == 10
 
 
-def test_validation_is_made_of_neighbours_whose_films_are_not_in_training(tmp_path):
-    archive = write_archive(tmp_path / "a.tar.gz", make_reviews())
-    texts, _ = read_reviews(archive, "train")
-    places = set()
+def test_all_reviews_of_a_film_are_held_out_or_none():
+    """Eight films, each with two reviews of class 0 and one of class 1, and 24 reviews without names."""
+    names = [first + last for first in ("Mar", "Hol", "Poi", "Mai") for last in ("ple", "mes")]
+    texts = [f"we met {name} again {i}" for name in names for i in range(2)] + [f"dull {i}" for i in range(8)]
+    texts += [f"they saw {name} there" for name in names] + [f"fine {i}" for i in range(16)]
+    drawn = set()
     for seed in range(8):
-        data = load_imdb(archive, vocabulary_size=200, validation=8, seed=seed)
-        train = set(decoded(data.train, data.vocabulary))
-        held_out = [
-            i for i, text in enumerate(texts) if data.vocabulary.decode(data.vocabulary.encode(text)) not in train
-        ]
-        for block in (held_out[:4], held_out[4:]):
-            assert block == list(range(block[0], block[0] + 4))
-            places.add(block[0])
-    assert len(places) > 2
+        parts = hold_out(texts, np.repeat([0, 1], 24), 8, seed, "reviews")
+        train, validation = ({name for name in names if name in " ".join(part)} for part, _ in parts)
+        assert not train & validation
+        assert [np.bincount(labels).tolist() for _, labels in parts] == [[20, 20], [4, 4]]
+        drawn.add(frozenset(validation))
+    assert len(drawn) > 2
+
+
+def test_a_film_is_divided_if_none_fits():
+    texts = [f"we met {name} again {i}" for name in ("Marple", "Holmes") for i in range(3)] + ["fine"] * 6
+    (train, _), (validation, labels) = hold_out(texts, np.repeat([0, 1], 6), 8, 0, "reviews")
+    assert (len(train), len(validation), labels.tolist()) == (4, 8, [0] * 4 + [1] * 4)
 
 
 def test_load_imdb_is_a_function_of_its_seed(tmp_path):
@@ -460,7 +466,7 @@ def test_the_fingerprint_covers_everything_but_the_test_part(tmp_path):
     again = load_imdb(write_folder(tmp_path / "folder", reviews), validation=4)
     assert first.fingerprint == again.fingerprint
     assert len(first.fingerprint) == 64
-    texts, labels = first.train
+    texts, labels, _ = first.train
     flipped = labels.copy()
     flipped[0] = 1 - flipped[0]
     moved = [np.concatenate(texts[:2]), texts[0][:0], *texts[2:]]
@@ -483,8 +489,8 @@ def test_subwords_and_texts_to_pre_train_on(tmp_path):
     reviews["aclImdb/train/unsup/78_0.txt"] = b"pineapple<br /><br />pineapple"
     reviews["aclImdb/train/unsup/79_0.txt"] = b"it"  # one token
     archive = write_archive(tmp_path / "a.tar.gz", reviews)
-    data = load_imdb_subwords(archive, vocabulary_size=400, validation=6, seed=3)
-    words = load_imdb(archive, vocabulary_size=400, validation=6, seed=3)
+    data = load_imdb_subwords(archive, vocabulary_size=400, validation=6, seed=4)
+    words = load_imdb(archive, vocabulary_size=400, validation=6, seed=4)
     numbers = [re.findall(r"number ?(\d+)", " ".join(decoded(part, part_of.vocabulary)))
                for part_of in (data, words) for part in part_of[:3]]  # fmt: skip
     assert numbers[:3] == numbers[3:]
@@ -498,7 +504,7 @@ def test_subwords_and_texts_to_pre_train_on(tmp_path):
     assert "test" not in data.vocabulary.tokenizer.get_vocab()
     assert all(ids.dtype == np.int32 and len(ids) > 1 for ids in data.unlabelled)
 
-    again = load_imdb_subwords(archive, validation=6, seed=3, vocabulary=data.vocabulary)
+    again = load_imdb_subwords(archive, validation=6, seed=4, vocabulary=data.vocabulary)
     assert again.vocabulary is data.vocabulary and again.fingerprint == data.fingerprint
     fewer = data._replace(unlabelled=data.unlabelled[1:])
     assert len({data.fingerprint, fewer.fingerprint, data._replace(unlabelled=()).fingerprint}) == 3
