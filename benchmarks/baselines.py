@@ -214,7 +214,7 @@ def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
 def imdb(path: str | None, folds: int | None) -> None:
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = {split: Part(*part) for split, part in read_splits(path, ("train", "test")).items()}
-    train, validation = (Part(*part) for part in hold_out(*parts["train"], VALIDATION, 0, path))
+    train, validation = (Part(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, 0, path))
     names = PROBES if folds else tuple(LINEAR)
     scored = ((name, score_linear(LINEAR[name], train, validation, parts["test"])) for name in names)
     rows = print_rows("accuracy", scored, ".2%")

@@ -23,7 +23,7 @@ import numpy as np
 from ..progress import counted, progress_bar
 from ..rng import Key
 from .download import fetch
-from .evidence import find_evidence
+from .evidence import FOLDS, find_evidence
 from .films import films_of
 from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
@@ -116,7 +116,7 @@ def load_imdb(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
-    train, held_out = hold_out(*parts["train"], validation, seed, path)
+    (*train, films), (*held_out, _) = hold_out(*parts["train"], validation, seed, path)
     if vocabulary is None:
         vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
 
@@ -127,7 +127,7 @@ def load_imdb(
     if not evidence:
         return data
     others = [data.validation.ids, data.test.ids]
-    found = find_evidence(data.train.ids, data.train.labels, others, evidence)
+    found = find_evidence(data.train.ids, data.train.labels, others, evidence, folds=films % FOLDS)
     encoded = zip(("train", "validation", "test"), found, strict=True)
     return data._replace(**{name: getattr(data, name)._replace(evidence=own) for name, own in encoded})
 
@@ -151,7 +151,7 @@ def load_imdb_subwords(
     parts = {
         split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
     }
-    train, held_out = hold_out(*parts["train"], validation, seed, path)
+    (*train, _), (*held_out, _) = hold_out(*parts["train"], validation, seed, path)
     seen = {*held_out[0], *parts["test"][0]}
     texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
     if vocabulary is None:
@@ -316,8 +316,10 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
 
 def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
-) -> tuple[tuple[list[str], np.ndarray], tuple[list[str], np.ndarray]]:
-    """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
+) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
+    """The training part of `path` without `count` reviews, and those reviews, each with the numbers of their films: see
+    `load_imdb`.
+    """
     classes = np.unique(labels)
     shares = np.array([count // len(classes) + (i < count % len(classes)) for i in range(len(classes))])
     for label, share in zip(classes, shares.tolist(), strict=True):
@@ -327,10 +329,10 @@ def hold_out(
                 f"{path}: {count} validation reviews need {share} of class {label}, "
                 f"but the training part has only {size}"
             )
-    films = films_of(texts, labels) if count else np.arange(len(labels))
+    films = films_of(texts, labels)
     chosen = _whole_films(films, np.searchsorted(classes, labels), shares, Key(seed))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
-    return ([texts[i] for i in kept], labels[kept]), ([texts[i] for i in chosen], labels[chosen])
+    return [([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
 
 
 def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:
