@@ -116,18 +116,18 @@ def load_imdb(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
-    (*train, films), (*held_out, _) = hold_out(*parts["train"], validation, seed, path)
+    train, held_out = hold_out(*parts["train"], validation, seed, path)
     if vocabulary is None:
-        vocabulary = Vocabulary.build(counted(train[0], "counting words", "reviews"), vocabulary_size)
+        vocabulary = Vocabulary.build(counted(train.texts, "counting words", "reviews"), vocabulary_size)
 
     def encode(texts: list[str], labels: np.ndarray) -> Labelled:
         return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
-    data = Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary)
+    data = Imdb(encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"]), vocabulary)
     if not evidence:
         return data
     others = [data.validation.ids, data.test.ids]
-    found = find_evidence(data.train.ids, data.train.labels, others, evidence, folds=films % FOLDS)
+    found = find_evidence(data.train.ids, data.train.labels, others, evidence, folds=train.films % FOLDS)
     encoded = zip(("train", "validation", "test"), found, strict=True)
     return data._replace(**{name: getattr(data, name)._replace(evidence=own) for name, own in encoded})
 
@@ -151,7 +151,7 @@ def load_imdb_subwords(
     parts = {
         split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
     }
-    (*train, _), (*held_out, _) = hold_out(*parts["train"], validation, seed, path)
+    train, held_out = hold_out(*parts["train"], validation, seed, path)
     seen = {*held_out[0], *parts["test"][0]}
     texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
     if vocabulary is None:
@@ -161,7 +161,7 @@ def load_imdb_subwords(
         return Labelled(vocabulary.encode_all(texts), labels)
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
-    return Imdb(encode(*train), encode(*held_out), encode(*parts["test"]), vocabulary, unlabelled)
+    return Imdb(encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"]), vocabulary, unlabelled)
 
 
 def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:
@@ -314,12 +314,18 @@ def _ordered(reviews: dict[tuple[int, ...], str]) -> tuple[list[str], np.ndarray
     return [reviews[place] for place in places], np.array([label for label, *_ in places], dtype=np.int64)
 
 
+class Reviews(NamedTuple):
+    """Texts, their classes, and the numbers of their films, (reviews,)."""
+
+    texts: list[str]
+    labels: np.ndarray
+    films: np.ndarray
+
+
 def hold_out(
     texts: list[str], labels: np.ndarray, count: int, seed: int, path: str | os.PathLike[str]
-) -> list[tuple[list[str], np.ndarray, np.ndarray]]:
-    """The training part of `path` without `count` reviews, and those reviews, each with the numbers of their films: see
-    `load_imdb`.
-    """
+) -> list[Reviews]:
+    """The training part of `path` without `count` reviews, and those reviews: see `load_imdb`."""
     classes = np.unique(labels)
     shares = np.array([count // len(classes) + (i < count % len(classes)) for i in range(len(classes))])
     for label, share in zip(classes, shares.tolist(), strict=True):
@@ -332,7 +338,7 @@ def hold_out(
     films = films_of(texts, labels)
     chosen = _whole_films(films, np.searchsorted(classes, labels), shares, Key(seed))
     kept = np.setdiff1d(np.arange(len(labels)), chosen)
-    return [([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
+    return [Reviews([texts[i] for i in part.tolist()], labels[part], films[part]) for part in (kept, chosen)]
 
 
 def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:
