@@ -148,12 +148,15 @@ def load_imdb_subwords(
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, optional=("unsup",))
-    parts = {
-        split: ([text.replace("<br />", " ") for text in texts], labels) for split, (texts, labels) in parts.items()
-    }
     train, held_out = hold_out(*parts["train"], validation, seed, path)
-    seen = {*held_out[0], *parts["test"][0]}
-    texts = [text for text in (*train[0], *parts["unsup"][0]) if text not in seen]
+
+    def without_breaks(texts: list[str]) -> list[str]:
+        return [text.replace("<br />", " ") for text in texts]
+
+    train, held_out = (part._replace(texts=without_breaks(part.texts)) for part in (train, held_out))
+    test, unlabelled_texts = without_breaks(parts["test"][0]), without_breaks(parts["unsup"][0])
+    seen = {*held_out.texts, *test}
+    texts = [text for text in (*train.texts, *unlabelled_texts) if text not in seen]
     if vocabulary is None:
         vocabulary = Subwords.wordpiece(texts, vocabulary_size)
 
@@ -161,7 +164,8 @@ def load_imdb_subwords(
         return Labelled(vocabulary.encode_all(texts), labels)
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
-    return Imdb(encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"]), vocabulary, unlabelled)
+    encoded = encode(*train[:2]), encode(*held_out[:2]), encode(test, parts["test"][1])
+    return Imdb(*encoded, vocabulary, unlabelled)
 
 
 def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:
