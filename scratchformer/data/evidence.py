@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ops.checks import expect_at_least, expect_number, expect_positive, expect_shape
+from ..progress import counted
 from .reading import DataError
 
 BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
@@ -114,18 +115,19 @@ def logistic(parameters: np.ndarray, x: Any, across: Any, y: np.ndarray, c: floa
 
     parameters: (G + 1,), u and then the bias. x: (B, G), and across (G, B), its transpose: sparse matrices. y: (B,).
 
-    Gradient. The derivative of log(1 + exp(z)) is p, the probability of class 1. The bias has no penalty:
+    Gradient. The derivative of log(1 + exp(z)) is p, the probability of class 1. So e is that of the loss by z,
+    slope that by u, and slope0 that by the bias, which has no penalty:
 
-        p_b = 1/(1 + exp(−z_b))        dz_b = c (p_b − y_b)
-        du_g = Σ_b dz_b x_bg + u_g        dbias = Σ_b dz_b
+        p_b = 1/(1 + exp(−z_b))        e_b = c (p_b − y_b)
+        slope_g = Σ_b e_b x_bg + u_g        slope0 = Σ_b e_b
     """
     from scipy.special import expit
 
     u, bias = parameters[:-1], parameters[-1]
     z = x @ u + bias
-    dz = c * (expit(z) - y)
+    e = c * (expit(z) - y)
     loss = c * float(np.sum(np.logaddexp(0, z) - y * z)) + 0.5 * float(u @ u)
-    return loss, np.append(across @ dz + u, dz.sum())
+    return loss, np.append(across @ e + u, e.sum())
 
 
 def find_evidence(
@@ -160,7 +162,7 @@ def find_evidence(
             raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
     counts = count(train, order)
     found: list[np.ndarray] = [np.empty(0)] * len(train)
-    for fold in np.unique(folds):
+    for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
         model = fit(counts, labels, order, c, np.flatnonzero(folds != fold))
         for i in np.flatnonzero(folds == fold).tolist():
             found[i] = model.of(train[i])
