@@ -66,7 +66,7 @@ class Model(Layer):
         found: dict[str, Parameter] = {}
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
             if init := vars(part).get("__init__"):
-                found |= {name: p for name, p in named(init).items() if name not in found}
+                found |= {name: p for name, p in named(init).items() if name not in found and name not in cls.fixed}
                 if not passes_on(init):
                     return found, False
         taker = cls.passes_to(given)
