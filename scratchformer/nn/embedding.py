@@ -51,9 +51,13 @@ class EmbeddingBag(Layer):
     std: the standard deviation of the initial values, which are normal. ids: (B, T, K), integers. Returns (B, T, C).
     ids have no gradient, so `backward` returns None.
 
-    Forward and backward. Every term of the sum has the gradient dy, which goes to the row that was looked up:
+    Forward:
 
-        y_btc = Σ_k table_vc with v = ids_btk        dtable_vc = Σ_b Σ_t Σ_k [ids_btk = v] dy_btc
+        y_btc = Σ_k table_vc with v = ids_btk
+
+    Backward. Every term of the sum has the gradient dy, which goes to the row that was looked up:
+
+        dtable_vc = Σ_b Σ_t Σ_k [ids_btk = v] dy_btc
 
     This is `embedding` for each k, and all add to the same gradient:
 

@@ -75,11 +75,7 @@ def test_every_option_that_is_listed_is_taken(name):
         ("SparseTransformer", "causal", "causal: a SparseTransformer always is, and takes no such option"),
         ("TransformerXL", "causal", "causal: a TransformerXL always is, and takes no such option"),
         ("TransformerXL", "positions", "positions: a TransformerXL has relative ones, and takes no such option"),
-        (
-            "EvidenceClassifier",
-            "num_classes",
-            "num_classes: an EvidenceClassifier has two .*",
-        ),
+        ("EvidenceClassifier", "num_classes", "num_classes: an EvidenceClassifier has two .*"),
         ("EvidenceClassifier", "units", "units: an EvidenceClassifier reads words, and takes no such option"),
         ("GPT2", "causal", "causal: a GPT2 always is, and takes no such option"),
     ],
