@@ -13,7 +13,7 @@ from .data import Vocabulary
 from .data.subwords import BEGIN, END
 from .dispatch import reference_only
 from .generation import beam_search
-from .models import Classifier, EncoderDecoder, LanguageModel
+from .models import Classifier, EncoderDecoder, EvidenceClassifier, LanguageModel
 from .nn.recompute import RecomputeCache
 from .ops import sinusoidal_positions
 from .training import best_snapshot, load_model, read_metrics
@@ -41,7 +41,7 @@ def pyplot() -> Any:
 
 def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Iterator[Path]:
     """Plot the run in folder `run` into `out`, and yield the paths: curves.png, or one for each stage; attention.png,
-    if the model reads text; and positions.png, if it is not an encoder-decoder.
+    if the model reads text alone; and positions.png, if it is not an encoder-decoder.
 
     text: the text whose attention is shown; a short example by default. Raises ValueError if the folder holds no run.
     """
@@ -57,13 +57,15 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     model, state = load_model(best_snapshot(folders[0]))
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
+    alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)
     for name, records in curves.items():
         yield plot_curves(records, settings, out / f"{name}.png")
     if readable:
-        yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
+        if alone:
+            yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
         if not isinstance(model, EncoderDecoder):
             yield plot_positions(model, out / "positions.png")
 

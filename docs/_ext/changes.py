@@ -15,6 +15,7 @@ from scratchformer.models import GPT2, Llama, SparseTransformer, TransformerXL
 
 BEFORE = {
     "Classifier": None,
+    "EvidenceClassifier": "Classifier",
     "LanguageModel": "Classifier",
     "SparseTransformer": "LanguageModel",
     "TransformerXL": "LanguageModel",
@@ -39,6 +40,15 @@ def _classifier() -> str:
         "every other, and the mean over all positions goes through a linear layer, which gives one logit for each "
         "class. Padding is hidden from attention and left out of the mean, so the class of a text does not depend on "
         "the other texts in its batch."
+    )
+
+
+def _evidence_classifier() -> str:
+    return (
+        "The classifier beside a linear model, which says with I numbers how much each word speaks for one of two "
+        "classes. They are used twice. A matrix maps them to C, and the result is added to the vector of the word, so "
+        "the transformer can weigh them by their context. Their sum over the text goes straight to the logits, so "
+        "what the linear model knows need not be learned again."
     )
 
 
@@ -144,6 +154,7 @@ def _llama() -> str:
 
 WORDS: dict[str, Callable[[], str]] = {
     "Classifier": _classifier,
+    "EvidenceClassifier": _evidence_classifier,
     "LanguageModel": _language_model,
     "SparseTransformer": _sparse_transformer,
     "TransformerXL": _transformer_xl,

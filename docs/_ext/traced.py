@@ -55,6 +55,12 @@ def _classifier(d: Sizes) -> LayerCase:
     return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
 
 
+def _evidence_classifier(d: Sizes) -> LayerCase:
+    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
+    evidence = d("B T I").astype(np.float32)
+    return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
+
+
 def _encoder_decoder(d: Sizes) -> LayerCase:
     model = models.EncoderDecoder(d.V, d.C, d.H, DEPTH)
     return LayerCase(model, (_ids(d, "B S"), d.lengths("S"), _ids(d, "B T"), _ids(d, "B T")))
@@ -112,6 +118,7 @@ CASES: dict[str, Callable[[Sizes], LayerCase]] = {
     "Body": lambda d: LayerCase(models.Body(d.V, d.C, d.H, DEPTH, d.T + 1), (_ids(d, "B T"),)),
     "Bert": _body_of_bert,
     "Classifier": _classifier,
+    "EvidenceClassifier": _evidence_classifier,
     "LanguageModel": _text(models.LanguageModel),
     "SparseTransformer": lambda d: _text(models.SparseTransformer, stride=4)(d),
     "TransformerXL": _transformer_xl,

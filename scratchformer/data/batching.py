@@ -182,12 +182,12 @@ class EvidenceBatch(NamedTuple):
 
     def split(self, size: int) -> list[EvidenceBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows, each as wide as its longest text."""
-        parts = (EvidenceBatch(*(a[rows] for a in self)) for rows in slices(len(self.ids), size))
-        return [
-            part._replace(ids=part.ids[:, :width], evidence=part.evidence[:, :width])
-            for part in parts
-            for width in [part.lengths.max()]
-        ]
+        parts = []
+        for rows in slices(len(self.ids), size):
+            ids, evidence, lengths, labels = (a[rows] for a in self)
+            width = lengths.max()
+            parts.append(EvidenceBatch(ids[:, :width], evidence[:, :width], lengths, labels))
+        return parts
 
 
 def expect_text(data: np.ndarray) -> None:
@@ -454,4 +454,6 @@ def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: st
     lengths = np.array([len(text) for text in dataset.ids])
     if not lengths.all():
         raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")
+    if dataset.evidence and [len(evidence) for evidence in dataset.evidence] != lengths.tolist():
+        raise ValueError("dataset: expected evidence for each word of each text")
     return np.minimum(lengths, max_length)

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_number, expect_positive
+from ..ops.checks import expect_at_least, expect_number, expect_positive, expect_shape
+from ..progress import counted
 from .reading import DataError
 
 BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
@@ -39,12 +40,11 @@ class Evidence(NamedTuple):
         """The evidence in a text ids (T,): float32 (T, order), a column for each n. An n-gram counts where it occurs
         first. The sum of all, plus the bias, is the logit of class 1.
         """
-        keys = keys_of(ids, self.order)
+        keys, first = np.unique(keys_of(ids, self.order), return_index=True)
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        found = np.where(self.keys[places] == keys, self.weights[places], 0).astype(np.float32)
-        first = np.zeros(keys.size, bool)
-        first[np.unique(keys, return_index=True)[1]] = True
-        return found * first.reshape(keys.shape)
+        evidence = np.zeros(len(ids) * self.order, np.float32)
+        evidence[first] = np.where(self.keys[places] == keys, self.weights[places], 0)
+        return evidence.reshape(len(ids), self.order)
 
 
 def keys_of(ids: np.ndarray, order: int) -> np.ndarray:
@@ -90,37 +90,44 @@ def log_ratios(x: Any, labels: np.ndarray) -> np.ndarray:
 
 
 def fit(counts: Counts, labels: np.ndarray, order: int, c: float = 0.1, rows: Any = slice(None)) -> Evidence:
-    """The logistic regression of some rows of `counts`, by L-BFGS (SciPy).
+    """The logistic regression of some rows of `counts`, by L-BFGS (SciPy): see `logistic`.
 
-    With x_bg for whether text b contains n-gram g, r_g the log-ratios, and labels y_b of 0 and 1, it minimises
-
-        z_b = Σ_g x_bg r_g u_g + bias        loss = c Σ_b (log(1 + exp(z_b)) − y_b z_b) + 1/2 Σ_g u_g²
-
-    The derivative of log(1 + exp(z)) is σ(z) = 1/(1 + exp(−z)), so
-
-        dz_b = c (σ(z_b) − y_b)        du_g = Σ_b dz_b x_bg r_g + u_g        dbias = Σ_b dz_b
-
-    An n-gram's weight in the logit is r_g u_g. The penalty of u makes weights with a large log-ratio cheap, so an
-    n-gram that occurs in texts of both classes has little weight.
+    A text's inputs are the log-ratios r_g of its n-grams, so with the parameters u the weight of an n-gram in the logit
+    is r_g u_g. The penalty of u makes weights with a large log-ratio cheap, so an n-gram that occurs in texts of both
+    classes has little weight.
     """
     from scipy import optimize
+
+    x, y = counts.x[rows], labels[rows]
+    ratios = log_ratios(x, y)
+    scaled = x.multiply(ratios).tocsr()
+    arguments = (scaled, scaled.T.tocsr(), y.astype(np.float64), c)
+    start, options = np.zeros(len(ratios) + 1), {"maxiter": ITERATIONS}
+    found = optimize.minimize(logistic, start, arguments, jac=True, method="L-BFGS-B", options=options).x
+    return Evidence(counts.keys, ratios * found[:-1], float(found[-1]), order)
+
+
+def logistic(parameters: np.ndarray, x: Any, across: Any, y: np.ndarray, c: float) -> tuple[float, np.ndarray]:
+    """The loss of a logistic regression, and its gradient. Labels y_b are 0 or 1:
+
+        z_b = Σ_g x_bg u_g + bias
+        loss = c Σ_b (log(1 + exp(z_b)) − y_b z_b) + 1/2 Σ_g u_g²
+
+    parameters: (G + 1,), u and then the bias. x: (B, G), and across (G, B), its transpose: sparse matrices. y: (B,).
+
+    Gradient. The derivative of log(1 + exp(z)) is p, the probability of class 1. So e is that of the loss by z,
+    slope that by u, and slope0 that by the bias, which has no penalty:
+
+        p_b = 1/(1 + exp(−z_b))        e_b = c (p_b − y_b)
+        slope_g = Σ_b e_b x_bg + u_g        slope0 = Σ_b e_b
+    """
     from scipy.special import expit
 
-    x, y = counts.x[rows], labels[rows].astype(np.float64)
-    ratios = log_ratios(x, labels[rows])
-    scaled = x.multiply(ratios).tocsr()
-    across = scaled.T.tocsr()
-
-    def loss(parameters: np.ndarray) -> tuple[float, np.ndarray]:
-        u, bias = parameters[:-1], parameters[-1]
-        z = scaled @ u + bias
-        dz = c * (expit(z) - y)
-        value = c * float(np.sum(np.logaddexp(0, z) - y * z)) + 0.5 * float(u @ u)
-        return value, np.append(across @ dz + u, dz.sum())
-
-    start = np.zeros(len(ratios) + 1)
-    found = optimize.minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": ITERATIONS}).x
-    return Evidence(counts.keys, ratios * found[:-1], float(found[-1]), order)
+    u, bias = parameters[:-1], parameters[-1]
+    z = x @ u + bias
+    e = c * (expit(z) - y)
+    loss = c * float(np.sum(np.logaddexp(0, z) - y * z)) + 0.5 * float(u @ u)
+    return loss, np.append(across @ e + u, e.sum())
 
 
 def find_evidence(
@@ -134,25 +141,28 @@ def find_evidence(
     """The evidence, (T, order) for each text, in the training texts, and in those of each of `others`.
 
     train: texts, ids (T,) from 0 to 1,048,574. labels: (texts,), 0 or 1. order: the longest n-grams, 1 to 3. c: the
-    weight of the loss against that of the penalty. folds: (texts,), the fold of each training text; by default FOLDS
-    parts of neighbours. Evidence in `others` comes from a model of all training texts. Raises ValueError or DataError
-    for texts and labels that do not fit.
+    weight of the loss against that of the penalty. folds: (texts,), the fold of each training text, at least two; by
+    default FOLDS parts of neighbours. Evidence in `others` comes from a model of all training texts. Raises ValueError
+    for texts, labels or folds that do not fit, and DataError if no n-gram is in two texts.
     """
     expect_positive(order=order)
     expect_number("c", c, zero=False)
     if order > MOST_ORDER:
         raise ValueError(f"order: expected at most {MOST_ORDER}, got {order}")
+    expect_shape("labels", labels, "texts", texts=len(train))
     if set(np.unique(labels)) != {0, 1}:
         raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
+    folds = by_class(labels) if folds is None else folds
+    expect_shape("folds", folds, "texts", texts=len(train))
+    if len(np.unique(folds)) < 2:
+        raise ValueError("folds: expected at least two, got one")
     for ids in (ids for texts in (train, *others) for ids in texts):
         expect_at_least(0, ids=int(ids.min(initial=0)))
         if ids.max(initial=0) >= (1 << BITS) - 1:
             raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
-    if folds is None:
-        folds = by_class(labels)
     counts = count(train, order)
     found: list[np.ndarray] = [np.empty(0)] * len(train)
-    for fold in np.unique(folds):
+    for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
         model = fit(counts, labels, order, c, np.flatnonzero(folds != fold))
         for i in np.flatnonzero(folds == fold).tolist():
             found[i] = model.of(train[i])

@@ -113,6 +113,9 @@ def load_imdb(
 
     The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
     given, as on resume, it is used unchanged. Raises DataError.
+
+    evidence: the longest n-grams of the linear model whose evidence comes with each word (see `find_evidence`), up to
+    3, or 0 for none. The model is trained on the training part alone.
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))

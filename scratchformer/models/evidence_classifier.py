@@ -10,7 +10,8 @@ import numpy as np
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Linear
-from ..ops.checks import expect_lengths, expect_positive
+from ..ops.checks import expect_floating, expect_positive, expect_shape
+from ..ops.precision import widen
 from ..rng import Key, Zeros
 from .classifier import Classifier
 
@@ -29,22 +30,24 @@ class EvidenceClassifier(Classifier):
     goes straight to the logits. So the transformer starts where the linear model ends: the weights of the sum start at
     1/2 for class 1 and −1/2 for class 0, whose difference is the linear model's own logit.
 
-    Forward, with deep for the logits of the classifier and n_b for the length of text b:
+    Forward, with n_b for the length of text b:
 
-        n := lengths        wide := wide.w
-        s_bi = Σ_{t < n_b} evidence_bti
-        z_bk = deep_bk + Σ_i s_bi wide_ik
+        n := lengths        features = evidence        deep = classifier(features)
+        s_bi = Σ_{t < n_b} evidence_bti        z_bk = deep_bk + Σ_i s_bi wide.w_ik
 
-    Backward. Both terms get dz. A sum passes its gradient to each of its terms, so with devidence1 for the gradient
-    that the classifier returns,
+    Backward. Both terms of z get dz. By `linear`, and since a sum passes its gradient on to each of its terms,
 
-        dwide_ik = Σ_b s_bi dz_bk        ds_bi = Σ_k dz_bk wide_ik
-        devidence_bti = devidence1_bti + [t < n_b] ds_bi
+        ds_bi = Σ_k dz_bk wide.w_ik        dwide.w_ik = Σ_b s_bi dz_bk
+
+    evidence is used twice, so its gradient is the sum of two. The classifier returns that of features:
+
+        dfeatures = ∂L/∂features        devidence_bti = dfeatures_bti + [t < n_b] ds_bi
 
     In code:
 
+        dfeatures = super().logits_backward(dz, cache.classifier)
         ds = self.wide.backward(dz, cache.sums)
-        return devidence + cache.within * ds[:, None, :]
+        return dfeatures + cache.within * ds[:, None, :]
 
     Source: Cheng et al., "Wide & deep learning for recommender systems", 2016, for a sum of both; Wang, Manning,
     "Baselines and bigrams", 2012, for the linear model.
@@ -78,23 +81,27 @@ class EvidenceClassifier(Classifier):
     def logits(
         self, ids: Array, evidence: Array, lengths: Array | None = None, key: Key | None = None
     ) -> tuple[Array, EvidenceLogitsCache]:
-        """Logits (B, 2) of ids (B, T) and evidence (B, T, I); lengths (B,), or None if all texts have T words."""
+        """Logits (B, 2) of ids (B, T) and evidence (B, T, I); lengths (B,), or None if all texts have T words.
+
+        `forward` takes the same arguments and returns log-probabilities.
+        """
+        self.body.check(ids)
+        expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=len(self.wide.w.data))
+        expect_floating(evidence=evidence)
         deep, classifier = super().logits(ids, lengths, key, features=evidence)
         xp, (B, T) = array_module(ids), ids.shape
-        if lengths is not None:
-            expect_lengths(lengths, B=B)
         ends = xp.full(B, T) if lengths is None else lengths
         within = (xp.arange(T) < ends[:, None])[:, :, None].astype(evidence.dtype)  # (B, T, 1)
-        total = (evidence * within).sum(axis=1, dtype=np.result_type(evidence.dtype, np.float32))
-        wide, sums = self.wide.forward(total.astype(evidence.dtype))
+        s = widen(evidence * within).sum(axis=1)  # (B, I)
+        wide, sums = self.wide.forward(s.astype(evidence.dtype, copy=False))
         z, _ = ops.add(deep, wide)
         return z, EvidenceLogitsCache(classifier, sums, within)
 
     def logits_backward(self, dz: Array, cache: EvidenceLogitsCache) -> Array:
         """The gradient of evidence, given the gradient of the logits."""
-        devidence: Any = super().logits_backward(dz, cache.classifier)
+        dfeatures = super().logits_backward(dz, cache.classifier)
         ds = self.wide.backward(dz, cache.sums)
-        return devidence + cache.within * ds[:, None, :]
+        return dfeatures + cache.within * ds[:, None, :]
 
     def loss(
         self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None

@@ -31,7 +31,8 @@ class Model(Layer):
         known, anything = cls.options(options)
         for name in options if not anything else ():
             if name not in known and name in cls.fixed:
-                raise ValueError(f"{name}: a {cls.__name__} {cls.fixed[name]}, and takes no such option")
+                a = "an" if cls.__name__[0] in "AEIOU" else "a"
+                raise ValueError(f"{name}: {a} {cls.__name__} {cls.fixed[name]}, and takes no such option")
             if name not in known:
                 raise TypeError(f"{cls.__name__}: no option {name!r}; expected one of {', '.join(known)}")
         places = [name for name, p in known.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]
@@ -65,7 +66,7 @@ class Model(Layer):
         found: dict[str, Parameter] = {}
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
             if init := vars(part).get("__init__"):
-                found |= {name: p for name, p in named(init).items() if name not in found}
+                found |= {name: p for name, p in named(init).items() if name not in found and name not in cls.fixed}
                 if not passes_on(init):
                     return found, False
         taker = cls.passes_to(given)

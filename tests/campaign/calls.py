@@ -22,7 +22,7 @@ RIGHT = SIZES | dict(
     units=None, bias=True, causal=True, wide=True, relative=False, output_bias=True, feedforward_bias=True,
     recompute=True, tied=True, merged=False, next_sentence=True, dropout=0.1, p=0.1, eps=1e-5, std=0.5,
     embedding_std=0.5, label_smoothing=0.1, base=100.0, alpha=3.0, scale=2.0, norm="pre", activation="gelu",
-    positions="learned", pool="mean", kind="fixed", key=KEY,
+    positions="learned", pool="mean", kind="fixed", evidence=3, key=KEY,
 )  # fmt: skip
 
 

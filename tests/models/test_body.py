@@ -123,3 +123,33 @@ def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
 def test_units_have_no_ngrams():
     with pytest.raises(ValueError, match="ngrams: units have none"):
         Body(None, C, 2, 2, T, units=3, ngrams=[2])
+
+
+def test_a_linear_map_of_features_is_added_to_tokens(device):
+    """The gradient of the features comes back, and matches a finite difference."""
+    body = make(device, positions="none", features=3)
+    features = to_device(np.random.default_rng(0).standard_normal((2, T, 3)), device)
+    ids, dy = to_device(IDS, device), to_device(np.random.default_rng(1).standard_normal((2, T, C)), device)
+    x, _ = body.embedding.forward(*body.inputs(ids, features=features))
+    expected = to_cpu(body.tokens.table.data)[IDS] + to_cpu(features) @ to_cpu(body.features.w.data)
+    np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
+    _, cache = body.forward(ids, features=features)
+    dfeatures = to_cpu(body.backward(dy, cache))
+    assert dfeatures.shape == (2, T, 3)
+    step = np.random.default_rng(2).standard_normal((2, T, 3))
+    ahead, behind = (body(ids, features=features + to_device(h * step, device)) for h in (1e-6, -1e-6))
+    np.testing.assert_allclose((dfeatures * step).sum(), to_cpu((dy * (ahead - behind)).sum()) / 2e-6, rtol=1e-6)
+
+
+def test_features_that_do_not_fit(device):
+    ids, features = to_device(IDS, device), to_device(np.ones((2, T, 3)), device)
+    body = make(device, features=3, causal=True)
+    for wrong in (features[:1], features[:, :4], features[:, :, :2], features[0]):
+        with pytest.raises(ValueError, match=r"features: expected \(2, 5, 3\), got "):
+            body(ids, features=wrong)
+    with pytest.raises(TypeError, match=r"features: expected an array \(B, T, I\), got None"):
+        body(ids)
+    with pytest.raises(ValueError, match="features: expected none, since the model was made without features=I"):
+        make(device)(ids, features=features)
+    with pytest.raises(ValueError, match="features: a new token has none, so this body cannot generate"):
+        body.allocate(2)

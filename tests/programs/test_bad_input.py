@@ -445,7 +445,7 @@ def test_plot_of_a_run_without_metrics(fail, enwik8_copy):
 
 
 def test_generate_from_a_classifier(fail, imdb_run):
-    assert fail("scratchformer", "generate", imdb_run.folder).endswith("holds a Classifier, which cannot generate text")
+    assert fail("scratchformer", "generate", imdb_run.folder).endswith("Classifier, which cannot generate text")
 
 
 @pytest.mark.parametrize(

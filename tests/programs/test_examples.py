@@ -244,6 +244,21 @@ def test_imdb_prints_its_test_accuracy(imdb_run):
     assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
 
 
+@pytest.mark.parametrize("longest", [0, 2])
+def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest):
+    """A run keeps its model when it is resumed, and the command scores it as the program did."""
+    options = ("--data", reviews_folder, "--evidence", longest, "--out", tmp_path / "run")
+    call("imdb", *options, "--steps", 1, "--device", "cpu")
+    result = call("imdb", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu")
+    model, _ = load_model(tmp_path / "run")
+    assert type(model).__name__ == ("EvidenceClassifier" if longest else "Classifier")
+    assert model.config.get("evidence", 0) == longest
+    told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
+    found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
+    assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
+    assert "invalid choice" in call("imdb", "--evidence", 4, "--data", reviews_folder, status=2).stderr
+
+
 def test_imdb_resumes_and_learns(call, imdb_copy):
     result = call("imdb", "--resume", imdb_copy, "--steps", 60, "--device", "cpu")
     assert load_snapshot(imdb_copy).optimizer["steps"] == 60
@@ -281,11 +296,14 @@ def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl", "imdb"])
-def test_plot_draws_three_plots(request, call, tmp_path, kind):
+def test_plot_draws_what_the_run_has(request, call, tmp_path, kind):
     pytest.importorskip("matplotlib")
     run = request.getfixturevalue(f"{kind}_run").folder
     result = call("scratchformer", "plot", run, "--out", tmp_path, "--text", "the film is not bad")
-    paths = [tmp_path / f"{name}.png" for name in ("curves", "attention", "positions")]
+    names = (
+        ("curves", "positions") if kind == "imdb" else ("curves", "attention", "positions")
+    )  # a text has no evidence
+    paths = [tmp_path / f"{name}.png" for name in names]
     assert result.stdout.split() == [str(path) for path in paths]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
 

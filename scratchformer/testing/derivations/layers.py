@@ -301,6 +301,30 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
 
 
+def evidence_classifier(d: Sizes) -> DerivationCase:
+    """Sizes, since the number of classes K is 2."""
+    d.sizes |= {"H": 2, "C": 4, "B": 3, "T": 5, "I": 6, "V": 7}
+    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 1, d.T, d_ff=8, activation=GELU)
+    prepared(d, model)
+    ids, lengths = d.integers("B T", d.V), d.lengths()
+
+    @shows(model.logits)
+    def forward(evidence: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Any]:
+        return model.logits(ids, evidence, lengths)
+
+    @shows(model.logits_backward)
+    def backward(dz: np.ndarray, cache: Any) -> np.ndarray:
+        return model.logits_backward(dz, cache)
+
+    def classifier(features: np.ndarray) -> np.ndarray:
+        return models.Classifier.logits(model, ids, lengths, features=features)[0]
+
+    names = {"wide.w": model.wide.w.data, "dwide.w": partial(getattr, model.wide.w, "grad")}
+    options = {"functions": {"classifier": classifier}}
+    docstring = inspect.getdoc(models.EvidenceClassifier)
+    return DerivationCase(forward, backward, (d("B T I"), lengths), names, options, docstring)
+
+
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "BasicSelfAttention": basic_attention,
     "SingleHeadAttention": single_head,
@@ -325,6 +349,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "LoRA": lora,
     "Pooler": lambda d: case(d, models.bert_heads.Pooler(d.C), d("B T C")),
     "MaskedPrediction": masked_prediction,
+    "EvidenceClassifier": evidence_classifier,
     "BertPretraining": bert_pretraining,
     "Predictor": predictor,
     "Predictor, smoothing": partial(predictor, smoothing=0.1),
