@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from inspect import Parameter, signature
 from typing import Any, ClassVar, Self
 
@@ -64,9 +64,11 @@ class Model(Layer):
         given: the options passed, on which the answer may depend.
         """
         found: dict[str, Parameter] = {}
+        fixed: Collection[str] = ()  # the class's own arguments are not
         for part in cls.__mro__[: cls.__mro__.index(Model)]:
             if init := vars(part).get("__init__"):
-                found |= {name: p for name, p in named(init).items() if name not in found and name not in cls.fixed}
+                found |= {name: p for name, p in named(init).items() if name not in found and name not in fixed}
+                fixed = cls.fixed
                 if not passes_on(init):
                     return found, False
         taker = cls.passes_to(given)
