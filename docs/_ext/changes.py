@@ -47,8 +47,8 @@ def _evidence_classifier() -> str:
     return (
         "The classifier beside a linear model, which says with I numbers how much each word speaks for one of two "
         "classes. They are used twice. A matrix maps them to C, and the result is added to the vector of the word, so "
-        "the transformer can weigh them by their context. Their sum over the text goes straight to the logits, so "
-        "what the linear model knows need not be learned again."
+        "the transformer can weigh them by their context. In evaluation their sum over the text, which is the linear "
+        "model's own logit, is also added to the transformer's: the two decide together."
     )
 
 

@@ -29,16 +29,18 @@ def batch(device, seed=0, padding=(0, 0.0)):
 @POOLS
 def test_it_is_a_classifier_with_features_and_a_sum(device, pool):
     model = make(device, pool=pool)
-    model.wide.w.data[...] = to_device(np.random.default_rng(3).standard_normal((I, 2)), device)
     deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I).to(device, np.float64)
-    deep.load_state_dict({name: x for name, x in model.state_dict().items() if name != "wide.w"})
+    deep.load_state_dict(model.state_dict())
     ids, evidence, lengths = batch(device)
-    sums = np.stack([x[:n].sum(axis=0) for x, n in zip(to_cpu(evidence), LENGTHS, strict=True)])
-    expected = to_cpu(deep.logits(ids, lengths, features=evidence)[0]) + sums @ to_cpu(model.wide.w.data)
+    sums = np.array([x[:n].sum() for x, n in zip(to_cpu(evidence), LENGTHS, strict=True)])
+    alone = to_cpu(deep.logits(ids, lengths, features=evidence)[0])
+    expected = alone + sums[:, None] * [-0.5, 0.5]
     np.testing.assert_allclose(to_cpu(model.logits(ids, evidence, lengths)[0]), expected, rtol=1e-12)
+    in_training, _ = model.logits(ids, evidence, lengths, Key(0))  # there is no dropout
+    np.testing.assert_allclose(to_cpu(in_training), alone, rtol=1e-12)
 
 
-def test_it_starts_where_the_linear_model_ends(device):
+def test_it_adds_the_logit_of_the_linear_model(device):
     """Without the classifier's output layer, the log-odds are the sum of the evidence."""
     model = make(device)
     for p in model.output.parameters():
@@ -123,7 +125,7 @@ def test_gradients_in_half_precision(precision):
         replicas.gradients(whole, None, scale=64.0)
     error = np.linalg.norm(model.flat.grad - exact.flat.grad) / np.linalg.norm(exact.flat.grad)
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[precision]
-    assert 0.05 * unit < error < 4 * unit
+    assert 0.05 * unit < error < 8 * unit
 
 
 def test_what_does_not_fit(device):

@@ -319,10 +319,9 @@ def evidence_classifier(d: Sizes) -> DerivationCase:
     def classifier(features: np.ndarray) -> np.ndarray:
         return models.Classifier.logits(model, ids, lengths, features=features)[0]
 
-    names = {"wide.w": model.wide.w.data, "dwide.w": partial(getattr, model.wide.w, "grad")}
     options = {"functions": {"classifier": classifier}}
     docstring = inspect.getdoc(models.EvidenceClassifier)
-    return DerivationCase(forward, backward, (d("B T I"), lengths), names, options, docstring)
+    return DerivationCase(forward, backward, (d("B T I"), lengths), {}, options, docstring)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
