@@ -84,8 +84,8 @@ class EvidenceClassifier(Classifier):
         `forward` takes the same arguments and returns log-probabilities. key: None in evaluation.
         """
         self.body.check(ids)
-        expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=self.evidence)
         expect_floating(evidence=evidence)
+        expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=self.evidence)
         deep, classifier = super().logits(ids, lengths, key, features=evidence)
         if key is not None:
             return deep, EvidenceLogitsCache(classifier, None)
