@@ -33,18 +33,14 @@ PRESETS = {
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
     "hour": dict(
-        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02,
+        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.2,
         ngrams=5, batch_size=16, optimizer="muon", muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150, steps=3800,
         memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
 # of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices.
-LLAMA = {
-    "small": dict(kv_heads=2, d_ff=396),
-    "tutorial": dict(kv_heads=4, d_ff=776),
-    "hour": dict(dropout=0.2),
-}
+LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776), "hour": {}}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
@@ -72,7 +68,11 @@ class Enwik8(LanguageProgram):
             kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
         if self.run.model == "xl" and self.run.ngrams:
-            raise ValueError("--ngrams: a Transformer-XL has none, so leave it out")
+            raise ValueError("--model xl: a Transformer-XL has no vectors for n-grams, so add --ngrams 0")
+        if self.run.model == "xl" and self.run.dynamic:
+            raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
+        if self.run.optimizer != "muon" and "muon_lr" in self.run.given:
+            raise ValueError("--muon-lr: applies only to --optimizer muon, so add it or leave --muon-lr out")
 
     def load(self):
         super().load()
@@ -80,6 +80,7 @@ class Enwik8(LanguageProgram):
 
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "context")
+        sizes["dropout"] = getattr(self.run, "dropout", 0.0)
         block = self.sizes("norm", "embedding_std")
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes, **block)
