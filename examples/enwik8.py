@@ -39,7 +39,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
-# of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices.
+# of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices, if not the
+# usual ones.
 LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776), "hour": {}}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),

@@ -1,6 +1,8 @@
 """Train the classification transformer on IMDb: is a film review positive or negative?
 
-The model is selected on held-out training reviews and scored once on the test reviews.
+Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`); --evidence 0
+trains a transformer that reads words alone. The model is selected on held-out training reviews and scored once on the
+test reviews.
 Without --data the official archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
@@ -35,7 +37,7 @@ OPTIONS = {
         type=int,
         choices=range(4),
         default=0,
-        help="longest n-grams of the linear model whose evidence is read; 0 for none",
+        help="longest n-grams of the linear model whose evidence is read; 0 for none (small: 3)",
     ),
     "pool": dict(choices=("mean", "max"), help="pooling over the words of a review (default: mean)"),
     "positions": dict(choices=("sinusoidal", "relative", "none"), help="position encodings (default: learned)"),

@@ -281,9 +281,10 @@ def evaluate(args: argparse.Namespace) -> None:
     with Ranks.find() as ranks:
         ranks.expect_same_program(sys.argv[1:])
         ranks.from_first(lambda: read_settings(run))  # what cannot be read is reported once
-        program = find_program(run, args.program).open(run, args.device, args.data, ranks)
-        if dynamic is not None and not isinstance(program, LanguageProgram):
-            raise ValueError(f"--dynamic: {program.name} trains no language model, so leave it out")
+        kind = find_program(run, args.program)
+        if dynamic is not None and not issubclass(kind, LanguageProgram):
+            raise ValueError(f"--dynamic: {kind.name} trains no language model, so leave it out")
+        program = kind.open(run, args.device, args.data, ranks)
         if isinstance(program, LanguageProgram):
             program.dynamic = dynamic
         for line in program.scores(args.part):

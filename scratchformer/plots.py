@@ -58,6 +58,8 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
     alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
+    if text is not None and not alone:
+        raise ValueError("--text: this model also reads evidence, which a text alone does not have, so leave it out")
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)

@@ -423,7 +423,7 @@ def _labelled_batch(
 
     lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
     ids, labels = padded(dataset.ids, np.int32(PAD)), np.asarray(dataset.labels, dtype=np.int64)[indices]
-    if not dataset.evidence:
+    if not len(dataset.evidence):
         return LabelledBatch(ids, lengths, labels)
     return EvidenceBatch(ids, padded(dataset.evidence, np.float32(0)), lengths, labels)
 
@@ -454,6 +454,8 @@ def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: st
     lengths = np.array([len(text) for text in dataset.ids])
     if not lengths.all():
         raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")
-    if dataset.evidence and [len(evidence) for evidence in dataset.evidence] != lengths.tolist():
-        raise ValueError("dataset: expected evidence for each word of each text")
+    if len(dataset.evidence):
+        width = np.shape(dataset.evidence[0])[1:]
+        if len(width) != 1 or [np.shape(e) for e in dataset.evidence] != [(n, *width) for n in lengths.tolist()]:
+            raise ValueError("dataset: expected evidence (T, I) for each text of T words, with the same I")
     return np.minimum(lengths, max_length)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_at_least, expect_number, expect_positive, expect_shape
+from ..ops.checks import expect_at_least, expect_integers, expect_number, expect_positive, expect_shape
 from ..progress import counted
 from .reading import DataError
 
@@ -97,13 +97,15 @@ def fit(counts: Counts, labels: np.ndarray, order: int, c: float = 0.1, rows: An
     classes has little weight.
     """
     from scipy import optimize
+    from threadpoolctl import threadpool_limits
 
     x, y = counts.x[rows], labels[rows]
     ratios = log_ratios(x, y)
     scaled = x.multiply(ratios).tocsr()
     arguments = (scaled, scaled.T.tocsr(), y.astype(np.float64), c)
     start, options = np.zeros(len(ratios) + 1), {"maxiter": ITERATIONS}
-    found = optimize.minimize(logistic, start, arguments, jac=True, method="L-BFGS-B", options=options).x
+    with threadpool_limits(1, "blas"):  # the last bits of a sum depend on the number of threads
+        found = optimize.minimize(logistic, start, arguments, jac=True, method="L-BFGS-B", options=options).x
     return Evidence(counts.keys, ratios * found[:-1], float(found[-1]), order)
 
 
@@ -152,7 +154,11 @@ def find_evidence(
     expect_shape("labels", labels, "texts", texts=len(train))
     if set(np.unique(labels)) != {0, 1}:
         raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
+    for texts in (train, *others):
+        for ids in texts:
+            expect_shape("texts", ids, "T")
     folds = by_class(labels) if folds is None else folds
+    expect_integers("folds", folds)
     expect_shape("folds", folds, "texts", texts=len(train))
     if len(np.unique(folds)) < 2:
         raise ValueError("folds: expected at least two, got one")

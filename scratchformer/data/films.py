@@ -26,6 +26,8 @@ def films_of(texts: Sequence[str], labels: np.ndarray) -> np.ndarray:
     from scipy.sparse.csgraph import connected_components
 
     n = len(labels)
+    if len(texts) != n or (np.diff(labels) < 0).any():
+        raise ValueError(f"labels: expected one for each of {len(texts)} texts, in ascending order")
     if not n:
         return np.zeros(0, int)
     names = _name_vectors(texts)

@@ -69,7 +69,7 @@ class Labelled(NamedTuple):
     def evenly(self, count: int) -> Labelled:
         """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
         chosen = (np.arange(count) * len(self.labels) // count).tolist()
-        evidence = [self.evidence[i] for i in chosen] if self.evidence else ()
+        evidence = [self.evidence[i] for i in chosen] if len(self.evidence) else ()
         return Labelled([self.ids[i] for i in chosen], self.labels[chosen], evidence)
 
 
@@ -106,10 +106,10 @@ def load_imdb(
 ) -> Imdb:
     """The dataset at `path` (as for `read_splits`), or the official archive, downloaded, if `path` is None.
 
-    `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. All reviews of a
-    film are drawn or none, as far as the names in them tell (`films_of`). A model that has read some reviews of a film
-    recognises the others by the names they mention, and knows whether people liked it. The test part shares no films
-    with the training part, so a validation part that does would have another accuracy.
+    `validation` reviews, equally many of each class, are drawn from the training part by `seed` alone. Films are drawn
+    whole, as far as the names in the reviews tell (`films_of`), and divided only if none fits any more. A model that
+    has read some reviews of a film recognises the others by the names they mention, and knows whether people liked it.
+    The test part shares no films with the training part, so a validation part that does would have another accuracy.
 
     The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
     given, as on resume, it is used unchanged. Raises DataError.
@@ -349,7 +349,8 @@ def hold_out(
 
 
 def _whole_films(films: np.ndarray, classes: np.ndarray, shares: np.ndarray, key: Key) -> np.ndarray:
-    """Indices of reviews, shares[k] of class k: all of a film or none, for as many films as possible, drawn from `key`.
+    """Indices of reviews, shares[k] of class k: films in an order drawn from `key`, each if it still fits, and then the
+    first of the other reviews if some are missing.
 
     films, classes: (reviews,), the numbers of each review's film and class.
     """

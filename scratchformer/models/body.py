@@ -119,11 +119,12 @@ class Body(Model):
         if ngrams is not None:
             if units is not None:
                 raise ValueError("ngrams: units have none, since they are vectors")
-            expect_orders(ngrams, buckets)
+            expect_orders(ngrams, buckets, "ngrams")
             rows = len(ngrams) * buckets
             self.ngrams = EmbeddingBag(rows, d_model, embedding_std, fold(key, "ngrams"))
         self.features = None
         if features is not None:
+            expect_positive(features=features)
             self.features = Linear(features, d_model, False, fold(key, "features"))
         self.positions = positions if isinstance(positions, Layer) else kinds[positions]()
         expect_fraction("dropout", dropout, letter="p")

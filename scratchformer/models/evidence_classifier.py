@@ -23,9 +23,9 @@ class EvidenceClassifier(Classifier):
 
     evidence: I, the numbers for each word, such as those of `data.find_evidence`. The other arguments are those of
     `Classifier`. evidence (B, T, I) is read with the embedding of its word. In evaluation, without a key, the sum of
-    all evidence in a text, the logit of the linear model, is also added to the logit of the transformer. So two models
-    decide together. In training the sum is left out: a transformer that sees it learns only to correct the linear
-    model, and its corrections are right on training texts alone.
+    all evidence is also added to the logit of the transformer. It is the linear model's own logit, without its bias and
+    for the words that are read. So two models decide together. In training the sum is left out: a transformer that sees
+    it learns only to correct the linear model, and its corrections are right on training texts alone.
 
     Forward, with n_b for the length of text b and k for class 0 or 1:
 
@@ -103,6 +103,8 @@ class EvidenceClassifier(Classifier):
         if cache.within is None:
             return dfeatures
         ds = (dz[:, 1] - dz[:, 0]) / 2
+        if dfeatures is None:  # of a frozen body
+            return cache.within * ds[:, None, None]
         return dfeatures + cache.within * ds[:, None, None]
 
     def loss(

@@ -32,7 +32,7 @@ class LanguageModel(Predictor):
     """
 
     body_class = Body
-    fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens"}
+    fixed: ClassVar[Mapping[str, str]] = {"causal": "always is", "units": "reads tokens", "features": "reads tokens"}
     pattern: ops.Pattern | None = None  # of every block, in addition to causal
 
     def __init__(

@@ -9,13 +9,14 @@ import numpy as np
 from ..backend import Array, array_module
 from .checks import expect_integers, expect_positive, expect_shape, shown
 
+LONGEST = 64  # tokens of an n-gram
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)  # odd 64-bit numbers, from splitmix64 and rrmxmx
 
 
 def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     """For each position and each n in `orders`, the bucket of the n ids that end there: int32, (B, T, len(orders)).
 
-    ids: (B, T), integers ≥ 0. A hash of the n-gram, modulo `buckets`, is the number of its bucket among those of its
+    ids: (B, T), integers. A hash of the n-gram, modulo `buckets`, is the number of its bucket among those of its
     order; those of the i-th order follow at i · buckets. Different n-grams may share a bucket. Before the beginning of
     a sequence there is nothing, so the first n − 1 positions have n-grams of their own. An n-gram has the same bucket
     on every machine and device. Raises ValueError for a wrong shape, for no orders, or for numbers below 1; TypeError
@@ -40,14 +41,18 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     return xp.stack([found[n].astype(np.int32) + i * buckets for i, n in enumerate(orders)], axis=-1)
 
 
-def expect_orders(orders: Sequence[int], buckets: int) -> None:
-    """Raise TypeError or ValueError unless `orders` are lengths of n-grams and their buckets can be numbered."""
+def expect_orders(orders: Sequence[int], buckets: int, name: str = "orders") -> None:
+    """Raise TypeError or ValueError, with this name, unless `orders` are lengths of n-grams and their buckets can be
+    numbered.
+    """
     if not isinstance(orders, list | tuple):
-        raise TypeError(f"orders: expected a list of lengths, got {shown(orders)}")
+        raise TypeError(f"{name}: expected a list of lengths, got {shown(orders)}")
     if not orders:
-        raise ValueError("orders: expected at least one length of n-grams, got none")
+        raise ValueError(f"{name}: expected at least one length of n-grams, got none")
     for n in orders:
-        expect_positive(orders=n)
+        expect_positive(**{name: n})
+        if n > LONGEST:
+            raise ValueError(f"{name}: expected lengths up to {LONGEST}, got {n}")
     expect_positive(buckets=buckets)
     if len(orders) * buckets > np.iinfo(np.int32).max:
         raise ValueError(f"buckets: expected at most {np.iinfo(np.int32).max // len(orders):,}, got {buckets}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from ..backend import Array, array_module
 from ..nn import Param
@@ -57,6 +59,17 @@ class DynamicRMS(Optimizer):
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"decay": self.decay, "eps": self.eps}
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As for every optimizer, with the number of batches observed."""
+        return super().state_dict() | {"observed": np.array(self.observed, np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As for every optimizer."""
+        if not isinstance(state, Mapping) or "observed" not in state:
+            raise ValueError("state of another optimizer: observed: expected int64 (), got none")
+        super().load_state_dict({name: value for name, value in state.items() if name != "observed"})
+        self.observed, self.mean = int(state["observed"]), None
 
     def observe(self) -> None:
         """Take the present gradients, of a batch of the training data, into the means of their squares."""

@@ -49,7 +49,7 @@ def newton_schulz(g: Array, steps: int = STEPS, precision: str = "float32") -> A
         Σ_r S_{0,r}² = Σ_ij X_{0,i,j}²
 
     Near 0 it multiplies by a, so a singular value grows by 3.4 in each iteration until it is about 1. There it does not
-    converge, but stays between 0.68 and 1.14. Five iterations bring all from 0.01 on there.
+    converge, but stays between 0.68 and 1.14. Five iterations bring all from 0.01 on there; smaller ones end below.
 
     If I > J, Xᵀ is iterated, since (X Xᵀ) X = X (Xᵀ X): the square matrix is the smaller one, A of (I, I) or (J, J).
 
@@ -149,10 +149,9 @@ class Muon(AdamW):
         self.adam_lr, self.momentum, self.precision = adam_lr, momentum, precision
         self.hidden = Group(hidden)
         super().__init__(params, lr, betas, eps, weight_decay, groups)
-        if not any(self.is_whole(name, p) for name, p in zip(self.names, self.params, strict=True)):
-            raise ValueError(
-                f"hidden: {hidden!r} matches no matrix; the last parameters are {', '.join(self.names[-4:])}"
-            )
+        if not any(how.whole for how in self.treatments):
+            last = ", ".join(self.names[-4:])
+            raise ValueError(f"hidden: {hidden!r} matches no matrix that is not frozen; the last parameters are {last}")
         if precision == "bfloat16":
             self._expect_bfloat16()
 

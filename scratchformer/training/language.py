@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
@@ -15,6 +16,7 @@ from ..optim import DynamicRMS
 from ..rng import Key
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
+from .loop import Diverged
 from .program import Program
 from .replicas import Replicas
 from .settings import Run
@@ -88,7 +90,10 @@ class LanguageProgram(Program):
     def test(self, replicas: Replicas) -> dict[str, float]:
         found = super().test(replicas)
         if self.dynamic is not None:
-            found["dynamic"] = self.evaluate_dynamic(replicas, "test", **self.dynamic)["bits_per_byte"]
+            try:
+                found["dynamic"] = self.evaluate_dynamic(replicas, "test", **self.dynamic)["bits_per_byte"]
+            except Diverged as error:  # the other score is good
+                print(f"learning while reading: {error}", file=sys.stderr)
         return found
 
     def scored_tokens(self, part: str) -> np.ndarray:
@@ -123,12 +128,13 @@ class LanguageProgram(Program):
             where = "the first " + self.share(count, size, f"{unit} of the last 5%")
         bits = test["bits_per_byte"]
         print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")
+        if "dynamic" in test:
+            print(f"{self.corpus.name}: {test['dynamic']:.4f} if it learns while reading")
         self.write()
 
     def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
-        """How the scored model was trained, to end the sentence with its score, and further scores."""
-        dynamic = f"\n{self.corpus.name}: {test['dynamic']:.4f} if it learns while reading" if "dynamic" in test else ""
-        return f"the best of {state['step']} steps{dynamic}"
+        """How the scored model was trained, to end the sentence with its score."""
+        return f"the best of {state['step']} steps"
 
     def write(self) -> None:
         """Print a continuation of the beginning of the test part."""

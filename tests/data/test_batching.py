@@ -566,7 +566,7 @@ def test_a_word_that_is_dropped_leaves_no_evidence():
 def test_evidence_that_does_not_fit_its_texts():
     dataset = with_evidence(make_dataset(5))
     for evidence in dataset.evidence[1:], [dataset.evidence[0][1:], *dataset.evidence[1:]]:
-        with pytest.raises(ValueError, match="dataset: expected evidence for each word of each text"):
+        with pytest.raises(ValueError, match="dataset: expected evidence \\(T, I\\) for each text"):
             LabelledBatches(dataset._replace(evidence=evidence), 2, 9, Key(0))
 
 

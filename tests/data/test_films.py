@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 
 from scratchformer.data.films import films_of
 
@@ -29,3 +30,9 @@ def test_names_that_many_reviews_share_tell_nothing():
 def test_no_reviews_and_one_class():
     assert len(films_of([], np.zeros(0, int))) == 0
     assert len(set(films_of(["we met Marple", "we met Marple"], np.ones(2, int)))) == 1
+
+
+@pytest.mark.parametrize("labels", [[0, 1, 0], [0, 1]])
+def test_labels_that_do_not_fit(labels):
+    with pytest.raises(ValueError, match="labels: expected one for each of 3 texts, in ascending order"):
+        films_of(["a", "b", "c"], np.array(labels))

@@ -4,6 +4,7 @@ import pytest
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import EvidenceBatch, Labelled
 from scratchformer.models import Classifier, EvidenceClassifier
+from scratchformer.nn import Frozen
 from scratchformer.rng import Key
 from scratchformer.training import Replicas, evaluate_classifier, load_model, save_snapshot
 
@@ -145,3 +146,15 @@ def test_what_does_not_fit(device):
         model(ids, to_device(np.ones((3, 6, 3), int), device), lengths)
     with pytest.raises(ValueError, match=r"lengths: expected \(3\), got \(2,\)"):
         model(ids, evidence, lengths[:2])
+
+
+def test_a_frozen_body():
+    model = make()
+    body = model.body
+    model.body = Frozen(body)
+    ids, evidence, lengths = batch(CPU)
+    for key in (None, Key(0)):
+        model.zero_grad()
+        _, cache = model.loss(ids, evidence, lengths, LABELS, key)
+        model.loss_backward(1.0, cache)
+        assert model.output.w.grad.any() and not any(p.grad.any() for p in body.parameters())

@@ -57,6 +57,7 @@ def test_the_order_of_ids_matters():
         (IDS, (2, 0), 10, "orders: expected .* got 0"),
         (IDS, (2.0,), 10, "orders"),
         (IDS, (2,), 0, "buckets"),
+        (IDS, (65,), 10, "orders: expected lengths up to 64, got 65"),
         (IDS, (2, 3), 1 << 30, "buckets: expected at most 1,073,741,823, got"),
         (IDS[0], (2,), 10, r"ids: expected \(B, T\)"),
         (IDS.astype(float), (2,), 10, "ids: expected integers"),

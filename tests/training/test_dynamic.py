@@ -280,3 +280,17 @@ def test_models_that_it_is_not_for(make_model, text):
     ]:
         with pytest.raises(error, match=match):
             evaluate_dynamic(replicas, text, SGD(replicas.model.parameters(), 0.1))
+
+
+def test_a_restored_optimizer_goes_on(make_model, text):
+    """Its state has what it observed, and how often."""
+    model = make_model("LanguageModel")
+    with Replicas(model, 1) as replicas:
+        first = DynamicRMS(model.parameters(), lr=1e-3, decay=1e-3)
+        observe_gradients(replicas, first, TextBatches(text, 4, model.context, Key(0)), 2)
+        second = DynamicRMS(model.parameters(), lr=1e-3, decay=1e-3)
+        second.load_state_dict(first.state_dict())
+        found = [evaluate_dynamic(replicas, text[:60], optimizer) for optimizer in (first, second)]
+    assert found[0] == found[1]
+    with pytest.raises(ValueError, match="state of another optimizer: observed"):
+        second.load_state_dict({name: x for name, x in first.state_dict().items() if name != "observed"})
