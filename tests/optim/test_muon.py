@@ -243,7 +243,10 @@ def test_v_is_not_used_for_matrices():
         (dict(momentum=1.0), "momentum: expected 0 <= momentum < 1, got 1.0"),
         (dict(precision="float16"), "precision: expected one of float32, bfloat16, got 'float16'"),
         (dict(hidden=3), "hidden: expected a pattern for names or a function, got 3"),
-        (dict(hidden="*blocks.*"), r"hidden: '\*blocks\.\*' matches no matrix that is not frozen; the last parameters are w, b"),
+        (
+            dict(hidden="*blocks.*"),
+            r"hidden: '\*blocks\.\*' matches no matrix that is not frozen; the last parameters are w, b",
+        ),
         (dict(hidden="b"), "hidden: 'b' matches no matrix"),
         (dict(betas=(0.9, 1.0)), "betas: expected 0 <= beta < 1, got 1.0"),
     ],

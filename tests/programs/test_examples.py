@@ -299,10 +299,12 @@ def test_runs_without_a_folder_are_numbered(call, reviews_folder, tmp_path):
 def test_plot_draws_what_the_run_has(request, call, tmp_path, kind):
     pytest.importorskip("matplotlib")
     run = request.getfixturevalue(f"{kind}_run").folder
-    result = call("scratchformer", "plot", run, "--out", tmp_path, "--text", "the film is not bad")
-    names = (
-        ("curves", "positions") if kind == "imdb" else ("curves", "attention", "positions")
-    )  # a text has no evidence
+    text, names = ("--text", "the film is not bad"), ("curves", "attention", "positions")
+    if kind == "imdb":  # a text has no evidence
+        refused = call("scratchformer", "plot", run, "--out", tmp_path, *text, status=1)
+        assert "--text: this model also reads evidence" in refused.stderr
+        text, names = (), ("curves", "positions")
+    result = call("scratchformer", "plot", run, "--out", tmp_path, *text)
     paths = [tmp_path / f"{name}.png" for name in names]
     assert result.stdout.split() == [str(path) for path in paths]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in paths)
