@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 from ..nn import Layer, Param
 from ..nn.layer import named_parts, plain
+from ..ops.checks import with_article
 
 NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -31,8 +32,7 @@ class Model(Layer):
         known, anything = cls.options(options)
         for name in options if not anything else ():
             if name not in known and name in cls.fixed:
-                a = "an" if cls.__name__[0] in "AEIOU" else "a"
-                raise ValueError(f"{name}: {a} {cls.__name__} {cls.fixed[name]}, and takes no such option")
+                raise ValueError(f"{name}: {with_article(cls)} {cls.fixed[name]}, and takes no such option")
             if name not in known:
                 raise TypeError(f"{cls.__name__}: no option {name!r}; expected one of {', '.join(known)}")
         places = [name for name, p in known.items() if p.kind is Parameter.POSITIONAL_OR_KEYWORD]

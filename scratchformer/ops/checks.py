@@ -170,11 +170,15 @@ def expect_one_of(name: str, x: Any, known: Iterable[str]) -> None:
         raise ValueError(f"{name}: expected one of {', '.join(known)}, got {shown(x)}")
 
 
+def with_article(kind: Any) -> str:
+    """The name of a class with its article: "a Linear", "an EmbeddingBag"."""
+    return f"{'an' if kind.__name__[0] in 'AEIOU' else 'a'} {kind.__name__}"
+
+
 def expect_instance(name: str, x: Any, kind: Any, none: bool = False) -> None:
     """Raise TypeError unless `x` is a `kind`, or None if `none`."""
     if not (isinstance(x, kind) or (none and x is None)):
-        article = "an" if kind.__name__[0] in "AEIOU" else "a"
-        raise TypeError(f"{name}: expected {article} {kind.__name__}{' or None' if none else ''}, got {shown(x)}")
+        raise TypeError(f"{name}: expected {with_article(kind)}{' or None' if none else ''}, got {shown(x)}")
 
 
 def expect_number(name: str, x: float, zero: bool = True, infinite: bool = False) -> None:

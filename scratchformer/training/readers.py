@@ -11,6 +11,7 @@ from ..models import GPT2, EncoderDecoder, LanguageModel, Llama
 from ..models.llama_weights import KINDS, llama_config
 from ..models.pretrained import PretrainedError, read_config
 from ..nn import Layer
+from ..ops.checks import with_article
 from .folder import SUBWORDS, WORDS
 from .settings import expect_unchanged
 from .snapshot import SnapshotError, best_snapshot, load_model
@@ -68,7 +69,7 @@ def load_writer(
         return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
     model, state = load_model(best_snapshot(path))
     if not isinstance(model, LanguageModel):
-        raise ValueError(f"{path} holds a {type(model).__name__}, which cannot generate text")
+        raise ValueError(f"{path} holds {with_article(type(model))}, which cannot generate text")
     if isinstance(vocabulary := load_reader(path, model, state), Vocabulary):
         raise ValueError(f"{path} holds a word-level model, whose text cannot be streamed")
     return model, vocabulary
@@ -80,7 +81,7 @@ def load_translator(run: Path) -> tuple[EncoderDecoder, Subwords]:
     """
     model, state = load_model(mean_snapshot(run))
     if not isinstance(model, EncoderDecoder):
-        raise ValueError(f"{run} holds a {type(model).__name__}, which cannot translate")
+        raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
     return model, load_vocabulary(run, state)
 
 

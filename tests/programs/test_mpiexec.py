@@ -95,8 +95,9 @@ def test_lost_ranks_are_started_again(start, tmp_path):
 
 
 def wait_for(path):
+    """Wait until a file has content: of a run, the metrics of its first steps."""
     deadline = time.monotonic() + 100
-    while not path.exists() and time.monotonic() < deadline:
+    while not (path.exists() and path.stat().st_size) and time.monotonic() < deadline:
         time.sleep(0.1)
 
 

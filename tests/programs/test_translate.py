@@ -97,7 +97,9 @@ def test_a_blank_line_of_standard_input_stays_one(copy, monkeypatch, capsys):
 
 
 def test_other_models_do_not_translate(fail, imdb_run, translate_run):
-    assert "holds a Classifier, which cannot translate" in fail("scratchformer", "translate", imdb_run.folder, "a")
+    assert "holds an EvidenceClassifier, which cannot translate" in fail(
+        "scratchformer", "translate", imdb_run.folder, "a"
+    )
     assert "which cannot generate text" in fail("scratchformer", "generate", translate_run.folder)
 
 

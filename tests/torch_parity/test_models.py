@@ -62,7 +62,7 @@ OPTIMIZERS = {
         lambda p: adamw(p, 1e-2, weight_decay=0.1, head=dict(lr=5e-2, weight_decay=0.3)),
     ),
     "Muon": (
-        lambda p: Muon(p, 0.02, 3e-3, weight_decay=0.1),
+        lambda p: Muon(p, 0.02, 3e-3, betas=(0.9, 0.999), weight_decay=0.1),
         lambda p: TorchMuon(p, 0.02, 3e-3, weight_decay=0.1),
     ),
     "SGD": (lambda p: SGD(p, 0.1), lambda p: torch.optim.SGD(p, 0.1)),

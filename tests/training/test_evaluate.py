@@ -57,7 +57,7 @@ def test_a_model_that_knows_nothing_needs_the_logarithm_of_the_vocabulary(device
 def test_a_classifier_is_scored_as_if_texts_came_one_by_one(device, make_model, reviews, keep):
     model = make_model("Classifier", device, np.float64)
     losses, right = [], []
-    for ids, label in zip(*reviews, strict=True):
+    for ids, label in zip(reviews.ids, reviews.labels, strict=True):
         excess = len(ids) - 10
         if excess > 0:
             ids = {"head": ids[:10], "tail": ids[excess:], "both": np.delete(ids, range(2, 2 + excess))}[keep]
