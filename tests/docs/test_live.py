@@ -17,6 +17,7 @@ pytest.importorskip("selenium")
 
 import live
 from selenium.webdriver import ActionChains, Keys
+from selenium.webdriver.support.ui import WebDriverWait
 
 NAMES = [name for name in CASES if hasattr(ops, name) and hasattr(ops, f"{name}_backward")]
 
@@ -34,6 +35,8 @@ class Page:
         head = f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{name}</title>{style}{files}'
         path.write_text(f"{head}<main>{live.live_html(name, self.mistakes)}</main>", encoding="utf-8")
         browser.get(path.as_uri())
+        ready = "return Boolean(document.querySelector('.live').page)"  # the scripts run after the page is there
+        WebDriverWait(browser, 20).until(lambda browser: browser.execute_script(ready))
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.browser.execute_script(f"const page = document.querySelector('.live').page; {script}", *arguments)

@@ -232,10 +232,11 @@ def test_ranks_that_disagree_are_refused():
 
 
 def test_another_program_is_refused(tmp_path):
+    for i in range(2):
+        (tmp_path / f"{i}.py").write_text(f"dropout = {i}")
+
     def compare(ranks):
-        program = tmp_path / f"{ranks.rank // 2}.py"
-        program.write_text(f"dropout = {ranks.rank // 2}")
-        ranks.expect_same_program([], [program])
+        ranks.expect_same_program([], [tmp_path / f"{ranks.rank // 2}.py"])
 
     run_ranks(2, compare)
     with pytest.raises(ValueError, match=r"^rank 2 on .* has another checksum of the program: "):
