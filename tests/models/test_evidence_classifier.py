@@ -121,12 +121,12 @@ def test_gradients_in_half_precision(precision):
     ids, evidence, lengths = batch(CPU)
     whole = EvidenceBatch(ids.astype(np.int32), evidence.astype(np.float32), lengths, LABELS)
     exact, model = make(dtype=np.float64), make(dtype=np.float32)
-    Replicas(exact, 1).gradients(whole, None)
+    Replicas(exact, 1).gradients(whole, Key(0))
     with Replicas(model, 2, micro_batch=2, precision=precision) as replicas:
-        replicas.gradients(whole, None, scale=64.0)
+        replicas.gradients(whole, Key(0), scale=64.0)
     error = np.linalg.norm(model.flat.grad - exact.flat.grad) / np.linalg.norm(exact.flat.grad)
     unit = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[precision]
-    assert 0.05 * unit < error < 8 * unit
+    assert 0.05 * unit < error < 4 * unit
 
 
 def test_what_does_not_fit(device):
