@@ -32,8 +32,8 @@ class KeyValueCache:
 
     In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
     query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
-    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block, and
-    `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
+    model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block and, with vectors
+    for n-grams, one with the ids, and `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
