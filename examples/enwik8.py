@@ -33,21 +33,25 @@ PRESETS = {
         batch_size=32, lr=1e-4, warmup=5000 // 32, schedule="constant", steps=170_000, memory=256, xl_d_ff=896,
     ),
     "hour": dict(
-        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.2,
-        ngrams=5, batch_size=16, optimizer="muon", muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150, steps=3800,
-        memory=256, xl_d_ff=896,
+        model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.25,
+        ngrams=3, recall=24, batch_size=16, optimizer="muon", muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150,
+        steps=3600, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
 # xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
 # of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices, if not the
-# usual ones.
+# usual ones. RECALL: lengths of n-grams, of which --recall N takes those up to N, and how many occurrences of each.
 LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776), "hour": {}}
+RECALL = {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
     "dynamic": dict(action="store_true", default=False, help="also score the model while it learns from the test part"),
     "ngrams": dict(
         type=int, choices=(0, *range(2, 9)), default=0, help="vectors for n-grams of 2 to N bytes; 0 for none (0)"
+    ),
+    "recall": dict(
+        type=int, choices=(0, *RECALL), default=0, help="recall what followed n-grams of up to N bytes; 0 for none (0)"
     ),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     "optimizer": dict(
@@ -70,10 +74,16 @@ class Enwik8(LanguageProgram):
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
         if self.run.model == "xl" and self.run.ngrams:
             raise ValueError("--model xl: a Transformer-XL has no vectors for n-grams, so add --ngrams 0")
+        if self.run.model == "xl" and self.run.recall:
+            raise ValueError("--model xl: a Transformer-XL recalls nothing, so add --recall 0")
         if self.run.model == "xl" and self.run.dynamic:
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
         if self.run.optimizer != "muon" and "muon_lr" in self.run.given:
             raise ValueError("--muon-lr: applies only to --optimizer muon, so add it or leave --muon-lr out")
+
+    @property
+    def recall(self):
+        return [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)] or None
 
     def load(self):
         super().load()
@@ -85,10 +95,10 @@ class Enwik8(LanguageProgram):
         block = self.sizes("norm", "embedding_std")
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes, **block)
-        ngrams = list(range(2, self.run.ngrams + 1)) or None
+        more = dict(ngrams=list(range(2, self.run.ngrams + 1)) or None, recall=self.recall)
         if self.run.model == "llama":
-            return Llama(256, ngrams=ngrams, key=key, **sizes, **LLAMA[self.run.preset])
-        return LanguageModel(256, ngrams=ngrams, key=key, **sizes, **block, **self.sizes("positions"))
+            return Llama(256, key=key, **more, **sizes, **LLAMA[self.run.preset])
+        return LanguageModel(256, key=key, **more, **sizes, **block, **self.sizes("positions"))
 
     def make_batches(self, key):
         if self.run.model != "xl":

@@ -10,6 +10,7 @@ from .batching import (
     TextBatch,
     TextBatches,
     in_order,
+    recalling,
     windows,
 )
 from .digits import Digits, Images, load_digits
@@ -75,6 +76,7 @@ __all__ = [
     "pairs_in_order",
     "read_reviews",
     "read_splits",
+    "recalling",
     "single_texts",
     "tokenize",
     "verify",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..ops import IGNORED
+from ..ops import IGNORED, recall
 from ..ops.checks import (
     expect_fraction,
     expect_instance,
@@ -43,7 +43,10 @@ def width_of(targets: np.ndarray) -> int:
 
 
 class TextBatch(NamedTuple):
-    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED."""
+    """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED.
+
+    For a model that recalls, ids are (B, T, 1 + K): see `recalling`.
+    """
 
     ids: np.ndarray
     targets: np.ndarray
@@ -56,11 +59,11 @@ class TextBatch(NamedTuple):
     @property
     def tokens(self) -> int:
         """The number of tokens that a model reads, for counting speed."""
-        return self.ids.size
+        return self.targets.size
 
     def stretched(self, rows: int, length: int) -> TextBatch:
         """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
-        return TextBatch(*(np.resize(x[:rows], (rows, length)) for x in self))
+        return TextBatch(*(np.resize(x[:rows], (rows, length, *x.shape[2:])) for x in self))
 
     def split(self, size: int) -> list[TextBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows."""
@@ -190,16 +193,35 @@ class EvidenceBatch(NamedTuple):
         return parts
 
 
-def expect_text(data: np.ndarray) -> None:
-    """Raise TypeError or ValueError unless `data` is (n,), integers."""
-    expect_shape("data", data, "n")
+def expect_text(data: np.ndarray, recalled: bool = True) -> None:
+    """Raise TypeError or ValueError unless `data` is (n,), or, if `recalled`, (n, 1 + K) from `recalling`; integers."""
+    expect_shape("data", data, "n J" if recalled and getattr(data, "ndim", 1) == 2 else "n")
     expect_integers("data", data)
+
+
+def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
+    """A text with what each token recalls: uint16 or int32, (n, 1 + len(orders)), for a model made with recall=orders.
+
+    text: (n,), integers. A row has a token and then what `ops.recall` finds there, with the whole text before it as one
+    sequence. `TextBatches`, `windows`, and all that use them take such rows in place of tokens. To recall in one part
+    of a text what stood in another, apply this to the whole before it is cut.
+    """
+    expect_shape("text", text, "n")
+    found = recall(text[None], orders)[0]
+    small = not text.size or (text.min() >= 0 and found.max() < 2**16 and text.max() < 2**16)  # to save memory
+    return np.concatenate([text[:, None], found], axis=1, dtype=np.uint16 if small else np.int32, casting="unsafe")
+
+
+def tokens_of(data: np.ndarray) -> np.ndarray:
+    """The tokens (n,) of a text, without what each recalls."""
+    return data if data.ndim == 1 else data[:, 0]
 
 
 class TextBatches:
     """Training batches from one long text: subsequences from random starts, drawn afresh at every step.
 
-    `data`: (n,), integers. `batch_size`: B. `context`: T. Raises DataError if n < T + 1.
+    `data`: (n,), integers, or (n, 1 + K) from `recalling`. `batch_size`: B. `context`: T. Raises DataError if
+    n < T + 1.
     """
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key) -> None:
@@ -249,7 +271,7 @@ class SegmentBatches:
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
-        expect_text(data)
+        expect_text(data, recalled=False)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
         if self.stream < context + 1:
@@ -304,12 +326,12 @@ class SegmentBatches:
 
 
 def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Iterator[tuple[TextBatch, np.ndarray]]:
-    """Batches for evaluation on all of `data` (n,), each with `counted`, bool (B, T): which predictions to count.
+    """Batches for evaluation on all of `data`, each with `counted`, bool (B, T): which predictions to count.
 
-    Windows of T = `context` tokens start every `stride` tokens. Each of the positions 1 to n − 1 is counted once, in
-    the first window that predicts it. So with stride < context every counted prediction outside the first window has
-    at least context − stride tokens before it. The last window is moved back so that it has full length; a text of
-    fewer than T + 1 tokens is a single shorter window.
+    data: as for `TextBatches`. Windows of T = `context` tokens start every `stride` tokens. Each of the positions 1 to
+    n − 1 is counted once, in the first window that predicts it. So with stride < context every counted prediction
+    outside the first window has at least context − stride tokens before it. The last window is moved back so that it
+    has full length; a text of fewer than T + 1 tokens is a single shorter window.
 
     Raises ValueError unless 1 <= stride <= context and DataError if n < 2, both before the first batch is asked for.
     """
@@ -408,8 +430,9 @@ def in_order(
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:
-    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1)
-    return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(rows[:, 1:]))
+    rows = data[starts[:, None] + np.arange(context + 1)].astype(np.int32)  # (B, T + 1), or (B, T + 1, 1 + K)
+    targets = rows[:, 1:] if rows.ndim == 2 else rows[:, 1:, 0]
+    return TextBatch(np.ascontiguousarray(rows[:, :-1]), np.ascontiguousarray(targets))
 
 
 def _labelled_batch(

@@ -30,12 +30,13 @@ from ..ops.checks import (
     expect_boolean,
     expect_floating,
     expect_fraction,
+    expect_ids,
     expect_number,
     expect_one_of,
     expect_positive,
     expect_shape,
 )
-from ..ops.ngrams import expect_orders
+from ..ops.ngrams import expect_buckets, expect_orders
 from ..rng import Key, fold
 from .model import Model, named
 
@@ -61,6 +62,12 @@ class Body(Model):
     a hash of them chooses one of `buckets` vectors for each n (see `ops.ngram_buckets`). So the first block already
     knows what often follows a few tokens, which attention would have to learn to gather. Source: Clark et al.,
     "Canine", 2022, section 3.2, for hashing; Pagnoni et al., "Byte latent transformer", 2024, section 3.2.1.
+
+    recall: lengths n of n-grams, such as (3, 4, 4, 6). A position then also gets, for each n, a vector for the token
+    that followed when its last n tokens last occurred, or for "never before"; an n that is given again looks one
+    occurrence further back (see `ops.recall`). This is a memory as long as the text. What is recalled comes with the
+    ids, as (B, T, 1 + len(recall)) from `data.recalling`, which has seen the whole text before them. With ids (B, T),
+    only what stands in these T tokens is recalled.
 
     features: how many numbers come with each token, which `forward` then takes as features (B, T, I). A linear map of
     them is added to the token's vector, and `backward` returns their gradient.
@@ -89,6 +96,7 @@ class Body(Model):
         units: int | None = None,
         ngrams: Sequence[int] | None = None,
         buckets: int = 16_384,
+        recall: Sequence[int] | None = None,
         features: int | None = None,
         block: Callable[..., Layer] = TransformerBlock,
         final_norm: Callable[[int], Layer] | None = None,
@@ -115,13 +123,19 @@ class Body(Model):
             self.tokens = TokenEmbedding(vocab_size, d_model, embedding_std, fold(key, "tokens"))
         elif units is not None:
             self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
+        if vocab_size is None and (ngrams is not None or recall is not None):
+            raise ValueError(f"{'ngrams' if recall is None else 'recall'}: units have none, since they are vectors")
         self.orders, self.buckets, self.ngrams = ngrams or (), buckets, None
         if ngrams is not None:
-            if units is not None:
-                raise ValueError("ngrams: units have none, since they are vectors")
-            expect_orders(ngrams, buckets, "ngrams")
-            rows = len(ngrams) * buckets
-            self.ngrams = EmbeddingBag(rows, d_model, embedding_std, fold(key, "ngrams"))
+            expect_orders(ngrams, "ngrams")
+            expect_buckets(buckets, len(ngrams))
+            self.ngrams = EmbeddingBag(len(ngrams) * buckets, d_model, embedding_std, fold(key, "ngrams"))
+        self.recall_orders, self.recall = recall or (), None
+        if recall is not None and vocab_size is not None:
+            expect_orders(recall, "recall")
+            self.kinds = vocab_size + 1  # what may have followed: nothing, or one of the tokens
+            rows = len(recall) * self.kinds
+            self.recall = EmbeddingBag(rows, d_model, embedding_std, fold(key, "recall"))
         self.features = None
         if features is not None:
             expect_positive(features=features)
@@ -145,18 +159,26 @@ class Body(Model):
 
     @property
     def embedding(self) -> EmbeddingSum:
-        embeddings = [e for e in (self.tokens, self.ngrams, self.features) if e is not None]
+        embeddings = [e for e in (self.tokens, self.ngrams, self.recall, self.features) if e is not None]
         return EmbeddingSum(embeddings, self.positions, dropout=self.dropout)
 
     def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Array]:
-        """The input of each embedding: ids (B, T), the buckets of the n-grams that end there, and features.
+        """The input of each embedding: ids (B, T), the buckets of the n-grams that end there, the rows of the tokens
+        recalled, and features.
 
-        before: (B, P), the ids that precede them.
+        ids: (B, T), or (B, T, 1 + K) with the K tokens recalled at each position. before: (B, P), the ids that precede
+        them.
         """
-        found = [ids]
+        xp = array_module(ids)
+        ids, recalled = (ids, None) if ids.ndim == 2 or self.units is not None else (ids[:, :, 0], ids[:, :, 1:])
+        seen, found = ids if before is None else xp.concatenate([before, ids], axis=1), [ids]
         if self.ngrams is not None:
-            seen = ids if before is None else array_module(ids).concatenate([before, ids], axis=1)
-            found.append(ops.ngram_buckets(seen, self.orders, self.buckets)[:, -ids.shape[1] :])
+            reach = ids.shape[1] + max(self.orders) - 1
+            found.append(ops.ngram_buckets(seen[:, -reach:], self.orders, self.buckets)[:, -ids.shape[1] :])
+        if self.recall is not None:
+            if recalled is None:
+                recalled = ops.recall(seen, self.recall_orders)[:, -ids.shape[1] :]
+            found.append(recalled + xp.arange(recalled.shape[2], dtype=np.int32) * self.kinds)
         if self.features is not None:
             B, T = ids.shape[:2]
             expect_shape("features", features, "B T I", B=B, T=T, I=len(self.features.w.data))
@@ -199,7 +221,7 @@ class Body(Model):
         weights = self.parameters()[0].data
         xp = array_module(weights)
         stored = self.stack.allocate(xp.empty((batch_size, 0, self.d_model), weights.dtype), self.max_length)
-        if self.ngrams is not None:
+        if self.ngrams is not None or self.recall is not None:
             stored.append((xp.zeros((batch_size, self.max_length), np.int32),))  # the ids
         return stored
 
@@ -207,19 +229,26 @@ class Body(Model):
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
         self.check(ids, past)
         before = None
-        if self.ngrams is not None:
+        if self.ngrams is not None or self.recall is not None:
             *stored, (seen,) = stored
             seen[:, past : past + ids.shape[1]] = ids
-            before = seen[:, max(0, past - max(self.orders) + 1) : past]
+            before = seen[:, :past]
         x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length."""
+        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length. In a body
+        that recalls, ids may be (B, T, 1 + K) if there is no past.
+        """
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
+        sizes = {} if self.units is None else {"I": self.units}
         if self.units is not None:
             expect_floating(units=ids)
-        expect_shape(name, ids, letters, **({} if self.units is None else {"I": self.units}))
+        elif self.recall is not None and not past and getattr(ids, "ndim", 2) == 3:
+            letters, sizes = "B T J", {"J": 1 + len(self.recall_orders)}
+            expect_shape(name, ids, letters, **sizes)
+            expect_ids("ids recalled", ids[:, :, 1:], self.kinds)
+        expect_shape(name, ids, letters, **sizes)
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:
             raise ValueError(f"{expected} >= 1, got {tuple(ids.shape)}")

@@ -44,6 +44,7 @@ class TransformerXL(LanguageModel):
         "positions": "has relative ones",
         "ngrams": "does not store the ids before a segment",
         "buckets": "does not store the ids before a segment",
+        "recall": "does not store the ids before a segment",
     }
 
     def __init__(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -25,26 +25,70 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     The hash multiplies and mixes in each id in turn, from the last to the first, in 64-bit arithmetic. So the hash of
     an n-gram is one step from that of its last n − 1 ids, and all orders take one pass.
     """
-    expect_orders(orders, buckets)
+    expect_orders(orders)
+    expect_buckets(buckets, len(orders))
+    xp, found = array_module(ids), {}
+    for n, state in _hashes(ids, max(orders)):
+        if n in orders:
+            found[n] = (state % xp.uint64(buckets)).astype(np.int32)
+    return xp.stack([found[n] + i * buckets for i, n in enumerate(orders)], axis=-1)
+
+
+def recall(ids: Array, orders: Sequence[int]) -> Array:
+    """For each position and each n in `orders`, what followed when the n ids that end there last occurred: int32,
+    (B, T, len(orders)). It is 1 + the id that followed, or 0 if they have not occurred before in their sequence.
+
+    ids: (B, T), integers. If an n is given again, what followed the occurrence before is found too: (4, 4) gives what
+    followed the last two times. In "the cat sat on the c", the last two ids are a space and a "c"; they occurred once
+    before, and an "a" followed. A position depends on the ids up to it alone. Raises as `ngram_buckets`.
+
+    Equal n-grams have equal hashes, and a stable sort by hash puts each after its last occurrence. So an n takes time
+    O(T log T). Hashes have 64 bits, so those of different n-grams are hardly ever equal.
+
+    Source: the match model of compressors: Mahoney, "Adaptive weighing of context models for lossless data
+    compression", 2005. As a memory of a neural language model: Grave, Cissé, Joulin, "Unbounded cache model for online
+    language modeling with open vocabulary", 2017; Khandelwal et al., "Generalization through memorization", 2020.
+    """
+    expect_orders(orders)
+    xp, found = array_module(ids), {}
+    for n, state in _hashes(ids, max(orders)):
+        if n in orders:
+            rows, order = xp.arange(len(ids))[:, None], xp.argsort(state, axis=1, kind="stable")
+            state = state[rows, order]
+            found[n] = [_followed(ids, rows, order, state, k) for k in range(1, 1 + list(orders).count(n))]
+    return xp.stack([found[n].pop(0) for n in orders], axis=-1)
+
+
+def _followed(ids: Array, rows: Array, order: Array, state: Array, k: int) -> Array:
+    """1 + the id that followed the k-th occurrence before, or 0, (B, T): `order` sorts positions by hash, `state` has
+    the sorted hashes.
+    """
+    xp = array_module(ids)
+    again = state[:, k:] == state[:, :-k]
+    before = xp.where(again, order[:, :-k], 0)
+    followed = xp.zeros(ids.shape, np.int32)
+    followed[rows, order[:, k:]] = xp.where(again, ids[rows, before + 1].astype(np.int32) + 1, 0)
+    return followed
+
+
+def _hashes(ids: Array, most: int) -> Iterator[tuple[int, Array]]:
+    """For n from 1 to `most`, n and a hash of the n ids that end at each position, uint64 (B, T)."""
     expect_shape("ids", ids, "B T")
     expect_integers("ids", ids)
     xp = array_module(ids)
     first, second = (xp.uint64(number) for number in MULTIPLIERS)
     (B, T), last = ids.shape, ids.astype(xp.uint64) + xp.uint64(1)  # 0: nothing
-    found, state = {}, xp.zeros((B, T), xp.uint64)
-    for n in range(1, max(orders) + 1):
+    state = xp.zeros((B, T), xp.uint64)
+    for n in range(1, most + 1):
         earlier = xp.zeros_like(last)
         earlier[:, n - 1 :] = last[:, : max(0, T - n + 1)]  # the id n − 1 positions before
         state = (state * first + earlier) * second
         state ^= state >> xp.uint64(32)
-        found[n] = state % xp.uint64(buckets)
-    return xp.stack([found[n].astype(np.int32) + i * buckets for i, n in enumerate(orders)], axis=-1)
+        yield n, state
 
 
-def expect_orders(orders: Sequence[int], buckets: int, name: str = "orders") -> None:
-    """Raise TypeError or ValueError, with this name, unless `orders` are lengths of n-grams and their buckets can be
-    numbered.
-    """
+def expect_orders(orders: Sequence[int], name: str = "orders") -> None:
+    """Raise TypeError or ValueError, with this name, unless `orders` are lengths of n-grams."""
     if not isinstance(orders, list | tuple):
         raise TypeError(f"{name}: expected a list of lengths, got {shown(orders)}")
     if not orders:
@@ -53,6 +97,10 @@ def expect_orders(orders: Sequence[int], buckets: int, name: str = "orders") -> 
         expect_positive(**{name: n})
         if n > LONGEST:
             raise ValueError(f"{name}: expected lengths up to {LONGEST}, got {n}")
+
+
+def expect_buckets(buckets: int, orders: int) -> None:
+    """Raise TypeError or ValueError unless the buckets of so many orders can be numbered."""
     expect_positive(buckets=buckets)
-    if len(orders) * buckets > np.iinfo(np.int32).max:
-        raise ValueError(f"buckets: expected at most {np.iinfo(np.int32).max // len(orders):,}, got {buckets}")
+    if orders * buckets > np.iinfo(np.int32).max:
+        raise ValueError(f"buckets: expected at most {np.iinfo(np.int32).max // orders:,}, got {buckets}")

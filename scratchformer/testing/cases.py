@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import models, nn, ops
-from ..backend import CPU, Array, Device, to_device
+from ..backend import CPU, Array, Device, array_module, to_device
 from ..dispatch import reference_only
 from ..progress import on_terminal, progress_bar
 from ..rng import Key
@@ -314,6 +314,12 @@ def _language_model(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
 
 
+def _recalling_model(d: Draw, **options: Any) -> LayerCase:
+    model = models.LanguageModel(d.V, d.C, d.H, 1, d.T + 1, recall=[1, 2], key=Key(d.seed), **options)
+    ids = array_module(model.flat.data).stack([d.integers("B T", n) for n in (d.V, d.V + 1, d.V + 1)], axis=2)
+    return LayerCase(model, (ids,), {"key": d.key})
+
+
 def _gpt2(d: Draw, **options: Any) -> LayerCase:
     model = models.GPT2(d.V, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     return LayerCase(model, (d.integers("B T", d.V),), {"key": d.key})
@@ -457,6 +463,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
         _language_model, norm="pre", positions="sinusoidal", recompute=True, activation="gelu_tanh"
     ),
     "LanguageModel, post, relative": partial(_language_model, positions="relative", dropout=0.2),
+    "LanguageModel, pre, recall": partial(_recalling_model, norm="pre", dropout=0.2),
     "EncoderDecoder, post": partial(_encoder_decoder, dropout=0.2),
     "EncoderDecoder, pre": partial(_encoder_decoder, norm="pre", dropout=0.2, bias=False, activation="gelu"),
     "GPT2": partial(_gpt2, dropout=0.2),

@@ -18,7 +18,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array
 from ..data import TextBatch, windows
-from ..data.batching import count_of, expect_text, slices
+from ..data.batching import count_of, expect_text, slices, tokens_of
 from ..models import TransformerXL
 from ..models.predictor import Predictor
 from ..ops import IGNORED
@@ -32,8 +32,8 @@ from .replicas import Replicas
 
 
 class ScoredBatch(NamedTuple):
-    """Windows of a text: `ids`, `learned` and `scored`, each (B, T) int32. The last two are the id that follows, or
-    IGNORED if it is not in the loss of the gradient step, or not in the score.
+    """Windows of a text: `ids` as in a `TextBatch`, and `learned` and `scored`, (B, T) int32. These two are the id that
+    follows, or IGNORED if it is not in the loss of the gradient step, or not in the score.
     """
 
     ids: np.ndarray
@@ -113,7 +113,7 @@ def evaluate_dynamic(
         flat.data[...] = weights
         replicas.refresh()
     total = math.fsum(scored)  # exact, so the order in which replicas finish does not matter
-    predicted = tokens if sizes is None else int(sizes[data[1:]].sum())  # bytes
+    predicted = tokens if sizes is None else int(sizes[tokens_of(data)[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 

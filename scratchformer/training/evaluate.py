@@ -21,7 +21,7 @@ from ..data import (
     pairs_in_order,
     windows,
 )
-from ..data.batching import expect_text
+from ..data.batching import expect_text, tokens_of
 from ..ops import IGNORED
 from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive
 from ..progress import progress_bar
@@ -39,10 +39,11 @@ def evaluate_language_model(
 ) -> dict[str, float]:
     """Loss (nats per token) and bits per byte of `data`, tokens (n,). Each token but the first is predicted once.
 
-    A window is as long as the model's context, and the next starts `stride` tokens later; only tokens that no earlier
-    window predicted are counted. stride: half the context by default, so every prediction outside the first window has
-    at least that much text before it. batch_size: windows per batch; by default as many as in training. sizes: the
-    number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    data: also rows (n, 1 + K) from `data.recalling`, for a model that recalls. A window is as long as the model's
+    context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are counted.
+    stride: half the context by default, so every prediction outside the first window has at least that much text before
+    it. batch_size: windows per batch; by default as many as in training. sizes: the number of bytes of each token of
+    the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)
@@ -59,7 +60,7 @@ def evaluate_language_model(
     tokens = len(data) - 1
     items = windows(data, context, stride, batch_size)
     total = math.fsum(_scored(replicas, nats, items, "tokens", tokens, lambda item: int(item[1].sum())))
-    predicted = tokens if sizes is None else int(sizes[data[1:]].sum())  # bytes
+    predicted = tokens if sizes is None else int(sizes[tokens_of(data)[1:]].sum())  # bytes
     return {"loss": total / tokens, "bits_per_byte": total / (predicted * math.log(2))}
 
 
@@ -97,7 +98,7 @@ def evaluate_transformer_xl(
     Raises ValueError for numbers out of range, DataError if n < 2.
     """
     expect_instance("replicas", replicas, Replicas)
-    expect_text(data)
+    expect_text(data, recalled=False)
     model = replicas.model
     context = model.context
     memory = model.memory if memory is None else memory

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
 
 from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
+from ..data.batching import recalling
 from ..generation import printable, stream_text
 from ..models import TransformerXL
 from ..optim import DynamicRMS
@@ -38,16 +39,31 @@ class LanguageProgram(Program):
 
     evaluations = 20  # during training
     dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
+    recall: Sequence[int] | None = None  # as in the model; for bytes
 
     def load(self) -> None:
         self.corpus = load_corpus(self.run)
 
     @cache  # noqa: B019 (a process has one program)
     def tokens(self, part: str) -> np.ndarray:
-        """The tokens (n,) of a part of the corpus: all of "train", and of "validation" and "test" what is scored."""
+        """The tokens (n,) of a part of the corpus: all of "train", and of "validation" and "test" what is scored.
+
+        With `recall`, rows (n, 1 + K) from `data.recalling`: a token recalls everything before it in the corpus, in
+        its own part and in earlier ones.
+        """
         limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
-        data = getattr(self.corpus, part)[:limit]
-        return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
+        if self.recall is None:
+            data = getattr(self.corpus, part)[:limit]
+            return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
+        train, validation, test = self.recalling
+        return {"train": train, "validation": validation, "test": test}[part][:limit]
+
+    @cached_property
+    def recalling(self) -> list[np.ndarray]:
+        """The three parts of the corpus, with what their tokens recall."""
+        parts = self.corpus[1:]
+        whole = recalling(np.concatenate(parts), self.recall or ())
+        return np.split(whole, np.cumsum([len(part) for part in parts])[:-1])
 
     def make_batches(self, key: Key) -> Any:
         training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early

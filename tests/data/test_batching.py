@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scratchformer import ops
 from scratchformer.data import (
     DataError,
     DrawnBatches,
@@ -18,6 +19,7 @@ from scratchformer.data import (
     TextBatch,
     TextBatches,
     in_order,
+    recalling,
     windows,
 )
 from scratchformer.data.vocabulary import UNKNOWN
@@ -68,6 +70,31 @@ def test_bytes_become_int32():
     batch = TextBatches(data, 1, 2, Key(0)).batch(0)
     assert batch.ids.tolist() == [[255, 0]] and batch.targets.tolist() == [[0, 255]]
     assert batch.ids.dtype == np.int32
+
+
+def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
+    """Batches and windows have the same tokens and targets, and each token what it recalls in the whole text."""
+    text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
+    rows = recalling(text, (1, 3, 1))
+    assert rows.dtype == np.uint16
+    assert recalling(text.astype(np.int64) * 20_000, (1,)).max() == 60_001
+    assert recalling(text.astype(np.int64) * 30_000, (1,)).max() == 90_001
+    np.testing.assert_array_equal(rows, np.concatenate([text[:, None], ops.recall(text[None], (1, 3, 1))[0]], axis=1))
+    place = np.concatenate([np.arange(60)[:, None], np.zeros((60, 3))], axis=1).astype(int)
+    for cut in (
+        lambda data: [TextBatches(data, 3, 8, Key(1)).batch(2)],
+        lambda data: [b for b, _ in windows(data, 8, 3, 4)],
+    ):
+        for batch, plain, where in zip(cut(rows), cut(text), cut(place), strict=True):
+            np.testing.assert_array_equal(batch.targets, plain.targets)
+            np.testing.assert_array_equal(batch.ids, rows[where.ids[:, :, 0]])
+            np.testing.assert_array_equal(batch.ids[:, :, 0], plain.ids)
+            assert (batch.tokens, batch.weight) == (plain.tokens, plain.weight)
+            for part, other in zip(batch.split(2), plain.split(2), strict=True):
+                np.testing.assert_array_equal(part.ids[:, :, 0], other.ids)
+            assert batch.stretched(2, 11).ids.shape == (2, 11, 4)
+    with pytest.raises(ValueError, match=r"data: expected \(n\), got \(60, 4\)"):
+        SegmentBatches(rows, 2, 4, Key(0), 1, 1)
 
 
 def test_text_batches_are_a_function_of_key_and_step():

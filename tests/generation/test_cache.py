@@ -19,6 +19,7 @@ BODIES = [
     {"norm": "post", "recompute": True, "dropout": 0.5},
     {"norm": "pre", "positions": "relative"},
     {"norm": "pre", "ngrams": [2, 4], "buckets": 20},
+    {"norm": "pre", "recall": [1, 2, 1]},
 ]
 every_body = pytest.mark.parametrize("body", BODIES, ids=str)
 

@@ -120,9 +120,39 @@ def test_vectors_of_ngrams_are_added_to_those_of_tokens(device):
     assert table.shape == (20, C)
 
 
-def test_units_have_no_ngrams():
-    with pytest.raises(ValueError, match="ngrams: units have none"):
-        Body(None, C, 2, 2, T, units=3, ngrams=[2])
+def test_vectors_of_what_is_recalled_are_added_to_those_of_tokens(device):
+    """With tokens alone, what they recall is found in them."""
+    body = make(device, positions="none", recall=(1, 2, 1))
+    table = to_cpu(body.recall.table.data).reshape(3, V + 1, C)
+    ids = np.array([[3, 1, 3, 1, 3], [0, 0, 0, 6, 0]])
+    found = to_cpu(ops.recall(to_device(ids, device), (1, 2, 1)))
+    np.testing.assert_array_equal(found[:, :, 0], [[0, 0, 2, 4, 2], [0, 1, 1, 0, 7]])
+    given = np.random.default_rng(0).integers(0, V + 1, (2, 5, 3))
+    for inputs, recalled in (ids, found), (np.concatenate([ids[:, :, None], given], axis=2), given):
+        x, _ = body.embedding.forward(*body.inputs(to_device(inputs, device)))
+        expected = to_cpu(body.tokens.table.data)[ids] + sum(table[k][recalled[:, :, k]] for k in range(3))
+        np.testing.assert_allclose(to_cpu(x), expected, rtol=1e-12)
+        y, _ = body.stack.forward(x)
+        np.testing.assert_array_equal(to_cpu(body(to_device(inputs, device))), to_cpu(y))
+
+
+def test_what_is_recalled_must_fit(device):
+    body, ids = make(device, recall=(1, 2)), np.zeros((2, 5, 3), int)
+    body(to_device(ids, device))
+    with pytest.raises(ValueError, match=r"ids: expected \(B, T, 3\), got \(2, 5, 2\)"):
+        body(to_device(ids[:, :, :2], device))
+    with pytest.raises(IndexError, match=r"ids recalled: expected values from 0 to 7, got 8"):
+        body(to_device(ids + np.array([0, 0, 8]), device))
+    with pytest.raises(IndexError, match=r"ids: expected values from 0 to 6, got 7"):
+        body(to_device(ids + np.array([7, 0, 0]), device))
+    with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(2, 5, 3\)"):
+        make(device)(to_device(ids, device))
+
+
+@pytest.mark.parametrize("option", ["ngrams", "recall"])
+def test_units_have_no_ngrams(option):
+    with pytest.raises(ValueError, match=f"{option}: units have none"):
+        Body(None, C, 2, 2, T, units=3, **{option: [2]})
 
 
 def test_a_linear_map_of_features_is_added_to_tokens(device):

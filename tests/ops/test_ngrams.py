@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
@@ -66,3 +68,54 @@ def test_the_order_of_ids_matters():
 def test_bad_arguments_are_named(ids, orders, buckets, message):
     with pytest.raises((TypeError, ValueError), match=message):
         ops.ngram_buckets(ids, orders, buckets)
+
+
+def followed(ids, n, times):
+    """What followed the last occurrences of the n-gram at each position, by looking at every earlier position."""
+    found = np.zeros((len(ids), times), int)
+    for t in range(n - 1, len(ids)):
+        ends = [s for s in range(t - 1, n - 2, -1) if (ids[s - n + 1 : s + 1] == ids[t - n + 1 : t + 1]).all()]
+        for k, s in enumerate(ends[:times]):
+            found[t, k] = 1 + ids[s + 1]
+    return found
+
+
+@given(
+    B=st.integers(0, 3), T=st.integers(0, 40), V=st.sampled_from([1, 2, 3, 256]), seed=st.integers(0, 1000),
+    orders=st.lists(st.integers(1, 5), min_size=1, max_size=7), dtype=st.sampled_from([np.uint8, np.int32, np.int64]),
+)  # fmt: skip
+def test_what_followed_is_recalled(B, T, V, orders, seed, dtype):
+    ids = (255 - np.random.default_rng(seed).integers(0, V, (B, T))).astype(dtype)
+    found = ops.recall(ids, orders)
+    assert found.dtype == np.int32 and found.shape == (B, T, len(orders))
+    for b in range(B):
+        for i, n in enumerate(orders):
+            k = orders[:i].count(n)
+            np.testing.assert_array_equal(found[b, :, i], followed(ids[b].astype(int), n, k + 1)[:, k])
+
+
+def test_the_docstrings_example(device):
+    text = np.frombuffer(b"the cat sat on the c", np.uint8)[None]
+    assert to_cpu(ops.recall(to_device(text, device), [2]))[0, -1, 0] == 1 + ord("a")
+
+
+def test_nothing_later_is_recalled():
+    """A position is the same whatever follows it."""
+    ids = np.random.default_rng(0).integers(0, 3, (1, 300))
+    found = ops.recall(ids, (1, 2, 4, 4))
+    for T in 1, 2, 57, 299:
+        np.testing.assert_array_equal(ops.recall(ids[:, :T], (1, 2, 4, 4)), found[:, :T])
+
+
+@pytest.mark.parametrize(
+    ("ids", "orders", "message"),
+    [
+        (IDS, (), "orders: expected at least one length"),
+        (IDS, (65,), "orders: expected lengths up to 64, got 65"),
+        (IDS[0], (2,), r"ids: expected \(B, T\)"),
+        (IDS.astype(float), (2,), "ids: expected integers"),
+    ],
+)
+def test_bad_arguments_of_recall_are_named(ids, orders, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        ops.recall(ids, orders)

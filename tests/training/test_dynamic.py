@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.data import DataError, TextBatches
+from scratchformer.data import DataError, TextBatches, recalling
 from scratchformer.models import TransformerXL
 from scratchformer.ops import IGNORED
 from scratchformer.optim import SGD, Adam, DynamicRMS
@@ -92,6 +92,23 @@ def test_the_probabilities_of_all_ends_of_a_text_sum_to_1(make_model, text, lear
             nats.append(found["loss"] * (len(whole) - 1))
     beginning, *whole = nats
     assert sum(math.exp(beginning - total) for total in whole) == pytest.approx(1, rel=1e-9)
+
+
+def test_what_is_recalled_says_nothing_of_what_follows(make_model, text):
+    """The probabilities of all ends of a text sum to 1, whether the model learns or not. A model that recalls has seen
+    the whole text before its window.
+    """
+    model, text = make_model("LanguageModel", dtype=np.float64, recall=[1, 2, 1]), text[:50] % 4
+    sgd = SGD(model.parameters(), 0.3)
+    with Replicas(model, 1) as replicas:
+        for evaluate in evaluate_language_model, lambda *given: evaluate_dynamic(*given, sgd, CONTEXT, 1):
+            nats = []
+            for whole in text, *(np.append(text, end) for end in range(29)):
+                nats.append(evaluate(replicas, recalling(whole, [1, 2, 1])[9:])["loss"] * (len(whole) - 10))
+            beginning, *whole = nats
+            assert sum(math.exp(beginning - total) for total in whole) == pytest.approx(1, rel=1e-9)
+        recalled = evaluate_language_model(replicas, recalling(text, [1, 2, 1]))["loss"]
+        assert abs(evaluate_language_model(replicas, text)["loss"] - recalled) > 1e-4
 
 
 @pytest.mark.parametrize("learn", ["new", "all"])
