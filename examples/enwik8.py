@@ -72,10 +72,9 @@ class Enwik8(LanguageProgram):
         if self.run.model != "plain" and self.run.positions:
             kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
-        if self.run.model == "xl" and self.run.ngrams:
-            raise ValueError("--model xl: a Transformer-XL has no vectors for n-grams, so add --ngrams 0")
-        if self.run.model == "xl" and self.run.recall:
-            raise ValueError("--model xl: a Transformer-XL recalls nothing, so add --recall 0")
+        for name in {"ngrams", "recall"} & {*self.run.given}:
+            if self.run.model == "xl" and getattr(self.run, name):
+                raise ValueError(f"--{name}: a Transformer-XL does not store what precedes a segment, so leave it out")
         if self.run.model == "xl" and self.run.dynamic:
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
         if self.run.optimizer != "muon" and "muon_lr" in self.run.given:
@@ -83,6 +82,8 @@ class Enwik8(LanguageProgram):
 
     @property
     def recall(self):
+        if self.run.model == "xl":
+            return None
         return [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)] or None
 
     def load(self):

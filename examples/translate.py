@@ -1,11 +1,12 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-The mean of the last snapshots is scored. Without --data the official files are downloaded.
+Words are split into other sub-words in every epoch (BPE-dropout), and the mean of the last snapshots is scored. Without
+--data the official files are downloaded.
 """
 
 from functools import cache
 
-from scratchformer.data import Subwords, TranslationBatches, encode_pairs, load_multi30k
+from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
@@ -15,18 +16,25 @@ PRESETS = {
     "small": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, tokens=4096,
         max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=2.0,
+        bpe_dropout=0.1,
     ),
     "paper": dict(
         source="en", target="de", vocabulary=16_000, d_model=512, heads=8, depth=6, d_ff=2048, dropout=0.1,
         tokens=25_000, max_length=128, lr=7e-4, warmup=4000, steps=100_000, average=5, beam=4, length_penalty=0.6,
     ),
 }  # fmt: skip
+OPTIONS = {
+    "bpe-dropout": dict(
+        type=float, default=0.0, metavar="P", least=0, most=0.9, help="leave out merges of sub-words in training (0)"
+    ),
+}
 
 
 class Translate(Program):
     name = "translate"
     description = __doc__
     presets = PRESETS
+    options = OPTIONS
 
     def load(self):
         self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
@@ -48,7 +56,11 @@ class Translate(Program):
 
     def make_batches(self, key):
         training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early
-        return TranslationBatches(training, self.run.tokens, self.vocabulary, key)
+        dropped = None
+        if self.run.bpe_dropout:
+            texts = self.data.train.source + self.data.train.target
+            dropped = DroppedMerges(self.vocabulary, texts, self.run.bpe_dropout, key.fold("dropped merges"))
+        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, dropped)
 
     def largest_batch(self):
         batches = map(self.batches.batch, range(len(self.batches)))

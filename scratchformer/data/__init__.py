@@ -13,6 +13,7 @@ from .batching import (
     recalling,
     windows,
 )
+from .bpe_dropout import DroppedMerges
 from .digits import Digits, Images, load_digits
 from .download import DataError, NoConnection, cache_dir, fetch, verify
 from .enwik8 import (
@@ -39,6 +40,7 @@ __all__ = [
     "DataError",
     "Digits",
     "DrawnBatches",
+    "DroppedMerges",
     "EvidenceBatch",
     "Images",
     "Imdb",

@@ -10,6 +10,7 @@ import numpy as np
 from ..ops import IGNORED
 from ..rng import Key
 from .batching import count_of, slices, width_of
+from .bpe_dropout import DroppedMerges
 from .multi30k import Pairs
 from .reading import DataError
 from .subwords import BEGIN, END, PAD, Subwords
@@ -70,8 +71,7 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
         raise DataError(f"{part}: expected sentences, got none")
     if len(pairs.source) != len(pairs.target):
         raise DataError(f"{part}: {len(pairs.source):,} sources, but {len(pairs.target):,} targets")
-    end = np.array([subwords[END]], np.int32)
-    source = [np.append(ids, end) for ids in subwords.encode_all(pairs.source)]
+    source = with_end(subwords.encode_all(pairs.source), subwords)
     target = subwords.encode_all(pairs.target)
     for side, sentences in (("source", source), ("target", target)):
         longest = max(range(len(sentences)), key=lambda i: len(sentences[i]))
@@ -81,6 +81,12 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
     return TokenPairs(source, target)
 
 
+def with_end(sentences: Sequence[np.ndarray], subwords: Subwords) -> list[np.ndarray]:
+    """The sentences, (S,) each, with END after each."""
+    end = np.array([subwords[END]], np.int32)
+    return [np.append(ids, end) for ids in sentences]
+
+
 class TranslationBatches:
     """Training batches of pairs of similar length: every pair once per epoch, up to `tokens` tokens per side.
 
@@ -88,17 +94,22 @@ class TranslationBatches:
     side would exceed `tokens`, and the batches are shuffled. All randomness comes from `key` and the epoch, so batch n
     is a function of n. The cuts depend only on the lengths, so every epoch has the same number of batches, `len()`.
     Raises ValueError if there are no pairs or if one is longer than `tokens`.
+
+    dropped: `DroppedMerges` for the texts of all sources and then of all targets, which are then split anew in every
+    epoch; None for `pairs` as they are. The cuts are still those of `pairs`, so batches have somewhat more tokens.
     """
 
-    def __init__(self, pairs: TokenPairs, tokens: int, subwords: Subwords, key: Key) -> None:
-        self.pairs, self.key, self.subwords = pairs, key, subwords
+    def __init__(
+        self, pairs: TokenPairs, tokens: int, subwords: Subwords, key: Key, dropped: DroppedMerges | None = None
+    ) -> None:
+        self.pairs, self.key, self.subwords, self.dropped = pairs, key, subwords, dropped
         self.source_lengths, self.target_lengths = lengths_of(pairs)
         longest = np.maximum(self.source_lengths, self.target_lengths)
         if not len(longest) or longest.max() > tokens:
             raise ValueError(f"tokens: expected pairs of at most {tokens} tokens, got one of {max(longest, default=0)}")
         order = np.lexsort((self.source_lengths, self.target_lengths))
         self.cuts = cut_by_tokens(longest[order], tokens)
-        self._plan: tuple[int, list[np.ndarray]] | None = None
+        self._plan: tuple[int, list[np.ndarray], TokenPairs] | None = None
 
     def __len__(self) -> int:
         return len(self.cuts)
@@ -114,8 +125,15 @@ class TranslationBatches:
         if plan is None or plan[0] != epoch:
             draw = self.key.fold(epoch).generator()
             order = np.lexsort((draw.random(len(self.source_lengths)), self.source_lengths, self.target_lengths))
-            plan = self._plan = (epoch, [order[self.cuts[i]] for i in draw.permutation(len(self.cuts))])
-        return translation_batch(self.pairs, plan[1][place], self.subwords)
+            rows = [order[self.cuts[i]] for i in draw.permutation(len(self.cuts))]
+            plan = self._plan = (epoch, rows, self._pairs(epoch))
+        return translation_batch(plan[2], plan[1][place], self.subwords)
+
+    def _pairs(self, epoch: int) -> TokenPairs:
+        if self.dropped is None:
+            return self.pairs
+        found, n = self.dropped.encode(self.key.fold(epoch, "merges")), len(self.pairs.source)
+        return TokenPairs(with_end(found[:n], self.subwords), found[n:])
 
 
 def pairs_in_order(pairs: TokenPairs, tokens: int, subwords: Subwords) -> Iterator[TranslationBatch]:

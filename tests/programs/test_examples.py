@@ -8,7 +8,15 @@ import shutil
 import numpy as np
 import pytest
 
-from scratchformer.training import language, load_model, load_snapshot, read_metrics
+from scratchformer.data import load_enwik8, recalling
+from scratchformer.training import (
+    Replicas,
+    evaluate_language_model,
+    language,
+    load_model,
+    load_snapshot,
+    read_metrics,
+)
 from scratchformer.training.settings import read_settings
 
 NUMBER = r"([0-9.]+)"
@@ -108,6 +116,32 @@ def test_positions_are_an_option_of_enwik8(call, text_file, tmp_path, positions)
     call("enwik8", *options)
     assert load_snapshot(tmp_path).config["positions"] == positions
     assert len(call("scratchformer", "generate", tmp_path, "--tokens", 5).stdout) > 1
+
+
+def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
+    """A run that recalls is scored with what stood before the part, when it trains and afterwards, and it writes."""
+    options = ("--recall", 5, "--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
+    told = number(rf"{NUMBER} bits per byte", call("enwik8", *options).stdout)
+    lengths = [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5]
+    assert load_snapshot(tmp_path / "run").config["recall"] == lengths
+    options = ("--dynamic", "--lr", 0, "--stride", 8, "--device", "cpu")
+    found = call("scratchformer", "evaluate", tmp_path / "run", *options).stdout
+    assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
+    words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
+    assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
+    assert len(call("scratchformer", "generate", tmp_path / "run", "--tokens", 5).stdout) > 1
+    corpus = load_enwik8(text_file)
+    rows = recalling(np.concatenate(corpus[1:]), lengths)[-len(corpus.test) :]
+    with Replicas(load_model(tmp_path / "run")[0], 1) as replicas:
+        before, *others = (
+            evaluate_language_model(replicas, data)["bits_per_byte"]
+            for data in (rows, recalling(corpus.test, lengths), corpus.test)
+        )
+    assert before == pytest.approx(told, abs=1.01e-4)
+    assert all(abs(score - before) > 1e-6 for score in others)  # with less before it, or the window alone
+    assert "the best of 3 steps" in call("enwik8", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu").stdout
+    line = fail("enwik8", "--model", "xl", "--recall", 5, "--data", text_file, "--device", "cpu")
+    assert "--recall: a Transformer-XL does not store what precedes a segment, so leave it out" in line
 
 
 def test_pool_and_positions_are_options_of_imdb(call, reviews_folder, tmp_path):
