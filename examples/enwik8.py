@@ -1,10 +1,13 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
---model xl trains a Transformer-XL, which reads the text in order and has a memory; --model llama trains a Llama.
-Neither has more parameters than the plain model.
+The model is told what followed when the last bytes occurred before (see --recall), and its matrices are learned with
+Muon. --recall 0 --optimizer adam trains the plain model of the tutorial.
 
---preset hour is for an hour on two cores, with the extra `fast`, --precision bfloat16 and --micro-batch 8: a Llama with
-vectors for n-grams, whose matrices are learned with Muon.
+--model xl trains a Transformer-XL, which reads the text in order and has a memory, but recalls nothing; --model llama
+trains a Llama. Neither has more parameters than the plain model.
+
+--preset hour is for an hour on two cores, with the extra `fast`, --precision bfloat16 and --micro-batch 8: a larger
+Llama, also with vectors for n-grams.
 
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
 of Python's standard library, as with --data stdlib.
@@ -26,7 +29,7 @@ from scratchformer.training import LanguageProgram
 PRESETS = {
     "small": dict(
         d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02,
-        batch_size=32, lr=2e-3, warmup=100, steps=1000, memory=128, xl_d_ff=448,
+        recall=24, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000, memory=128, xl_d_ff=448,
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
@@ -34,7 +37,7 @@ PRESETS = {
     ),
     "hour": dict(
         model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.25,
-        ngrams=3, recall=24, batch_size=16, optimizer="muon", muon_lr=0.02, lr=2e-3, weight_decay=0.1, warmup=150,
+        ngrams=3, recall=24, batch_size=16, optimizer="muon", lr=2e-3, weight_decay=0.1, warmup=150,
         steps=3600, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip

@@ -50,7 +50,7 @@ def test_a_gradient_at_the_default_sizes(trained, name):
 
 
 def test_xl_has_no_more_parameters(trained):
-    plain, xl = (trained("enwik8", "--model", model)[0].flat.data.size for model in ("plain", "xl"))
+    plain, xl = (trained("enwik8", "--model", model, "--recall", 0)[0].flat.data.size for model in ("plain", "xl"))
     assert 0.95 * plain < xl <= plain
 
 
@@ -71,10 +71,22 @@ def test_the_classifier_of_the_tutorial(trained):
 
 
 def test_the_schedule_is_an_option(trained):
-    assert trained("enwik8")[2] == Cosine(2e-3, 100, 1000, floor=2e-4)
-    assert trained("enwik8", "--schedule", "constant")[2] == Constant(2e-3, 100)
+    adam = ("--optimizer", "adam")
+    assert trained("enwik8", *adam)[2] == Cosine(2e-3, 100, 1000, floor=2e-4)
+    assert trained("enwik8", *adam, "--schedule", "constant")[2] == Constant(2e-3, 100)
     shorter = trained("enwik8", "--preset", "tutorial", "--schedule", "cosine", "--steps", 100)
     assert shorter[2] == Cosine(1e-4, 20, 100, floor=1e-5)
+
+
+def test_enwik8_recalls_and_learns_with_muon(trained):
+    """As does the larger model of the hour; the tutorial's does neither."""
+    for preset, d_model, columns in ("small", 128, 20), ("hour", 256, 20):
+        model, optimizer, _, batches, _ = trained("enwik8", "--preset", preset)
+        assert (type(optimizer), optimizer.lr, optimizer.adam_lr) == (Muon, 0.02, 2e-3)
+        assert batches.batch(0).ids.shape[2] == columns
+        assert model.body.recall.table.data.shape == ((columns - 1) * 257, d_model)
+    model, optimizer, _, batches, _ = trained("enwik8", "--preset", "tutorial")
+    assert model.body.recall is None and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
 
 
 def test_muon_is_an_option(trained):
