@@ -1,13 +1,13 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
-The model is told what followed when the last bytes occurred before (see --recall), and its matrices are learned with
-Muon. --recall 0 --optimizer adam trains the plain model of the tutorial.
+For the last few bytes, the model also gets the bytes that followed their earlier occurrences (--recall), and the
+matrices of its blocks are trained with Muon. --recall 0 --optimizer adam trains a plain model with AdamW.
 
---model xl trains a Transformer-XL, which reads the text in order and has a memory, but recalls nothing; --model llama
-trains a Llama. Neither has more parameters than the plain model.
+--model xl trains a Transformer-XL, which reads the text in order and keeps a memory of it, without --recall; --model
+llama trains a Llama.
 
---preset hour is for an hour on two cores, with the extra `fast`, --precision bfloat16 and --micro-batch 8: a larger
-Llama, also with vectors for n-grams.
+--preset hour trains a larger Llama, with vectors for n-grams too. It is meant for an hour on two cores with the extra
+`fast`, --precision bfloat16 and --micro-batch 8.
 
 Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
 of Python's standard library, as with --data stdlib.
@@ -43,7 +43,7 @@ PRESETS = {
 }  # fmt: skip
 # xl_d_ff is below 4 d_model to make up for the Transformer-XL's projections of distances, which are larger than a table
 # of positions. LLAMA, by preset: the key-value heads, and the width of the three feed-forward matrices, if not the
-# usual ones. RECALL: lengths of n-grams, of which --recall N takes those up to N, and how many occurrences of each.
+# usual ones. RECALL: for each length of n-grams, how many earlier occurrences to look up.
 LLAMA = {"small": dict(kv_heads=2, d_ff=396), "tutorial": dict(kv_heads=4, d_ff=776), "hour": {}}
 RECALL = {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}
 OPTIONS = {
@@ -51,16 +51,22 @@ OPTIONS = {
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
     "dynamic": dict(action="store_true", default=False, help="also score the model while it learns from the test part"),
     "ngrams": dict(
-        type=int, choices=(0, *range(2, 9)), default=0, help="vectors for n-grams of 2 to N bytes; 0 for none (0)"
+        type=int,
+        choices=(0, *range(2, 9)),
+        default=0,
+        help="vectors for n-grams of 2 to N bytes; 0: none (default: the preset's)",
     ),
     "recall": dict(
-        type=int, choices=(0, *RECALL), default=0, help="recall what followed n-grams of up to N bytes; 0 for none (0)"
+        type=int,
+        choices=(0, *RECALL),
+        default=0,
+        help="what followed earlier n-grams of up to N bytes; 0: none (default: the preset's)",
     ),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
     "optimizer": dict(
-        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: adam)"
+        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: the preset's)"
     ),
-    "muon-lr": dict(type=float, default=0.02, metavar="X", least=1e-9, most=1000, help="its learning rate (0.02)"),
+    "muon-lr": dict(type=float, default=0.02, metavar="X", least=1e-9, most=1000, help="learning rate of Muon (0.02)"),
 }
 
 
@@ -77,7 +83,9 @@ class Enwik8(LanguageProgram):
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
         for name in {"ngrams", "recall"} & {*self.run.given}:
             if self.run.model == "xl" and getattr(self.run, name):
-                raise ValueError(f"--{name}: a Transformer-XL does not store what precedes a segment, so leave it out")
+                raise ValueError(
+                    f"--{name}: a Transformer-XL does not store the bytes before a segment, so leave --{name} out"
+                )
         if self.run.model == "xl" and self.run.dynamic:
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
         if self.run.optimizer != "muon" and "muon_lr" in self.run.given:

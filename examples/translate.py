@@ -1,7 +1,7 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-Words are split into other sub-words in every epoch (BPE-dropout), and the mean of the last snapshots is scored. Without
---data the official files are downloaded.
+Words are split differently in each epoch (BPE-dropout). The mean of the last snapshots is scored. Without --data the
+official files are downloaded.
 """
 
 from functools import cache
@@ -25,7 +25,12 @@ PRESETS = {
 }  # fmt: skip
 OPTIONS = {
     "bpe-dropout": dict(
-        type=float, default=0.0, metavar="P", least=0, most=0.9, help="leave out merges of sub-words in training (0)"
+        type=float,
+        default=0.0,
+        metavar="P",
+        least=0,
+        most=0.9,
+        help="probability of skipping a merge of sub-words (default: the preset's)",
     ),
 }
 

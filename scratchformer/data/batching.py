@@ -45,7 +45,7 @@ def width_of(targets: np.ndarray) -> int:
 class TextBatch(NamedTuple):
     """Texts for a language model: `ids` (B, T) int32, and `targets` (B, T) int32, the id that follows, or IGNORED.
 
-    For a model that recalls, ids are (B, T, 1 + K): see `recalling`.
+    For a model with recall, ids may be (B, T, 1 + K): see `recalling`.
     """
 
     ids: np.ndarray
@@ -200,11 +200,13 @@ def expect_text(data: np.ndarray, recalled: bool = True) -> None:
 
 
 def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
-    """A text with what each token recalls: uint16 or int32, (n, 1 + len(orders)), for a model made with recall=orders.
+    """A text as rows for a model with recall=orders: each token, and what followed earlier occurrences of its n-grams.
 
-    text: (n,), integers. A row has a token and then what `ops.recall` finds there, with the whole text before it as one
-    sequence. `TextBatches`, `windows`, and all that use them take such rows in place of tokens. To recall in one part
-    of a text what stood in another, apply this to the whole before it is cut.
+    text: (n,), integers. Returns (n, 1 + len(orders)): uint16 if all values fit, otherwise int32. Column 0 is the
+    token, and the others are those of `ops.recall`, with the whole text as one sequence. `TextBatches`, `windows` and
+    the functions that use them take these rows in place of tokens. To find matches in earlier parts of a text, such as
+    the training part, call this before the text is split. Raises ValueError for a wrong shape or wrong lengths,
+    TypeError for anything but integers.
     """
     expect_shape("text", text, "n")
     found = recall(text[None], orders)[0]

@@ -1,9 +1,8 @@
-"""BPE-dropout: the words of a training text, split into other sub-words in every epoch.
+"""BPE-dropout: random splits of the words of a training text, different in each epoch.
 
-Byte-pair encoding always splits a word in the same way. A model then meets the pieces of a frequent word only as a
-whole, and learns little about them. If some merges are left out at random, it sees the same word in several ways: that
-is noise, which keeps a small corpus from being memorised, and it shows how words are related. Translation uses the
-usual encoding, in which nothing is left out.
+Byte-pair encoding always splits a word in the same way. A frequent word is then one token, and the model learns nothing
+about its parts. BPE-dropout skips merges at random, so the model sees the same word split in several ways. This noise
+regularises training on a small corpus, and related words share more sub-words. For translation no merge is skipped.
 
 Source: Provilkov, Emelianenko, Voita, "BPE-dropout: simple and effective subword regularization", 2020.
 """
@@ -23,11 +22,12 @@ from .subwords import UNKNOWN, Subwords
 
 
 def split_word(word: str, ranks: Mapping[tuple[str, str], int], p: float, draw: np.random.Generator) -> list[str]:
-    """The pieces of a word by byte-pair encoding, in which a merge is left out with probability p.
+    """The pieces of a word by byte-pair encoding in which merges are skipped with probability p.
 
-    ranks: the place of each pair of pieces among the merges. The word begins as single characters. In every round each
-    merge that applies is left out with probability p, and the first of the others is made. The word is finished when a
-    round has none. With p = 0 this is byte-pair encoding.
+    ranks: the rank of each pair of pieces in the list of merges, from 0. draw: the generator. The word starts as single
+    characters. In each round, every merge that applies is skipped with probability p; of the others, the one with the
+    lowest rank is made, the leftmost if there are several. A round without any is the last. With p = 0 this is ordinary
+    byte-pair encoding.
     """
     pieces = list(word)
     while True:
@@ -40,12 +40,13 @@ def split_word(word: str, ranks: Mapping[tuple[str, str], int], p: float, draw: 
 
 
 class DroppedMerges:
-    """Encodings of `texts` with BPE-dropout: a word has `variants` ways to be split, drawn once, and each time that it
-    occurs one of them is drawn.
+    """Encodings of `texts` with BPE-dropout.
 
-    subwords: from `Subwords.bpe`. p: the probability that a merge is left out; the paper recommends 0.1. Drawing the
-    ways once takes some seconds, and encoding all texts then is as fast as looking words up. Raises ValueError for
-    another kind of vocabulary, and for numbers out of range.
+    For each word, `variants` random splits are drawn once, from `key`; in `encode`, each occurrence takes one of them
+    at random. subwords: from `Subwords.bpe`. p: the probability of skipping a merge; the paper recommends 0.1.
+
+    Raises ValueError if `subwords` is of another kind, or for p outside [0, 1) or variants below 1; TypeError for
+    arguments of a wrong type.
     """
 
     def __init__(self, subwords: Subwords, texts: Sequence[str], p: float, key: Key, variants: int = 16) -> None:

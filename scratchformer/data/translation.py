@@ -95,8 +95,9 @@ class TranslationBatches:
     is a function of n. The cuts depend only on the lengths, so every epoch has the same number of batches, `len()`.
     Raises ValueError if there are no pairs or if one is longer than `tokens`.
 
-    dropped: `DroppedMerges` for the texts of all sources and then of all targets, which are then split anew in every
-    epoch; None for `pairs` as they are. The cuts are still those of `pairs`, so batches have somewhat more tokens.
+    dropped: a `DroppedMerges` of all source texts followed by all target texts, to split them differently in each
+    epoch; None to use `pairs` unchanged. Batches are cut by the lengths in `pairs`, so with `dropped` they can exceed
+    `tokens`.
     """
 
     def __init__(

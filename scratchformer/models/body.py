@@ -63,11 +63,10 @@ class Body(Model):
     knows what often follows a few tokens, which attention would have to learn to gather. Source: Clark et al.,
     "Canine", 2022, section 3.2, for hashing; Pagnoni et al., "Byte latent transformer", 2024, section 3.2.1.
 
-    recall: lengths n of n-grams, such as (3, 4, 4, 6). A position then also gets, for each n, a vector for the token
-    that followed when its last n tokens last occurred, or for "never before"; an n that is given again looks one
-    occurrence further back (see `ops.recall`). This is a memory as long as the text. What is recalled comes with the
-    ids, as (B, T, 1 + len(recall)) from `data.recalling`, which has seen the whole text before them. With ids (B, T),
-    only what stands in these T tokens is recalled.
+    recall: lengths n of n-grams, such as (3, 4, 4, 6). For each n a position also gets a vector for the token that
+    followed the previous occurrence of its last n tokens, or a vector for "none". Repeat n to use older occurrences too
+    (see `ops.recall`, also for sources). Pass ids as (B, T, 1 + len(recall)) from `data.recalling` to search the whole
+    text before each token. With ids (B, T), only these T tokens are searched, and in generation the stored ones.
 
     features: how many numbers come with each token, which `forward` then takes as features (B, T, I). A linear map of
     them is added to the token's vector, and `backward` returns their gradient.
@@ -124,7 +123,9 @@ class Body(Model):
         elif units is not None:
             self.tokens = Linear(units, d_model, key=fold(key, "tokens"))
         if vocab_size is None and (ngrams is not None or recall is not None):
-            raise ValueError(f"{'ngrams' if recall is None else 'recall'}: units have none, since they are vectors")
+            raise ValueError(
+                f"{'ngrams' if recall is None else 'recall'}: expected None for units, since it needs token ids"
+            )
         self.orders, self.buckets, self.ngrams = ngrams or (), buckets, None
         if ngrams is not None:
             expect_orders(ngrams, "ngrams")
@@ -133,7 +134,7 @@ class Body(Model):
         self.recall_orders, self.recall = recall or (), None
         if recall is not None and vocab_size is not None:
             expect_orders(recall, "recall")
-            self.kinds = vocab_size + 1  # what may have followed: nothing, or one of the tokens
+            self.kinds = vocab_size + 1  # 0 for no previous occurrence, or 1 + a token id
             rows = len(recall) * self.kinds
             self.recall = EmbeddingBag(rows, d_model, embedding_std, fold(key, "recall"))
         self.features = None
@@ -163,11 +164,10 @@ class Body(Model):
         return EmbeddingSum(embeddings, self.positions, dropout=self.dropout)
 
     def inputs(self, ids: Array, before: Array | None = None, features: Array | None = None) -> list[Array]:
-        """The input of each embedding: ids (B, T), the buckets of the n-grams that end there, the rows of the tokens
-        recalled, and features.
+        """The inputs of the embeddings, without those that the body lacks: ids (B, T), the buckets of n-grams (B, T,
+        N), the rows of the table for recall (B, T, K), and features (B, T, I).
 
-        ids: (B, T), or (B, T, 1 + K) with the K tokens recalled at each position. before: (B, P), the ids that precede
-        them.
+        ids: (B, T), or (B, T, 1 + K) from `data.recalling`. before: (B, P), the ids that precede them.
         """
         xp = array_module(ids)
         ids, recalled = (ids, None) if ids.ndim == 2 or self.units is not None else (ids[:, :, 0], ids[:, :, 1:])
@@ -237,8 +237,9 @@ class Body(Model):
         return self.stack.extend(x, stored, past, pattern=pattern)
 
     def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length. In a body
-        that recalls, ids may be (B, T, 1 + K) if there is no past.
+        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length. With
+        `recall`, ids may be (B, T, 1 + K), if there is no past. IndexError for a value of `recall` that is out of
+        range.
         """
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
         sizes = {} if self.units is None else {"I": self.units}

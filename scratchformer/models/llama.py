@@ -70,8 +70,8 @@ class Llama(LanguageModel):
     vocab_size: V. d_model, heads, depth: C, H and the number of blocks. context: the longest sequence. dropout: after
     the embedding and at the end of both branches of a block; the published models have none. recompute: gradient
     checkpointing of every block. std: all weights start normal with this standard deviation, biases at 0. ngrams,
-    buckets, recall: vectors for n-grams, and for what followed them, beside those of tokens, see `Body`; the published
-    models have none. `block` takes the remaining options, those of `LlamaBlock`.
+    buckets: vectors for n-grams. recall: vectors for what followed earlier n-grams. See `Body`; the published models
+    have neither. `block` takes the remaining options, those of `LlamaBlock`.
 
     Source: Touvron et al., "LLaMA: open and efficient foundation language models", 2023, section 2.2; Touvron et al.,
     "Llama 2", 2023, section 2.2, for grouped heads; Jiang et al., "Mistral 7B", 2023, section 2; Yang et al., "Qwen2

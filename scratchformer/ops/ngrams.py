@@ -35,15 +35,18 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
 
 
 def recall(ids: Array, orders: Sequence[int]) -> Array:
-    """For each position and each n in `orders`, what followed when the n ids that end there last occurred: int32,
-    (B, T, len(orders)). It is 1 + the id that followed, or 0 if they have not occurred before in their sequence.
+    """For each position and each n in `orders`, the id that followed the previous occurrence of the n ids ending there.
 
-    ids: (B, T), integers. If an n is given again, what followed the occurrence before is found too: (4, 4) gives what
-    followed the last two times. In "the cat sat on the c", the last two ids are a space and a "c"; they occurred once
-    before, and an "a" followed. A position depends on the ids up to it alone. Raises as `ngram_buckets`.
+    ids: (B, T), integers. Returns int32 (B, T, len(orders)): 1 + that id, or 0 if the n-gram has not occurred earlier
+    in the row. To get older occurrences, repeat n: (4, 4) gives what followed the last two. In "the cat sat on the c",
+    the last two ids are a space and a "c"; they occurred once before, and an "a" followed. The result at a position
+    depends only on ids up to that position.
 
-    Equal n-grams have equal hashes, and a stable sort by hash puts each after its last occurrence. So an n takes time
-    O(T log T). Hashes have 64 bits, so those of different n-grams are hardly ever equal.
+    Equal n-grams have equal hashes, and a stable sort by hash puts each after its previous occurrence, in time O(T log
+    T) for a row. Hashes have 64 bits, so collisions are very unlikely.
+
+    Raises ValueError for a wrong shape, for no orders, or for an order below 1 or above LONGEST; TypeError for anything
+    but integers.
 
     Source: the match model of compressors: Mahoney, "Adaptive weighing of context models for lossless data
     compression", 2005. As a memory of a neural language model: Grave, Cissé, Joulin, "Unbounded cache model for online
@@ -60,8 +63,9 @@ def recall(ids: Array, orders: Sequence[int]) -> Array:
 
 
 def _followed(ids: Array, rows: Array, order: Array, state: Array, k: int) -> Array:
-    """1 + the id that followed the k-th occurrence before, or 0, (B, T): `order` sorts positions by hash, `state` has
-    the sorted hashes.
+    """(B, T): 1 + the id that followed the k-th previous occurrence, or 0.
+
+    order: (B, T), the positions sorted by hash. state: (B, T), the sorted hashes.
     """
     xp = array_module(ids)
     again = state[:, k:] == state[:, :-k]
@@ -100,7 +104,7 @@ def expect_orders(orders: Sequence[int], name: str = "orders") -> None:
 
 
 def expect_buckets(buckets: int, orders: int) -> None:
-    """Raise TypeError or ValueError unless the buckets of so many orders can be numbered."""
+    """Raise TypeError or ValueError unless `buckets` is positive and `orders` · `buckets` fits in int32."""
     expect_positive(buckets=buckets)
     if orders * buckets > np.iinfo(np.int32).max:
         raise ValueError(f"buckets: expected at most {np.iinfo(np.int32).max // orders:,}, got {buckets}")

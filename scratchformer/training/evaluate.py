@@ -37,13 +37,13 @@ def evaluate_language_model(
     batch_size: int | None = None,
     sizes: np.ndarray | None = None,
 ) -> dict[str, float]:
-    """Loss (nats per token) and bits per byte of `data`, tokens (n,). Each token but the first is predicted once.
+    """Loss (nats per token) and bits per byte of a text. Each token but the first is predicted once.
 
-    data: also rows (n, 1 + K) from `data.recalling`, for a model that recalls. A window is as long as the model's
-    context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are counted.
-    stride: half the context by default, so every prediction outside the first window has at least that much text before
-    it. batch_size: windows per batch; by default as many as in training. sizes: the number of bytes of each token of
-    the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    data: tokens (n,), or rows (n, 1 + K) from `data.recalling` for a model with recall. A window is as long as the
+    model's context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are
+    counted. stride: half the context by default, so every prediction outside the first window has at least that much
+    text before it. batch_size: windows per batch; by default as many as in training. sizes: the number of bytes of each
+    token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)

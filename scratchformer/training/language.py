@@ -39,7 +39,7 @@ class LanguageProgram(Program):
 
     evaluations = 20  # during training
     dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
-    recall: Sequence[int] | None = None  # as in the model; for bytes
+    recall: Sequence[int] | None = None  # the model's; only if tokens are bytes
 
     def load(self) -> None:
         self.corpus = load_corpus(self.run)
@@ -48,8 +48,8 @@ class LanguageProgram(Program):
     def tokens(self, part: str) -> np.ndarray:
         """The tokens (n,) of a part of the corpus: all of "train", and of "validation" and "test" what is scored.
 
-        With `recall`, rows (n, 1 + K) from `data.recalling`: a token recalls everything before it in the corpus, in
-        its own part and in earlier ones.
+        With `recall`, rows (n, 1 + K) from `data.recalling`. Matches are searched in all that precedes a token, in its
+        own part and in earlier ones.
         """
         limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
         if self.recall is None:
@@ -60,7 +60,7 @@ class LanguageProgram(Program):
 
     @cached_property
     def recalling(self) -> list[np.ndarray]:
-        """The three parts of the corpus, with what their tokens recall."""
+        """The three parts of the corpus as rows (n, 1 + K) from `data.recalling`."""
         parts = self.corpus[1:]
         whole = recalling(np.concatenate(parts), self.recall or ())
         return np.split(whole, np.cumsum([len(part) for part in parts])[:-1])

@@ -73,7 +73,7 @@ def test_bytes_become_int32():
 
 
 def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
-    """Batches and windows have the same tokens and targets, and each token what it recalls in the whole text."""
+    """Batches and windows have the same tokens and targets as without recall, and the rows of the whole text."""
     text = Key(0).generator().integers(0, 4, 60).astype(np.uint8)
     rows = recalling(text, (1, 3, 1))
     assert rows.dtype == np.uint16

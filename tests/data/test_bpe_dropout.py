@@ -43,7 +43,7 @@ def test_the_pieces_make_the_same_text_and_vary(subwords):
     assert len({texts[0].tobytes() for texts in ways}) > 15
     assert (
         len({texts[0].tobytes() for texts in ways[:5]} | {texts[5].tobytes() for texts in ways[:5]}) > 5
-    )  # equal texts
+    )  # texts 0 and 5 are equal
     for a, b in zip(ways[3], dropped.encode(Key(3)), strict=True):
         np.testing.assert_array_equal(a, b)
 

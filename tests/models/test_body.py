@@ -151,7 +151,7 @@ def test_what_is_recalled_must_fit(device):
 
 @pytest.mark.parametrize("option", ["ngrams", "recall"])
 def test_units_have_no_ngrams(option):
-    with pytest.raises(ValueError, match=f"{option}: units have none"):
+    with pytest.raises(ValueError, match=f"{option}: expected None for units"):
         Body(None, C, 2, 2, T, units=3, **{option: [2]})
 
 

@@ -119,7 +119,7 @@ def test_positions_are_an_option_of_enwik8(call, text_file, tmp_path, positions)
 
 
 def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
-    """A run that recalls is scored with what stood before the part, when it trains and afterwards, and it writes."""
+    """It is scored with matches from earlier parts of the corpus, after training and by `evaluate`, and can write."""
     options = ("--recall", 5, "--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
     told = number(rf"{NUMBER} bits per byte", call("enwik8", *options).stdout)
     lengths = [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5]
@@ -138,10 +138,10 @@ def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
             for data in (rows, recalling(corpus.test, lengths), corpus.test)
         )
     assert before == pytest.approx(told, abs=1.01e-4)
-    assert all(abs(score - before) > 1e-6 for score in others)  # with less before it, or the window alone
+    assert all(abs(score - before) > 1e-6 for score in others)  # matches only in the test part, or in the window
     assert "the best of 3 steps" in call("enwik8", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu").stdout
     line = fail("enwik8", "--model", "xl", "--recall", 5, "--data", text_file, "--device", "cpu")
-    assert "--recall: a Transformer-XL does not store what precedes a segment, so leave it out" in line
+    assert "--recall: a Transformer-XL does not store the bytes before a segment, so leave --recall out" in line
 
 
 def test_pool_and_positions_are_options_of_imdb(call, reviews_folder, tmp_path):

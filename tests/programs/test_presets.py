@@ -79,7 +79,7 @@ def test_the_schedule_is_an_option(trained):
 
 
 def test_enwik8_recalls_and_learns_with_muon(trained):
-    """As does the larger model of the hour; the tutorial's does neither."""
+    """The presets `small` and `hour` use recall and Muon; `tutorial` uses neither."""
     for preset, d_model, columns in ("small", 128, 20), ("hour", 256, 20):
         model, optimizer, _, batches, _ = trained("enwik8", "--preset", preset)
         assert (type(optimizer), optimizer.lr, optimizer.adam_lr) == (Muon, 0.02, 2e-3)

@@ -95,8 +95,8 @@ def test_the_probabilities_of_all_ends_of_a_text_sum_to_1(make_model, text, lear
 
 
 def test_what_is_recalled_says_nothing_of_what_follows(make_model, text):
-    """The probabilities of all ends of a text sum to 1, whether the model learns or not. A model that recalls has seen
-    the whole text before its window.
+    """The probabilities of all possible next tokens sum to 1, with and without dynamic evaluation, if matches are
+    searched in the whole text.
     """
     model, text = make_model("LanguageModel", dtype=np.float64, recall=[1, 2, 1]), text[:50] % 4
     sgd = SGD(model.parameters(), 0.3)
