@@ -9,8 +9,9 @@ llama trains a Llama.
 --preset hour trains a larger Llama, with vectors for n-grams too. It is meant for an hour on two cores with the extra
 `fast`, --precision bfloat16 and --micro-batch 8.
 
-Without --data the official archive is downloaded; without a network, the program says so and trains on the sources
-of Python's standard library, as with --data stdlib.
+The presets small and hour use the first 4,000,000 bytes of the text; --bytes 0 uses all of it. Without --data the
+official archive is downloaded; without a network, the program says so and trains on the sources of Python's standard
+library, as with --data stdlib.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/generate.py),
 with the width and the number of steps given in the tutorial. Adam's learning rate rises to 1e-4 over 5,000 texts (156
@@ -29,7 +30,8 @@ from scratchformer.training import LanguageProgram
 PRESETS = {
     "small": dict(
         d_model=128, heads=4, depth=4, context=128, norm="pre", embedding_std=0.02,
-        recall=24, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000, memory=128, xl_d_ff=448,
+        bytes=4_000_000, recall=24, batch_size=32, optimizer="muon", lr=2e-3, warmup=100, steps=1000,
+        memory=128, xl_d_ff=448,
     ),
     "tutorial": dict(
         d_model=256, heads=8, depth=12, context=256, norm="post", embedding_std=1.0,
@@ -37,7 +39,7 @@ PRESETS = {
     ),
     "hour": dict(
         model="llama", d_model=256, heads=4, depth=8, context=512, norm="pre", embedding_std=0.02, dropout=0.25,
-        ngrams=3, recall=24, batch_size=16, optimizer="muon", lr=2e-3, weight_decay=0.1, warmup=150,
+        bytes=4_000_000, ngrams=3, recall=24, batch_size=16, optimizer="muon", lr=2e-3, weight_decay=0.1, warmup=150,
         steps=3600, memory=256, xl_d_ff=896,
     ),
 }  # fmt: skip
@@ -50,6 +52,13 @@ OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
     "dynamic": dict(action="store_true", default=False, help="also score the model while it learns from the test part"),
+    "bytes": dict(
+        type=int,
+        metavar="N",
+        default=0,
+        least=0,
+        help="use the first N bytes of the text; 0: all (default: the preset's)",
+    ),
     "ngrams": dict(
         type=int,
         choices=(0, *range(2, 9)),
@@ -81,8 +90,8 @@ class Enwik8(LanguageProgram):
         if self.run.model != "plain" and self.run.positions:
             kind = {"xl": "a Transformer-XL has relative ones", "llama": "a Llama has rotary ones"}[self.run.model]
             raise ValueError(f"--positions {self.run.positions}: {kind}, so leave it out")
-        for name in {"ngrams", "recall"} & {*self.run.given}:
-            if self.run.model == "xl" and getattr(self.run, name):
+        for name in "ngrams", "recall":
+            if self.run.model == "xl" and name in self.run.given and getattr(self.run, name):
                 raise ValueError(
                     f"--{name}: a Transformer-XL does not store the bytes before a segment, so leave --{name} out"
                 )
@@ -90,12 +99,6 @@ class Enwik8(LanguageProgram):
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
         if self.run.optimizer != "muon" and "muon_lr" in self.run.given:
             raise ValueError("--muon-lr: applies only to --optimizer muon, so add it or leave --muon-lr out")
-
-    @property
-    def recall(self):
-        if self.run.model == "xl":
-            return None
-        return [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)] or None
 
     def load(self):
         super().load()
@@ -107,7 +110,8 @@ class Enwik8(LanguageProgram):
         block = self.sizes("norm", "embedding_std")
         if self.run.model == "xl":
             return TransformerXL(256, memory=self.run.memory, d_ff=self.run.xl_d_ff, key=key, **sizes, **block)
-        more = dict(ngrams=list(range(2, self.run.ngrams + 1)) or None, recall=self.recall)
+        recall = [n for n, times in RECALL.items() if n <= self.run.recall for _ in range(times)]
+        more = dict(ngrams=list(range(2, self.run.ngrams + 1)) or None, recall=recall or None)
         if self.run.model == "llama":
             return Llama(256, key=key, **more, **sizes, **LLAMA[self.run.preset])
         return LanguageModel(256, key=key, **more, **sizes, **block, **self.sizes("positions"))

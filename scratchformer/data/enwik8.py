@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..ops.checks import expect_positive
 from ..rng import Key
 from .download import fetch
 from .reading import (
@@ -73,23 +74,35 @@ class Corpus(NamedTuple):
         return digest.hexdigest()
 
 
-def load_enwik8(path: str | os.PathLike[str] | None = None) -> Corpus:
+def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = None) -> Corpus:
     """enwik8, or as much of it as `path` holds: 90% for training, then 5% for validation and 5% for testing.
 
     `path` is enwik8.zip, a .gz, a file of plain bytes, or a folder that holds enwik8.zip, enwik8.gz, enwik8 or
     enwik8*.gz (the first one found, in this order, is read). If it is None, the official archive is downloaded. Only
     the member `enwik8` of the zip is read, in memory; nothing is extracted. The corpus is named "enwik8" if it is
     complete, "enwik8 (first N bytes)" if it is the beginning of enwik8, and after its file if it is another text. The
-    path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`.
+    path STANDARD_LIBRARY, "stdlib", gives `load_standard_library()`. limit: take only so many bytes from the beginning,
+    and name the corpus after that.
 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, or if it unpacks to far more than
     text does.
     """
     if path == STANDARD_LIBRARY:
-        return load_standard_library()
+        return _beginning(load_standard_library(), limit)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
     data = _read(path, MEMBER)
-    return _split(_name(data, path), data)
+    return _beginning(_split(_name(data, path), data), limit)
+
+
+def _beginning(corpus: Corpus, limit: int | None) -> Corpus:
+    """The first `limit` bytes of a corpus, split anew; the corpus itself if it has no more."""
+    if limit is not None:
+        expect_positive(limit=limit)
+    if limit is None or sum(map(len, corpus[1:])) <= limit:
+        return corpus
+    return _split(
+        f"{corpus.name.partition(' (')[0]} (first {limit:,} bytes)", np.concatenate(corpus[1:])[:limit].tobytes()
+    )
 
 
 def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:

@@ -104,6 +104,9 @@ class TranslationBatches:
         self, pairs: TokenPairs, tokens: int, subwords: Subwords, key: Key, dropped: DroppedMerges | None = None
     ) -> None:
         self.pairs, self.key, self.subwords, self.dropped = pairs, key, subwords, dropped
+        if dropped is not None and len(dropped.lengths) != 2 * len(pairs.source):
+            expected = f"all {len(pairs.source):,} sources and their targets"
+            raise ValueError(f"dropped: expected the texts of {expected}, got {len(dropped.lengths):,} texts")
         self.source_lengths, self.target_lengths = lengths_of(pairs)
         longest = np.maximum(self.source_lengths, self.target_lengths)
         if not len(longest) or longest.max() > tokens:

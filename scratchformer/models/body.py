@@ -134,8 +134,8 @@ class Body(Model):
         self.recall_orders, self.recall = recall or (), None
         if recall is not None and vocab_size is not None:
             expect_orders(recall, "recall")
-            self.kinds = vocab_size + 1  # 0 for no previous occurrence, or 1 + a token id
-            rows = len(recall) * self.kinds
+            self.recall_values = vocab_size + 1  # 0 for no previous occurrence, or 1 + a token id
+            rows = len(recall) * self.recall_values
             self.recall = EmbeddingBag(rows, d_model, embedding_std, fold(key, "recall"))
         self.features = None
         if features is not None:
@@ -178,7 +178,7 @@ class Body(Model):
         if self.recall is not None:
             if recalled is None:
                 recalled = ops.recall(seen, self.recall_orders)[:, -ids.shape[1] :]
-            found.append(recalled + xp.arange(recalled.shape[2], dtype=np.int32) * self.kinds)
+            found.append(recalled + xp.arange(recalled.shape[2], dtype=np.int32) * self.recall_values)
         if self.features is not None:
             B, T = ids.shape[:2]
             expect_shape("features", features, "B T I", B=B, T=T, I=len(self.features.w.data))
@@ -200,7 +200,7 @@ class Body(Model):
         features: Array | None = None,
     ) -> tuple[Array, BodyCache]:
         """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
-        self.check(ids)
+        self.check(ids, rows=self.recall is not None)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
         x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
@@ -232,23 +232,24 @@ class Body(Model):
         if self.ngrams is not None or self.recall is not None:
             *stored, (seen,) = stored
             seen[:, past : past + ids.shape[1]] = ids
-            before = seen[:, :past]
+            reach = past if self.recall is not None else max(self.orders) - 1
+            before = seen[:, max(0, past - reach) : past]
         x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)
         return self.stack.extend(x, stored, past, pattern=pattern)
 
-    def check(self, ids: Array, past: int = 0) -> None:
-        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length. With
-        `recall`, ids may be (B, T, 1 + K), if there is no past. IndexError for a value of `recall` that is out of
-        range.
+    def check(self, ids: Array, past: int = 0, rows: bool = False) -> None:
+        """Raise ValueError unless ids are (B, T), or units (B, T, I), with T ≥ 1 and `past` + T ≤ max_length.
+
+        rows: whether ids may also be (B, T, 1 + K) from `data.recalling`; IndexError for one that is out of range.
         """
         name, letters, what = ("ids", "B T", "tokens") if self.units is None else ("units", "B T I", "units")
         sizes = {} if self.units is None else {"I": self.units}
         if self.units is not None:
             expect_floating(units=ids)
-        elif self.recall is not None and not past and getattr(ids, "ndim", 2) == 3:
+        elif rows and getattr(ids, "ndim", 2) == 3:
             letters, sizes = "B T J", {"J": 1 + len(self.recall_orders)}
             expect_shape(name, ids, letters, **sizes)
-            expect_ids("ids recalled", ids[:, :, 1:], self.kinds)
+            expect_ids("ids recalled", ids[:, :, 1:], self.recall_values)
         expect_shape(name, ids, letters, **sizes)
         expected = f"{name}: expected ({letters.replace(' ', ', ')}) with T"
         if not ids.shape[1]:

@@ -89,7 +89,7 @@ class EvidenceClassifier(Classifier):
         deep, classifier = super().logits(ids, lengths, key, features=evidence)
         if key is not None:
             return deep, EvidenceLogitsCache(classifier, None)
-        xp, (B, T) = array_module(ids), ids.shape
+        xp, (B, T) = array_module(ids), ids.shape[:2]
         ends = xp.full(B, T) if lengths is None else lengths
         within = (xp.arange(T) < ends[:, None])[:, :, None].astype(evidence.dtype)  # (B, T, 1)
         s = widen(evidence * within).sum(axis=(1, 2))  # (B,)

@@ -27,6 +27,8 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     """
     expect_orders(orders)
     expect_buckets(buckets, len(orders))
+    expect_shape("ids", ids, "B T")
+    expect_integers("ids", ids)
     xp, found = array_module(ids), {}
     for n, state in _hashes(ids, max(orders)):
         if n in orders:
@@ -52,14 +54,25 @@ def recall(ids: Array, orders: Sequence[int]) -> Array:
     compression", 2005. As a memory of a neural language model: Grave, Cissé, Joulin, "Unbounded cache model for online
     language modeling with open vocabulary", 2017; Khandelwal et al., "Generalization through memorization", 2020.
     """
+    found = array_module(ids).empty((*ids.shape, len(orders)), np.int32)
+    for i, column in recalled(ids, orders):
+        found[:, :, i] = column
+    return found
+
+
+def recalled(ids: Array, orders: Sequence[int]) -> Iterator[tuple[int, Array]]:
+    """The columns of `recall`, int32 (B, T), one at a time to save memory, each after its place among `orders`."""
     expect_orders(orders)
-    xp, found = array_module(ids), {}
+    expect_shape("ids", ids, "B T")
+    expect_integers("ids", ids)
+    xp = array_module(ids)
+    rows = xp.arange(len(ids))[:, None]
     for n, state in _hashes(ids, max(orders)):
         if n in orders:
-            rows, order = xp.arange(len(ids))[:, None], xp.argsort(state, axis=1, kind="stable")
+            order = xp.argsort(state, axis=1, kind="stable")
             state = state[rows, order]
-            found[n] = [_followed(ids, rows, order, state, k) for k in range(1, 1 + list(orders).count(n))]
-    return xp.stack([found[n].pop(0) for n in orders], axis=-1)
+            for k, i in enumerate((i for i, m in enumerate(orders) if m == n), 1):
+                yield i, _followed(ids, rows, order, state, k)
 
 
 def _followed(ids: Array, rows: Array, order: Array, state: Array, k: int) -> Array:
@@ -77,8 +90,6 @@ def _followed(ids: Array, rows: Array, order: Array, state: Array, k: int) -> Ar
 
 def _hashes(ids: Array, most: int) -> Iterator[tuple[int, Array]]:
     """For n from 1 to `most`, n and a hash of the n ids that end at each position, uint64 (B, T)."""
-    expect_shape("ids", ids, "B T")
-    expect_integers("ids", ids)
     xp = array_module(ids)
     first, second = (xp.uint64(number) for number in MULTIPLIERS)
     (B, T), last = ids.shape, ids.astype(xp.uint64) + xp.uint64(1)  # 0: nothing

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
-from ..data.batching import recalling
+from ..data.batching import recalling, tokens_of
 from ..generation import printable, stream_text
 from ..models import TransformerXL
 from ..optim import DynamicRMS
@@ -39,7 +39,6 @@ class LanguageProgram(Program):
 
     evaluations = 20  # during training
     dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
-    recall: Sequence[int] | None = None  # the model's; only if tokens are bytes
 
     def load(self) -> None:
         self.corpus = load_corpus(self.run)
@@ -48,22 +47,30 @@ class LanguageProgram(Program):
     def tokens(self, part: str) -> np.ndarray:
         """The tokens (n,) of a part of the corpus: all of "train", and of "validation" and "test" what is scored.
 
-        With `recall`, rows (n, 1 + K) from `data.recalling`. Matches are searched in all that precedes a token, in its
-        own part and in earlier ones.
+        For a model with `recall`, rows (n, 1 + K) from `data.recalling`. Matches are searched in all that precedes a
+        token, in its own part and in earlier ones.
         """
         limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
-        if self.recall is None:
-            data = getattr(self.corpus, part)[:limit]
-            return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
-        train, validation, test = self.recalling
-        return {"train": train, "validation": validation, "test": test}[part][:limit]
+        if self.orders:
+            return self.rows[part][:limit]
+        return self.encoded(getattr(self.corpus, part)[:limit])
+
+    def encoded(self, data: np.ndarray) -> np.ndarray:
+        """The tokens (n,) of bytes."""
+        return data if self.vocabulary is None else self.vocabulary.encode_long(as_text(data, self.corpus.name))
+
+    @property
+    def orders(self) -> Sequence[int]:
+        """The model's `recall`."""
+        return getattr(getattr(self.model, "body", None), "recall_orders", ())
 
     @cached_property
-    def recalling(self) -> list[np.ndarray]:
-        """The three parts of the corpus as rows (n, 1 + K) from `data.recalling`."""
-        parts = self.corpus[1:]
-        whole = recalling(np.concatenate(parts), self.recall or ())
-        return np.split(whole, np.cumsum([len(part) for part in parts])[:-1])
+    def rows(self) -> dict[str, np.ndarray]:
+        """Each part of the corpus as rows (n, 1 + K) from `data.recalling`."""
+        parts = {name: self.encoded(getattr(self.corpus, name)) for name in ("train", "validation", "test")}
+        ends = np.cumsum([len(tokens) for tokens in parts.values()])
+        whole = recalling(np.concatenate(list(parts.values())), self.orders)
+        return dict(zip(parts, np.split(whole, ends[:-1]), strict=True))
 
     def make_batches(self, key: Key) -> Any:
         training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early
@@ -158,7 +165,7 @@ class LanguageProgram(Program):
         if vocabulary is None:
             prompt = self.corpus.test[: context // 2].tobytes().decode("utf-8", errors="ignore") or "\n"
         else:
-            prompt = vocabulary.decode(self.tokens("test")[: min(64, context // 2)])
+            prompt = vocabulary.decode(tokens_of(self.tokens("test")[: min(64, context // 2)]))
         print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt[-200:])}|", end="")
         count, key = 400 if vocabulary is None else 150, self.key.fold("sample")
         for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key):
@@ -169,11 +176,11 @@ class LanguageProgram(Program):
 def load_corpus(run: Run) -> Corpus:
     """The text of `run.data`, by default enwik8, or the sources of the standard library if there is no network."""
     try:
-        return load_enwik8(run.data)
+        return load_enwik8(run.data, getattr(run, "bytes", None) or None)
     except NoConnection:
         if run.resume:  # it trained on enwik8
             raise
         run.data = STANDARD_LIBRARY
-        corpus = load_enwik8(run.data)
+        corpus = load_enwik8(run.data, getattr(run, "bytes", None) or None)
         print(f"no connection to download enwik8: training on {corpus.name} instead")
         return corpus

@@ -178,15 +178,15 @@ class Stage:
     def fit(self) -> None:
         """Train the model and print its results; with --estimate, print only how much memory training takes."""
         run = self.run
-        made = self.model.flat.data.nbytes if "model" in vars(self) else 0  # otherwise `describe` makes it
-        with fast():  # it loads libraries
-            before = resident_bytes() - made
         self.describe()
+        first = self.batches.batch(0)
+        with fast():  # it loads libraries
+            before = resident_bytes() - self.model.flat.data.nbytes
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
-            print(replicas.describe(self.batches.batch(0)))
+            print(replicas.describe(first))
             if run.estimate:
                 return print(estimate(replicas, self.largest_batch(), before, run.shard))
-            replicas.expect_work(self.batches.batch(0))
+            replicas.expect_work(first)
             run.ranks.expect_same(self.identity())
             self.prepare(replicas)
             state = train(

@@ -93,6 +93,9 @@ def test_rows_of_a_text_that_recalls_are_cut_as_its_tokens_are():
             for part, other in zip(batch.split(2), plain.split(2), strict=True):
                 np.testing.assert_array_equal(part.ids[:, :, 0], other.ids)
             assert batch.stretched(2, 11).ids.shape == (2, 11, 4)
+    for bad in text.astype(int) - 1, text.astype(np.int64) + 2**31:
+        with pytest.raises(ValueError, match="text: expected values from 0 to 2147483646"):
+            recalling(bad, (1,))
     with pytest.raises(ValueError, match=r"data: expected \(n\), got \(60, 4\)"):
         SegmentBatches(rows, 2, 4, Key(0), 1, 1)
 

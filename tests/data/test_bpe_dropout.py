@@ -98,6 +98,12 @@ def test_bad_numbers_are_named(subwords, options, message):
         DroppedMerges(subwords, TEXTS, **{"p": 0.1, "key": Key(0), **options})
 
 
+def test_the_texts_must_be_those_of_the_pairs(subwords):
+    pairs = encode_pairs(subwords, Pairs(TEXTS[:3], TEXTS[:3]), 200)
+    with pytest.raises(ValueError, match="dropped: expected the texts of all 3 sources and their targets, got 3 texts"):
+        TranslationBatches(pairs, 200, subwords, Key(0), DroppedMerges(subwords, TEXTS[:3], 0.1, Key(0)))
+
+
 def test_another_kind_of_vocabulary_is_refused():
     with pytest.raises(ValueError, match=r"needs a vocabulary from Subwords\.bpe"):
         DroppedMerges(Subwords.wordpiece(TEXTS, 90), TEXTS, 0.1, Key(0))

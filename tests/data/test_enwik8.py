@@ -249,3 +249,23 @@ def test_bytes_that_are_not_utf8_are_refused():
     for damaged, place in (b"ab\xffcd", 2), (b"\x80ab\xc3(", 3), (b"\x80" * 5, 3):
         with pytest.raises(DataError, match=f"^story: not UTF-8 at byte {place}$"):
             as_text(np.frombuffer(damaged, np.uint8), "story")
+
+
+def test_only_the_beginning_is_taken(tmp_path):
+    """It is split as a file that has no more would be; a larger limit changes nothing."""
+    data = bytes(range(256)) * 10
+    (tmp_path / "a.txt").write_bytes(data)
+    (tmp_path / "b.txt").write_bytes(data[:1000])
+    found, whole = load_enwik8(tmp_path / "a.txt", 1000), load_enwik8(tmp_path / "a.txt")
+    assert found.name == "a.txt (first 1,000 bytes)"
+    for part, expected in zip(found[1:], load_enwik8(tmp_path / "b.txt")[1:], strict=True):
+        np.testing.assert_array_equal(part, expected)
+    assert (
+        load_enwik8(tmp_path / "a.txt", 2560).fingerprint
+        == whole.fingerprint
+        == load_enwik8(tmp_path / "a.txt", 9999).fingerprint
+    )
+    assert load_enwik8(tmp_path / "a.txt", 2560).name == "a.txt"
+    with pytest.raises(ValueError, match="limit"):
+        load_enwik8(tmp_path / "a.txt", 0)
+    assert "(first 5,000 bytes)" in load_enwik8("stdlib", 5000).name

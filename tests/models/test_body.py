@@ -147,6 +147,9 @@ def test_what_is_recalled_must_fit(device):
         body(to_device(ids + np.array([7, 0, 0]), device))
     with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(2, 5, 3\)"):
         make(device)(to_device(ids, device))
+    causal = make(device, recall=(1, 2), causal=True)
+    with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(2, 5, 3\)"):
+        causal.extend(to_device(ids, device), causal.allocate(2), 0)
 
 
 @pytest.mark.parametrize("option", ["ngrams", "recall"])
