@@ -7,7 +7,7 @@
     mpiexec -n 2 python benchmarks/ranks.py --memory --width 768 --depth 12 --vocabulary 25300 --context 64 --rows 8
     python benchmarks/ranks.py --model --plot docs/img/ranks.png        # what overlap would save, up to 1,000 ranks
 
-The small model of examples/enwik8.py by default; `--width 256 --depth 12` is the tutorial's.
+The plain small model of examples/enwik8.py by default; `--width 256 --depth 12` is the tutorial's.
 
 The model of --model. Let P be the number of parameters, in float32, and R that of ranks. A message of k bytes takes
 a + b k seconds. In a step a rank sends its partial sums in R − 1 messages of 4 P/R bytes, one after another, and then

@@ -149,11 +149,12 @@ def add_dynamic(command: Parser) -> None:
     learning = "also score a language model that learns from the text while it reads (dynamic evaluation)"
     command.add_argument("--dynamic", action="store_true", help=learning)
     number: dict[str, Any] = {"type": float, "metavar": "X", "least": 0}
-    command.add_argument("--lr", **number, help="with --dynamic: the learning rate")
-    command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones")
+    command.add_argument("--lr", **number, help="with --dynamic: the learning rate (2e-5)")
+    command.add_argument("--decay", **number, help="with --dynamic: how fast weights return to the trained ones (0)")
     number = {"type": int, "metavar": "N", "least": 1}
-    command.add_argument("--stride", **number, help="with --dynamic: tokens from one window to the next")
-    command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step")
+    stride = "with --dynamic: tokens from one window to the next (an eighth of the context)"
+    command.add_argument("--stride", **number, help=stride)
+    command.add_argument("--windows", **number, help="with --dynamic: windows that are read in each step (4)")
 
 
 def dynamic_settings(args: argparse.Namespace) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from .stage import as_text as scores_as_text
 
 # Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed. They
 # were chosen on validation; stride None is an eighth of the context.
-DYNAMIC: Mapping[str, Any] = dict(lr=5e-5, decay=0.0, eps=1e-5, stride=None, windows=4, learn="new", observed=40)
+DYNAMIC: Mapping[str, Any] = dict(lr=2e-5, decay=0.0, eps=1e-5, stride=None, windows=4, learn="new", observed=40)
 LEAST = 20_000  # a short run is scored on at least as many tokens, if the part has them
 
 

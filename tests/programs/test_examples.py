@@ -185,6 +185,11 @@ def test_enwik8_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, i
     options = ("--dynamic", "--lr", 0, "--stride", 8, "--windows", 2, "--device", "cpu")
     found = call("scratchformer", "evaluate", enwik8_run.folder, *options).stdout
     assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(fixed, abs=1.01e-4)
+    told = " ".join(call("scratchformer", "evaluate", "--help").stdout.split())
+    words = {"lr": "learning rate", "decay": "trained ones", "windows": "each step"}
+    assert {name: number(rf"{text} \(([-0-9.e]+)\)", told) for name, text in words.items()} == {
+        name: language.DYNAMIC[name] for name in words
+    }
     line = fail("scratchformer", "evaluate", enwik8_run.folder, "--decay", 0.1)
     assert "--decay: applies only to --dynamic" in line
     assert "reads it in segments" in fail("scratchformer", "evaluate", xl_run.folder, "--dynamic", "--device", "cpu")
