@@ -239,11 +239,29 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
+    if getattr(getattr(model, "body", None), "recall_orders", ()):
+        options["before"] = text_before(args)
     texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone
     for text in chain([prompt.decode("utf-8", "replace"), first], texts):
         print(printable(text), end="", flush=True)
     print()
+
+
+def text_before(args: argparse.Namespace) -> Any:
+    """The tokens of a run's text, for a model with recall; None, with a note, if they cannot be read."""
+    from .training.language import LanguageProgram
+    from .training.program import find_program
+    from .training.ranks import Ranks
+
+    try:
+        kind = find_program(Path(args.run_folder), args.program)
+        with Ranks.find() as ranks:
+            program = kind.open(Path(args.run_folder), "cpu", None, ranks)
+            return program.read_before() if isinstance(program, LanguageProgram) else None
+    except (ValueError, OSError) as error:
+        print(f"matches are searched only in the text that is written: {error}", file=sys.stderr)
+        return None
 
 
 def translate(args: argparse.Namespace) -> None:

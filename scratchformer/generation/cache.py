@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import Any
 
@@ -13,6 +14,7 @@ from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
 from ..ops.checks import expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
+from .recalled import RecalledTexts
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -33,17 +35,28 @@ class KeyValueCache:
     In a causal model the vectors at past positions do not depend on later tokens. So a new token needs only its own
     query, and its key and value are stored after the others. `logits` returns the same numbers as the full forward. The
     model decides what is stored: `allocate(batch_size)` creates the arrays, one tuple for each block and, with vectors
-    for n-grams, one with the ids, and `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
+    for n-grams or recall, one with the ids, and `extend(ids, stored, past)` reads and fills them (see `nn.Stack`).
 
     When the context is full, it slides: the later half of the tokens is kept and computed again at positions from 0,
     since positions are absolute. So on average a token is computed twice, the second time together with others, and
     every prediction sees at least half a context.
     """
 
-    def __init__(self, model: Any, batch_size: int) -> None:
-        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once."""
+    def __init__(self, model: Any, batch_size: int, before: Sequence[np.ndarray] | None = None) -> None:
+        """model: a `LanguageModel`. Room for B = `batch_size` sequences, each as long as the model can see at once.
+
+        before: for a model with recall, the tokens (n,) that precede each of the B sequences. Matches are then searched
+        in them and in all tokens that are appended; None to search only those that are still in the cache.
+        """
         expect_instance("model", model, Layer)
         expect_positive(batch_size=batch_size)
+        self.texts: RecalledTexts | None = None
+        if before is not None:
+            if not (orders := getattr(getattr(model, "body", None), "recall_orders", ())):
+                raise ValueError("before: the model has no recall, so it takes none")
+            if len(before) != batch_size:
+                raise ValueError(f"before: expected the tokens before {batch_size} sequences, got {len(before)}")
+            self.texts = RecalledTexts(orders, before)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None
         self.room = model.context + getattr(model, "memory", 0)
@@ -61,6 +74,8 @@ class KeyValueCache:
         of range.
         """
         self.check(ids)
+        if self.texts is not None:
+            ids = to_device(self.texts.append(to_cpu(ids)), self.model.device)
         seen = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
         if seen.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
@@ -159,6 +174,8 @@ class SegmentCache(KeyValueCache):
         self.begun = self.length = kept
 
 
-def cache_for(model: Any, batch_size: int) -> KeyValueCache:
-    """The right kind of cache for the model."""
-    return (SegmentCache if isinstance(model, TransformerXL) else KeyValueCache)(model, batch_size)
+def cache_for(model: Any, batch_size: int, before: Sequence[np.ndarray] | None = None) -> KeyValueCache:
+    """The right kind of cache for the model. before: see `KeyValueCache`."""
+    if isinstance(model, TransformerXL) and before is None:
+        return SegmentCache(model, batch_size)
+    return KeyValueCache(model, batch_size, before)

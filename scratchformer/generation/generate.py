@@ -15,7 +15,7 @@ from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least, shown
+from ..ops.checks import expect_array, expect_at_least, expect_integers, shown
 from ..rng import Key, expect_key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -32,13 +32,15 @@ def generate(
     top_p: float | None = None,
     key: Key = Key(0),
     allowed: np.ndarray | None = None,
+    before: np.ndarray | None = None,
 ) -> Iterator[np.ndarray]:
     """Yield the next token ids (B,) after prompts (B, T) with T ≥ 1, `tokens` times, each appended before the next.
 
     temperature, top_k, top_p, allowed: see `sampling.probabilities`; temperature 0 is greedy. The same key gives the
     same text. If a prompt is longer than the model can see at once, only its end is read. On a CPU a large batch is
-    distributed over the cores. Raises ValueError, when the first token is asked for, for an empty prompt or an option
-    out of range.
+    distributed over the cores. before: for a model with recall, tokens (n,) of a text before the prompts, in which
+    matches are searched too. Raises ValueError, when the first token is asked for, for an empty prompt or an option out
+    of range.
     """
     expect_at_least(0, tokens=tokens)
     prompt = expect_array("prompt", prompt)
@@ -48,8 +50,9 @@ def generate(
     device, B = model.device, prompt.shape[0]
     threads = max(1, min(cores(), B // ROWS)) if device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
-    caches = [cache_for(model, len(part)) for part in parts]
-    new = prompt[:, -caches[0].room :]
+    room = model.context + getattr(model, "memory", 0)
+    new, cut = prompt[:, -room:], prompt[:, :-room]
+    caches = [cache_for(model, len(part), _texts_before(before, cut[part])) for part in parts]
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
         return to_cpu(cache.logits(to_device(new[part], device)))
@@ -65,6 +68,17 @@ def generate(
             ids = sample(probabilities(z, temperature, top_k, top_p, allowed), key.fold(i))
             yield ids
             new = ids[:, None]
+
+
+def _texts_before(before: np.ndarray | None, cut: np.ndarray) -> list[np.ndarray] | None:
+    """The tokens before each prompt, with those that were cut from the prompt."""
+    if before is None:
+        return None
+    before = expect_array("before", before)
+    if before.ndim != 1:
+        raise ValueError(f"before: expected (n), got {before.shape}")
+    expect_integers("before", before)
+    return [before if not len(row) else np.concatenate([before, row]) for row in cut]
 
 
 def expect_vocabulary(model: Any, size: int, note: str = "") -> None:

@@ -227,11 +227,11 @@ class Body(Model):
 
     def extend(self, ids: Array, stored: list[Stored], past: int, pattern: ops.Pattern | None = None) -> Array:
         """The vectors (B, T, C) of new tokens ids (B, T) after `past` stored ones: see `Stack`."""
-        self.check(ids, past)
+        self.check(ids, past, rows=self.recall is not None)
         before = None
         if self.ngrams is not None or self.recall is not None:
             *stored, (seen,) = stored
-            seen[:, past : past + ids.shape[1]] = ids
+            seen[:, past : past + ids.shape[1]] = ids if ids.ndim == 2 else ids[:, :, 0]
             reach = past if self.recall is not None else max(self.orders) - 1
             before = seen[:, max(0, past - reach) : past]
         x, _ = self.embedding.forward(*self.inputs(ids, before), start=past)

@@ -155,6 +155,10 @@ class LanguageProgram(Program):
             print(f"{self.corpus.name}: {test['dynamic']:.4f} if it learns while reading")
         self.write()
 
+    def read_before(self) -> np.ndarray:
+        """The tokens (n,) of all parts but the last, in which a model with recall looks for matches when it writes."""
+        return np.concatenate([self.encoded(part) for part in (self.corpus.train, self.corpus.validation)])
+
     def described(self, state: Mapping[str, Any], test: Mapping[str, float]) -> str:
         """How the scored model was trained, to end the sentence with its score."""
         return f"the best of {state['step']} steps"
@@ -168,7 +172,8 @@ class LanguageProgram(Program):
             prompt = vocabulary.decode(tokens_of(self.tokens("test")[: min(64, context // 2)]))
         print(f"\n--- the model continues a text it has not seen ---\n{printable(prompt[-200:])}|", end="")
         count, key = 400 if vocabulary is None else 150, self.key.fold("sample")
-        for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key):
+        options = {"before": self.read_before()} if self.orders else {}
+        for text in stream_text(self.model, prompt, count, vocabulary, temperature=0.7, key=key, **options):
             print(printable(text), end="", flush=True)
         print(f"\n---\nfor more: scratchformer generate {self.run.out}")
 

@@ -178,10 +178,13 @@ class Stage:
     def fit(self) -> None:
         """Train the model and print its results; with --estimate, print only how much memory training takes."""
         run = self.run
-        self.describe()
-        first = self.batches.batch(0)
+        made = self.model.flat.data.nbytes if "model" in vars(self) else 0  # otherwise `describe` makes it
         with fast():  # it loads libraries
-            before = resident_bytes() - self.model.flat.data.nbytes
+            before = resident_bytes() - made
+        self.describe()
+        without = resident_bytes()
+        first = self.batches.batch(0)
+        before += max(0, resident_bytes() - without)  # what the batches hold, such as the rows of a model with recall
         with Replicas(self.model, **run.replicas_on_device()) as replicas:
             print(replicas.describe(first))
             if run.estimate:

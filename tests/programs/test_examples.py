@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -120,6 +121,7 @@ def test_positions_are_an_option_of_enwik8(call, text_file, tmp_path, positions)
 
 def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
     """It is scored with matches from earlier parts of the corpus, after training and by `evaluate`, and can write."""
+    text_file = shutil.copy(text_file, tmp_path)
     options = ("--recall", 5, "--data", text_file, "--out", tmp_path / "run", "--steps", 2, "--device", "cpu")
     told = number(rf"{NUMBER} bits per byte", call("enwik8", *options).stdout)
     lengths = [3, 3, 3, 4, 4, 4, 4, 5, 5, 5, 5]
@@ -129,7 +131,8 @@ def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
     assert number(rf"(?m)^test: loss [0-9.]+, bits_per_byte {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
     words = "test, learning while reading: loss [0-9.]+, bits_per_byte"
     assert number(rf"(?m)^{words} {NUMBER}$", found) == pytest.approx(told, abs=1.01e-4)
-    assert len(call("scratchformer", "generate", tmp_path / "run", "--tokens", 5).stdout) > 1
+    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
+    assert len(written.stdout) > 1 and not written.stderr
     corpus = load_enwik8(text_file)
     rows = recalling(np.concatenate(corpus[1:]), lengths)[-len(corpus.test) :]
     with Replicas(load_model(tmp_path / "run")[0], 1) as replicas:
@@ -140,6 +143,12 @@ def test_what_followed_is_an_option_of_enwik8(call, fail, text_file, tmp_path):
     assert before == pytest.approx(told, abs=1.01e-4)
     assert all(abs(score - before) > 1e-6 for score in others)  # matches only in the test part, or in the window
     assert "the best of 3 steps" in call("enwik8", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu").stdout
+    Path(text_file).unlink()
+    written = call("scratchformer", "generate", tmp_path / "run", "--tokens", 5)
+    assert len(written.stdout) > 1
+    assert (
+        "matches are searched only in the text that is written: " in written.stderr and "No such file" in written.stderr
+    )
     line = fail("enwik8", "--model", "xl", "--recall", 5, "--data", text_file, "--device", "cpu")
     assert "--recall: a Transformer-XL does not store the bytes before a segment, so leave --recall out" in line
 
