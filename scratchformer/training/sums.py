@@ -46,12 +46,10 @@ class TreeSum:
         while (places := math.ceil(self.count / 2**round)) > 1:
             neighbour = place + 1 if place % 2 == 0 else place - 1
             if neighbour < places:
-                if copy and part.array is term and (round, neighbour) not in self.waiting:
-                    part = self.copied(term)
-                with self.lock:
+                with self.lock:  # also while copying: of two neighbours that come at once, only one is copied
                     other = self.waiting.pop((round, neighbour), None)
                     if other is None:
-                        self.waiting[round, place] = part
+                        self.waiting[round, place] = self.copied(term) if copy and part.array is term else part
                         return
                 other.array[...] += part.array
                 self.release(part)
