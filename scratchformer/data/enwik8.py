@@ -95,7 +95,7 @@ def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = 
 
 
 def _beginning(corpus: Corpus, limit: int | None) -> Corpus:
-    """The first `limit` bytes of a corpus, split anew; the corpus itself if it has no more."""
+    """The first `limit` bytes of a corpus, split in the same proportions; the corpus itself if it has no more."""
     if limit is not None:
         expect_positive(limit=limit)
     if limit is None or sum(map(len, corpus[1:])) <= limit:
