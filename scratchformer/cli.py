@@ -229,6 +229,7 @@ def mutate(args: argparse.Namespace) -> None:
 
 def generate(args: argparse.Namespace) -> None:
     from .generation import printable, stream_text
+    from .generation.recalled import recall_orders
     from .rng import Key
     from .training.program import use_models_of
     from .training.readers import load_writer
@@ -239,7 +240,7 @@ def generate(args: argparse.Namespace) -> None:
     model, vocabulary = load_writer(args.run_folder, as_typed(args.prompt), args.tokens)
     prompt = args.prompt.encode("utf-8", "surrogateescape")  # the bytes as typed, UTF-8 or not
     options = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p, "key": Key(args.seed)}
-    if getattr(getattr(model, "body", None), "recall_orders", ()):
+    if recall_orders(model):
         options["before"] = text_before(args)
     texts = stream_text(placed(model, args), prompt, args.tokens, vocabulary, **options)
     first = next(texts, "")  # first, so that a bad option prints its error alone

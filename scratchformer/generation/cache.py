@@ -14,7 +14,7 @@ from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
 from ..ops.checks import expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
-from .recalled import RecalledTexts
+from .recalled import RecalledTexts, recall_orders
 
 
 def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> None:
@@ -52,10 +52,12 @@ class KeyValueCache:
         expect_positive(batch_size=batch_size)
         self.texts: RecalledTexts | None = None
         if before is not None:
-            if not (orders := getattr(getattr(model, "body", None), "recall_orders", ())):
+            if not (orders := recall_orders(model)):
                 raise ValueError("before: the model has no recall, so it takes none")
             if len(before) != batch_size:
                 raise ValueError(f"before: expected the tokens before {batch_size} sequences, got {len(before)}")
+            for tokens in before:
+                expect_ids("before", tokens, model.config["vocab_size"])
             self.texts = RecalledTexts(orders, before)
         self.model, self.batch_size, self.length = model, batch_size, 0
         self.ids: Array | None = None

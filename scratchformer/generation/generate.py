@@ -15,7 +15,7 @@ from ..backend import CPU, cores, to_cpu, to_device
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least, expect_integers, shown
+from ..ops.checks import expect_array, expect_at_least, shown
 from ..rng import Key, expect_key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -77,7 +77,6 @@ def _texts_before(before: np.ndarray | None, cut: np.ndarray) -> list[np.ndarray
     before = expect_array("before", before)
     if before.ndim != 1:
         raise ValueError(f"before: expected (n), got {before.shape}")
-    expect_integers("before", before)
     return [before if not len(row) else np.concatenate([before, row]) for row in cut]
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+
+
+def recall_orders(model: Any) -> Sequence[int]:
+    """The lengths of n-grams of a model with recall; () for any other model."""
+    return getattr(getattr(model, "body", None), "recall_orders", ())
 
 
 class RecalledTexts:
     """B texts, and for each new token what followed earlier n-grams in its text: the rows of `data.recalling`.
 
-    orders: the model's `recall`. before: the tokens (n,) with which each text begins. Tokens are kept as characters of
-    a string, which Python searches fast from its end.
+    orders: the model's `recall`. before: the tokens (n,) with which each of the B texts begins. Tokens are kept as
+    characters of a string, which Python searches fast from its end.
     """
 
     def __init__(self, orders: Sequence[int], before: Sequence[np.ndarray]) -> None:
         self.orders = list(orders)
-        made: dict[int, str] = {}  # one string for all that begin with the same array
-        self.texts = [made.setdefault(id(tokens), "".join(map(chr, tokens.tolist()))) for tokens in before]
+        self.texts = ["".join(map(chr, tokens.tolist())) for tokens in before]
 
     def append(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B, T), and return their rows, int32 (B, T, 1 + len(orders))."""
@@ -31,14 +36,15 @@ class RecalledTexts:
 
     def _followed(self, text: str) -> list[int]:
         """For each order, 1 + the token that followed the previous occurrence of the last n-gram of a text, or 0."""
-        found = dict.fromkeys(range(len(self.orders)), 0)
+        found = [0] * len(self.orders)
         for n in sorted({*self.orders}):
             ngram, start = text[-n:], len(text) - n
-            for i in (i for i, m in enumerate(self.orders) if m == n):
+            places = [i for i, order in enumerate(self.orders) if order == n]
+            for i in places:
                 start = text.rfind(ngram, 0, start + n - 1) if start > 0 else -1
                 if start < 0:
                     break
                 found[i] = 1 + ord(text[start + n])
-            if not any(found[i] for i, m in enumerate(self.orders) if m == n):
-                break  # nor has any longer n-gram
-        return [found[i] for i in range(len(self.orders))]
+            if not found[places[0]]:
+                break  # a longer n-gram has not occurred either
+        return found

@@ -54,6 +54,8 @@ def recall(ids: Array, orders: Sequence[int]) -> Array:
     compression", 2005. As a memory of a neural language model: Grave, Cissé, Joulin, "Unbounded cache model for online
     language modeling with open vocabulary", 2017; Khandelwal et al., "Generalization through memorization", 2020.
     """
+    expect_orders(orders)
+    expect_shape("ids", ids, "B T")
     found = array_module(ids).empty((*ids.shape, len(orders)), np.int32)
     for i, column in recalled(ids, orders):
         found[:, :, i] = column

@@ -12,6 +12,7 @@ import numpy as np
 from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
 from ..data.batching import recalling, tokens_of
 from ..generation import printable, stream_text
+from ..generation.recalled import recall_orders
 from ..models import TransformerXL
 from ..optim import DynamicRMS
 from ..rng import Key
@@ -62,7 +63,7 @@ class LanguageProgram(Program):
     @property
     def orders(self) -> Sequence[int]:
         """The model's `recall`."""
-        return getattr(getattr(self.model, "body", None), "recall_orders", ())
+        return recall_orders(self.model)
 
     @cached_property
     def rows(self) -> dict[str, np.ndarray]:

@@ -74,5 +74,8 @@ def test_what_does_not_fit_is_refused(make_model):
             next(generate(other, prompt, 1, before=before))
     with pytest.raises(TypeError, match="before: expected integers"):
         next(generate(model, prompt, 1, before=np.zeros(3)))
+    for beyond in -1, 31:
+        with pytest.raises(IndexError, match=f"before: expected values from 0 to 30, got {beyond}"):
+            next(generate(model, prompt, 1, before=np.array([0, beyond, 3])))
     with pytest.raises(ValueError, match="before: expected the tokens before 2 sequences, got 1"):
         KeyValueCache(model, 2, [np.zeros(3, int)])

@@ -113,6 +113,7 @@ def test_nothing_later_is_recalled():
         (IDS, (), "orders: expected at least one length"),
         (IDS, (65,), "orders: expected lengths up to 64, got 65"),
         (IDS[0], (2,), r"ids: expected \(B, T\)"),
+        ([[1, 2]], (2,), "ids: expected an array"),
         (IDS.astype(float), (2,), "ids: expected integers"),
     ],
 )
