@@ -52,7 +52,8 @@ class Page:
         return ActionChains(self.browser, duration=0)
 
     def shown(self) -> dict[str, np.ndarray]:
-        """The numbers that stand on the page, by the name of their array."""
+        """The numbers that stand on the page, by the name of their array, once the page has drawn the last change."""
+        WebDriverWait(self.browser, 20, poll_frequency=0.01).until(lambda _: self.run("return !page.scheduled"))
         found = self.run(
             "return Object.fromEntries(page.grids.filter((grid) => grid.name)"
             ".map((grid) => [grid.name, [grid.array.shape, grid.cells.map(({ face }) => face.dataset.value)]]))"
