@@ -143,9 +143,10 @@ def find_evidence(
     """The evidence, (T, order) for each text, in the training texts, and in those of each of `others`.
 
     train: texts, ids (T,) from 0 to 1,048,574. labels: (texts,), 0 or 1. order: the longest n-grams, 1 to 3. c: the
-    weight of the loss against that of the penalty. folds: (texts,), the fold of each training text, at least two; by
-    default FOLDS parts of neighbours. Evidence in `others` comes from a model of all training texts. Raises ValueError
-    for texts, labels or folds that do not fit, and DataError if no n-gram is in two texts.
+    weight of the loss against that of the penalty. folds: (texts,), the fold of each training text, at least two, with
+    both labels outside of each; by default FOLDS parts of neighbours. Evidence in `others` comes from a model of all
+    training texts. Raises ValueError for texts, labels or folds that do not fit, and DataError if no n-gram is in two
+    texts.
     """
     expect_positive(order=order)
     expect_number("c", c, zero=False)
@@ -162,6 +163,9 @@ def find_evidence(
     expect_shape("folds", folds, "texts", texts=len(train))
     if len(np.unique(folds)) < 2:
         raise ValueError("folds: expected at least two, got one")
+    for fold in np.unique(folds).tolist():
+        if len(np.unique(labels[folds != fold])) < 2:
+            raise ValueError(f"folds: expected both labels outside of each fold, got one outside of fold {fold}")
     for ids in (ids for texts in (train, *others) for ids in texts):
         expect_at_least(0, ids=int(ids.min(initial=0)))
         if ids.max(initial=0) >= (1 << BITS) - 1:
