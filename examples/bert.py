@@ -19,7 +19,14 @@ from scratchformer.data import LabelledBatches, MaskedBatches, Subwords, load_im
 from scratchformer.models import BertClassifier, BertPretraining
 from scratchformer.nn import Frozen, add_lora
 from scratchformer.optim import AdamW, Group
-from scratchformer.training import Program, best_snapshot, evaluate_classifier, evaluate_pretraining, load_model
+from scratchformer.training import (
+    MUON_OPTIONS,
+    Program,
+    best_snapshot,
+    evaluate_classifier,
+    evaluate_pretraining,
+    load_model,
+)
 from scratchformer.training.folder import holds_run
 from scratchformer.training.stage import Stage
 
@@ -46,6 +53,7 @@ OPTIONS = {
     "stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all, in order)"),
     "tune": dict(choices=("all", "head", "lora"), default="all", help="what fine-tuning trains (default: all)"),
     "new-head": dict(action="store_true", default=False, help="with --pretrained: replace its trained output layer"),
+    **MUON_OPTIONS,  # of pre-training
     "pretrained": dict(metavar="PATH", help="fine-tune a published BERT, a folder in Hugging Face's format"),
 }
 VALIDATION_BATCHES = 25
@@ -92,6 +100,8 @@ class Pretraining(BertStage):
         return self.masked(self.data.validation.ids, self.key.fold("validation"))
 
     def optimizer(self, model):
+        if self.with_muon:
+            return super().optimizer(model)
         return AdamW(model.parameters(), self.lr, betas=(0.9, self.run.beta2), weight_decay=self.run.weight_decay)
 
     def training(self):

@@ -25,7 +25,7 @@ program:
 
 from scratchformer.data import SegmentBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
-from scratchformer.training import LanguageProgram
+from scratchformer.training import MUON_OPTIONS, LanguageProgram
 
 PRESETS = {
     "small": dict(
@@ -72,10 +72,7 @@ OPTIONS = {
         help="what followed earlier n-grams of up to N bytes; 0: none (default: the preset's)",
     ),
     "schedule": dict(choices=("cosine", "constant"), default="cosine", help="learning rate after the warm-up"),
-    "optimizer": dict(
-        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: the preset's)"
-    ),
-    "muon-lr": dict(type=float, default=0.02, metavar="X", least=1e-9, most=1000, help="learning rate of Muon (0.02)"),
+    **MUON_OPTIONS,
 }
 
 
@@ -97,8 +94,6 @@ class Enwik8(LanguageProgram):
                 )
         if self.run.model == "xl" and self.run.dynamic:
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
-        if self.run.optimizer != "muon" and "muon_lr" in self.run.given:
-            raise ValueError("--muon-lr: applies only to --optimizer muon, so add it or leave --muon-lr out")
 
     def load(self):
         super().load()

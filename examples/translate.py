@@ -10,7 +10,7 @@ from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, enco
 from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
-from scratchformer.training import Program, evaluate_translation
+from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
 
 PRESETS = {
     "small": dict(
@@ -23,6 +23,8 @@ PRESETS = {
     ),
 }  # fmt: skip
 OPTIONS = {
+    **MUON_OPTIONS,
+    "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "bpe-dropout": dict(
         type=float,
         default=0.0,
@@ -39,6 +41,7 @@ class Translate(Program):
     description = __doc__
     presets = PRESETS
     options = OPTIONS
+    hidden = "*coder.*.w"
 
     def load(self):
         self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
@@ -55,7 +58,7 @@ class Translate(Program):
 
     def make_model(self, key):
         return EncoderDecoder(
-            len(self.vocabulary), key=key, **self.sizes("d_model", "heads", "depth", "d_ff", "dropout")
+            len(self.vocabulary), key=key, **self.sizes("d_model", "heads", "depth", "d_ff", "dropout", "norm")
         )
 
     def make_batches(self, key):
@@ -71,9 +74,13 @@ class Translate(Program):
         return max(batches, key=lambda batch: batch.source.size + batch.target.size)
 
     def optimizer(self, model):
+        if self.with_muon:
+            return super().optimizer(model)
         return Adam(model.parameters(), self.lr, betas=(0.9, 0.98), eps=1e-9)
 
     def schedule(self):
+        if self.with_muon:
+            return super().schedule(floor=self.lr / 20)
         return InverseSquareRoot(self.lr, min(self.run.warmup, max(1, self.steps // 4)))
 
     def training(self):

@@ -1,11 +1,11 @@
 """Not only text: the same classifier on images and on a graph, whose structure is the attention pattern.
 
 Images: a handwritten digit of 8 × 8 pixels is cut into 16 patches of 2 × 2, and each patch attends to all. In training
-the images are also moved by a pixel. The baseline is logistic regression on the pixels. Graph: the 34 members of a karate club (Zachary 1977) attend only to
-themselves and their friends. Two members, the instructor and the officer, are labelled; the model predicts which club
-each of the others joined when the club split. The baseline is the same model without the graph: all attend to all.
---steps sets the number of steps for the images and limits it for the graph. The data comes with scikit-learn and
-networkx: pip install 'scratchformer[units]'.
+the images are also moved by a pixel. The baseline is logistic regression on the pixels. Graph: the 34 members of a
+karate club (Zachary 1977) attend only to themselves and their friends. Two members, the instructor and the officer, are
+labelled; the model predicts which club each of the others joined when the club split. The baseline is the same model
+without the graph: all attend to all. --steps sets the number of steps for the images and limits it for the graph. The
+data comes with scikit-learn and networkx: pip install 'scratchformer[units]'.
 """
 
 import numpy as np

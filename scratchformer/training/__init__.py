@@ -26,8 +26,10 @@ from .snapshot import (
     load_snapshot,
     save_snapshot,
 )
+from .stage import MUON_OPTIONS
 
 __all__ = [
+    "MUON_OPTIONS",
     "Diverged",
     "Estimate",
     "LanguageProgram",

@@ -75,6 +75,11 @@ class Program(Stage):
     def check(self) -> None:
         """Raise ValueError for options that exclude each other, before any data is read."""
 
+    def check_all(self) -> None:
+        if "muon_lr" in self.run.given and not self.with_muon:
+            raise ValueError("--muon-lr: applies only to --optimizer muon, so add it or leave --muon-lr out")
+        self.check()
+
     def load(self) -> None:
         """Read the data."""
 
@@ -110,7 +115,7 @@ class Program(Stage):
         if ranks.size > 1:
             print(ranks.places())
         program = cls(run)
-        ranks.from_first(program.check)
+        ranks.from_first(program.check_all)
         ranks.from_first(program.load)
         vocabulary = ranks.from_first(lambda: program.vocabulary)
         if not ranks.first:

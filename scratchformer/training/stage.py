@@ -33,6 +33,19 @@ from .snapshot import (
     save_snapshot,
 )
 
+MUON_OPTIONS = {  # for a program whose presets may have them too
+    "optimizer": dict(
+        choices=("adam", "muon"), default="adam", help="muon: for the matrices of blocks (default: the preset's)"
+    ),
+    "muon-lr": dict(
+        type=float,
+        default=0.02,
+        metavar="X",
+        least=1e-9,
+        most=1000,
+        help="learning rate of Muon (default: the preset's, or 0.02)",
+    ),
+}
 LEAST = 1_000  # a short run is scored on at least as many texts, if the part has them
 
 
@@ -44,6 +57,7 @@ class Stage:
     """
 
     folder = ""  # the subfolder for snapshots and metrics; "": the run's folder itself
+    hidden = "*blocks.*.w"  # the matrices that Muon steps, as a pattern for names
 
     def __init__(self, run: Run) -> None:
         self.run, self.key = run, Key(run.seed)
@@ -75,7 +89,8 @@ class Stage:
         decay = getattr(self.run, "weight_decay", None)
         if self.with_muon:
             precision = "bfloat16" if self.run.precision == "bfloat16" else "float32"
-            return Muon(model.parameters(), self.lr, self.run.lr, weight_decay=decay or 0.0, precision=precision)
+            options = dict(hidden=self.hidden, weight_decay=decay or 0.0, precision=precision)
+            return Muon(model.parameters(), self.lr, self.run.lr, **options)
         if decay is None:
             return Adam(model.parameters(), self.lr)
         return AdamW(model.parameters(), self.lr, weight_decay=decay)

@@ -107,15 +107,16 @@ COMMON = [
     Option("--out", NO_FOLDER, ["run", "a/b/run", "läufe 中", "-run", " "]),
     Option("--data", NO_DATA, []),
 ]
+MUON = [choice("--optimizer", "muon"), Option("--muon-lr", [*NO_NUMBER, "0", "inf", "1e400"], ["0.1", "1e-5"])]
 OWN = {
     "enwik8": [
         choice("--model", "xl", "llama"),
         choice("--positions", "sinusoidal", "relative"),
-        choice("--optimizer", "muon"),
-        Option("--muon-lr", [*NO_NUMBER, "0", "inf", "1e400"], ["0.1", "1e-5"]),
+        *MUON,
     ],
     "imdb": [choice("--pool", "max"), choice("--positions", "none"), choice("--schedule", "constant")],
-    "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), Option("--pretrained", NO_PATH, [])],
+    "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), *MUON, Option("--pretrained", NO_PATH, [])],
+    "translate": [*MUON, choice("--norm", "pre", "post"), Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"])],
     "gpt2": [Option("--pretrained", NO_PATH, [])],
     "sparse": [Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
 }

@@ -98,6 +98,34 @@ def test_muon_is_an_option(trained):
         assert schedule == Cosine(0.03, 100, 1000, floor=0.003)
 
 
+def test_muon_translates(trained):
+    """It steps the matrices of both stacks, and nothing else; the schedule is then a cosine."""
+    for module in "tokenizers", "sacrebleu":
+        pytest.importorskip(module)
+    options = ("--optimizer", "muon", "--muon-lr", "0.03", "--steps", 1000)
+    model, optimizer, schedule = trained("translate", *options)[:3]
+    assert (type(optimizer), optimizer.lr) == (Muon, 0.03)
+    assert schedule == Cosine(0.03, 200, 1000, floor=0.0015)
+    stacks = [*model.encoder, *model.decoder]
+    matrices = [p for block in stacks for p in block.parameters() if p.name == "w"]
+    whole = [p for p, how in zip(optimizer.stepped, optimizer.treatments, strict=True) if how.whole]
+    assert {id(p) for p in whole} == {id(p) for p in matrices}
+
+
+def test_muon_pre_trains(trained):
+    pytest.importorskip("tokenizers")
+    optimizer, schedule = trained("bert", "--optimizer", "muon", "--muon-lr", "0.03")[1:3]
+    assert (type(optimizer), optimizer.lr, schedule.peak) == (Muon, 0.03, 0.03)
+
+
+@pytest.mark.parametrize("name", ["enwik8", "bert", "translate"])
+def test_the_rate_of_muon_needs_muon(example, tmp_path, name):
+    options = ["--optimizer", "adam", "--muon-lr", "0.03", "--out", str(tmp_path / "run")]
+    with pytest.raises(ValueError, match="--muon-lr: applies only to --optimizer muon"):
+        example(name).start(options)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("preset", ["small", "tutorial"])
 def test_a_run_without_a_saved_schedule_keeps_the_cosine(trained, example, tmp_path, preset):
     program, options = example("enwik8"), ["--out", str(tmp_path), "--preset", preset]
