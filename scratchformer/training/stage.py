@@ -89,7 +89,7 @@ class Stage:
         decay = getattr(self.run, "weight_decay", None)
         if self.with_muon:
             precision = "bfloat16" if self.run.precision == "bfloat16" else "float32"
-            options = dict(hidden=self.hidden, weight_decay=decay or 0.0, precision=precision)
+            options: dict[str, Any] = dict(hidden=self.hidden, weight_decay=decay or 0.0, precision=precision)
             return Muon(model.parameters(), self.lr, self.run.lr, **options)
         if decay is None:
             return Adam(model.parameters(), self.lr)
