@@ -10,6 +10,7 @@ from .batching import (
     TextBatch,
     TextBatches,
     in_order,
+    joined,
     recalling,
     windows,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "fetch",
     "find_evidence",
     "in_order",
+    "joined",
     "load_bytes",
     "load_digits",
     "load_enwik8",

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..ops import IGNORED
 from ..ops.checks import (
+    expect_at_least,
     expect_fraction,
     expect_instance,
     expect_integers,
@@ -229,6 +230,13 @@ def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
 def tokens_of(data: np.ndarray) -> np.ndarray:
     """The tokens (n,) of a text, without what each recalls."""
     return data if data.ndim == 1 else data[:, 0]
+
+
+def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
+    """All texts, ids (T,) each, one after the other, as one text: int32 (n,). The token `end` follows each."""
+    expect_at_least(0, end=end)
+    last = np.array([end], np.int32)
+    return np.concatenate([part for ids in texts for part in (ids, last)]).astype(np.int32, copy=False)
 
 
 class TextBatches:

@@ -127,10 +127,13 @@ def load_imdb(
         return Labelled([vocabulary.encode(text) for text in counted(texts, "encoding", "reviews")], labels)
 
     data = Imdb(encode(*train[:2]), encode(*held_out[:2]), encode(*parts["test"]), vocabulary)
-    if not evidence:
-        return data
+    return _with_evidence(data, evidence, train.films) if evidence else data
+
+
+def _with_evidence(data: Imdb, order: int, films: np.ndarray) -> Imdb:
+    """The dataset with the evidence of n-grams of up to `order`. films: (texts,), of the training part."""
     others = [data.validation.ids, data.test.ids]
-    found = find_evidence(data.train.ids, data.train.labels, others, evidence, folds=train.films % FOLDS)
+    found = find_evidence(data.train.ids, data.train.labels, others, order, folds=films % FOLDS)
     encoded = zip(("train", "validation", "test"), found, strict=True)
     return data._replace(**{name: getattr(data, name)._replace(evidence=own) for name, own in encoded})
 
@@ -141,8 +144,10 @@ def load_imdb_subwords(
     validation: int = 2_500,
     seed: int = 0,
     vocabulary: Subwords | None = None,
+    evidence: int = 0,
 ) -> Imdb:
     """The dataset in BERT's WordPieces, with texts to pre-train on; arguments and validation part as in `load_imdb`.
+    The n-grams of `evidence` are sub-words too.
 
     `unlabelled` holds the training reviews, and the dataset's unlabelled reviews if `path` has them. Exact copies of
     validation or test reviews (IMDb has some) and reviews of a single token are left out. The vocabulary, of at most
@@ -168,7 +173,8 @@ def load_imdb_subwords(
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
     encoded = encode(*train[:2]), encode(*held_out[:2]), encode(test, parts["test"][1])
-    return Imdb(*encoded, vocabulary, unlabelled)
+    data = Imdb(*encoded, vocabulary, unlabelled)
+    return _with_evidence(data, evidence, train.films) if evidence else data
 
 
 def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:

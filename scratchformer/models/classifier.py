@@ -7,17 +7,20 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Linear
-from ..ops.checks import expect_lengths, expect_one_of, expect_positive, expect_range
+from ..ops.checks import expect_instance, expect_lengths, expect_one_of, expect_positive, expect_range
 from ..ops.cross_entropy import IGNORED
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
+from .language_model import LanguageModel
 from .predictor import ClassPredictor
 
 POOLS = {
     "mean": (ops.mean_pool, ops.mean_pool_backward),
     "max": (ops.max_pool, ops.max_pool_backward),
 }
+# Options of a body that do not change what its weights mean; the shapes of weights are compared when they are loaded.
+MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "features", "final_norm", "buckets"}
 
 
 class LogitsCache(NamedTuple):
@@ -98,6 +101,23 @@ class Classifier(ClassPredictor):
             _, pool_backward = POOLS[self.pool]
             dx = pool_backward(dx, cache.pool)
         return self.body.backward(dx, cache.body)
+
+    def start_from(self, pretrained: LanguageModel) -> None:
+        """Copy the body of a language model. The sizes and the blocks must be the same, and this body causal too.
+
+        A language model has no map of `features`; it becomes 0. Raises ValueError if the bodies do not fit. Source:
+        Dai, Le, "Semi-supervised sequence learning", 2015; Howard, Ruder, "Universal language model fine-tuning for
+        text classification", 2018.
+        """
+        expect_instance("pretrained", pretrained, LanguageModel)
+        own, other = self.body.config, pretrained.body.config
+        for name in sorted((own.keys() | other.keys()) - MAY_DIFFER):
+            if own.get(name) != other.get(name):
+                raise ValueError(f"pretrained: expected a body with {name} {own.get(name)}, got {other.get(name)}")
+        weights = pretrained.body.state_dict()
+        if self.body.features is not None:
+            weights["features.w"] = 0 * self.body.features.w.data
+        self.body.load_state_dict(weights)
 
     def loss(
         self,

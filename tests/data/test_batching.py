@@ -19,6 +19,7 @@ from scratchformer.data import (
     TextBatch,
     TextBatches,
     in_order,
+    joined,
     recalling,
     windows,
 )
@@ -606,3 +607,11 @@ def test_evidence_of_evenly_spaced_texts():
     assert [ids[0] - 1 for ids in some.ids] == [0, 2, 5, 7]
     assert equal(some.evidence, [dataset.evidence[i] for i in (0, 2, 5, 7)])
     assert make_dataset(10).evenly(4).evidence == ()
+
+
+def test_texts_are_joined_with_an_end_after_each():
+    texts = [np.array([5, 6], np.int32), np.array([], np.int32), np.array([7], np.int32)]
+    found = joined(texts, 3)
+    assert found.tolist() == [5, 6, 3, 3, 7, 3] and found.dtype == np.int32
+    with pytest.raises(ValueError, match="end: expected a number >= 0, got -1"):
+        joined(texts, -1)

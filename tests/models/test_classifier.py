@@ -5,7 +5,9 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import Classifier
+from scratchformer.models import Classifier, EvidenceClassifier, LanguageModel, Llama
+from scratchformer.models.llama import LlamaBlock
+from scratchformer.nn import RMSNorm
 from scratchformer.ops.cross_entropy import IGNORED
 from scratchformer.rng import Key
 
@@ -248,3 +250,55 @@ def test_units_that_do_not_fit(device):
         model(to_device(UNITS, device), pattern=ops.Edges(to_device(CHAIN[:5, :5], device)))
     with pytest.raises(IndexError, match="targets: expected values from 0 to 2, got -1"):
         model.loss(to_device(UNITS, device), None, to_device(np.array([0, IGNORED]), device))
+
+
+LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm)
+
+
+@pytest.mark.parametrize(
+    ("pretrained", "options"),
+    [
+        (Llama(V, 8, 2, 2, T, key=Key(1)), LLAMA),
+        (LanguageModel(V, 8, 2, 2, T, norm="pre", ngrams=[2], buckets=64), dict(norm="pre", ngrams=[2], buckets=64)),
+    ],
+)
+def test_it_starts_from_a_language_model(pretrained, options):
+    """The bodies then compute the same, also with features, which have weights 0; the rest of the model stays."""
+    ids, features = np.array([[4, 7, 1], [2, 9, 9]]), np.ones((2, 3, 5), np.float32)
+    options = {"causal": True} | options
+    model = Classifier(V, K, 8, 2, 2, T, key=Key(2), **options)
+    output = model.output.w.data.copy()
+    model.start_from(pretrained)
+    np.testing.assert_array_equal(model.body(ids), pretrained.body(ids))
+    np.testing.assert_array_equal(model.output.w.data, output)
+
+    reader = EvidenceClassifier(V, 5, 8, 2, 2, T, key=Key(2), **options)
+    reader.start_from(pretrained)
+    y, cache = reader.body.forward(ids, features=features)
+    np.testing.assert_allclose(y, pretrained.body(ids), rtol=1e-5, atol=1e-6)
+    reader.zero_grad()
+    reader.body.backward(np.random.default_rng(0).standard_normal(y.shape, np.float32), cache)
+    assert reader.body.features.w.grad.all()  # it can be learned
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (dict(causal=False), "pretrained: expected a body with causal False, got True"),
+        (dict(positions="learned"), "pretrained: expected a body with positions learned, got none"),
+        (dict(d_ff=16), "pretrained: expected a body with d_ff 16, got None"),
+        (dict(final_norm=None), "weights of another model: missing: final_norm.beta"),
+    ],
+)
+def test_a_language_model_with_another_body_is_refused(changed, message):
+    model = Classifier(V, K, 8, 2, 2, T, **LLAMA | changed)
+    before = model.flat.data.copy()
+    with pytest.raises(ValueError, match=message):
+        model.start_from(Llama(V, 8, 2, 2, T))
+    np.testing.assert_array_equal(model.flat.data, before)
+
+
+def test_it_starts_only_from_a_language_model():
+    model = Classifier(V, K, 8, 2, 2, T, **LLAMA)
+    with pytest.raises(TypeError, match=r"pretrained: expected a LanguageModel, got <.*Classifier object"):
+        model.start_from(Classifier(V, K, 8, 2, 2, T, **LLAMA))

@@ -32,6 +32,8 @@ TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their
     | dict(lr=1e-2, warmup=10, steps=3),
     "bert": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, short_length=16, steps=3)
     | dict(tuning_batch_size=32, finetune_epochs=1, scratch_epochs=1),
+    "reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
+    | dict(tuning_batch_size=32, epochs=1),
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
     "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3),
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2, steps=3),
