@@ -22,9 +22,18 @@ PRESETS = {
         tokens=25_000, max_length=128, lr=7e-4, warmup=4000, steps=100_000, average=5, beam=4, length_penalty=0.6,
     ),
 }  # fmt: skip
+SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
 OPTIONS = {
     **MUON_OPTIONS,
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
+    "r-drop": dict(
+        type=float,
+        default=0.0,
+        metavar="A",
+        least=0,
+        most=1000,
+        help="predict twice, under two draws of dropout, and weigh their divergence by A (default: the preset's)",
+    ),
     "bpe-dropout": dict(
         type=float,
         default=0.0,
@@ -57,9 +66,7 @@ class Translate(Program):
         return encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
 
     def make_model(self, key):
-        return EncoderDecoder(
-            len(self.vocabulary), key=key, **self.sizes("d_model", "heads", "depth", "d_ff", "dropout", "norm")
-        )
+        return EncoderDecoder(len(self.vocabulary), key=key, **self.sizes(*SIZES))
 
     def make_batches(self, key):
         training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early

@@ -55,6 +55,7 @@ FAST = (  # the modules of the extra `fast`
     "mkl_muon",
     "numba_rmsnorm",
     "numba_rotary",
+    "numba_symmetric_kl",
 )
 
 

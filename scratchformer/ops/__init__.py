@@ -52,6 +52,7 @@ from .rotary import rotary, rotary_backward, rotary_frequencies
 from .softmax import log_softmax, log_softmax_backward, softmax, softmax_backward
 from .sparse_patterns import BlockEnds, Edges, Heads, SameBlock
 from .swiglu import swiglu, swiglu_backward
+from .symmetric_kl import symmetric_kl, symmetric_kl_backward
 
 __all__ = [
     "ACTIVATIONS",
@@ -114,6 +115,8 @@ __all__ = [
     "softmax_backward",
     "swiglu",
     "swiglu_backward",
+    "symmetric_kl",
+    "symmetric_kl_backward",
     "tanh",
     "tanh_backward",
 ]

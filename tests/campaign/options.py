@@ -22,7 +22,7 @@ from scratchformer import cli
 from scratchformer.training.program import load_file, program_in, run_program
 
 EXAMPLES = Path(scratchformer.__file__).parents[1] / "examples"
-PROGRAMS = ("enwik8", "imdb", "translate", "bert", "gpt2", "sparse", "digits", "units")
+PROGRAMS = ("enwik8", "imdb", "translate", "bert", "reviews", "gpt2", "sparse", "digits", "units")
 TINY = {
     "enwik8": SIZES["plain"],
     "imdb": dict(d_model=8, depth=1, max_length=16, vocabulary=100, batch_size=8),
@@ -116,7 +116,13 @@ OWN = {
     ],
     "imdb": [choice("--pool", "max"), choice("--positions", "none"), choice("--schedule", "constant")],
     "bert": [choice("--stage", "pretrain"), choice("--tune", "head"), *MUON, Option("--pretrained", NO_PATH, [])],
-    "translate": [*MUON, choice("--norm", "pre", "post"), Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"])],
+    "translate": [
+        *MUON,
+        choice("--norm", "pre", "post"),
+        Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"]),
+        Option("--r-drop", [*NO_NUMBER, "-1"], ["0", "5"]),
+    ],
+    "reviews": [choice("--stage", "pretrain", "finetune")],
     "gpt2": [Option("--pretrained", NO_PATH, [])],
     "sparse": [Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
 }
@@ -184,7 +190,7 @@ class Options(Area):
 
     def program_case(self, draw: random.Random) -> Case:
         name = draw.choice(PROGRAMS)
-        data = {"imdb": "bert", "enwik8": "tiny", "gpt2": "tiny", "sparse": "tiny"}.get(name, name)
+        data = {"imdb": "bert", "reviews": "bert", "enwik8": "tiny", "gpt2": "tiny", "sparse": "tiny"}.get(name, name)
         given = {"--device": "cpu", "--steps": "1", "--replicas": "2"}
         if data in self.data:
             given["--data"] = str(self.data[data])

@@ -11,6 +11,12 @@ from scratchformer.rng import Key
 from scratchformer.training import stage
 from scratchformer.training.settings import start_run
 
+NEEDED = {
+    **dict.fromkeys(["gpt2", "bert", "reviews"], ["tokenizers"]),
+    "translate": ["tokenizers", "sacrebleu"],
+    **dict.fromkeys(["digits", "units"], ["sklearn", "networkx"]),
+}
+
 
 class Captured(Exception):
     """Ends a program just before it trains."""
@@ -27,7 +33,8 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
             raise Captured(replicas.model, optimizer, schedule, batches, steps)
 
         monkeypatch.setattr(stage, "train", train)
-        data = {"imdb": reviews_folder, "bert": reviews_folder, "translate": sentences_folder}.get(name, text_file)
+        reviews = dict.fromkeys(["imdb", "bert", "reviews"], reviews_folder)
+        data = (reviews | {"translate": sentences_folder}).get(name, text_file)
         source = () if name in ("digits", "units") else ("--data", data)
         folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
         with pytest.raises(Captured) as captured:
@@ -37,12 +44,12 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
     return run
 
 
-@pytest.mark.parametrize("name", ["enwik8", "imdb", "bert", "gpt2", "translate", "sparse", "digits", "units"])
+@pytest.mark.parametrize(
+    "name", ["enwik8", "imdb", "bert", "reviews", "gpt2", "translate", "sparse", "digits", "units"]
+)
 def test_a_gradient_at_the_default_sizes(trained, name):
     """The other tests run the programs with the sizes in TINY."""
-    for module in {"gpt2": ["tokenizers"], "bert": ["tokenizers"], "translate": ["tokenizers", "sacrebleu"]}.get(
-        name, ["sklearn", "networkx"] if name in ("digits", "units") else []
-    ):
+    for module in NEEDED.get(name, []):
         pytest.importorskip(module)
     model = trained(name, "--recompute", gradients=True)[0]
     assert recomputes_blocks(model)

@@ -49,6 +49,7 @@ TESTS = {
     "ops/rmsnorm.py": f"tests/ops/test_rmsnorm.py {EVERY_OPERATION} {PRECISION} -k rmsnorm",
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} {PRECISION} -k rotary",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
+    "ops/symmetric_kl.py": f"tests/ops/test_symmetric_kl.py {EVERY_OPERATION} {PRECISION} -k symmetric_kl",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",
     "kernels/numba_activations.py": f"{TWINS} -k dense",
     "kernels/numba_amx.py": "tests/kernels/test_numba_attention.py",
@@ -60,6 +61,7 @@ TESTS = {
     "kernels/numba_layernorm.py": f"{TWINS} -k layernorm",
     "kernels/numba_linear.py": f"{TWINS} -k linear",
     "kernels/numba_rmsnorm.py": f"{TWINS} -k rmsnorm",
+    "kernels/numba_symmetric_kl.py": f"{TWINS} -k symmetric_kl",
     "kernels/numba_rotary.py": f"{TWINS} -k rotary",
     "kernels/numpy_attention.py": f"{TWINS} tests/ops/test_attention.py {EVERY_OPERATION} "
     "-k 'not_finite or without_heads or attention and (agrees or refused)'",

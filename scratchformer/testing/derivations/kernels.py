@@ -219,7 +219,7 @@ COMPILED = {
     **{name: CASES[f"{name}.numpy"] for name in ("adam_step", "cross_entropy", "embedding", "layernorm")},
     **{name: CASES[f"{name}.numpy"] for name in ("rmsnorm", "swiglu")},
     "dropout": dropout,
-    **{name: operations.CASES[name] for name in ("add", "linear", "rotary")},
+    **{name: operations.CASES[name] for name in ("add", "linear", "rotary", "symmetric_kl")},
     "round_into": round_into,
 }
 
