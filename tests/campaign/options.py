@@ -26,6 +26,9 @@ PROGRAMS = ("enwik8", "imdb", "translate", "bert", "reviews", "gpt2", "sparse", 
 TINY = {
     "enwik8": SIZES["plain"],
     "imdb": dict(d_model=8, depth=1, max_length=16, vocabulary=100, batch_size=8),
+    "reviews": dict(
+        d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, tuning_batch_size=8, epochs=1
+    ),
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4),
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2),
     "digits": dict(d_model=8, heads=2, depth=1, batch_size=8),

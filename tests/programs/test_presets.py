@@ -12,9 +12,9 @@ from scratchformer.training import stage
 from scratchformer.training.settings import start_run
 
 NEEDED = {
-    **dict.fromkeys(["gpt2", "bert", "reviews"], ["tokenizers"]),
-    "translate": ["tokenizers", "sacrebleu"],
-    **dict.fromkeys(["digits", "units"], ["sklearn", "networkx"]),
+    **dict.fromkeys(["gpt2", "bert", "reviews"], ("tokenizers",)),
+    "translate": ("tokenizers", "sacrebleu"),
+    **dict.fromkeys(["digits", "units"], ("sklearn", "networkx")),
 }
 
 
@@ -49,7 +49,7 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
 )
 def test_a_gradient_at_the_default_sizes(trained, name):
     """The other tests run the programs with the sizes in TINY."""
-    for module in NEEDED.get(name, []):
+    for module in NEEDED.get(name, ()):
         pytest.importorskip(module)
     model = trained(name, "--recompute", gradients=True)[0]
     assert recomputes_blocks(model)
