@@ -192,9 +192,10 @@ class EncoderDecoder(Predictor):
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
         if not isinstance(cache, TwiceCache):
             return super().loss_backward(dloss, cache)
-        parts = ops.symmetric_kl_backward(self.r_drop / 2 * dloss, cache.symmetric_kl)
+        dloss = dloss / 2
+        parts = ops.symmetric_kl_backward(self.r_drop * dloss, cache.symmetric_kl)
         for part, cross_entropy, forward in zip(parts, cache.cross_entropies, cache.forwards, strict=True):
-            dlogits = ops.cross_entropy_backward(dloss / 2, cross_entropy)
+            dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
             dlogits += part
             self.backward(dlogits, forward)
 
