@@ -68,8 +68,9 @@ def _library(x: object) -> ModuleType | None:
     """The array library of `x`, or None if `x` is not an array."""
     if isinstance(x, np.ndarray):
         return np
-    if type(x).__module__.partition(".")[0] == "cupy" and hasattr(x, "__cuda_array_interface__"):
-        return sys.modules["cupy"]
+    if type(x).__module__.partition(".")[0] == "cupy":
+        cupy = sys.modules["cupy"]
+        return cupy if isinstance(x, cupy.ndarray) else None
     if hasattr(x, "__array_namespace__") and not isinstance(x, np.generic):
         return x.__array_namespace__()
     return None
@@ -121,6 +122,17 @@ def device_of(x: Array) -> Device:
     return Device(library.__name__.rpartition(".")[2] if index is None else f"gpu:{index}", library, index)
 
 
+def current_device(xp: Any) -> Device:
+    """The device where the array library `xp` makes new arrays in this thread."""
+    if xp is np:
+        return CPU
+    cuda = getattr(xp, "cuda", None)
+    if cuda is None:
+        return Device(xp.__name__.rpartition(".")[2], xp)
+    index = cuda.runtime.getDevice()
+    return Device(f"gpu:{index}", xp, index)
+
+
 def get_device(name: str = "auto") -> Device:
     """The device `name`: "cpu", "gpu" (the first one), "gpu:1", or "auto" (a GPU if one works, otherwise the CPU).
 
@@ -142,7 +154,9 @@ def get_device(name: str = "auto") -> Device:
         return CPU
 
 
+@functools.cache
 def _gpu(index: int) -> Device:
+    """The GPU `index`, once it has run a kernel. Raises DeviceError, which says which step failed, if it cannot."""
     try:
         import cupy
     except ImportError as error:
@@ -153,6 +167,22 @@ def _gpu(index: int) -> Device:
         raise DeviceError(f"CuPy is installed but finds no usable GPU: {error}") from error
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
+    step = ""
+    try:
+        with cupy.cuda.Device(index):
+            step = "allocate memory"
+            x = cupy.zeros((2, 2), np.float32)
+            step = "compile and run a kernel"
+            x += 1
+            float(x.sum())
+            step = "multiply matrices"
+            float((x @ x).sum())
+    except Exception as error:  # of CuPy, CUDA, the compiler, or a library that cannot be loaded
+        reason = str(error).strip().partition("\n")[0]
+        raise DeviceError(
+            f"gpu:{index} cannot {step}: {type(error).__name__}: {reason}; the extras cuda13 and cuda12 bring what "
+            "CuPy needs of CUDA: pip install 'scratchformer[cuda13]' (or [cuda12])"
+        ) from error
     return Device(f"gpu:{index}", cupy, index)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import Array, array_module, to_cpu
 from ..ops import IGNORED
 from ..ops.checks import (
     expect_at_least,
@@ -320,13 +321,15 @@ class SegmentBatches:
         starts = np.arange(self.batch_size) * self.stream + offset + segment * self.context
         return SegmentBatch(*_text_batch(self.data, starts, self.context), self.memory if segment else self.nothing)
 
-    def remember(self, step: int, memories: Sequence[np.ndarray]) -> None:
-        """Keep the memories that the model returned for the micro-batches of `step`, in order, for the next step."""
-        self.step, self.memory = step + 1, np.concatenate(memories)
+    def remember(self, step: int, memories: Sequence[Array]) -> None:
+        """Keep the memories that the model returned for the micro-batches of `step`, in order, for the next step. They
+        stay on their device.
+        """
+        self.step, self.memory = step + 1, array_module(*memories).concatenate(memories)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What a snapshot must save: the memory and the step that it is for."""
-        return {"step": np.array(self.step), "memory": self.memory}
+        return {"step": np.array(self.step), "memory": to_cpu(self.memory)}
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Restore what `state_dict` returned.

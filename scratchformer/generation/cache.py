@@ -13,7 +13,7 @@ from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
-from ..ops.checks import expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
+from ..ops.checks import checked_on_host, expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
 from .recalled import RecalledTexts, recall_orders
 
 
@@ -21,11 +21,12 @@ def expect_next(ids: Array, batch_size: int, vocab_size: int, like: Array) -> No
     """Raise an error unless ids are tokens (B, T) with T ≥ 1, one row for each of the B sequences in the cache.
 
     ValueError for the wrong shape, TypeError if they are not integers, IndexError if one is out of range, DeviceError
-    if they are not on the device of `like`. A cache calls this before it changes anything, so invalid ids leave it
-    unchanged.
+    if they are neither on the host nor on the device of `like`. A cache calls this before it changes anything, so
+    invalid ids leave it unchanged.
     """
     expect_tokens("ids", ids, B=batch_size)
-    array_module(ids, like)
+    if array_module(ids) is not np:
+        array_module(ids, like)
     expect_ids("ids", ids, vocab_size)
 
 
@@ -72,12 +73,18 @@ class KeyValueCache:
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
 
+        The ids may be on the host: on a GPU they would have to be brought back to be checked, and the host would wait.
         Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out
         of range.
         """
         self.check(ids)
         if self.texts is not None:
-            ids = to_device(self.texts.append(to_cpu(ids)), self.model.device)
+            ids = self.texts.append(to_cpu(ids))
+        with checked_on_host():
+            return self.append(to_device(ids, self.model.device))
+
+    def append(self, ids: Array) -> Array:
+        """`logits` of ids that are checked and on the model's device."""
         seen = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
         if seen.shape[1] > self.model.context:
             kept = max(1, self.model.context // 2)
@@ -102,8 +109,11 @@ class DecoderCache:
         expect_positive(length=length, copies=copies)
         self.model, self.device, self.length = model, model.device, 0
         self.room, self.copies, self.rows = length, copies, len(source) * copies
+        model.check_source(source, lengths)
+        expect_ids("source", source, model.config["vocab_size"])
         lengths = to_device(lengths, self.device)
-        memory, _ = model.encode(to_device(source, self.device), lengths)
+        with checked_on_host():
+            memory, _ = model.encode(to_device(source, self.device), lengths)
         xp = array_module(memory)
 
         def each(x: Array) -> Array:
@@ -119,11 +129,12 @@ class DecoderCache:
         Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError if ids are not integers,
         IndexError if one is out of range.
         """
-        ids = to_device(ids, self.device)
         expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
-        logits = self.model.extend(ids, self.stored, self.length, self.memory, self.pattern)
+        with checked_on_host():
+            ids = to_device(ids, self.device)
+            logits = self.model.extend(ids, self.stored, self.length, self.memory, self.pattern)
         self.length += ids.shape[1]
         return to_cpu(logits[:, -1])
 
@@ -156,8 +167,7 @@ class SegmentCache(KeyValueCache):
         super().__init__(model, batch_size)
         self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
-    def logits(self, ids: Array) -> Array:
-        self.check(ids)
+    def append(self, ids: Array) -> Array:
         while True:
             if self.length == self.begun + self.model.context:
                 self.begin_segment()

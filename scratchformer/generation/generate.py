@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from threadpoolctl import ThreadpoolController
 
-from ..backend import CPU, cores, to_cpu, to_device
+from ..backend import CPU, cores, to_cpu
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
@@ -47,15 +47,15 @@ def generate(
     expect_key(key)
     if prompt.ndim != 2 or prompt.size == 0:
         raise ValueError(f"prompt: expected (B, T) with T >= 1, got {prompt.shape}")
-    device, B = model.device, prompt.shape[0]
-    threads = max(1, min(cores(), B // ROWS)) if device is CPU else 1
+    B = prompt.shape[0]
+    threads = max(1, min(cores(), B // ROWS)) if model.device is CPU else 1
     parts = np.array_split(np.arange(B), threads)
     room = model.context + getattr(model, "memory", 0)
     new, cut = prompt[:, -room:], prompt[:, :-room]
     caches = [cache_for(model, len(part), _texts_before(before, cut[part])) for part in parts]
 
     def logits(cache: KeyValueCache, part: np.ndarray) -> np.ndarray:
-        return to_cpu(cache.logits(to_device(new[part], device)))
+        return to_cpu(cache.logits(new[part]))
 
     with fast():  # loads libraries, which are limited, too
         blas = ThreadpoolController().select(user_api="blas")

@@ -37,6 +37,7 @@ from ..ops.checks import (
     expect_range,
     expect_shape,
 )
+from ..ops.cross_entropy import counted_targets
 from ..rng import Key, Zeros, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
@@ -136,6 +137,11 @@ class Bert(Model):
         if segments is not None:
             expect_shape("segments", segments, "B T", B=B, T=T)
             expect_ids("segments", segments, len(self.segments.table.data))
+
+    def check_batch(self, ids: Array, lengths: Array | None, segments: Array | None) -> None:
+        """`check`, and IndexError for ids out of range: see `Predictor`."""
+        self.check(ids, lengths, segments)
+        expect_ids("ids", ids, self.config["vocab_size"])
 
     @classmethod
     def from_pretrained(cls, folder: Folder, dropout: float | None = None) -> Self:
@@ -245,6 +251,24 @@ class BertPretraining(Model):
         losses, caches = zip(*map(ops.cross_entropy, y, (targets, unrelated)), strict=True)
         return sum(losses), (forward, caches)
 
+    def check_batch(
+        self,
+        ids: Array,
+        lengths: Array | None,
+        segments: Array | None,
+        places: Array,
+        targets: Array,
+        unrelated: Array | None = None,
+    ) -> None:
+        """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
+        self.body.check_batch(ids, lengths, segments)
+        expect_range("places", places, 0, ids.shape[1] - 1, IndexError)
+        if lengths is not None:
+            expect_in_text(places, lengths)
+        counted_targets(targets, self.config["vocab_size"], None)
+        if self.pooler is not None and unrelated is not None:
+            counted_targets(unrelated, 2, None)
+
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
         forward, caches = cache
@@ -335,6 +359,11 @@ class BertClassifier(ClassPredictor):
         z, logits = self.logits(ids, lengths, segments, key)
         loss, cross_entropy = ops.cross_entropy(z, labels)
         return loss, (logits, cross_entropy)
+
+    def check_batch(self, ids: Array, lengths: Array | None, labels: Array, segments: Array | None = None) -> None:
+        """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
+        self.body.check_batch(ids, lengths, segments)
+        counted_targets(labels, self.config["num_classes"], None)
 
     def start_from(self, pretrained: BertPretraining) -> None:
         """Copy the body of a pre-trained model, and its pooler if it has one; raises ValueError if they do not fit."""

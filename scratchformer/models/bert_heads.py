@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array, array_module
 from ..nn import Layer, LayerNorm, Linear, TiedOutput, TokenEmbedding
-from ..ops.checks import expect_instance
+from ..ops.checks import expect_instance, is_checked
 from ..rng import Key
 
 GELU = "gelu"  # the activation of the paper
@@ -123,7 +123,11 @@ class MaskedPrediction(Layer):
 
 
 def expect_in_text(places: Array, lengths: Array) -> None:
-    """Raise IndexError, naming the row, unless the positions `places` (B, K) are within the texts' lengths (B,)."""
+    """Raise IndexError, naming the row, unless the positions `places` (B, K) are within the texts' lengths (B,), or
+    `is_checked(places)`.
+    """
+    if is_checked(places):
+        return
     padding = places >= lengths[:, None]
     if padding.any():
         row = int(padding.any(axis=1).argmax())

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Linear
-from ..ops.checks import expect_instance, expect_lengths, expect_one_of, expect_positive, expect_range
-from ..ops.cross_entropy import IGNORED
+from ..ops.checks import expect_ids, expect_instance, expect_lengths, expect_one_of, expect_positive, expect_range
+from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
@@ -81,9 +81,7 @@ class Classifier(ClassPredictor):
         """
         expect_pattern(pattern)
         if lengths is not None:
-            self.body.check(ids)
-            expect_lengths(lengths, B=ids.shape[0])
-            expect_range("lengths", lengths, 1, ids.shape[1])
+            self.check(ids, lengths)
             padding = ops.Padding(lengths)
             pattern = padding if pattern is None else pattern & padding
         x, body = self.body.forward(ids, pattern, key, features=features)
@@ -93,6 +91,12 @@ class Classifier(ClassPredictor):
             x, pooled = pool(x, lengths)  # (B, C)
         z, output = self.output.forward(x)
         return z, LogitsCache(body, pooled, output)
+
+    def check(self, ids: Array, lengths: Array) -> None:
+        """Raise an error unless lengths (B,) are those of ids (B, T), or units (B, T, I)."""
+        self.body.check(ids)
+        expect_lengths(lengths, B=ids.shape[0])
+        expect_range("lengths", lengths, 1, ids.shape[1])
 
     def logits_backward(self, dz: Array, cache: LogitsCache) -> Array | None:
         """The gradient of units, or None for ids, given the gradient of the logits."""
@@ -133,5 +137,18 @@ class Classifier(ClassPredictor):
         class.
         """
         z, logits = self.logits(ids, lengths, key, pattern)
-        loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=IGNORED if self.pool == "none" else None)
+        loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=self.ignored)
         return loss, (logits, cross_entropy)
+
+    def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
+        """Raise an error for ids, lengths or labels out of range: see `Predictor`."""
+        if lengths is not None:
+            self.check(ids, lengths)
+        if self.body.units is None:
+            expect_ids("ids", ids, self.config["vocab_size"])
+        counted_targets(labels, self.output.w.data.shape[1], self.ignored)
+
+    @property
+    def ignored(self) -> int | None:
+        """The label that does not count."""
+        return IGNORED if self.pool == "none" else None

@@ -22,8 +22,16 @@ from ..nn.block import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
-from ..ops.checks import expect_fraction, expect_lengths, expect_number, expect_positive, expect_range, expect_shape
-from ..ops.cross_entropy import IGNORED
+from ..ops.checks import (
+    expect_fraction,
+    expect_ids,
+    expect_lengths,
+    expect_number,
+    expect_positive,
+    expect_range,
+    expect_shape,
+)
+from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, fold
 from .predictor import Predictor
 
@@ -140,12 +148,16 @@ class EncoderDecoder(Predictor):
 
     def encode(self, source: Array, lengths: Array, key: Key | None = None) -> tuple[Array, SideCache]:
         """The memory (B, M, C) of source (B, S), with M = S; raises ValueError or TypeError like `forward`."""
-        expect_tokens("source", source)
-        expect_lengths(lengths, B=source.shape[0])
-        expect_range("lengths", lengths, 1, source.shape[1])
+        self.check_source(source, lengths)
         x, embedding = self.embedding.forward(source, key=fold(key, "source"))
         x, stack = self.encoder_stack.forward(x, key=fold(key, "encoder"), pattern=ops.Padding(lengths))
         return x, SideCache(embedding, stack)
+
+    def check_source(self, source: Array, lengths: Array) -> None:
+        """Raise ValueError or TypeError unless source (B, S) are tokens and lengths (B,) theirs."""
+        expect_tokens("source", source)
+        expect_lengths(lengths, B=source.shape[0])
+        expect_range("lengths", lengths, 1, source.shape[1])
 
     @property
     def embedding(self) -> EmbeddingSum:
@@ -187,6 +199,14 @@ class EncoderDecoder(Predictor):
         apart, symmetric_kl = ops.symmetric_kl(z, w, targets, IGNORED)
         loss = (sum(losses) + self.r_drop * apart) / 2
         return loss, TwiceCache(forwards, cross_entropies, symmetric_kl)
+
+    def check_batch(self, source: Array, lengths: Array, target: Array, targets: Array) -> None:
+        """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
+        self.check_source(source, lengths)
+        V = self.config["vocab_size"]
+        for ids in source, target:
+            expect_ids("ids", ids, V)
+        counted_targets(targets, V, IGNORED)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""

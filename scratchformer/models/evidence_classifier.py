@@ -114,3 +114,6 @@ class EvidenceClassifier(Classifier):
         z, logits = self.logits(ids, evidence, lengths, key)
         loss, cross_entropy = ops.cross_entropy(z, labels)
         return loss, (logits, cross_entropy)
+
+    def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:  # type: ignore[override]
+        super().check_batch(ids, lengths, labels)

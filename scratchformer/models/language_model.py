@@ -10,8 +10,8 @@ from ..backend import Array
 from ..nn import Layer, Linear
 from ..nn.block import extend_output
 from ..nn.stack import Stored
-from ..ops.checks import expect_positive
-from ..ops.cross_entropy import IGNORED
+from ..ops.checks import expect_ids, expect_positive
+from ..ops.cross_entropy import IGNORED, counted_targets
 from ..rng import Key, Zeros, expect_key, fold
 from .body import Body
 from .predictor import Predictor
@@ -74,6 +74,13 @@ class LanguageModel(Predictor):
         logits, forward = self.forward(ids, key)
         loss, cross_entropy = ops.cross_entropy(logits, targets, ignore_index=IGNORED)
         return loss, (forward, cross_entropy)
+
+    def check_batch(self, ids: Array, targets: Array) -> None:
+        """Raise an error for ids or targets out of range: see `Predictor`."""
+        self.body.check(ids, rows=self.body.recall is not None)
+        V = self.config["vocab_size"]
+        expect_ids("ids", ids if ids.ndim == 2 else ids[:, :, 0], V)
+        counted_targets(targets, V, IGNORED)
 
     def allocate(self, batch_size: int) -> list[Stored]:
         """Room for what `extend` stores of the past of `batch_size` sequences; `generation.KeyValueCache` holds it."""

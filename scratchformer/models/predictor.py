@@ -13,7 +13,9 @@ from .model import Model
 class Predictor(Model):
     """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
 
-    A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits.
+    A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits. It may have `check_batch`, with
+    the arguments of `loss` but the key: it raises the errors of `loss` for values out of range. `Replicas` calls it
+    with the arrays of a batch before they are moved to a GPU. Without it, values are checked there, and the host waits.
 
     Backward. For prediction n, t_n is the distribution that the logits should have: 1 at the target, or, with label
     smoothing ε, 1 − ε there and ε spread evenly over all V. Targets below 0 are ignored: they do not count.

@@ -110,6 +110,9 @@ class TransformerXL(LanguageModel):
             memory[:, layer, kept - new :] = x[:, T - new :]
         return memory
 
+    def check_batch(self, ids: Array, targets: Array, memory: Array | None = None) -> None:
+        super().check_batch(ids, targets)
+
     def loss(
         self, ids: Array, targets: Array, memory: Array | None = None, key: Key | None = None
     ) -> tuple[Array, tuple]:

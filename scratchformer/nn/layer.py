@@ -399,4 +399,5 @@ def _assign(name: str, own: Array, value: Array) -> None:
 
 def _moved(x: Array, device: Device | None, dtype: Any) -> Array:
     moved = x if device is None else to_device(x, device)
-    return moved.astype(moved.dtype if dtype is None else dtype)
+    with device_of(moved).current():
+        return moved.astype(moved.dtype if dtype is None else dtype)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
@@ -253,9 +255,30 @@ def expect_ids(name: str, ids: Array, size: int) -> None:
     expect_range(name, ids, 0, size - 1, IndexError)
 
 
+_checked: ContextVar[bool] = ContextVar("checked", default=False)
+
+
+@contextmanager
+def checked_on_host() -> Iterator[None]:
+    """Inside the block, no values of arrays on a GPU are checked: the host would have to wait for each.
+
+    Only for arrays that were checked before they were moved.
+    """
+    token = _checked.set(True)
+    try:
+        yield
+    finally:
+        _checked.reset(token)
+
+
+def is_checked(x: Array) -> bool:
+    """Whether the values of `x` need no check, since it is on a GPU and was checked before (`checked_on_host`)."""
+    return _checked.get() and array_module(x) is not np
+
+
 def expect_range(name: str, x: Array, low: int, high: int, error: type[Exception] = ValueError) -> None:
-    """Raise `error` unless all values of `x` are in low ... high."""
-    if x.size:
+    """Raise `error` unless all values of `x` are in low ... high, or `is_checked(x)`."""
+    if x.size and not is_checked(x):
         least, most = array_module(x).stack([x.min(), x.max()]).tolist()  # one transfer from a GPU
         if least < low or most > high:
             raise error(f"{name}: expected values from {low} to {high}, got {least if least < low else most}")

@@ -28,7 +28,7 @@ class CrossEntropyCache(NamedTuple):
     log_z: Array  # (N, 1), of z − z_max
     targets: Array  # (N,), 0 where ignored
     counted: Array  # (N, 1), boolean
-    n: int  # how many targets count
+    n: Array  # how many targets count, but at least 1
     label_smoothing: float
     shape: tuple[int, ...]
 
@@ -76,7 +76,7 @@ def cross_entropy(
         dlogits = xp.exp(z - z_max - log_z)
         dlogits -= label_smoothing / z.shape[1]
         dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
-        dlogits *= dloss / max(1, n)
+        dlogits *= dloss / n
         dlogits *= counted
 
     The cache keeps the logits, their maxima and log Z. From these p is one exponential away, so p is not kept as well.
@@ -91,8 +91,8 @@ def cross_entropy(
     row = log_z - (1 - label_smoothing) * z_target
     if label_smoothing:
         row -= label_smoothing * shifted.mean(axis=-1, keepdims=True)
-    n = int(counted.sum())
-    loss = xp.where(counted[:, None], row, 0).sum() / max(1, n)
+    n = xp.maximum(1, counted.sum(dtype=row.dtype))  # not a Python number, for which the host would wait for a GPU
+    loss = xp.where(counted[:, None], row, 0).sum() / n
     return loss, CrossEntropyCache(z, z_max, log_z, targets, counted[:, None], n, label_smoothing, logits.shape)
 
 
@@ -104,7 +104,7 @@ def as_rows(
     """
     expect_floating(logits=logits)
     expect_columns("logits", logits)
-    xp = array_module(logits, targets)
+    array_module(logits, targets)
     expect_integers("targets", targets)
     V = logits.shape[-1]
     if targets.shape != logits.shape[:-1]:
@@ -112,7 +112,16 @@ def as_rows(
     expect_fraction("label_smoothing", label_smoothing)
     if ignore_index is not None:
         expect_at_least(-LARGEST, ignore_index=ignore_index)
-    targets = targets.reshape(-1)
+    targets, counted = counted_targets(targets.reshape(-1), V, ignore_index)
+    return logits.reshape(-1, V), targets, counted
+
+
+def counted_targets(targets: Array, V: int, ignore_index: int | None) -> tuple[Array, Array]:
+    """Targets (...), with 0 for those that are ignored, and which of them count. Raises TypeError if they are not
+    integers, IndexError if one of those that count is not in 0 ... V − 1.
+    """
+    expect_integers("targets", targets)
+    xp = array_module(targets)
     counted = xp.ones(targets.shape, dtype=bool) if ignore_index is None else targets != ignore_index
     targets = xp.where(counted, targets, 0)
     try:
@@ -120,7 +129,7 @@ def as_rows(
     except IndexError as error:
         ignored = "none is ignored" if ignore_index is None else f"{ignore_index} is ignored, which is -100 in PyTorch"
         raise IndexError(f"{error} ({ignored})") from None
-    return logits.reshape(-1, V), targets, counted
+    return targets, counted
 
 
 def check_dloss(dloss: Array | float) -> None:
@@ -144,6 +153,6 @@ def cross_entropy_backward(dloss: Array | float, cache: CrossEntropyCache) -> Ar
     dlogits = xp.exp(z - z_max - log_z)  # the softmax
     dlogits -= label_smoothing / z.shape[1]
     dlogits[xp.arange(z.shape[0]), targets] -= 1 - label_smoothing
-    dlogits *= dloss / max(1, n)
+    dlogits *= dloss / n
     dlogits *= counted
     return dlogits.reshape(shape).astype(z.dtype, copy=False)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, Device, current_device, to_device
 from .checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
@@ -40,7 +40,19 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     expect_floating_type("dtype", dtype)
     length, d_model, start = int(length), int(d_model), int(start)
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
-    return xp.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
+    if xp is np:
+        return np.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
+    # On a GPU, part of a table that serves also when the text, or the memory before it, grows.
+    reach = 1 << (max(-start, start + length) - 1).bit_length()
+    first = -reach if start < 0 else 0
+    table = _sent_table(current_device(xp), reach - first, d_model, first, np.dtype(dtype))
+    return table[start - first : start - first + length].copy()
+
+
+@functools.lru_cache(maxsize=8)
+def _sent_table(device: Device, length: int, d_model: int, start: int, dtype: np.dtype) -> Array:
+    """The encodings of these positions, sent to a GPU once."""
+    return to_device(_table(length, d_model, start), device, dtype)
 
 
 @functools.lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, array_module
+from ..backend import Array, Device, array_module, device_of, to_device
 from ..dispatch import backward, operation
 from .checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
 from .positions import BASE
@@ -131,13 +131,13 @@ def rotary(x: Array, start: int = 0, base: float = BASE, scaling: Scaling = None
     Source: Su et al., "RoFormer: enhanced transformer with rotary position embedding", 2021, equation 34.
     """
     cos, sin = check_rotary(x, start, base, scaling)
-    xp = array_module(x)
-    cos, sin = xp.asarray(cos), xp.asarray(sin)
     return rotate(widen(x), cos, sin).astype(x.dtype, copy=False), RotaryCache(cos, sin, x.shape)
 
 
-def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[np.ndarray, np.ndarray]:
-    """Raise TypeError or ValueError for arguments of `rotary` that do not fit; the cosines and sines for them."""
+def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[Array, Array]:
+    """Raise TypeError or ValueError for arguments of `rotary` that do not fit; the cosines and sines (T, D/2) for them,
+    on the device of x.
+    """
     expect_floating(x=x)
     expect_shape("x", x, "B H T D")
     expect_at_least(0, start=start)
@@ -146,14 +146,32 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[n
     *_, T, D = x.shape
     if D % 2:
         raise ValueError(f"x: expected (B, H, T, D) with an even D, got {tuple(x.shape)}")
-    return rotary_tables(T, D, start, base, scaling, np.float32 if x.dtype.itemsize <= 4 else np.float64)
+    dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
+    if array_module(x) is np:
+        return rotary_tables(T, D, start, base, scaling, dtype)
+    length = 1 << (start + T - 1).bit_length()  # of a table that serves also when the text grows
+    cos, sin = _sent_tables(device_of(x), length, D, base, _items(scaling), dtype)
+    return cos[start : start + T], sin[start : start + T]
 
 
 def rotary_tables(
     T: int, D: int, start: int, base: float, scaling: Scaling, dtype: Any
 ) -> tuple[np.ndarray, np.ndarray]:
     """The cosines and sines (T, D/2) of `rotary`; they are kept for the next call, and read-only."""
-    return _tables(T, D, start, base, None if scaling is None else tuple(scaling.items()), dtype)
+    return _tables(T, D, start, base, _items(scaling), dtype)
+
+
+def _items(scaling: Scaling) -> tuple | None:
+    return None if scaling is None else tuple(scaling.items())
+
+
+@functools.lru_cache(maxsize=8)
+def _sent_tables(
+    device: Device, length: int, D: int, base: float, items: tuple | None, dtype: Any
+) -> tuple[Array, Array]:
+    """The cosines and sines (length, D/2) for positions from 0 on, sent to a GPU once."""
+    cos, sin = _tables(length, D, 0, base, items, dtype)
+    return to_device(cos, device), to_device(sin, device)
 
 
 @functools.lru_cache(maxsize=8)

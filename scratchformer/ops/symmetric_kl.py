@@ -17,7 +17,7 @@ class SymmetricKLCache(NamedTuple):
     q: Array  # (N, V)
     r: Array  # (N, V)
     counted: Array  # (N, 1), boolean
-    n: int  # how many rows count
+    n: Array  # how many rows count, but at least 1
     shape: tuple[int, ...]
     dtypes: tuple[Any, Any]  # of z and w
 
@@ -75,8 +75,8 @@ def symmetric_kl(z: Array, w: Array, targets: Array, ignore_index: int | None = 
     log_p, log_q = (log_softmax(widen(x))[0] for x in pair)
     p, q, r = xp.exp(log_p), xp.exp(log_q), log_p - log_q
     row = ((p - q) * r).sum(axis=-1) / 2  # (N,)
-    n = int(counted.sum())
-    loss = xp.where(counted, row, 0).sum() / max(1, n)
+    n = xp.maximum(1, counted.sum(dtype=row.dtype))
+    loss = xp.where(counted, row, 0).sum() / n
     return loss, SymmetricKLCache(p, q, r, counted[:, None], n, z.shape, (z.dtype, w.dtype))
 
 
@@ -96,7 +96,7 @@ def symmetric_kl_backward(dloss: Array | float, cache: SymmetricKLCache) -> tupl
     """(dz, dw): see `symmetric_kl`. dloss: a number, or a zero-dimensional array."""
     check_dloss(dloss)
     p, q, r, counted, n, shape, dtypes = cache
-    share = counted * (dloss / (2 * max(1, n)))
+    share = counted * (dloss / (2 * n))
     a, b = ((x * r).sum(axis=-1, keepdims=True) for x in (p, q))
     dz = share * (p * (r - a) + p - q)
     dw = share * (q * (b - r) + q - p)

@@ -5,31 +5,38 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, array_module
 from ..ops.checks import expect_floating, expect_number
 from .optimizer import pieces
 
 
-def global_norm(grad: Array | Sequence[Array], map: Callable = map, gather: Callable = lambda own: [own]) -> float:
+def global_norm(
+    grad: Array | Sequence[Array], map: Callable = map, gather: Callable = lambda own: [own]
+) -> float | Array:
     """‖g‖, the root of the sum of squares of a flat gradient (P,), or of several arrays taken together. It is computed
     in float64, since in float32 the squares of a large but finite gradient overflow. map: as for `Optimizer.step`.
     gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
+    On a GPU the norm is an array () there, since for a number the host would have to wait.
     """
 
     def squares(piece: Array) -> Array:
         wide = piece.astype(np.float64)
         return wide @ wide
 
-    return math.sqrt(float(sum(chain(*gather(list(map(squares, _cut(grad))))))))
+    total = sum(chain(*gather(list(map(squares, _cut(grad))))))
+    xp = array_module(total)
+    return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
 
 
 def clip_by_global_norm(
     grad: Array | Sequence[Array], max_norm: float, map: Callable = map, gather: Callable = lambda own: [own]
-) -> float:
-    """Scale gradients in place so that their norm is at most `max_norm`. Returns their norm before scaling.
+) -> float | Array:
+    """Scale gradients in place so that their norm is at most `max_norm`. Returns their norm before scaling, see
+    `global_norm`.
 
     grad: a flat gradient (P,), such as `model.flat.grad`, or several arrays taken together, such as
     `optimizer.gradients()`. All are scaled by the same number, so the direction is preserved. If the norm is not
@@ -44,11 +51,17 @@ def clip_by_global_norm(
     """
     expect_number("max_norm", max_norm, zero=False, infinite=True)
     norm = global_norm(grad, map, gather)
-    if math.isfinite(norm) and norm > max_norm:
+    xp = array_module(norm)
+    share: Any = 1.0
+    if xp is not np:
+        share = xp.where(xp.isfinite(norm) & (norm > max_norm), max_norm / norm, 1)
+    elif math.isfinite(norm) and norm > max_norm:
+        share = max_norm / norm
 
-        def scale(piece: Array) -> None:
-            piece *= max_norm / norm
+    def scale(piece: Array) -> None:
+        piece *= share if xp is np else share.astype(piece.dtype)
 
+    if xp is not np or share != 1:
         list(map(scale, _cut(grad)))
     return norm
 

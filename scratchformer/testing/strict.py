@@ -12,19 +12,23 @@ below; CuPy has each of them too, with the keywords accepted here. NumPy arrays 
     y, cache = my_operation(x)              # TypeError if it calls np.exp(x), or adds a NumPy mask
     y = to_cpu(y)
 
-It imitates behaviour, not speed or memory.
+It imitates behaviour, not speed or memory. But it counts what makes a GPU wait, or wait for the host: see `traffic`.
 """
 
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import special
 
+from .. import backend
 from ..backend import Device
 
 _NAME = __name__
@@ -84,6 +88,44 @@ _REFUSED_KEYWORDS = {"initial", "like", "subok", "device", "where"}
 _KEYWORDS = {"einsum": {"dtype", "optimize"}, "copyto": {"casting", "where"}, "clip": {"a_min", "a_max", "out"}}
 
 
+# What CuPy waits for: results whose shape depends on values, and factorisations, of which it asks if they succeeded.
+_WAITING = {
+    *"argwhere bincount extract flatnonzero nonzero tobytes unique".split(),
+    *(f"linalg.{name}" for name in _LINALG.split() if name != "norm"),
+}
+
+_traffic: ContextVar[list[str] | None] = ContextVar("traffic", default=None)
+
+
+@contextmanager
+def traffic() -> Iterator[list[str]]:
+    """Collects what would cost time on a GPU without computing anything: an entry for each, with the line that did it.
+
+    Transfers of numbers or NumPy arrays to the device, and of device arrays to the host; and calls for which CuPy waits
+    until the device has finished, such as `nonzero`, or an index of booleans, whose result has an unknown shape.
+
+        with traffic() as found:
+            y, cache = my_operation(x)
+        assert found == []
+    """
+    found: list[str] = []
+    token = _traffic.set(found)
+    try:
+        yield found
+    finally:
+        _traffic.reset(token)
+
+
+def _count(what: str) -> None:
+    """Add an entry to `traffic`, with the innermost line outside this module and `backend`."""
+    if (found := _traffic.get()) is None:
+        return
+    frame: Any = sys._getframe(1)
+    while frame.f_code.co_filename in (__file__, backend.__file__):
+        frame = frame.f_back
+    found.append(f"{what} in {frame.f_code.co_filename}:{frame.f_lineno}")
+
+
 class Flags(NamedTuple):
     """What CuPy reveals of the memory layout of a DeviceArray."""
 
@@ -110,20 +152,24 @@ class DeviceArray:
 
     def get(self) -> np.ndarray:
         """A copy as a NumPy array."""
+        _count("to the host")
         return self._host.copy()
 
     def set(self, values: np.ndarray) -> None:
         """Overwrite the contents from a NumPy array of the same shape and type."""
+        _count("to the device")
         if values.shape != self.shape or values.dtype != self.dtype:
             raise ValueError(f"expected {self.dtype} {self.shape}, got {values.dtype} {values.shape}")
         self._host[...] = values
 
     def item(self) -> Any:
         """The only element, as a Python number. Raises ValueError if there are more."""
+        _count("to the host")
         return self._host.item()
 
     def tolist(self) -> Any:
         """The contents as nested lists of Python numbers."""
+        _count("to the host")
         return self._host.tolist()
 
     def __float__(self) -> float:
@@ -136,6 +182,7 @@ class DeviceArray:
         return complex(self.item())
 
     def __bool__(self) -> bool:
+        _count("to the host")
         return bool(self._host)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
@@ -173,12 +220,15 @@ class DeviceArray:
         return Flags(flags.c_contiguous, flags.f_contiguous, flags.owndata)
 
     def __repr__(self) -> str:
+        _count("to the host")
         return repr(self._host).replace("array", "DeviceArray", 1)
 
     def __str__(self) -> str:
+        _count("to the host")
         return str(self._host)
 
     def __format__(self, spec: str) -> str:
+        _count("to the host")
         return format(self._host, spec)
 
     # Indexing, copying.
@@ -190,7 +240,7 @@ class DeviceArray:
         return (self[i] for i in range(len(self)))
 
     def __getitem__(self, key: Any) -> DeviceArray:
-        key = _unwrap("an index", key)
+        key = _index("an index", key)
         found = self._host[key]
         if isinstance(found, np.generic):  # CuPy gives a 0-d view here
             found = self._host[(*key, ...) if isinstance(key, tuple) else (key, ...)]
@@ -199,7 +249,8 @@ class DeviceArray:
     def __setitem__(self, key: Any, value: Any) -> None:
         if not _is_operand(value):
             raise TypeError(f"an assignment: expected a DeviceArray or a number, got {type(value).__name__}")
-        self._host[_unwrap("an index", key)] = _unwrap("an assignment", value)
+        waiting = "an index" if isinstance(value, DeviceArray) else None  # a number is put wherever the index is true
+        self._host[_index(waiting, key)] = _unwrap("an assignment", value)
 
     def __copy__(self) -> DeviceArray:
         return DeviceArray(self._host.copy())
@@ -239,6 +290,16 @@ def _unwrap(call: str, x: Any) -> Any:
     return x
 
 
+def _index(booleans: str | None, key: Any) -> Any:
+    """An index, unwrapped; a list in it is sent to the device. booleans: what CuPy waits for if it has any."""
+    for part in key if isinstance(key, tuple) else (key,):
+        if isinstance(part, list):
+            _count("to the device: a list as an index")
+        if booleans and isinstance(part, DeviceArray) and part.dtype == bool:
+            _count(f"waits: {booleans} of booleans")
+    return _unwrap("an index", key)
+
+
 def _wrap(result: Any, like: tuple = ()) -> Any:
     """`result` as a DeviceArray, 0-d for a number. If it is the array inside one of `like`, that one is returned."""
     for x in like:
@@ -262,11 +323,17 @@ def _check_keywords(name: str, keywords: dict, allowed: tuple = ()) -> None:
 
 
 def _call(name: str, function: Callable, args: tuple, keywords: dict) -> Any:
+    if name in _WAITING or (name == "where" and len(args) == 1) or _repeats_by_array(name, args):
+        _count(f"waits: {name}")
     unwrapped = [_unwrap(name, a) for a in args]
     if not keywords:
         return _wrap(function(*unwrapped), args)
     result = function(*unwrapped, **{key: _unwrap(name, value) for key, value in keywords.items()})
     return _wrap(result, (*args, *keywords.values()))
+
+
+def _repeats_by_array(name: str, args: tuple) -> bool:
+    return name == "repeat" and isinstance(args[-1], DeviceArray) and args[-1].ndim > 0
 
 
 # The operators and methods of DeviceArray, generated from lists.
@@ -413,6 +480,7 @@ def _array(x: Any, dtype: Any = None, copy: bool = True, order: Any = "K", ndmin
         return _wrap(np.array(x._host, dtype, copy=True if copy else None, order=order, ndmin=ndmin), (x,))
     if isinstance(x, tuple | list) and any(isinstance(part, DeviceArray) for part in x):
         x = _unwrap("array", x)
+    _count("to the device")
     return DeviceArray(np.array(x, dtype, order=order, ndmin=ndmin))
 
 

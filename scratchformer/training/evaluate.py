@@ -53,8 +53,7 @@ def evaluate_language_model(
 
     def nats(model: Any, item: tuple[Any, np.ndarray]) -> float:
         batch, counted = item
-        batch = replicas.move(batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
-        loss, _ = model.loss(*batch)
+        loss, _ = replicas.loss(model, batch._replace(targets=np.where(counted, batch.targets, IGNORED)))
         return float(loss) * int(counted.sum())
 
     tokens = len(data) - 1
@@ -71,7 +70,7 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = Non
     """
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
-        loss, _ = model.loss(*replicas.move(batch))
+        loss, _ = replicas.loss(model, batch)
         return float(loss) * batch.weight, batch.weight
 
     sums, counts = zip(*_scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0])), strict=True)

@@ -13,10 +13,11 @@ from functools import partial
 from itertools import chain
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..backend import CPU, array_module, to_cpu
 from ..data.files import locked, remove_unfinished, replacing
 from ..nn import Layer
 from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
@@ -275,6 +276,13 @@ def train(
             state["best"] = {"step": step, **found}
             save(best, whole=False)
 
+    def due(done: int) -> bool:
+        """Whether a step is followed by a record, a score or a snapshot, so that its loss and norm are needed."""
+        counts = (log_every, snapshot_every, evaluate_every if evaluate is not None else 0)
+        return done == steps or any(count and done % count == 0 for count in counts)
+
+    unread: list[Measured] = []  # what is still on a GPU
+
     with ExitStack() as opened:
         begin_together()
         received = opened.enter_context(_interrupts())
@@ -291,6 +299,13 @@ def train(
             grads = optimizer.gradients()
             how = (replicas.map, ranks.gather) if replicas.sharded else (replicas.map,)
             norm = global_norm(grads, *how) if clip is None else clip_by_global_norm(grads, clip, *how)
+            unread.append(Measured(step + 1, loss, norm))
+            bad: Measured | None = None
+            if replicas.device is CPU or loss_scale is not None or due(step + 1):
+                done_so_far = read(unread)
+                unread.clear()
+                bad = next((m for m in done_so_far if not (math.isfinite(m.loss) and math.isfinite(m.norm))), None)
+                _, loss, norm = done_so_far[-1]
             tokens += batch.tokens
             if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
                 if loss_scale.skipped <= NOTED:
@@ -300,12 +315,14 @@ def train(
                     save(last)
                     raise end(interrupted[0], step)
                 continue
-            if not (math.isfinite(loss) and math.isfinite(norm)):
+            if bad is not None:
                 if replicas.sharded:
                     ranks.join(model.flat.grad, replicas.slices)
-                where = first_nonfinite(replicas, batch, key)
-                what = f"loss {loss}, gradient norm {norm}; the first that is not finite is {where}"
-                raise diverged(what, step + 1)
+                if bad.step == step + 1:
+                    where = f"the first that is not finite is {first_nonfinite(replicas, batch, key)}"
+                else:  # the weights have changed since
+                    where = f"a GPU's are read when one is due, here in step {step + 1}"
+                raise diverged(f"loss {bad.loss}, gradient norm {bad.norm}; {where}", bad.step)
             optimizer.lr = schedule(step)
             optimizer.step(replicas.map)
             replicas.join()
@@ -339,6 +356,23 @@ def train(
     if loss_scale is not None and loss_scale.skipped and ranks.first:
         print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)
     return state
+
+
+class Measured(NamedTuple):
+    """The loss and the gradient norm of a step: numbers, or arrays () on a GPU."""
+
+    step: int
+    loss: Any
+    norm: Any
+
+
+def read(unread: Sequence[Measured]) -> list[Measured]:
+    """The same as numbers, with one transfer from a GPU."""
+    values = [x for m in unread for x in (m.loss, m.norm)]
+    xp = array_module(*values)
+    if xp is not np:
+        values = to_cpu(xp.stack([x.astype(np.float64) for x in values])).tolist()
+    return [Measured(m.step, *values[2 * i : 2 * i + 2]) for i, m in enumerate(unread)]
 
 
 class Gathered:

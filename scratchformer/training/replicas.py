@@ -17,16 +17,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 from threadpoolctl import threadpool_limits
 
-from ..backend import CPU, Array, array_module, cores, is_floating_type, to_cpu, to_device
+from ..backend import CPU, Array, array_module, cores, is_floating_type, to_device
 from ..dispatch import fast
 from ..nn import Layer
-from ..ops.checks import expect_instance, expect_positive, shown
+from ..ops.checks import checked_on_host, expect_instance, expect_positive, shown
 from ..ops.precision import round_into, widen
 from ..optim.optimizer import Optimizer, pieces
 from ..rng import Key, expect_key
@@ -243,6 +244,18 @@ class Replicas:
             return type(batch)(*moved)
         return type(batch)(*(a.astype(self.half.dtype) if is_floating_type(a.dtype) else a for a in moved))
 
+    def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
+        """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache.
+
+        Before a batch is moved to a GPU its values are checked by `model.check_batch`, and no longer there: otherwise
+        the host would wait for each check. A model without this method is checked on the GPU.
+        """
+        check = None if self.device is CPU else getattr(model, "check_batch", None)
+        if check is not None:
+            check(*batch)
+        with nullcontext() if check is None else checked_on_host():
+            return model.loss(*self.move(batch), key=key)
+
     def gradients(
         self,
         batch: Any,
@@ -250,14 +263,15 @@ class Replicas:
         remember: Callable[[list], None] | None = None,
         scale: float = 1.0,
         loss: Callable[[Any, Any, Key | None], tuple[Array, Any]] | None = None,
-    ) -> float:
-        """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch.
+    ) -> float | Array:
+        """Put ∂loss/∂w of the whole batch into the model's flat gradient. Returns the loss, the mean over the batch; on
+        a GPU as an array () there, since for a number the host would have to wait.
 
         A micro-batch with a share a of the batch's weight adds a · ∂(its own mean loss)/∂w. If nothing in the batch
         counts, the loss and the gradient are 0.
         key: of dropout; None for no dropout.
         remember: for a model with a memory; called with a list of what `model.remember` returns for each micro-batch,
-        in order, as NumPy arrays.
+        in order; they stay on the device.
         scale: a power of two by which the gradient is larger while it passes backward (see `training.LossScale`). The
         flat gradient is divided by it; an overflow on the way leaves infinity or NaN there.
         loss: called with a replica, a micro-batch on its device and a key, in place of `model.loss(*micro, key=key)`.
@@ -277,10 +291,11 @@ class Replicas:
         def run(model: Any, index: int) -> tuple[Array, Any]:
             micro = micro_batches[index]
             weight = micro.weight / total
-            moved, own_key = self.move(micro), None if key is None else key.fold(index)
-            mean, cache = model.loss(*moved, key=own_key) if loss is None else loss(model, moved, own_key)
+            own_key = None if key is None else key.fold(index)
+            found = self.loss(model, micro, own_key) if loss is None else loss(model, self.move(micro), own_key)
+            mean, cache = found
             model.loss_backward(weight * scale, cache)
-            return mean * weight, remember and widen(to_cpu(model.remember(cache[0])))
+            return mean * weight, remember and widen(model.remember(cache[0]))
 
         own, sums = self.ranks.part(len(shares)), TreeSum(len(shares), self.spare)
 
@@ -305,7 +320,7 @@ class Replicas:
             sums.release(sums.total)
         if remember is not None:
             remember(list(memories))
-        return float(sum(losses))
+        return float(sum(losses)) if self.device is CPU else sum(losses)
 
     def shard(self, optimizer: Optimizer) -> None:
         """From now on each rank has only its slice of the gradient, steps that, and keeps the optimizer's state for it.
