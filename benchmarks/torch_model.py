@@ -5,6 +5,8 @@ They are post-norm or pre-norm, with learned positions and ReLU, the defaults of
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -13,12 +15,10 @@ from torch import nn
 class SelfAttention(nn.Module):
     """fused: PyTorch's fused attention kernel, instead of two products and a masked softmax."""
 
-    def __init__(self, d_model: int, heads: int, causal: bool, fused: bool) -> None:
+    def __init__(self, d_model: int, heads: int, causal: bool, fused: bool, bias: bool = False) -> None:
         super().__init__()
         self.heads, self.causal, self.fused = heads, causal, fused
-        self.query = nn.Linear(d_model, d_model, bias=False)
-        self.key = nn.Linear(d_model, d_model, bias=False)
-        self.value = nn.Linear(d_model, d_model, bias=False)
+        self.query, self.key, self.value = (nn.Linear(d_model, d_model, bias=bias) for _ in range(3))
         self.unify = nn.Linear(d_model, d_model)
 
     def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
@@ -32,7 +32,7 @@ class SelfAttention(nn.Module):
         else:
             scores = q @ k.transpose(2, 3) / (C // self.heads) ** 0.5
             if self.causal:
-                allowed = torch.tril(torch.ones(T, T, dtype=torch.bool))
+                allowed = torch.tril(torch.ones(T, T, dtype=torch.bool, device=x.device))
             if allowed is not None:
                 scores = scores.masked_fill(~allowed, float("-inf"))
             y = F.softmax(scores, dim=-1) @ v
@@ -40,39 +40,46 @@ class SelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, d_model: int, heads: int, norm: str, causal: bool, fused: bool) -> None:
+    """gpt2: with biases everywhere, and GELU in its tanh approximation."""
+
+    def __init__(self, d_model: int, heads: int, norm: str, causal: bool, fused: bool, gpt2: bool = False) -> None:
         super().__init__()
-        self.norm = norm
-        self.attention = SelfAttention(d_model, heads, causal, fused)
+        self.norm, self.activation = norm, partial(F.gelu, approximate="tanh") if gpt2 else F.relu
+        self.attention = SelfAttention(d_model, heads, causal, fused, bias=gpt2)
         self.norm1, self.norm2 = nn.LayerNorm(d_model), nn.LayerNorm(d_model)
         self.up, self.down = nn.Linear(d_model, 4 * d_model), nn.Linear(4 * d_model, d_model)
 
     def forward(self, x: torch.Tensor, allowed: torch.Tensor | None) -> torch.Tensor:
         if self.norm == "post":
             x = self.norm1(x + self.attention(x, allowed))
-            return self.norm2(x + self.down(F.relu(self.up(x))))
+            return self.norm2(x + self.down(self.activation(self.up(x))))
         x = x + self.attention(self.norm1(x), allowed)
-        return x + self.down(F.relu(self.up(self.norm2(x))))
+        return x + self.down(self.activation(self.up(self.norm2(x))))
 
 
 class TorchModel(nn.Module):
     """What both models share: embeddings, blocks, and an output layer."""
 
-    def __init__(self, model, length: int, outputs: int, causal: bool, fused: bool) -> None:
+    def __init__(self, model, length: int, outputs: int, causal: bool, fused: bool, gpt2: bool = False) -> None:
         super().__init__()
         c = model.config
-        norm = c.get("norm", "post")
+        norm = "pre" if gpt2 else c.get("norm", "post")
         self.tokens = nn.Embedding(c["vocab_size"], c["d_model"])
         self.positions = nn.Embedding(length, c["d_model"])
-        self.blocks = nn.ModuleList(Block(c["d_model"], c["heads"], norm, causal, fused) for _ in range(c["depth"]))
+        self.blocks = nn.ModuleList(
+            Block(c["d_model"], c["heads"], norm, causal, fused, gpt2) for _ in range(c["depth"])
+        )
         self.final_norm = nn.LayerNorm(c["d_model"]) if norm == "pre" else nn.Identity()
-        self.output = nn.Linear(c["d_model"], outputs)
+        self.output = nn.Linear(c["d_model"], outputs, bias=not gpt2)
         state = {torch_name(name): torch.from_numpy(a) for name, a in model.state_dict().items()}
+        if gpt2:  # the output has the weights of the embedding
+            self.output.weight = self.tokens.weight
+            state["output.weight"] = state["tokens.weight"].T
         self.to(next(iter(state.values())).dtype)
         self.load_state_dict({n: a.T if a.ndim == 2 and _is_linear(n) else a for n, a in state.items()})
 
     def body(self, ids: torch.Tensor, allowed: torch.Tensor | None = None) -> torch.Tensor:
-        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1]))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         for block in self.blocks:
             x = block(x, allowed)
         return self.final_norm(x)
@@ -91,6 +98,15 @@ class TorchLanguageModel(TorchModel):
         return F.cross_entropy(self(ids).transpose(1, 2), targets)
 
 
+class TorchGPT2(TorchModel):
+    """The twin of a scratchformer GPT2 without dropout, with its weights."""
+
+    def __init__(self, model, fused: bool = False) -> None:
+        super().__init__(model, model.config["context"], model.config["vocab_size"], True, fused, gpt2=True)
+
+    forward, loss = TorchLanguageModel.forward, TorchLanguageModel.loss
+
+
 class TorchClassifier(TorchModel):
     """The twin of a scratchformer Classifier with mean pooling, with its weights."""
 
@@ -98,7 +114,7 @@ class TorchClassifier(TorchModel):
         super().__init__(model, model.config["max_length"], model.config["num_classes"], causal=False, fused=fused)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        real = torch.arange(ids.shape[1]) < lengths[:, None]  # (B, T)
+        real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
         allowed = None if real.all() else real[:, None, None, :]
         x = self.body(ids, allowed)
         x = (x * real[..., None]).sum(dim=1) / lengths[:, None]

@@ -154,9 +154,7 @@ def get_device(name: str = "auto") -> Device:
         return CPU
 
 
-@functools.cache
 def _gpu(index: int) -> Device:
-    """The GPU `index`, once it has run a kernel. Raises DeviceError, which says which step failed, if it cannot."""
     try:
         import cupy
     except ImportError as error:
@@ -167,11 +165,18 @@ def _gpu(index: int) -> Device:
         raise DeviceError(f"CuPy is installed but finds no usable GPU: {error}") from error
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
-    step = ""
+    _expect_working(cupy, index)
+    return Device(f"gpu:{index}", cupy, index)
+
+
+@functools.cache
+def _expect_working(cupy: ModuleType, index: int) -> None:
+    """Raise DeviceError, which names the step that fails, unless a GPU computes."""
+    step = "be used"
     try:
         with cupy.cuda.Device(index):
             step = "allocate memory"
-            x = cupy.zeros((2, 2), np.float32)
+            x = cupy.zeros((2, 2), np.float64)
             step = "compile and run a kernel"
             x += 1
             float(x.sum())
@@ -183,7 +188,6 @@ def _gpu(index: int) -> Device:
             f"gpu:{index} cannot {step}: {type(error).__name__}: {reason}; the extras cuda13 and cuda12 bring what "
             "CuPy needs of CUDA: pip install 'scratchformer[cuda13]' (or [cuda12])"
         ) from error
-    return Device(f"gpu:{index}", cupy, index)
 
 
 @functools.cache
@@ -193,6 +197,15 @@ def memory() -> float:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return math.inf
+
+
+def free_memory(device: Device) -> float:
+    """The free bytes of a GPU, those that CuPy keeps for new arrays included; infinite for any other device."""
+    if device.index is None:
+        return math.inf
+    with device.current():
+        free, _ = device.xp.cuda.runtime.memGetInfo()
+        return free + device.xp.get_default_memory_pool().free_bytes()
 
 
 def to_device(x: Array, device: Device, dtype: Any = None) -> Array:

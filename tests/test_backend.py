@@ -1,17 +1,20 @@
+import re
 import subprocess
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from scratchformer import nn
+from scratchformer import doctor, nn
 from scratchformer.backend import (
     CPU,
     CUPY_HELP,
+    Device,
     DeviceError,
     array_module,
     device_name,
+    device_of,
     erf,
     get_device,
     scatter_add,
@@ -106,8 +109,10 @@ def fake_cupy(count):
         def __exit__(self, *_exception):
             FakeDevice.current = self.before
 
+    cupy = ModuleType("cupy")
     runtime = SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=NoDriver)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, Device=FakeDevice))
+    cupy.cuda, cupy.zeros = SimpleNamespace(runtime=runtime, Device=FakeDevice), np.zeros
+    return cupy
 
 
 def test_cupy_without_a_working_gpu(monkeypatch):
@@ -124,6 +129,79 @@ def test_gpu_by_number(monkeypatch):
     assert get_device("auto").name == "gpu:0"
     with pytest.raises(DeviceError, match=r"device gpu:2: this machine has 2 GPU\(s\), numbered from 0"):
         get_device("gpu:2")
+
+
+class Broken:
+    """An array of a GPU on which one step fails."""
+
+    def __init__(self, step):
+        self.step = step
+
+    def __iadd__(self, _):
+        if self.step == "kernel":
+            raise RuntimeError("cannot open source file cuda_fp16.h\nmore lines")
+        return self
+
+    def sum(self):
+        return 4.0
+
+    def __matmul__(self, _):
+        raise ImportError("libcublas.so.13: cannot open shared object file")
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("memory", r"gpu:0 cannot allocate memory: MemoryError: out of memory; .*pip install"),
+        (
+            "kernel",
+            r"gpu:0 cannot compile and run a kernel: RuntimeError: cannot open source file cuda_fp16\.h; the ext",
+        ),
+        ("matrices", r"gpu:0 cannot multiply matrices: ImportError: libcublas\.so\.13: cannot open .*cuda13"),
+    ],
+)
+def test_a_gpu_that_does_not_compute_is_not_chosen(monkeypatch, step, message):
+    def zeros(shape, dtype):
+        if step == "memory":
+            raise MemoryError("out of memory")
+        return Broken(step)
+
+    cupy = fake_cupy(1)
+    cupy.zeros = zeros
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(DeviceError, match=message):
+        get_device("gpu")
+    assert get_device("auto") is CPU
+    monkeypatch.setattr(doctor, "_driver", lambda: iter(()))
+    assert re.search(message, dict(doctor._gpu())["GPU"])
+
+
+def test_asking_for_the_library_of_an_array_does_not_describe_the_array(monkeypatch):
+    """CuPy makes a dictionary each time that an array is asked for its `__cuda_array_interface__`."""
+
+    class Array:
+        device = SimpleNamespace(id=1)
+
+        @property
+        def __cuda_array_interface__(self):
+            raise AssertionError("a dictionary for each array")
+
+    Array.__module__ = "cupy"
+    cupy = fake_cupy(2)
+    cupy.ndarray = Array
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    assert array_module(Array(), 2.0, Array()) is cupy
+    assert device_of(Array()).name == "gpu:1"
+
+
+def test_a_cast_happens_on_the_device_of_the_array(monkeypatch):
+    used = []
+    current = Device.current
+    monkeypatch.setattr(Device, "current", lambda self: (used.append(self.name), current(self))[1])
+    layer = nn.Linear(2, 3).to(STRICT)
+    used.clear()
+    layer.to(dtype=np.float64)
+    assert used == 4 * ["strict"]  # data and gradient of w and b
 
 
 def test_a_requested_gpu_becomes_the_current_one(monkeypatch):

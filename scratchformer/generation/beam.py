@@ -200,7 +200,8 @@ def translate(
 
     threads = ranks.cores() if model.device is CPU else 1
     found: dict[int, str] = {}
-    with threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas"), ThreadPoolExecutor(threads) as pool:
+    blas = threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas")
+    with blas, ThreadPoolExecutor(threads, initializer=model.device.use) as pool:
         pairs, total = zip(own, pool.map(work, own), strict=True), sum(map(len, own))
         for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):

@@ -115,5 +115,5 @@ class EvidenceClassifier(Classifier):
         loss, cross_entropy = ops.cross_entropy(z, labels)
         return loss, (logits, cross_entropy)
 
-    def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:  # type: ignore[override]
+    def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:
         super().check_batch(ids, lengths, labels)

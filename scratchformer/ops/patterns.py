@@ -16,11 +16,14 @@ at its own key, and when past keys come from a cache (T < S) the last query is a
 from __future__ import annotations
 
 import enum
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..backend import Array
+import numpy as np
+
+from ..backend import Array, Device, current_device
 from .checks import expect_at_least, expect_lengths, expect_positive
 
 SIDE = 64  # rows, and columns, of a tile
@@ -61,8 +64,13 @@ class Pattern:
         raise TypeError(f"{type(self).__name__} has no mask")
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
-        """The whole truth table: boolean, broadcasts to (B, H, T, S); None if every pair is allowed."""
-        return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
+        """The whole truth table: boolean, broadcasts to (B, H, T, S); None if every pair is allowed.
+
+        On a GPU the table of a pattern that is equal to others of its kind (`__eq__`) is made once.
+        """
+        if xp is np or self.differs or type(self).__eq__ is object.__eq__:
+            return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
+        return _kept_table(self, T, S, current_device(xp))
 
     def check(self, B: int) -> None:
         """Raise ValueError unless the pattern fits a batch of B sequences."""
@@ -122,6 +130,12 @@ class Pattern:
     def __or__(self, other: Pattern) -> Pattern:
         expect_pattern(other)
         return Either(self, other)
+
+
+@functools.lru_cache(maxsize=4)
+def _kept_table(pattern: Pattern, T: int, S: int, device: Device) -> Array:
+    """The truth table of a pattern on a GPU, for the next call."""
+    return pattern.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, device.xp)
 
 
 def expect_pattern(pattern: Any, name: str = "pattern") -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..backend import CPU, to_cpu, to_device
+from ..backend import CPU, free_memory, to_cpu, to_device
 from ..data import (
     DataError,
     Labelled,
@@ -27,6 +27,7 @@ from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_po
 from ..progress import progress_bar
 from .replicas import Replicas
 
+MOST_ROWS = 1024  # at once on a GPU: more are no faster
 GROUPS = 8  # in which a Transformer-XL reads the parts of a text, however many replicas there are
 
 
@@ -204,7 +205,26 @@ def _scored(
 
 
 def at_once(replicas: Replicas, length: int) -> int:
-    """How many rows of `length` tokens a replica evaluates at once, so that it takes no more memory than training."""
+    """How many rows of `length` tokens a replica evaluates at once: on a CPU no more than in training, on a GPU as many
+    as are expected to fill half of its free memory.
+    """
     if replicas.micro_batch is not None:
         return replicas.micro_batch
-    return (replicas.fitting(length) if replicas.device is CPU else None) or 16
+    config = getattr(replicas.model, "config", {})
+    if replicas.device is CPU:
+        found = replicas.fitting(length)
+    else:
+        found = _fitting(free_memory(replicas.device) / 2, config, length)
+    return found or 16
+
+
+def _fitting(room: float, config: Mapping[str, Any], length: int) -> int | None:
+    """How many rows' caches fit in `room` bytes, None if that is not known. Of each token a block keeps about sixteen
+    vectors and the weights of its attention twice, and the output three times its logits.
+    """
+    C, H, depth = (config.get(name) for name in ("d_model", "heads", "depth"))
+    if not (C and H and depth) or math.isinf(room):
+        return None
+    outputs = config.get("vocab_size") or 0
+    row = 4 * length * (depth * (16 * C + 2 * H * length) + 3 * outputs)
+    return min(MOST_ROWS, max(1, int(room) // row))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +20,7 @@ PATIENCE = 500  # batches without an overflow after which the scale doubles
 def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
-    "tf32" tells CuPy to use it for products of float32 arrays, by CuPy's environment variable CUPY_TF32.
+    "tf32" tells CuPy to use it for products of two float32 matrices, for as long as the process lasts.
     Raises ValueError for another word, for "tf32" on a CPU, for bfloat16 on a GPU, and for half precision of a model
     that is not in float32; ImportError if bfloat16 needs a package that is missing.
     """
@@ -31,7 +30,11 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     if precision == "tf32":
         if model.device is CPU:
             raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
-        os.environ["CUPY_TF32"] = "1"
+        if model.device.xp.__name__ == "cupy":
+            from cupy._core import _routines_linalg as products
+
+            # What the documented variable CUPY_TF32 does too, but only if it is set before CuPy's first product.
+            products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32)
         return None
     if model.flat.data.dtype != np.float32:
         raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")

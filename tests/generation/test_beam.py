@@ -1,14 +1,16 @@
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.backend import CPU, Device, to_cpu, to_device
 from scratchformer.data import Subwords
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
+from scratchformer.testing.strict import STRICT
 
 V, BEGIN, END = 5, 0, 1
 SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
@@ -141,6 +143,16 @@ def test_translate_keeps_the_order_of_the_sentences(subwords):
     together = translate(model, subwords, sentences, beam=2)
     assert together == [translate(model, subwords, [s], beam=2)[0] for s in sentences]
     assert len(set(together)) > 1
+
+
+def test_the_thread_that_translates_uses_the_device_of_the_model(subwords, monkeypatch):
+    """A new thread computes on the first GPU until it is told otherwise."""
+    model = EncoderDecoder(len(subwords), 8, 2, 1, key=Key(0)).to(STRICT)
+    threads, used = [], Device.use
+    monkeypatch.setattr(Device, "use", lambda self: (threads.append((threading.get_ident(), self.name)), used(self))[1])
+    translate(model, subwords, ["a b"], beam=1)
+    ((thread, name),) = threads
+    assert name == "strict" and thread != threading.get_ident()
 
 
 @pytest.mark.parametrize(

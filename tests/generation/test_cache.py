@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from scratchformer.backend import DeviceError, to_cpu, to_device
+from scratchformer.backend import CPU, DeviceError, to_cpu, to_device
 from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
 from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
@@ -258,13 +258,22 @@ def test_a_cache_that_refused_ids_still_agrees_with_the_full_forward(device, mak
 
 
 def test_ids_of_another_device_change_nothing():
-    model, ids = make_xl(STRICT, 7), tokens(2, 8)
+    model, ids = make_xl(CPU, 7), tokens(2, 8)
     cache = cache_for(model, 2)
     for end in range(1, 9):
         with pytest.raises(DeviceError, match="arrays of two devices"):
-            cache.logits(ids)
+            cache.logits(to_device(ids, STRICT))
         found = cached_logits(cache, ids[:, end - 1 : end])
     np.testing.assert_allclose(found, segment_logits(model, ids)[:, -1], rtol=0, atol=1e-11)
+
+
+def test_ids_may_be_on_the_host(device):
+    model, ids = make_xl(device, 7), tokens(2, 8)
+    here, there = cache_for(model, 2), cache_for(model, 2)
+    found = [to_cpu(cache.logits(x)) for cache, x in ((here, ids), (there, to_device(ids, device)))]
+    np.testing.assert_array_equal(*found)
+    with pytest.raises(IndexError, match="ids: expected values from 0 to"):
+        here.logits(ids + 1000)
 
 
 @pytest.mark.parametrize("pieces", [[1, 1, 1], [2, 1], [3]], ids=str)

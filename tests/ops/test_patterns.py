@@ -19,6 +19,7 @@ from scratchformer.ops import (
     patterns,
 )
 from scratchformer.ops.patterns import Tile
+from scratchformer.testing.strict import STRICT
 
 # For each pattern: how to make it from lengths, and whether query t may see key s in sequence b.
 PATTERNS = {
@@ -151,6 +152,22 @@ def test_a_combination_knows_the_tiles_that_one_pattern_decides():
 def test_queries_are_aligned_with_the_last_keys():
     """Two queries and five keys: the last query sees all keys, the one before it all but the last."""
     assert Causal().dense(2, 5, np).tolist() == [[True] * 4 + [False], [True] * 5]
+
+
+@pytest.mark.parametrize("pattern", [Causal(), Local(2), Strided(3), SameBlock(2), BlockEnds(3)], ids=str)
+def test_a_table_is_made_once_for_a_gpu(pattern):
+    xp = STRICT.xp
+    table = pattern.dense(7, 9, xp)
+    assert pattern.dense(7, 9, xp) is table and type(pattern)(**vars(pattern)).dense(7, 9, xp) is table
+    for T, S in (7, 9), (9, 7), (5, 5):
+        np.testing.assert_array_equal(to_cpu(pattern.dense(T, S, xp)), pattern.dense(T, S, np))
+
+
+def test_a_table_that_depends_on_the_batch_is_not_kept():
+    for lengths in [3, 1], [2, 3]:
+        pattern = Padding(to_device(np.array(lengths), STRICT))
+        expected = Padding(np.array(lengths)).dense(3, 3, np)
+        np.testing.assert_array_equal(to_cpu(pattern.dense(3, 3, STRICT.xp)), expected)
 
 
 def test_a_users_own_pattern_needs_only_a_mask(device):

@@ -5,10 +5,15 @@ import math
 import numpy as np
 import pytest
 
+from scratchformer import models
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
+from scratchformer.dispatch import reference_only
 from scratchformer.models import EncoderDecoder
+from scratchformer.testing.strict import STRICT
 from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model, evaluate_translation
+from scratchformer.training.estimate import _by_layer
+from scratchformer.training.evaluate import MOST_ROWS, at_once
 
 
 def log_softmax(z):
@@ -132,3 +137,25 @@ def test_tokens_of_several_bytes(make_model, text):
     assert found["loss"] == plain["loss"]
     nats = plain["loss"] * (len(text) - 1)
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(sizes[i] for i in text[1:]), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["LanguageModel", "Llama", "Classifier"])
+def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, monkeypatch):
+    """What the caches of a forward keep is at most the room, and not a small part of it."""
+    sizes, length = dict(d_model=64, heads=4, depth=3), 96
+    limit = {"max_length": length, "num_classes": 2} if name == "Classifier" else {"context": length}
+    model = getattr(models, name)(256, **sizes, **limit)
+    ids = np.zeros((4, length), np.int32)
+    batch = (ids, None, np.zeros(4, int)) if name == "Classifier" else (ids, ids)
+    with reference_only():
+        _, cache = model.loss(*batch)
+    by_layer = _by_layer(cache, {id(p.data) for p in model.parameters()})
+    kept = sum(size * (sizes["depth"] if "blocks:" in layer else 1) for layer, size in by_layer.items()) / len(ids)
+    replicas = Replicas(model.to(STRICT), 1)
+    assert at_once(replicas, length) == 16  # the free memory is not known
+    for room in 1e8, 1e9:
+        monkeypatch.setattr("scratchformer.training.evaluate.free_memory", lambda _, room=room: 2 * room)
+        rows = at_once(replicas, length)
+        assert room / 3 < rows * kept < room
+    monkeypatch.setattr("scratchformer.training.evaluate.free_memory", lambda _: 1e15)
+    assert at_once(replicas, length) == MOST_ROWS

@@ -49,7 +49,7 @@ def gradient_of_the_whole_batch(model, batch):
 def gradient_of_replicas(model, batch, count, micro_batch, key=Key(0), precision="float32"):
     with Replicas(model, count, micro_batch, precision) as replicas:
         loss = replicas.gradients(batch, key)
-    return loss, to_cpu(model.flat.grad).copy()
+    return float(loss), to_cpu(model.flat.grad).copy()
 
 
 @both_models
@@ -79,7 +79,7 @@ def test_texts_of_very_different_lengths_count_alike(device, make_model, micro_b
     model = make_model("Classifier", device, np.float64)
     loss, expected = gradient_of_the_whole_batch(model, batch)
     found_loss, found = gradient_of_replicas(model, batch, 1, micro_batch)
-    assert found_loss == pytest.approx(loss, rel=1e-12)
+    assert float(found_loss) == pytest.approx(loss, rel=1e-12)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
 
 

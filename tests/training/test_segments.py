@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.backend import CPU, array_module, to_cpu, to_device
 from scratchformer.data import DataError, SegmentBatches
 from scratchformer.models import TransformerXL
 from scratchformer.optim import Adam, Cosine
@@ -102,10 +102,11 @@ def test_replicas_give_gradients_and_memory_of_the_whole_batch(device, text, cou
         expected, kept = to_cpu(model.flat.grad).copy(), model.remember(cache[0])
         with Replicas(model, count, micro_batch) as replicas:
             found = replicas.gradients(batch, Key(0), lambda memories, step=step: batches.remember(step, memories))
-        assert found == pytest.approx(float(loss), rel=1e-12)
+        assert float(found) == pytest.approx(float(loss), rel=1e-12)
         np.testing.assert_allclose(to_cpu(model.flat.grad), expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
-        assert isinstance(batches.memory, np.ndarray)
-        np.testing.assert_allclose(batches.memory, to_cpu(kept), rtol=1e-12, atol=1e-14)
+        assert array_module(batches.memory) is device.xp  # it stays where the model is
+        np.testing.assert_allclose(to_cpu(batches.memory), to_cpu(kept), rtol=1e-12, atol=1e-14)
+        assert isinstance(batches.state_dict()["memory"], np.ndarray)
 
 
 def test_a_model_without_a_memory_is_not_asked_for_one(make_model, text):

@@ -100,7 +100,9 @@ def batch_of(arrays):
 def test_a_step_of_every_model_waits_for_nothing_and_sends_only_its_batch(name, optimizer):
     model, arrays = CASES[name]()
     model = model.to(STRICT)
-    optimizer = AdamW(model.parameters(), 0.01) if optimizer is AdamW else Muon(model.parameters(), 0.01, 0.01, hidden="*.w")
+    optimizer = (
+        AdamW(model.parameters(), 0.01) if optimizer is AdamW else Muon(model.parameters(), 0.01, 0.01, hidden="*.w")
+    )
     replicas, batch = Replicas(model, 1), batch_of(arrays)
     for step in range(2):  # tables of positions are sent once
         with traffic() as found:
@@ -193,8 +195,8 @@ def test_a_step_that_diverges_between_two_records_is_named(tmp_path):
 def test_a_token_of_generation_waits_once(name):
     model, _ = CASES[name]()
     model = model.to(STRICT)
-    tokens = generate(model, IDS[:2, :3], 20, temperature=0)
-    for _ in range(10):  # until the tables of positions are long enough
+    tokens = generate(model, IDS[:2, :3], 30, temperature=0)
+    for _ in range(12):  # until the tables of positions are long enough
         next(tokens)
     for _ in range(10):
         with traffic() as found:

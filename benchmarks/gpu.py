@@ -1,0 +1,272 @@
+"""Everything that needs a GPU, in one command that writes its results as it goes.
+
+    pip install -e '.[test,cuda13,torch]'
+    python benchmarks/gpu.py --enwik8 enwik8-first-4000000.gz --imdb aclImdb_v1.tar.gz --out gpu
+
+In this order, so that a short lease is well spent; `--only` chooses some of the parts:
+
+- agree: 20 training steps of every kind of model on the CPU and on the GPU; the largest difference of their losses.
+- suite: the tests that run on CuPy.
+- examples: the programs imdb.py and enwik8.py for 100 steps, with the tutorial's sizes.
+- speed: a training step of the tutorial's two models and of GPT-2 small (124 million parameters, context 1,024), beside
+  PyTorch eager and `torch.compile`, both with fused attention and fused Adam. They take turns in one process. Each runs
+  in float32, in TF32, and in half precision: bfloat16 in PyTorch, float16 here, since CuPy has no batched products in
+  bfloat16. Medians, tokens a second, memory, and the share of the rate that the device reaches in a large product.
+
+Results are lines of JSON in OUT/results.jsonl, and the programs' output is beside it. A part that fails is noted there,
+and the next one begins. With --device cpu and --small the program itself can be tried without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from setups import counted_work
+
+from scratchformer import Key, models
+from scratchformer.backend import CPU, Device, DeviceError, get_device
+from scratchformer.data import LabelledBatches, TextBatches
+from scratchformer.data.imdb import Labelled
+from scratchformer.optim import Adam, clip_by_global_norm
+from scratchformer.training import Replicas
+
+ROOT = Path(__file__).resolve().parents[1]
+STEPS, ROUNDS, TURN = 20, 8, 5  # steps that are compared; turns of each competitor, and steps of a turn
+PRECISIONS = {"float32": ("float32", "float32"), "tf32": ("tf32", "tf32"), "half": ("float16", "bfloat16")}
+
+
+class Results:
+    """Results as lines of JSON, on the screen and in a file."""
+
+    def __init__(self, out: Path) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.out, self.started = out, time.perf_counter()
+
+    def add(self, part: str, **values: Any) -> None:
+        line = json.dumps({"part": part, "minutes": round((time.perf_counter() - self.started) / 60, 2), **values})
+        print(line, flush=True)
+        with (self.out / "results.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+    def run(self, part: str, command: list[str], seconds: float) -> None:
+        """A program whose output goes to OUT/PART.txt; its last lines are the result."""
+        path = self.out / f"{part.replace(' ', '-')}.txt"
+        with path.open("w") as file:
+            try:
+                code = subprocess.run(
+                    command, cwd=ROOT, stdout=file, stderr=file, timeout=seconds, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = f"stopped after {seconds:.0f} s"
+        self.add(part, code=code, end=path.read_text(errors="replace").replace("\r", "\n").splitlines()[-3:])
+
+
+def setups(small: bool) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+    """Names, models, and their batches."""
+    text = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
+    shrink = dict(d_model=32, heads=4, depth=2) if small else {}
+    sizes = dict(d_model=256, heads=8, depth=12, context=256) | shrink
+    yield (
+        "generator",
+        lambda: models.LanguageModel(256, **sizes, key=Key(0)),
+        lambda model: TextBatches(text, 32, model.context, Key(2)),
+    )
+    words = Key(1).generator().integers(2, 50_000, (256, 512), dtype=np.int32)
+    reviews = Labelled([*words], np.arange(256) % 2)
+    sizes_of_classifier = dict(d_model=128, heads=8, depth=6, max_length=512) | shrink
+    yield (
+        "classifier",
+        lambda: models.Classifier(50_000, 2, **sizes_of_classifier, key=Key(0)),
+        lambda model: LabelledBatches(reviews, 32, 512, Key(2), keep="both"),
+    )
+    tokens = Key(1).generator().integers(0, 50_257, 1_000_000, dtype=np.int32)
+    sizes_of_gpt2 = shrink | {"context": 64} if small else {}
+    yield (
+        "GPT-2 small",
+        lambda: models.GPT2(dropout=0.0, **sizes_of_gpt2, key=Key(0)),
+        lambda model: TextBatches(tokens, 8, model.context, Key(2)),
+    )
+
+
+def our_steps(model: Any, batches: Any, precision: str) -> Callable[[int], Any]:
+    """A function that makes `count` training steps and returns the last loss, which may still be on the device."""
+    replicas, adam = Replicas(model, precision=precision), Adam(model.parameters(), 1e-4)
+
+    def steps(count: int) -> Any:
+        with replicas:
+            for number in range(count):
+                loss = replicas.gradients(batches.batch(number), None)
+                clip_by_global_norm(model.flat.grad, 1.0)
+                adam.step(replicas.map)
+        return loss
+
+    return steps
+
+
+def torch_steps(model: Any, batches: Any, precision: str, compiled: bool, device: str) -> Callable[[int], Any]:
+    """The same in PyTorch."""
+    import torch
+    from torch_model import TorchClassifier, TorchGPT2, TorchLanguageModel
+
+    tf32 = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    kinds = {models.GPT2: TorchGPT2, models.LanguageModel: TorchLanguageModel, models.Classifier: TorchClassifier}
+    peer = kinds[type(model)](model, fused=True).to(device)
+    adam = torch.optim.Adam(peer.parameters(), 1e-4, fused=True)
+    compute = torch.compile(peer.loss) if compiled else peer.loss
+
+    def steps(count: int) -> Any:
+        torch.backends.cuda.matmul.allow_tf32 = tf32
+        for number in range(count):
+            batch = [torch.from_numpy(a).to(device, non_blocking=True).long() for a in batches.batch(number)]
+            adam.zero_grad()
+            with torch.autocast(device, torch.bfloat16, enabled=precision == "bfloat16"):
+                loss = compute(*batch)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(peer.parameters(), 1.0)
+            adam.step()
+        return loss.detach()
+
+    return steps
+
+
+def agree(device: Device, results: Results, small: bool) -> None:
+    """The losses of training on the CPU and on the device."""
+    for name, make, batches_of in setups(small=True):
+        losses = {}
+        for where in CPU, device:
+            model = make().to(where)
+            batches, adam = batches_of(model), Adam(model.parameters(), 1e-3)
+            with Replicas(model, 1) as replicas:
+                losses[where.name] = []
+                for number in range(STEPS):
+                    losses[where.name].append(float(replicas.gradients(batches.batch(number), Key(number))))
+                    clip_by_global_norm(model.flat.grad, 1.0)
+                    adam.step()
+        here, there = losses["cpu"], losses[device.name]
+        apart = max(abs(a - b) / abs(a) for a, b in zip(here, there, strict=True))
+        results.add("agree", model=name, steps=STEPS, relative_difference=apart, first=here[0], last=here[-1])
+
+
+def synchronized(device: Device) -> None:
+    if device.index is not None:
+        device.xp.cuda.Device(device.index).synchronize()
+
+
+def device_rate(device: Device, dtype: str) -> float:
+    """FLOP/s in products of large square matrices: the best of many."""
+    n = 8192 if device.index is not None else 1024
+    a = device.xp.ones((n, n), dtype)
+    best = float("inf")
+    for _ in range(10):
+        synchronized(device)
+        start = time.perf_counter()
+        a @ a
+        synchronized(device)
+        best = min(best, time.perf_counter() - start)
+    return 2 * n**3 / best
+
+
+def memory_of(device: Device) -> float | None:
+    """GB that CuPy's pool holds, after the last turn."""
+    return None if device.index is None else device.xp.get_default_memory_pool().total_bytes() / 1e9
+
+
+def speed(device: Device, results: Results, small: bool) -> None:
+    where = "cpu" if device is CPU else "cuda"
+    for label, (ours, theirs) in PRECISIONS.items():
+        for name, make, batches_of in setups(small):
+            model = make()
+            batches = batches_of(model)
+            moved = make().to(device)
+            competitors = {
+                "scratchformer": lambda moved=moved, b=batches, p=ours: our_steps(moved, b, p),
+                "PyTorch": lambda m=model, b=batches, p=theirs: torch_steps(m, b, p, False, where),
+                "torch.compile": lambda m=model, b=batches, p=theirs: torch_steps(m, b, p, True, where),
+            }
+            steps: dict[str, Callable[[int], Any]] = {}
+            for competitor, begin in competitors.items():
+                try:
+                    steps[competitor] = begin()
+                    loss = float(steps[competitor](3))  # compiles, and fills caches
+                    results.add("first steps", model=name, precision=label, competitor=competitor, loss=loss)
+                except Exception as error:
+                    steps.pop(competitor, None)
+                    results.add("failed", model=name, precision=label, competitor=competitor, why=repr(error)[:500])
+            seconds: dict[str, list[float]] = {competitor: [] for competitor in steps}
+            for _ in range(ROUNDS):
+                for competitor, take in steps.items():
+                    synchronized(device)
+                    start = time.perf_counter()
+                    float(take(TURN))  # waits for the device
+                    seconds[competitor].append((time.perf_counter() - start) / TURN)
+            batch = batches.batch(0)
+            work, tokens = counted_work(model, batch), batch[0].size
+            rate = device_rate(device, "float16" if ours == "float16" else "float32")
+            for competitor, measured in seconds.items():
+                median = statistics.median(measured)
+                values = dict(
+                    seconds=median, least=min(measured), most=max(measured), tokens_per_second=tokens / median
+                )
+                if "torch.compile" in seconds:
+                    values["ratio_to_compiled"] = median / statistics.median(seconds["torch.compile"])
+                results.add(
+                    "speed", model=name, precision=label, computed_in=ours if competitor == "scratchformer" else theirs,
+                    competitor=competitor, share_of_rate=work / median / rate, memory_gb=memory_of(device), **values,
+                )  # fmt: skip
+            del steps, competitors, moved, model
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("agree", "suite", "examples", "speed")
+    parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help="some of the parts")
+    parser.add_argument("--out", type=Path, default=Path("gpu"), help="the folder of the results (gpu)")
+    parser.add_argument("--device", default="gpu", help="gpu, gpu:N, or cpu to try this program")
+    parser.add_argument("--small", action="store_true", help="small models in the part speed")
+    parser.add_argument("--minutes", type=float, default=8.0, help="the most for the tests, and for each example (8)")
+    for name in "enwik8", "imdb":
+        parser.add_argument(f"--{name}", metavar="PATH", help="as --data for the program (default: downloaded)")
+    args = parser.parse_args()
+    try:
+        device = get_device(args.device)
+    except DeviceError as error:
+        raise SystemExit(str(error)) from error
+    results = Results(args.out)
+    results.add("device", name=device.name, found=_described(device))
+    for part in args.only:
+        try:
+            if part == "suite":
+                tests = ["-q", "-n", "auto", "-k", "cupy", "--maxfail", "100", "tests"]
+                results.run("suite", [sys.executable, "-m", "pytest", *tests], 60 * args.minutes)
+            elif part == "examples":
+                for name in "enwik8", "imdb":
+                    folder = args.out.resolve() / f"run-{name}-{time.strftime('%H%M%S')}"
+                    options = ["--device", args.device, "--preset", "tutorial", "--steps", "100", "--out", str(folder)]
+                    data = getattr(args, name)
+                    program = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
+                    results.run(f"example {name}", program + (["--data", data] if data else []), 60 * args.minutes)
+            else:
+                {"agree": agree, "speed": speed}[part](device, results, args.small)
+        except Exception as error:
+            results.add("failed", what=part, why=repr(error), where=traceback.format_exc()[-1500:])
+
+
+def _described(device: Device) -> str:
+    if device.index is None:
+        return "the CPU"
+    return device.xp.cuda.runtime.getDeviceProperties(device.index)["name"].decode()
+
+
+if __name__ == "__main__":
+    main()
