@@ -141,7 +141,8 @@ class Reviews(Program):
 
     def load(self):
         run, vocabulary = self.run, self.saved_vocabulary(Subwords)
-        options = dict(seed=run.seed, vocabulary=vocabulary, evidence=run.evidence)
+        evidence = 0 if run.stage == "pretrain" else run.evidence  # which takes a minute to find
+        options = dict(seed=run.seed, vocabulary=vocabulary, evidence=evidence)
         self.data = load_imdb_subwords(run.data, run.vocabulary, **options)
         self.vocabulary = self.data.vocabulary
 

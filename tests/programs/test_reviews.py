@@ -54,3 +54,13 @@ def test_stages_run_one_at_a_time(call, fail, copy, reviews_folder, tmp_path):
     assert line.endswith("holds no language model: run --stage pretrain first")
     line = fail("reviews", "--stage", "finetune", "--estimate", "--resume", copy)
     assert "--estimate: only pre-training is estimated" in line
+
+
+def test_one_stage_after_the_other_gives_the_same_models(call, finished, reviews_folder, tmp_path):
+    folder = tmp_path / "run"
+    options = ("--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu")
+    call("reviews", *options, "--stage", "pretrain")
+    call("reviews", "--resume", folder, "--stage", "finetune", "--device", "cpu")
+    for stage in STAGES:
+        one, other = (load_snapshot(run / stage / "last.safetensors").model for run in (folder, finished[0]))
+        assert one.keys() == other.keys() and all((one[name] == other[name]).all() for name in one)
