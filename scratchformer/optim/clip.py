@@ -54,7 +54,8 @@ def clip_by_global_norm(
     xp = array_module(norm)
     share: Any = 1.0
     if xp is not np:
-        share = xp.where(xp.isfinite(norm) & (norm > max_norm), max_norm / norm, 1)
+        too_long = xp.isfinite(norm) & (norm > max_norm)
+        share = xp.where(too_long, max_norm / xp.where(too_long, norm, 1), 1)
     elif math.isfinite(norm) and norm > max_norm:
         share = max_norm / norm
 
