@@ -5,13 +5,13 @@
 
 In this order, so that a short lease is well spent; `--only` chooses some of the parts:
 
-- agree: 20 training steps of every kind of model on the CPU and on the GPU; the largest difference of their losses.
+- agree: 20 training steps of small models on the CPU and on the GPU; the largest relative difference of their losses.
 - suite: the tests that run on CuPy.
 - examples: the programs imdb.py and enwik8.py for 100 steps, with the tutorial's sizes.
 - speed: a training step of the tutorial's two models and of GPT-2 small (124 million parameters, context 1,024), beside
   PyTorch eager and `torch.compile`, both with fused attention and fused Adam. They take turns in one process. Each runs
-  in float32, in TF32, and in half precision: bfloat16 in PyTorch, float16 here, since CuPy has no batched products in
-  bfloat16. Medians, tokens a second, memory, and the share of the rate that the device reaches in a large product.
+  in float32, in TF32, and in half precision: bfloat16 in PyTorch, float16 here, since CuPy 14 has no batched products
+  in bfloat16. Medians, tokens a second, memory, and the share of the rate that CuPy reaches in a large product.
 
 Results are lines of JSON in OUT/results.jsonl, and the programs' output is beside it. A part that fails is noted there,
 and the next one begins. With --device cpu and --small the program itself can be tried without a GPU.
@@ -73,28 +73,29 @@ class Results:
 
 def setups(small: bool) -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
     """Names, models, and their batches."""
-    text = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
     shrink = dict(d_model=32, heads=4, depth=2) if small else {}
+    words, rows = (500, 4) if small else (50_000, 32)
+    text = Key(1).generator().integers(0, 256, 1_000_000, dtype=np.uint8)
     sizes = dict(d_model=256, heads=8, depth=12, context=256) | shrink
     yield (
         "generator",
         lambda: models.LanguageModel(256, **sizes, key=Key(0)),
-        lambda model: TextBatches(text, 32, model.context, Key(2)),
+        lambda model: TextBatches(text, rows, model.context, Key(2)),
     )
-    words = Key(1).generator().integers(2, 50_000, (256, 512), dtype=np.int32)
-    reviews = Labelled([*words], np.arange(256) % 2)
+    texts = Key(1).generator().integers(2, words, (256, 512), dtype=np.int32)
+    reviews = Labelled([*texts], np.arange(256) % 2)
     sizes_of_classifier = dict(d_model=128, heads=8, depth=6, max_length=512) | shrink
     yield (
         "classifier",
-        lambda: models.Classifier(50_000, 2, **sizes_of_classifier, key=Key(0)),
-        lambda model: LabelledBatches(reviews, 32, 512, Key(2), keep="both"),
+        lambda: models.Classifier(words, 2, **sizes_of_classifier, key=Key(0)),
+        lambda model: LabelledBatches(reviews, rows, 512, Key(2), keep="both"),
     )
-    tokens = Key(1).generator().integers(0, 50_257, 1_000_000, dtype=np.int32)
-    sizes_of_gpt2 = shrink | {"context": 64} if small else {}
+    sizes_of_gpt2 = shrink | {"vocab_size": words, "context": 64} if small else {"vocab_size": 50_257}
+    tokens = Key(1).generator().integers(0, sizes_of_gpt2["vocab_size"], 1_000_000, dtype=np.int32)
     yield (
         "GPT-2 small",
         lambda: models.GPT2(dropout=0.0, **sizes_of_gpt2, key=Key(0)),
-        lambda model: TextBatches(tokens, 8, model.context, Key(2)),
+        lambda model: TextBatches(tokens, min(rows, 8), model.context, Key(2)),
     )
 
 
@@ -122,6 +123,7 @@ def torch_steps(model: Any, batches: Any, precision: str, compiled: bool, device
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     kinds = {models.GPT2: TorchGPT2, models.LanguageModel: TorchLanguageModel, models.Classifier: TorchClassifier}
     peer = kinds[type(model)](model, fused=True).to(device)
+    peer.padded = False  # no row of a classifier's batch is
     adam = torch.optim.Adam(peer.parameters(), 1e-4, fused=True)
     compute = torch.compile(peer.loss) if compiled else peer.loss
 
@@ -177,54 +179,74 @@ def device_rate(device: Device, dtype: str) -> float:
     return 2 * n**3 / best
 
 
-def memory_of(device: Device) -> float | None:
-    """GB that CuPy's pool holds, after the last turn."""
-    return None if device.index is None else device.xp.get_default_memory_pool().total_bytes() / 1e9
+class Memory:
+    """The most GB that each library has held on the GPU since this was made."""
+
+    def __init__(self, device: Device) -> None:
+        self.pool = None if device.index is None else device.xp.get_default_memory_pool()
+        if self.pool is not None:
+            import torch
+
+            self.pool.free_all_blocks()
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+
+    def of(self, competitor: str) -> float | None:
+        """Of both of PyTorch's competitors together, since they share one pool."""
+        if self.pool is None:
+            return None
+        if competitor == "scratchformer":
+            return self.pool.total_bytes() / 1e9
+        import torch
+
+        return torch.cuda.max_memory_reserved() / 1e9
 
 
 def speed(device: Device, results: Results, small: bool) -> None:
-    where = "cpu" if device is CPU else "cuda"
-    for label, (ours, theirs) in PRECISIONS.items():
+    for label in PRECISIONS:
         for name, make, batches_of in setups(small):
-            model = make()
-            batches = batches_of(model)
-            moved = make().to(device)
-            competitors = {
-                "scratchformer": lambda moved=moved, b=batches, p=ours: our_steps(moved, b, p),
-                "PyTorch": lambda m=model, b=batches, p=theirs: torch_steps(m, b, p, False, where),
-                "torch.compile": lambda m=model, b=batches, p=theirs: torch_steps(m, b, p, True, where),
-            }
-            steps: dict[str, Callable[[int], Any]] = {}
-            for competitor, begin in competitors.items():
-                try:
-                    steps[competitor] = begin()
-                    loss = float(steps[competitor](3))  # compiles, and fills caches
-                    results.add("first steps", model=name, precision=label, competitor=competitor, loss=loss)
-                except Exception as error:
-                    steps.pop(competitor, None)
-                    results.add("failed", model=name, precision=label, competitor=competitor, why=repr(error)[:500])
-            seconds: dict[str, list[float]] = {competitor: [] for competitor in steps}
-            for _ in range(ROUNDS):
-                for competitor, take in steps.items():
-                    synchronized(device)
-                    start = time.perf_counter()
-                    float(take(TURN))  # waits for the device
-                    seconds[competitor].append((time.perf_counter() - start) / TURN)
-            batch = batches.batch(0)
-            work, tokens = counted_work(model, batch), batch[0].size
-            rate = device_rate(device, "float16" if ours == "float16" else "float32")
-            for competitor, measured in seconds.items():
-                median = statistics.median(measured)
-                values = dict(
-                    seconds=median, least=min(measured), most=max(measured), tokens_per_second=tokens / median
-                )
-                if "torch.compile" in seconds:
-                    values["ratio_to_compiled"] = median / statistics.median(seconds["torch.compile"])
-                results.add(
-                    "speed", model=name, precision=label, computed_in=ours if competitor == "scratchformer" else theirs,
-                    competitor=competitor, share_of_rate=work / median / rate, memory_gb=memory_of(device), **values,
-                )  # fmt: skip
-            del steps, competitors, moved, model
+            compare(device, results, label, name, make, batches_of)
+
+
+def compare(device: Device, results: Results, label: str, name: str, make: Callable, batches_of: Callable) -> None:
+    """Steps of one model in one precision, by all competitors in turns."""
+    where, (ours, theirs), memory = "cpu" if device is CPU else "cuda", PRECISIONS[label], Memory(device)
+    model = make()
+    batches = batches_of(model)
+    competitors = {
+        "scratchformer": lambda: our_steps(make().to(device), batches, ours),
+        "PyTorch": lambda: torch_steps(model, batches, theirs, False, where),
+        "torch.compile": lambda: torch_steps(model, batches, theirs, True, where),
+    }
+    steps: dict[str, Callable[[int], Any]] = {}
+    for competitor, begin in competitors.items():
+        try:
+            steps[competitor] = begin()
+            loss = float(steps[competitor](3))  # compiles, and fills caches
+            results.add("first steps", model=name, precision=label, competitor=competitor, loss=loss)
+        except Exception as error:
+            steps.pop(competitor, None)
+            results.add("failed", model=name, precision=label, competitor=competitor, why=repr(error)[:500])
+    seconds: dict[str, list[float]] = {competitor: [] for competitor in steps}
+    for _ in range(ROUNDS):
+        for competitor, take in steps.items():
+            synchronized(device)
+            start = time.perf_counter()
+            float(take(TURN))  # waits for the device
+            seconds[competitor].append((time.perf_counter() - start) / TURN)
+    batch = batches.batch(0)
+    work, tokens = counted_work(model, batch), batch[0].size
+    held = {competitor: memory.of(competitor) for competitor in steps}
+    rate = device_rate(device, "float16" if ours == "float16" else "float32")
+    for competitor, measured in seconds.items():
+        median = statistics.median(measured)
+        values = dict(seconds=median, least=min(measured), most=max(measured), tokens_per_second=tokens / median)
+        if "torch.compile" in seconds:
+            values["ratio_to_compiled"] = median / statistics.median(seconds["torch.compile"])
+        results.add(
+            "speed", model=name, precision=label, computed_in=ours if competitor == "scratchformer" else theirs,
+            competitor=competitor, share_of_rate=work / median / rate, memory_gb=held[competitor], **values,
+        )  # fmt: skip
 
 
 def main() -> None:
@@ -254,6 +276,7 @@ def main() -> None:
                     folder = args.out.resolve() / f"run-{name}-{time.strftime('%H%M%S')}"
                     options = ["--device", args.device, "--preset", "tutorial", "--steps", "100", "--out", str(folder)]
                     data = getattr(args, name)
+                    data = data and str(Path(data).resolve())  # the program runs in the repository
                     program = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
                     results.run(f"example {name}", program + (["--data", data] if data else []), 60 * args.minutes)
             else:

@@ -108,14 +108,20 @@ class TorchGPT2(TorchModel):
 
 
 class TorchClassifier(TorchModel):
-    """The twin of a scratchformer Classifier with mean pooling, with its weights."""
+    """The twin of a scratchformer Classifier with mean pooling, with its weights.
+
+    padded: whether texts are shorter than their row; None to look in each batch, for which a GPU's host would wait.
+    """
+
+    padded: bool | None = None
 
     def __init__(self, model, fused: bool = False) -> None:
         super().__init__(model, model.config["max_length"], model.config["num_classes"], causal=False, fused=fused)
 
     def forward(self, ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         real = torch.arange(ids.shape[1], device=ids.device) < lengths[:, None]  # (B, T)
-        allowed = None if real.all() else real[:, None, None, :]
+        padded = not real.all() if self.padded is None else self.padded
+        allowed = real[:, None, None, :] if padded else None
         x = self.body(ids, allowed)
         x = (x * real[..., None]).sum(dim=1) / lengths[:, None]
         return F.log_softmax(self.output(x), dim=-1)

@@ -33,6 +33,10 @@ class DeviceError(TypeError, ValueError):
     """Arrays on two devices were passed to one call, or a device is not available."""
 
 
+class BrokenGPU(DeviceError):
+    """There is a GPU, but it does not compute."""
+
+
 @dataclass(frozen=True)
 class Device:
     """Where arrays live: its `name` ("cpu", "gpu:0", ...), the array library `xp`, and for a GPU its `index`."""
@@ -148,21 +152,30 @@ def get_device(name: str = "auto") -> Device:
         return CPU
     try:
         return _gpu(int(number or 0)).use()
+    except BrokenGPU as error:
+        if kind == "gpu":
+            raise
+        print(f"computing on the CPU, since {error}", file=sys.stderr)
     except DeviceError:
         if kind == "gpu":
             raise
-        return CPU
+    return CPU
 
 
-def _gpu(index: int) -> Device:
+def gpus() -> tuple[Any, int]:
+    """CuPy, and the number of GPUs. Raises DeviceError if CuPy is not installed or finds no GPU."""
     try:
         import cupy
     except ImportError as error:
         raise DeviceError(CUPY_HELP) from error
     try:
-        count = cupy.cuda.runtime.getDeviceCount()
+        return cupy, cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise DeviceError(f"CuPy is installed but finds no usable GPU: {error}") from error
+
+
+def _gpu(index: int) -> Device:
+    cupy, count = gpus()
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
     _expect_working(cupy, index)
@@ -171,7 +184,7 @@ def _gpu(index: int) -> Device:
 
 @functools.cache
 def _expect_working(cupy: ModuleType, index: int) -> None:
-    """Raise DeviceError, which names the step that fails, unless a GPU computes."""
+    """Raise BrokenGPU, which names the step that fails, unless a GPU computes."""
     step = "be used"
     try:
         with cupy.cuda.Device(index):
@@ -184,7 +197,7 @@ def _expect_working(cupy: ModuleType, index: int) -> None:
             float((x @ x).sum())
     except Exception as error:  # of CuPy, CUDA, the compiler, or a library that cannot be loaded
         reason = str(error).strip().partition("\n")[0]
-        raise DeviceError(
+        raise BrokenGPU(
             f"gpu:{index} cannot {step}: {type(error).__name__}: {reason}; the extras cuda13 and cuda12 bring what "
             "CuPy needs of CUDA: pip install 'scratchformer[cuda13]' (or [cuda12])"
         ) from error

@@ -18,7 +18,7 @@ import numpy as np
 from threadpoolctl import threadpool_info
 
 from . import processor
-from .backend import DeviceError, cores, get_device
+from .backend import DeviceError, cores, get_device, gpus
 from .dispatch import turned_off
 
 
@@ -168,14 +168,18 @@ def _gpu() -> Iterator[tuple[str, str]]:
     except StopIteration:
         yield "CuPy", "not installed; needed for --device gpu"
     try:
-        device = get_device("gpu")
+        cupy, count = gpus()
     except DeviceError as error:
         yield "GPU", str(error)
         return
-    runtime = device.xp.cuda.runtime
+    runtime = cupy.cuda.runtime
     yield "CUDA", f"driver {runtime.driverGetVersion()}, runtime {runtime.runtimeGetVersion()}"
-    for i in range(runtime.getDeviceCount()):
-        with device.xp.cuda.Device(i):
+    for i in range(count):
+        with cupy.cuda.Device(i):
             free, total = runtime.memGetInfo()
         name = runtime.getDeviceProperties(i)["name"].decode()
         yield f"gpu:{i}", f"{name}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        try:
+            get_device(f"gpu:{i}")
+        except DeviceError as error:
+            yield "", str(error)

@@ -110,7 +110,11 @@ def fake_cupy(count):
             FakeDevice.current = self.before
 
     cupy = ModuleType("cupy")
-    runtime = SimpleNamespace(getDeviceCount=get_device_count, CUDARuntimeError=NoDriver)
+    runtime = SimpleNamespace(
+        getDeviceCount=get_device_count, CUDARuntimeError=NoDriver, driverGetVersion=lambda: 13020,
+        runtimeGetVersion=lambda: 13000, memGetInfo=lambda: (2**30, 2**31),
+        getDeviceProperties=lambda index: {"name": b"H200"},
+    )  # fmt: skip
     cupy.cuda, cupy.zeros = SimpleNamespace(runtime=runtime, Device=FakeDevice), np.zeros
     return cupy
 
@@ -160,7 +164,7 @@ class Broken:
         ("matrices", r"gpu:0 cannot multiply matrices: ImportError: libcublas\.so\.13: cannot open .*cuda13"),
     ],
 )
-def test_a_gpu_that_does_not_compute_is_not_chosen(monkeypatch, step, message):
+def test_a_gpu_that_does_not_compute_is_not_chosen(monkeypatch, capsys, step, message):
     def zeros(shape, dtype):
         if step == "memory":
             raise MemoryError("out of memory")
@@ -172,8 +176,11 @@ def test_a_gpu_that_does_not_compute_is_not_chosen(monkeypatch, step, message):
     with pytest.raises(DeviceError, match=message):
         get_device("gpu")
     assert get_device("auto") is CPU
+    assert re.match(f"computing on the CPU, since {message}", capsys.readouterr().err)
     monkeypatch.setattr(doctor, "_driver", lambda: iter(()))
-    assert re.search(message, dict(doctor._gpu())["GPU"])
+    found = list(doctor._gpu())
+    assert dict(found) | {"CUDA": "driver 13020, runtime 13000", "gpu:0": "H200, 1.0 of 2.0 GiB free"} == dict(found)
+    assert found[-1][0] == "" and re.match(message, found[-1][1])
 
 
 def test_asking_for_the_library_of_an_array_does_not_describe_the_array(monkeypatch):

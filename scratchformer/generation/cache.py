@@ -13,7 +13,15 @@ from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
-from ..ops.checks import checked_on_host, expect_ids, expect_instance, expect_integers, expect_positive, expect_shape
+from ..ops.checks import (
+    checked_on_host,
+    expect_array,
+    expect_ids,
+    expect_instance,
+    expect_integers,
+    expect_positive,
+    expect_shape,
+)
 from .recalled import RecalledTexts, recall_orders
 
 
@@ -73,17 +81,16 @@ class KeyValueCache:
     def logits(self, ids: Array) -> Array:
         """Append the tokens ids (B, T) and return the logits (B, V) of the token after the last of them.
 
-        The ids may be on the host: on a GPU they would have to be brought back to be checked, and the host would wait.
-        Raises ValueError unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out
-        of range.
+        Pass ids on the host: ids on a GPU must be copied back to be checked, and the host waits. Raises ValueError
+        unless there are B rows and T ≥ 1, TypeError if ids are not integers, IndexError if one is out of range.
         """
         self.check(ids)
         if self.texts is not None:
             ids = self.texts.append(to_cpu(ids))
         with checked_on_host():
-            return self.append(to_device(ids, self.model.device))
+            return self._append(to_device(ids, self.model.device))
 
-    def append(self, ids: Array) -> Array:
+    def _append(self, ids: Array) -> Array:
         """`logits` of ids that are checked and on the model's device."""
         seen = ids if self.ids is None else array_module(ids).concatenate([self.ids, ids], axis=1)
         if seen.shape[1] > self.model.context:
@@ -109,6 +116,7 @@ class DecoderCache:
         expect_positive(length=length, copies=copies)
         self.model, self.device, self.length = model, model.device, 0
         self.room, self.copies, self.rows = length, copies, len(source) * copies
+        source, lengths = expect_array("source", source), expect_array("lengths", lengths)
         model.check_source(source, lengths)
         expect_ids("source", source, model.config["vocab_size"])
         lengths = to_device(lengths, self.device)
@@ -129,6 +137,7 @@ class DecoderCache:
         Raises ValueError unless there are B K rows, T ≥ 1 and room for them, TypeError if ids are not integers,
         IndexError if one is out of range.
         """
+        ids = ids if hasattr(ids, "dtype") else expect_array("ids", ids)
         expect_next(ids, self.rows, self.model.config["vocab_size"], self.model.tokens.table.data)
         if (total := self.length + ids.shape[1]) > self.room:
             raise ValueError(f"ids: expected at most {self.room} target tokens, the length of the cache, got {total}")
@@ -167,7 +176,7 @@ class SegmentCache(KeyValueCache):
         super().__init__(model, batch_size)
         self.begun = 0  # where the segment begins in the arrays: the length of the memory
 
-    def append(self, ids: Array) -> Array:
+    def _append(self, ids: Array) -> Array:
         while True:
             if self.length == self.begun + self.model.context:
                 self.begin_segment()

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -57,6 +57,7 @@ class Pattern:
     """
 
     differs: Any = False  # whether the table depends on the sequence
+    by_value = False  # of this class, not of those derived from it: whether equal arguments make equal tables
     tall: Any = 1  # tiles stacked in one piece: more than 1 if all rows are alike
 
     def mask(self, b: int, rows: slice, columns: slice, T: int, S: int, xp: Any) -> Array:
@@ -64,13 +65,12 @@ class Pattern:
         raise TypeError(f"{type(self).__name__} has no mask")
 
     def dense(self, T: int, S: int, xp: Any) -> Array | None:
-        """The whole truth table: boolean, broadcasts to (B, H, T, S); None if every pair is allowed.
+        """The whole truth table: boolean, broadcasts to (B, H, T, S); None if every pair is allowed."""
+        return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
 
-        On a GPU the table of a pattern that is equal to others of its kind (`__eq__`) is made once.
-        """
-        if xp is np or self.differs or type(self).__eq__ is object.__eq__:
-            return self.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, xp)
-        return _kept_table(self, T, S, current_device(xp))
+    def key(self) -> tuple | None:
+        """The class and its arguments, by which a GPU keeps the table of a pattern; None if it is made in each call."""
+        return (type(self), *vars(self).values()) if vars(type(self)).get("by_value") else None
 
     def check(self, B: int) -> None:
         """Raise ValueError unless the pattern fits a batch of B sequences."""
@@ -83,7 +83,15 @@ class Pattern:
         return [(slice(0, H), self)]
 
     def table(self, H: int, T: int, S: int, xp: Any) -> Array | None:
-        """The truth table of all H heads: boolean, broadcasts to (B, H, T, S); None if every pair is allowed."""
+        """The truth table of all H heads: boolean, broadcasts to (B, H, T, S); None if every pair is allowed.
+
+        On a GPU it may be the one of an earlier call, so do not write to it.
+        """
+        if xp is not np and (key := self.key()) is not None:
+            return _kept_table(key, H, T, S, current_device(xp))
+        return self._table(H, T, S, xp)
+
+    def _table(self, H: int, T: int, S: int, xp: Any) -> Array | None:
         groups = [(heads.stop - heads.start, pattern.dense(T, S, xp)) for heads, pattern in self.of_heads(H)]
         if len(groups) == 1:
             return groups[0][1]
@@ -133,9 +141,20 @@ class Pattern:
 
 
 @functools.lru_cache(maxsize=4)
-def _kept_table(pattern: Pattern, T: int, S: int, device: Device) -> Array:
-    """The truth table of a pattern on a GPU, for the next call."""
-    return pattern.mask(0, slice(0, T, 1), slice(0, S, 1), T, S, device.xp)
+def _kept_table(key: tuple, H: int, T: int, S: int, device: Device) -> Array | None:
+    """The truth table of the pattern with this key on a GPU, kept for the next call."""
+
+    def pattern(key: tuple) -> Pattern:
+        kind, *arguments = key
+        return kind(*(pattern(x) if isinstance(x, tuple) else x for x in arguments))
+
+    return pattern(key)._table(H, T, S, device.xp)
+
+
+def joint_key(kind: type[Pattern], parts: Iterable[Pattern]) -> tuple | None:
+    """The key of a combination of patterns, if all of them have one."""
+    keys = [part.key() for part in parts]
+    return None if None in keys else (kind, *keys)
 
 
 def expect_pattern(pattern: Any, name: str = "pattern") -> None:
@@ -173,6 +192,7 @@ def numbers(columns: slice, xp: Any) -> Array:
 class Full(Pattern):
     """Every query may attend to every key."""
 
+    by_value = True
     tall = 4
 
     def dense(self, T: int, S: int, xp: Any) -> None:
@@ -194,6 +214,8 @@ class Causal(Pattern):
 
     With T = S this is the lower triangle. With T > S the first T − S queries see nothing.
     """
+
+    by_value = True
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         (first, last), (left, right) = ends(rows), ends(columns)
@@ -218,6 +240,8 @@ class Local(Pattern):
     For a sequence of length n it costs O(radius · n) where `Full` costs O(n²). Source: Vaswani et al., "Attention is
     all you need", 2017, section 4 and table 1.
     """
+
+    by_value = True
 
     radius: int
 
@@ -256,6 +280,8 @@ class Strided(Pattern):
     costs O(n²/stride), which is O(n √n) with a stride near √n. Source: Child et al., "Generating long sequences with
     sparse transformers", 2019, section 4.3.
     """
+
+    by_value = True
 
     stride: int
 
@@ -326,6 +352,9 @@ class Pair(Pattern):
 
     first: Pattern
     second: Pattern
+
+    def key(self) -> tuple | None:
+        return joint_key(type(self), (self.first, self.second)) if type(self) in (Both, Either) else None
 
     @property
     def differs(self) -> bool:

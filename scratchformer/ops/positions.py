@@ -10,6 +10,7 @@ import numpy as np
 from ..backend import Array, Device, current_device, to_device
 from .checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
+MOST_KEPT = 1 << 16  # positions of a table that is longer than a text needs
 BASE = 10_000  # wavelengths run from 2π to BASE · 2π
 
 
@@ -45,7 +46,10 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     # On a GPU, part of a table that serves also when the text, or the memory before it, grows.
     reach = 1 << (max(-start, start + length) - 1).bit_length()
     first = -reach if start < 0 else 0
-    table = _sent_table(current_device(xp), reach - first, d_model, first, np.dtype(dtype))
+    size = reach - first
+    if size > max(MOST_KEPT, 4 * length):  # far from the first position
+        first, size = start, length
+    table = _sent_table(current_device(xp), size, d_model, first, np.dtype(dtype))
     return table[start - first : start - first + length].copy()
 
 

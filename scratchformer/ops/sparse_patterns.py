@@ -15,7 +15,7 @@ from typing import Any
 
 from ..backend import Array
 from .checks import describe, expect_positive, expect_shape
-from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, numbers, places
+from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, joint_key, numbers, places
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class SameBlock(Pattern):
     For a sequence of length n it costs O(size · n). Source: Child et al., "Generating long sequences with sparse
     transformers", 2019, section 4.3, the first half of the fixed pattern.
     """
+
+    by_value = True
 
     size: int
 
@@ -58,9 +60,11 @@ class BlockEnds(Pattern):
     2019, section 4.3, the second half of the fixed pattern; width is the paper's c, 8 to 32 for strides of 128 and 256.
     """
 
+    by_value = True
+    tall = 4
+
     stride: int
     width: int = 1
-    tall = 4
 
     def __post_init__(self) -> None:
         expect_positive(stride=self.stride, width=self.width)
@@ -139,6 +143,9 @@ class Heads(Pattern):
         for i, pattern in enumerate(patterns):
             expect_pattern(pattern, f"patterns[{i}]")
         self.patterns = tuple(Full() if pattern is None else pattern for pattern in patterns)
+
+    def key(self) -> tuple | None:
+        return joint_key(Heads, self.patterns) if type(self) is Heads else None
 
     def __repr__(self) -> str:
         return f"Heads({', '.join(map(repr, self.patterns))})"

@@ -12,7 +12,7 @@ below; CuPy has each of them too, with the keywords accepted here. NumPy arrays 
     y, cache = my_operation(x)              # TypeError if it calls np.exp(x), or adds a NumPy mask
     y = to_cpu(y)
 
-It imitates behaviour, not speed or memory. But it counts what makes a GPU wait, or wait for the host: see `traffic`.
+It imitates behaviour, not speed or memory. But it counts transfers, and calls for which the host waits: see `traffic`.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ _KEYWORDS = {"einsum": {"dtype", "optimize"}, "copyto": {"casting", "where"}, "c
 
 # What CuPy waits for: results whose shape depends on values, and factorisations, of which it asks if they succeeded.
 _WAITING = {
-    *"argwhere bincount extract flatnonzero nonzero tobytes unique".split(),
+    *"argwhere bincount compress extract flatnonzero nonzero tobytes unique".split(),
     *(f"linalg.{name}" for name in _LINALG.split() if name != "norm"),
 }
 
@@ -284,6 +284,8 @@ def _unwrap(call: str, x: Any) -> Any:
             "move one with scratchformer.backend.to_device(x, device)"
         )
     if isinstance(x, slice):
+        if any(isinstance(part, DeviceArray) for part in (x.start, x.stop, x.step)):
+            raise TypeError(f"{call}: an array cannot be the end of a slice; call .item(), for which the host waits")
         return slice(*(_unwrap(call, part) for part in (x.start, x.stop, x.step)))
     if isinstance(x, (tuple, list)):
         return type(x)(_unwrap(call, part) for part in x)

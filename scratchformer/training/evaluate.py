@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from .. import ops
-from ..backend import CPU, free_memory, to_cpu, to_device
+from ..backend import CPU, free_memory, to_cpu
 from ..data import (
     DataError,
     Labelled,
     MaskedBatch,
     MaskedBatches,
     Subwords,
+    TextBatch,
     TokenPairs,
     in_order,
     pairs_in_order,
@@ -43,8 +44,8 @@ def evaluate_language_model(
     data: tokens (n,), or rows (n, 1 + K) from `data.recalling` for a model with recall. A window is as long as the
     model's context, and the next starts `stride` tokens later; only tokens that no earlier window predicted are
     counted. stride: half the context by default, so every prediction outside the first window has at least that much
-    text before it. batch_size: windows per batch; by default as many as in training. sizes: the number of bytes of each
-    token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
+    text before it. batch_size: windows per batch; by default as many as in training, or as fit on a GPU. sizes: the
+    number of bytes of each token of the vocabulary, (V,) (`Subwords.sizes`); None if the tokens are bytes.
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)
@@ -107,7 +108,7 @@ def evaluate_transformer_xl(
     if predictions < 1:
         raise DataError(f"corpus: {len(data)} token(s), but there is nothing to predict in fewer than 2")
     if streams is None:
-        most = GROUPS * at_once(replicas, context)
+        most = GROUPS * as_in_training(replicas, context)  # not by the free memory: the score depends on it
         streams = max(1, min(most, predictions // (4 * (memory + context))))
     if not 1 <= streams <= predictions:
         raise ValueError(f"streams: expected a number from 1 to {predictions}, got {streams}")
@@ -123,8 +124,8 @@ def evaluate_transformer_xl(
         total, kept = 0.0, None
         for start in range(0, early + own, context):
             segment = (rows, slice(start, start + context))
-            batch = (to_device(a[segment], replicas.device) for a in (ids, targets))
-            loss, cache = model.loss(*batch, kept)
+            with replicas.moved(model, TextBatch(ids[segment], targets[segment])) as batch:
+                loss, cache = model.loss(*batch, kept)
             kept = model.remember(cache[0], memory)
             del cache  # to free it before the next forward
             bar.update(len(rows))
@@ -143,7 +144,7 @@ def evaluate_classifier(
 ) -> dict[str, float]:
     """Loss (nats per text) and accuracy over a whole dataset.
 
-    batch_size: texts per batch; by default as many of the longest as fit in training.
+    batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
     expect_instance("replicas", replicas, Replicas)
     expect_instance("dataset", dataset, Labelled)
@@ -152,8 +153,8 @@ def evaluate_classifier(
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 
     def score(model: Any, batch: Any) -> tuple[float, int]:
-        moved = replicas.move(batch)
-        log_probabilities = to_cpu(model(*moved.inputs))
+        with replicas.moved(model, batch) as moved:
+            log_probabilities = to_cpu(model(*moved.inputs))
         expect_ids("labels", batch.labels, log_probabilities.shape[1])
         own = np.take_along_axis(log_probabilities, batch.labels[:, None], axis=1)
         return -float(own.sum(dtype=np.float64)), int((log_probabilities.argmax(axis=1) == batch.labels).sum())
@@ -170,12 +171,12 @@ def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int)
     """
 
     def score(model: Any, batch: MaskedBatch) -> list[tuple[float, int, int]]:
-        moved = replicas.move(batch)
-        logits, _ = model.forward(moved.ids, moved.lengths, moved.segments, moved.places)
         found = []
-        for z, targets in zip(logits, (moved.targets, moved.unrelated), strict=False):
-            loss, _ = ops.cross_entropy(z, targets)
-            found.append((float(loss) * targets.size, int((z.argmax(axis=-1) == targets).sum()), targets.size))
+        with replicas.moved(model, batch) as moved:
+            logits, _ = model.forward(moved.ids, moved.lengths, moved.segments, moved.places)
+            for z, targets in zip(logits, (moved.targets, moved.unrelated), strict=False):
+                loss, _ = ops.cross_entropy(z, targets)
+                found.append((float(loss) * targets.size, int((z.argmax(axis=-1) == targets).sum()), targets.size))
         return found
 
     rows = at_once(replicas, batches.max_length)
@@ -208,23 +209,29 @@ def at_once(replicas: Replicas, length: int) -> int:
     """How many rows of `length` tokens a replica evaluates at once: on a CPU no more than in training, on a GPU as many
     as are expected to fill half of its free memory.
     """
+    if replicas.micro_batch is None and replicas.device is not CPU:
+        room, row = free_memory(replicas.device) / 2, _bytes_of_a_row(replicas.model, length)
+        if row and math.isfinite(room):
+            return min(MOST_ROWS, max(1, int(room) // row))
+    return as_in_training(replicas, length)
+
+
+def as_in_training(replicas: Replicas, length: int) -> int:
+    """As many rows of `length` tokens as a replica of a CPU takes at once in training."""
     if replicas.micro_batch is not None:
         return replicas.micro_batch
-    config = getattr(replicas.model, "config", {})
-    if replicas.device is CPU:
-        found = replicas.fitting(length)
-    else:
-        found = _fitting(free_memory(replicas.device) / 2, config, length)
-    return found or 16
+    return (replicas.fitting(length) if replicas.device is CPU else None) or 16
 
 
-def _fitting(room: float, config: Mapping[str, Any], length: int) -> int | None:
-    """How many rows' caches fit in `room` bytes, None if that is not known. Of each token a block keeps about sixteen
-    vectors and the weights of its attention twice, and the output three times its logits.
+def _bytes_of_a_row(model: Any, length: int) -> int | None:
+    """What a forward keeps for a row, None if that is not known. For each token a block keeps about eight vectors, two
+    inner vectors of its feed-forward layer, and the weights of its attention twice; a language model keeps its logits
+    three times.
     """
+    config = getattr(model, "config", {})
     C, H, depth = (config.get(name) for name in ("d_model", "heads", "depth"))
-    if not (C and H and depth) or math.isinf(room):
+    if not (C and H and depth):
         return None
-    outputs = config.get("vocab_size") or 0
-    row = 4 * length * (depth * (16 * C + 2 * H * length) + 3 * outputs)
-    return min(MOST_ROWS, max(1, int(room) // row))
+    block = 8 * C + 2 * (config.get("d_ff") or 4 * C) + 2 * H * length
+    outputs = config["vocab_size"] if hasattr(model, "context") else 0
+    return 4 * length * (depth * block + 3 * outputs)

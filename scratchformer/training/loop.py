@@ -281,7 +281,11 @@ def train(
         counts = (log_every, snapshot_every, evaluate_every if evaluate is not None else 0)
         return done == steps or any(count and done % count == 0 for count in counts)
 
-    unread: list[Measured] = []  # what is still on a GPU
+    def noticed(bad: Measured, step: int) -> Diverged | Elsewhere:
+        late = f"on a GPU they are read only when they are logged, scored or saved; this was noticed in step {step}"
+        return diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({late})", bad.step)
+
+    unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
 
     with ExitStack() as opened:
         begin_together()
@@ -302,10 +306,7 @@ def train(
             unread.append(Measured(step + 1, loss, norm))
             bad: Measured | None = None
             if replicas.device is CPU or loss_scale is not None or due(step + 1):
-                done_so_far = read(unread)
-                unread.clear()
-                bad = next((m for m in done_so_far if not (math.isfinite(m.loss) and math.isfinite(m.norm))), None)
-                _, loss, norm = done_so_far[-1]
+                bad, (_, loss, norm) = read(unread)
             tokens += batch.tokens
             if loss_scale is not None and math.isfinite(loss) and loss_scale.skips(norm):
                 if loss_scale.skipped <= NOTED:
@@ -318,11 +319,11 @@ def train(
             if bad is not None:
                 if replicas.sharded:
                     ranks.join(model.flat.grad, replicas.slices)
-                if bad.step == step + 1:
-                    where = f"the first that is not finite is {first_nonfinite(replicas, batch, key)}"
-                else:  # the weights have changed since
-                    where = f"a GPU's are read when one is due, here in step {step + 1}"
-                raise diverged(f"loss {bad.loss}, gradient norm {bad.norm}; {where}", bad.step)
+                if bad.step < step + 1:  # the weights have changed since
+                    raise noticed(bad, step + 1)
+                where = first_nonfinite(replicas, batch, key)
+                what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
+                raise diverged(what, bad.step)
             optimizer.lr = schedule(step)
             optimizer.step(replicas.map)
             replicas.join()
@@ -343,6 +344,8 @@ def train(
                 evaluate_now(evaluate, done)
                 tokens, started = 0, time.perf_counter()
             interrupted = stopped()
+            if interrupted and unread and (bad := read(unread)[0]) is not None:
+                raise noticed(bad, done)
             if done % snapshot_every == 0 or done == steps or interrupted:
                 replicas.join_whole()
                 ranks.expect_same_bits("parameters", model.flat.data)
@@ -366,13 +369,15 @@ class Measured(NamedTuple):
     norm: Any
 
 
-def read(unread: Sequence[Measured]) -> list[Measured]:
-    """The same as numbers, with one transfer from a GPU."""
+def read(unread: list[Measured]) -> tuple[Measured | None, Measured]:
+    """The first that is not finite, if any, and the last, as numbers; one transfer from a GPU. Empties the list."""
     values = [x for m in unread for x in (m.loss, m.norm)]
     xp = array_module(*values)
     if xp is not np:
         values = to_cpu(xp.stack([x.astype(np.float64) for x in values])).tolist()
-    return [Measured(m.step, *values[2 * i : 2 * i + 2]) for i, m in enumerate(unread)]
+    found = [Measured(m.step, *values[2 * i : 2 * i + 2]) for i, m in enumerate(unread)]
+    unread.clear()
+    return next((m for m in found if not (math.isfinite(m.loss) and math.isfinite(m.norm))), None), found[-1]
 
 
 class Gathered:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, Array
+from ..backend import CPU, Array, Device
 from ..ops.checks import expect_at_least, expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
@@ -20,21 +20,16 @@ PATIENCE = 500  # batches without an overflow after which the scale doubles
 def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
-    "tf32" tells CuPy to use it for products of two float32 matrices, for as long as the process lasts.
+    "tf32" tells CuPy to use it for products of two float32 matrices; any other word tells it not to.
     Raises ValueError for another word, for "tf32" on a CPU, for bfloat16 on a GPU, and for half precision of a model
     that is not in float32; ImportError if bfloat16 needs a package that is missing.
     """
     expect_one_of("precision", precision, PRECISIONS)
-    if precision == "float32":
-        return None
-    if precision == "tf32":
-        if model.device is CPU:
-            raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
-        if model.device.xp.__name__ == "cupy":
-            from cupy._core import _routines_linalg as products
-
-            # What the documented variable CUPY_TF32 does too, but only if it is set before CuPy's first product.
-            products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32)
+    if precision == "tf32" and model.device is CPU:
+        raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
+    if model.device.xp.__name__ == "cupy":
+        _use_tf32(model.device, precision == "tf32")
+    if precision in ("float32", "tf32"):
         return None
     if model.flat.data.dtype != np.float32:
         raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")
@@ -47,6 +42,17 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     except ImportError as error:
         raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
     return np.dtype(ml_dtypes.bfloat16)
+
+
+def _use_tf32(device: Device, on: bool) -> None:
+    """Whether CuPy may round the factors of a float32 product to TF32. It is a setting of the process.
+
+    CuPy has no public function for it, only the variable CUPY_TF32, which it reads before its first product.
+    """
+    from cupy._core import _routines_linalg as products
+
+    with device.current():  # whose processor must be able to do it
+        products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if on else products.COMPUTE_TYPE_DEFAULT)
 
 
 def advice(half: Array | None) -> str:

@@ -17,7 +17,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain, pairwise
 from typing import Any
 
@@ -245,16 +245,23 @@ class Replicas:
         return type(batch)(*(a.astype(self.half.dtype) if is_floating_type(a.dtype) else a for a in moved))
 
     def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
-        """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache.
+        """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache."""
+        with self.moved(model, batch) as moved:
+            return model.loss(*moved, key=key)
 
-        Before a batch is moved to a GPU its values are checked by `model.check_batch`, and no longer there: otherwise
-        the host would wait for each check. A model without this method is checked on the GPU.
+    @contextmanager
+    def moved(self, model: Any, batch: Any) -> Iterator[Any]:
+        """The batch on the device, for one of `models` to compute with inside the block.
+
+        Before a batch is moved to a GPU, `model.check_batch` checks its values. Inside the block the checks on the GPU
+        are skipped, since the host would wait for each of them. A model without this method is checked on the GPU, and
+        so is one whose class overrides `loss` alone.
         """
-        check = None if self.device is CPU else getattr(model, "check_batch", None)
+        check = None if self.device is CPU else own_check(model)
         if check is not None:
             check(*batch)
         with nullcontext() if check is None else checked_on_host():
-            return model.loss(*self.move(batch), key=key)
+            yield self.move(batch)
 
     def gradients(
         self,
@@ -378,6 +385,16 @@ class Replicas:
         shares = math.ceil(self.shares(micro_batches) / self.ranks.size)
         each = math.ceil(shares / self.count)  # of a replica
         return self.count + (each - 1).bit_length() + (self.ranks.size > 1 and each == 1)
+
+
+def own_check(model: Any) -> Callable | None:
+    """`model.check_batch`, unless it is of a class from which the class with `model.loss` is derived."""
+    for kind in type(model).__mro__:
+        if "check_batch" in vars(kind):
+            return model.check_batch
+        if "loss" in vars(kind):
+            return None
+    return None
 
 
 def slices_of(flat: Array, count: int) -> list[slice]:

@@ -311,7 +311,7 @@ def _parser(
 ) -> Parser:
     number: dict[str, Any] = {"type": int, "metavar": "N", "least": 1}
     common: dict[str, dict[str, Any]] = {
-        "device": dict(default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if there is one)"),
+        "device": dict(default="auto", help="auto, cpu, gpu or gpu:1 (default: a GPU if one works)"),
         "data": dict(metavar="PATH", help="a local archive, file or folder, instead of a download"),
         "preset": dict(choices=presets, help="sizes and settings (default: small)"),
         "steps": dict(**number, most=MOST_STEPS, help="training steps, instead of the preset's number"),

@@ -60,6 +60,23 @@ def test_a_part_that_fails_is_noted_and_the_next_begins(gpu, monkeypatch, tmp_pa
     assert lines[1]["what"] == "agree" and "out of memory" in lines[1]["why"] and lines[2]["small"]
 
 
+def test_its_parts_run(gpu, monkeypatch, tmp_path):
+    """On a CPU, without compiling, in as few steps as there can be."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch, "compile", lambda function: function)
+    for name, value in dict(STEPS=1, ROUNDS=1, TURN=1, PRECISIONS={"float32": ("float32", "float32")}).items():
+        monkeypatch.setattr(gpu, name, value)
+    results = gpu.Results(tmp_path)
+    gpu.agree(gpu.CPU, results, True)
+    gpu.speed(gpu.CPU, results, True)
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    parts = [line["part"] for line in lines]
+    assert parts == 3 * ["agree"] + 3 * (3 * ["first steps"] + 3 * ["speed"])
+    for line in lines[3:6], lines[9:12], lines[15:18]:
+        assert [x["loss"] for x in line] == pytest.approx(3 * [line[0]["loss"]], rel=1e-5)
+    assert all(line["tokens_per_second"] > 0 for line in lines if line["part"] == "speed")
+
+
 def test_a_program_that_takes_too_long_is_stopped(gpu, tmp_path):
     results = gpu.Results(tmp_path)
     results.run("slow", [sys.executable, "-c", "import time; print('begun', flush=True); time.sleep(60)"], 2.0)

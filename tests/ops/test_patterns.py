@@ -1,3 +1,5 @@
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -154,13 +156,47 @@ def test_queries_are_aligned_with_the_last_keys():
     assert Causal().dense(2, 5, np).tolist() == [[True] * 4 + [False], [True] * 5]
 
 
-@pytest.mark.parametrize("pattern", [Causal(), Local(2), Strided(3), SameBlock(2), BlockEnds(3)], ids=str)
-def test_a_table_is_made_once_for_a_gpu(pattern):
-    xp = STRICT.xp
-    table = pattern.dense(7, 9, xp)
-    assert pattern.dense(7, 9, xp) is table and type(pattern)(**vars(pattern)).dense(7, 9, xp) is table
+@pytest.mark.parametrize(
+    "make",
+    [
+        Full,
+        Causal,
+        lambda: Local(2),
+        lambda: Strided(3),
+        lambda: SameBlock(2),
+        lambda: BlockEnds(3),
+        lambda: Causal() & (Local(2) | Strided(3)),
+        lambda: Causal() & Heads(Local(2), Strided(3)),
+    ],
+)
+def test_a_table_is_made_once_for_a_gpu(make):
+    """Also for a pattern that is equal, but another object."""
+    table = make().table(4, 7, 9, STRICT.xp)
+    assert make().table(4, 7, 9, STRICT.xp) is table
     for T, S in (7, 9), (9, 7), (5, 5):
-        np.testing.assert_array_equal(to_cpu(pattern.dense(T, S, xp)), pattern.dense(T, S, np))
+        found, expected = make().table(4, T, S, STRICT.xp), make().table(4, T, S, np)
+        assert (found is None) == (expected is None)
+        if found is not None:
+            np.testing.assert_array_equal(to_cpu(found), expected)
+
+
+def test_a_users_own_pattern_is_never_mistaken_for_another():
+    """A class derived from one of ours, and a class that cannot be hashed."""
+
+    class Shifted(Local):
+        def mask(self, b, rows, columns, T, S, xp):
+            return ~super().mask(b, rows, columns, T, S, xp)
+
+    @dataclass
+    class Listed(Pattern):
+        keys: list
+
+        def mask(self, b, rows, columns, T, S, xp):
+            return xp.asarray([s in self.keys for s in range(S)])[None, columns] & (xp.arange(T)[rows, None] >= 0)
+
+    Local(2).table(1, 5, 5, STRICT.xp)
+    for pattern in Shifted(2), Listed([1, 3]), Listed([2]), Shifted(2) & Causal():
+        np.testing.assert_array_equal(to_cpu(pattern.table(1, 5, 5, STRICT.xp)), pattern.table(1, 5, 5, np))
 
 
 def test_a_table_that_depends_on_the_batch_is_not_kept():

@@ -3,8 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from scratchformer.backend import to_cpu
+from scratchformer import ops
+from scratchformer.backend import to_cpu, to_device
+from scratchformer.dispatch import reference_only
 from scratchformer.ops import sinusoidal_positions
+from scratchformer.testing.strict import STRICT, traffic
 
 
 @pytest.mark.parametrize(("length", "d_model"), [(1, 1), (7, 8), (300, 6), (5, 7)])
@@ -67,3 +70,23 @@ def test_what_is_no_type_is_refused(dtype):
 def test_positions_that_no_memory_holds():
     with pytest.raises(ValueError, match=r"^length, d_model: expected positions that fit in .* for length 1000000000"):
         sinusoidal_positions(10**9, 10**5)
+
+
+@pytest.mark.parametrize("start", [-3, 0, 2_000_000])
+def test_positions_on_a_device_are_the_same_wherever_they_start(start):
+    found = sinusoidal_positions(3, 6, STRICT.xp, start=start)
+    np.testing.assert_array_equal(to_cpu(found), sinusoidal_positions(3, 6, start=start))
+    found[...] = 0  # a copy
+    np.testing.assert_array_equal(
+        to_cpu(sinusoidal_positions(3, 6, STRICT.xp, start=start)), sinusoidal_positions(3, 6, start=start)
+    )
+
+
+@pytest.mark.parametrize("start", [0, 5, 2_000_000])
+def test_rotations_on_a_device_are_the_same_wherever_they_start(start):
+    x = np.ones((1, 1, 3, 4), np.float32)
+    with traffic() as found:
+        y, _ = ops.rotary(to_device(x, STRICT), start)
+    assert len(found) <= 3  # x, and two tables of a few rows
+    with reference_only():
+        np.testing.assert_array_equal(to_cpu(y), ops.rotary(x, start)[0])

@@ -139,12 +139,13 @@ def test_tokens_of_several_bytes(make_model, text):
     assert found["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(sizes[i] for i in text[1:]), rel=1e-12)
 
 
+@pytest.mark.parametrize("words", [256, 50_000])
 @pytest.mark.parametrize("name", ["LanguageModel", "Llama", "Classifier"])
-def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, monkeypatch):
+def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, words, monkeypatch):
     """What the caches of a forward keep is at most the room, and not a small part of it."""
     sizes, length = dict(d_model=64, heads=4, depth=3), 96
     limit = {"max_length": length, "num_classes": 2} if name == "Classifier" else {"context": length}
-    model = getattr(models, name)(256, **sizes, **limit)
+    model = getattr(models, name)(words, **sizes, **limit)
     ids = np.zeros((4, length), np.int32)
     batch = (ids, None, np.zeros(4, int)) if name == "Classifier" else (ids, ids)
     with reference_only():
@@ -153,7 +154,7 @@ def test_a_gpu_evaluates_as_many_rows_as_fit_in_half_of_its_free_memory(name, mo
     kept = sum(size * (sizes["depth"] if "blocks:" in layer else 1) for layer, size in by_layer.items()) / len(ids)
     replicas = Replicas(model.to(STRICT), 1)
     assert at_once(replicas, length) == 16  # the free memory is not known
-    for room in 1e8, 1e9:
+    for room in 50 * kept, 500 * kept:
         monkeypatch.setattr("scratchformer.training.evaluate.free_memory", lambda _, room=room: 2 * room)
         rows = at_once(replicas, length)
         assert room / 3 < rows * kept < room

@@ -6,12 +6,13 @@ import os
 import re
 import signal
 import sys
+from types import ModuleType, SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 
-from scratchformer.backend import to_cpu
+from scratchformer.backend import Device, to_cpu
 from scratchformer.data import SegmentBatches
 from scratchformer.models import TransformerXL
 from scratchformer.models.predictor import Predictor
@@ -20,6 +21,7 @@ from scratchformer.rng import Key
 from scratchformer.testing import check_precision
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import Diverged, LossScale, Replicas, SnapshotError, estimate, load_model, train
+from scratchformer.training.precision import half_type
 
 KINDS = ("LanguageModel", "Classifier")
 UNIT = {"float16": 2.0**-11, "bfloat16": 2.0**-8}  # half the distance from 1 to the next number
@@ -348,3 +350,20 @@ def test_the_estimate_of_half_precision(make_model, make_batches, precision):
     assert (half.weights, half.gradients, half.half) == (whole.weights, whole.gradients, whole.weights // 2)
     assert 0.5 <= sum(half.activations.values()) / sum(whole.activations.values()) < 0.7
     assert "their copy in half precision" in str(half) and "copy" not in str(whole)
+
+
+def test_tf32_is_on_only_while_it_is_asked_for(monkeypatch):
+    """With a stand-in for the part of CuPy that has this setting."""
+    used = {}
+    products = ModuleType("cupy._core._routines_linalg")
+    products.COMPUTE_TYPE_DEFAULT, products.COMPUTE_TYPE_TF32 = 1, 7
+    products.set_compute_type = lambda dtype, kind: used.update({np.dtype(dtype).name: kind})
+    core = ModuleType("cupy._core")
+    core._routines_linalg = products
+    cupy = ModuleType("cupy")
+    for name, module in {"cupy": cupy, "cupy._core": core, "cupy._core._routines_linalg": products}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    model = SimpleNamespace(device=Device("gpu", cupy))
+    for precision, kind in ("tf32", 7), ("float32", 1), ("tf32", 7), ("float32", 1):
+        assert half_type(precision, model) is None
+        assert used == {"float32": kind}

@@ -1,5 +1,6 @@
 """What makes a GPU wait, as the strict stand-in counts it: nothing in a training step, and one thing in a token."""
 
+import signal
 from collections import namedtuple
 from pathlib import Path
 
@@ -9,12 +10,13 @@ import pytest
 import scratchformer
 from scratchformer import models
 from scratchformer.backend import to_device
+from scratchformer.data import Labelled
 from scratchformer.generation import generate
 from scratchformer.generation.beam import beam_search
 from scratchformer.optim import AdamW, Cosine, Muon, clip_by_global_norm
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT, traffic
-from scratchformer.training import Replicas, train
+from scratchformer.training import Replicas, evaluate_classifier, train
 from scratchformer.training.loop import Diverged
 
 PACKAGE = Path(scratchformer.__file__).parent
@@ -136,20 +138,28 @@ def test_values_out_of_range_are_found_on_the_host(name, change):
         batch = batch_of([*arrays[:i], wrong, *arrays[i + 1 :]])
         with pytest.raises((IndexError, ValueError)) as on_cpu:
             model.loss(*batch, key=Key(0))
-        with traffic() as entries, pytest.raises(on_cpu.type):
+        with traffic() as entries, pytest.raises(on_cpu.type) as found_there:
             replicas.gradients(batch, Key(0))
-        assert entries == []
+        assert entries == [] and str(found_there.value) == str(on_cpu.value)
         found += 1
     assert found
 
 
-def test_a_model_without_a_check_is_checked_on_the_device():
-    model, arrays = CASES["LanguageModel"]()
-    model = model.to(STRICT)
-    model.check_batch = None
-    replicas = Replicas(model, 1)
+class OwnLoss(models.LanguageModel):
+    """Its loss takes another argument, so the check of the class above does not fit."""
+
+    def loss(self, ids, targets, weight, key=None):
+        loss, cache = super().loss(ids, targets, key)
+        return loss * weight, cache
+
+
+def test_a_model_with_a_loss_of_its_own_is_checked_on_the_device():
+    _, arrays = CASES["LanguageModel"]()
+    replicas = Replicas(OwnLoss(V, context=T, **SIZES).to(STRICT), 1)
+    weight = np.float32(2.0).reshape(())
+    assert np.isfinite(float(replicas.gradients(batch_of([*arrays, weight]), Key(0))))
     with pytest.raises(IndexError, match="ids: expected values from 0 to 28, got 1000"):
-        replicas.gradients(batch_of([np.full_like(arrays[0], 1000), arrays[1]]), Key(0))
+        replicas.gradients(batch_of([np.full_like(arrays[0], 1000), arrays[1], weight]), Key(0))
 
 
 class Batches:
@@ -172,8 +182,9 @@ def run(tmp_path, steps, prepare=lambda replicas: None, **options):
 
 
 def test_training_reads_losses_only_where_one_is_logged(tmp_path):
-    read = [entry for entry in run(tmp_path, 12, log_every=4) if "loop.py" in entry]
-    assert len(read) == 3
+    """Twice as many steps with as many records bring no more to the host."""
+    once, twice = (run(tmp_path / str(steps), steps, log_every=steps // 3) for steps in (12, 24))
+    assert sum("loop.py" in entry for entry in once) == 3 and once == twice
 
 
 def test_a_step_that_diverges_between_two_records_is_named(tmp_path):
@@ -187,8 +198,35 @@ def test_a_step_that_diverges_between_two_records_is_named(tmp_path):
 
         replicas.gradients = poisoned
 
-    with pytest.raises(Diverged, match=r"step 6: loss nan, .*read when one is due, here in step 8"):
+    with pytest.raises(Diverged, match=r"step 6: loss nan, .*this was noticed in step 8"):
         run(tmp_path, 12, prepare, log_every=4)
+
+
+def test_a_step_that_diverged_is_named_when_the_run_is_stopped(tmp_path):
+    """Before the step in which it would have been noticed."""
+
+    def prepare(replicas):
+        gradients, steps = replicas.gradients, []
+
+        def poisoned(*args, **options):
+            steps.append(gradients(*args, **options))
+            if len(steps) == 5:
+                signal.raise_signal(signal.SIGTERM)
+            return steps[-1] * (np.nan if len(steps) == 3 else 1.0)
+
+        replicas.gradients = poisoned
+
+    with pytest.raises(Diverged, match=r"step 3: loss nan, .*noticed in step 5"):
+        run(tmp_path, 12, prepare, log_every=12)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_a_classifier_is_scored_with_one_wait_for_each_batch(count):
+    replicas = Replicas(CASES["Classifier"]()[0].to(STRICT), 1)
+    texts = Labelled([*np.tile(IDS, (count, 1))], np.tile(LABELS, count))
+    with traffic() as found:
+        evaluate_classifier(replicas, texts, T, batch_size=B)
+    assert sum(entry.startswith(("to the host", "waits")) for entry in found) == count
 
 
 @pytest.mark.parametrize("name", ["LanguageModel", "Llama", "TransformerXL", "LanguageModel, n-grams"])
