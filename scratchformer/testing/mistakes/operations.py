@@ -189,7 +189,7 @@ MISTAKES = (
         file="ops/cross_entropy.py",
         replacements=(
             (
-                "    dlogits *= dloss / max(1, n)\n    dlogits *= counted\n    return",
+                "    dlogits *= dloss / n\n    dlogits *= counted\n    return",
                 "    dlogits *= dloss\n    dlogits *= counted\n    return",
             ),
         ),
