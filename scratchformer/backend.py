@@ -152,14 +152,12 @@ def get_device(name: str = "auto") -> Device:
         return CPU
     try:
         return _gpu(int(number or 0)).use()
-    except BrokenGPU as error:
+    except DeviceError as error:
         if kind == "gpu":
             raise
-        print(f"computing on the CPU, since {error}", file=sys.stderr)
-    except DeviceError:
-        if kind == "gpu":
-            raise
-    return CPU
+        if isinstance(error, BrokenGPU):
+            print(f"computing on the CPU, since {error}", file=sys.stderr)
+        return CPU
 
 
 def gpus() -> tuple[Any, int]:
@@ -210,6 +208,19 @@ def memory() -> float:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return math.inf
+
+
+def use_tf32(device: Device, on: bool) -> None:
+    """Whether CuPy may round the factors of a float32 product to TF32, a setting of the process. No effect elsewhere.
+
+    CuPy has no public function for it, only the variable CUPY_TF32, which it reads before its first product.
+    """
+    if device.xp.__name__ != "cupy":
+        return
+    from cupy._core import _routines_linalg as products
+
+    with device.current():  # whose processor must be able to do it
+        products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if on else products.COMPUTE_TYPE_DEFAULT)
 
 
 def free_memory(device: Device) -> float:

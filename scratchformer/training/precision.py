@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, Array, Device
+from ..backend import CPU, Array, use_tf32
 from ..ops.checks import expect_at_least, expect_number, expect_one_of, expect_positive, shown
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
@@ -27,8 +27,7 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     expect_one_of("precision", precision, PRECISIONS)
     if precision == "tf32" and model.device is CPU:
         raise ValueError("precision: tf32 is for products on a GPU, and this model is on the CPU: use bfloat16")
-    if model.device.xp.__name__ == "cupy":
-        _use_tf32(model.device, precision == "tf32")
+    use_tf32(model.device, precision == "tf32")
     if precision in ("float32", "tf32"):
         return None
     if model.flat.data.dtype != np.float32:
@@ -42,17 +41,6 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     except ImportError as error:
         raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
     return np.dtype(ml_dtypes.bfloat16)
-
-
-def _use_tf32(device: Device, on: bool) -> None:
-    """Whether CuPy may round the factors of a float32 product to TF32. It is a setting of the process.
-
-    CuPy has no public function for it, only the variable CUPY_TF32, which it reads before its first product.
-    """
-    from cupy._core import _routines_linalg as products
-
-    with device.current():  # whose processor must be able to do it
-        products.set_compute_type(np.float32, products.COMPUTE_TYPE_TF32 if on else products.COMPUTE_TYPE_DEFAULT)
 
 
 def advice(half: Array | None) -> str:
