@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 import numpy as np
 
@@ -51,19 +50,19 @@ def clip_by_global_norm(
     """
     expect_number("max_norm", max_norm, zero=False, infinite=True)
     norm = global_norm(grad, map, gather)
-    xp = array_module(norm)
-    share: Any = 1.0
-    if xp is not np:
+    xp, share = array_module(norm), 1.0
+    if xp is not np:  # the host does not know whether it is too long
         too_long = xp.isfinite(norm) & (norm > max_norm)
         share = xp.where(too_long, max_norm / xp.where(too_long, norm, 1), 1)
     elif math.isfinite(norm) and norm > max_norm:
         share = max_norm / norm
+    else:
+        return norm
 
     def scale(piece: Array) -> None:
-        piece *= share if xp is np else share.astype(piece.dtype)
+        piece *= share
 
-    if xp is not np or share != 1:
-        list(map(scale, _cut(grad)))
+    list(map(scale, _cut(grad)))
     return norm
 
 
