@@ -43,14 +43,20 @@ def sinusoidal_positions(length: int, d_model: int, xp: Any = np, dtype: Any = n
     expect_memory(2 * length * d_model, "positions", length=length, d_model=d_model)  # they are float64 at first
     if xp is np:
         return np.array(_table(length, d_model, start), dtype=dtype)  # a copy: the table is shared
-    # On a GPU, part of a table that serves also when the text, or the memory before it, grows.
-    reach = 1 << (max(-start, start + length) - 1).bit_length()
-    first = -reach if start < 0 else 0
-    size = reach - first
-    if size > max(MOST_KEPT, 4 * length):  # far from the first position
-        first, size = start, length
+    first, size = kept_range(start, length)
     table = _sent_table(current_device(xp), size, d_model, first, np.dtype(dtype))
     return table[start - first : start - first + length].copy()
+
+
+def kept_range(start: int, length: int) -> tuple[int, int]:
+    """The first position of a table that a GPU keeps, and the number of its positions.
+
+    It contains the `length` positions from `start` on, and so many around them that it still serves when the text, or
+    the memory before it, grows. Far from position 0 it contains no others.
+    """
+    reach = 1 << (max(-start, start + length) - 1).bit_length()
+    first = -reach if start < 0 else 0
+    return (first, reach - first) if reach - first <= max(MOST_KEPT, 4 * length) else (start, length)
 
 
 @functools.lru_cache(maxsize=8)

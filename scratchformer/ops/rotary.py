@@ -12,7 +12,7 @@ import numpy as np
 from ..backend import Array, Device, array_module, device_of, to_device
 from ..dispatch import backward, operation
 from .checks import expect_at_least, expect_floating, expect_like, expect_number, expect_positive, expect_shape
-from .positions import BASE, MOST_KEPT
+from .positions import BASE, kept_range
 from .precision import widen
 
 # The rope types, and the numbers that each needs; names and meanings are those of published configurations.
@@ -149,9 +149,7 @@ def check_rotary(x: Array, start: int, base: float, scaling: Scaling) -> tuple[A
     dtype = np.float32 if x.dtype.itemsize <= 4 else np.float64
     if array_module(x) is np:
         return rotary_tables(T, D, start, base, scaling, dtype)
-    first, length = 0, 1 << (start + T - 1).bit_length()  # a table that serves also when the text grows
-    if length > max(MOST_KEPT, 4 * T):  # far from the first position
-        first, length = start, T
+    first, length = kept_range(start, T)
     cos, sin = _sent_tables(device_of(x), length, D, first, base, _items(scaling), dtype)
     return cos[start - first :][:T], sin[start - first :][:T]
 
