@@ -255,7 +255,7 @@ class Replicas:
 
         Before a batch is moved to a GPU, `model.check_batch` checks its values. Inside the block the checks on the GPU
         are skipped, since the host would wait for each of them. A model without this method is checked on the GPU, and
-        so is one whose class overrides `loss` alone.
+        so is one of a derived class that overrides `loss`, `logits` or `forward` alone.
         """
         check = None if self.device is CPU else own_check(model)
         if check is not None:
@@ -299,8 +299,7 @@ class Replicas:
             micro = micro_batches[index]
             weight = micro.weight / total
             own_key = None if key is None else key.fold(index)
-            found = self.loss(model, micro, own_key) if loss is None else loss(model, self.move(micro), own_key)
-            mean, cache = found
+            mean, cache = self.loss(model, micro, own_key) if loss is None else loss(model, self.move(micro), own_key)
             model.loss_backward(weight * scale, cache)
             return mean * weight, remember and widen(model.remember(cache[0]))
 
@@ -388,11 +387,11 @@ class Replicas:
 
 
 def own_check(model: Any) -> Callable | None:
-    """`model.check_batch`, unless it is of a class from which the class with `model.loss` is derived."""
+    """`model.check_batch`, or None if there is none, or if a derived class computes something else than it checks."""
     for kind in type(model).__mro__:
         if "check_batch" in vars(kind):
             return model.check_batch
-        if "loss" in vars(kind):
+        if vars(kind).keys() & {"loss", "logits", "forward"}:
             return None
     return None
 

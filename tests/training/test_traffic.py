@@ -162,6 +162,16 @@ def test_a_model_with_a_loss_of_its_own_is_checked_on_the_device():
         replicas.gradients(batch_of([np.full_like(arrays[0], 1000), arrays[1], weight]), Key(0))
 
 
+def test_a_model_that_overrides_its_forward_is_checked_on_the_device():
+    class Shifted(models.LanguageModel):
+        def forward(self, ids, key=None):
+            return super().forward(ids + 1, key)
+
+    replicas = Replicas(Shifted(V, context=T, **SIZES).to(STRICT), 1)
+    with pytest.raises(IndexError, match="ids: expected values from 0 to 28, got 29"):
+        replicas.gradients(batch_of([np.full_like(IDS, V - 1), TARGETS]), Key(0))
+
+
 class Batches:
     def __init__(self, arrays, bad=None):
         self.arrays, self.bad = arrays, bad
