@@ -13,8 +13,9 @@ In this order, so that a short lease is well spent; `--only` chooses some of the
   in float32, in TF32, and in half precision: bfloat16 in PyTorch, float16 here, since CuPy 14 has no batched products
   in bfloat16. Medians, tokens a second, memory, and the share of the rate that CuPy reaches in a large product.
 
-Results are lines of JSON in OUT/results.jsonl, and the programs' output is beside it. A part that fails is noted there,
-and the next one begins. With --device cpu and --small the program itself can be tried without a GPU.
+Results are written to OUT/results.jsonl, one JSON object on each line. The output of the tests and programs is in the
+same folder. If a part fails, its error is written there too, and the next part begins. To try this program without a
+GPU, add --device cpu --small.
 """
 
 from __future__ import annotations
