@@ -1,29 +1,38 @@
-"""Train a sparse transformer on long byte sequences of Wikipedia (enwik8): a context of 4,096 bytes on a CPU.
+"""Train a sparse transformer on long byte sequences, of Wikipedia (enwik8) or of photographs: a context of 4,096 bytes.
 
     python examples/sparse.py                                # context 4,096, strided attention
     python examples/sparse.py --preset fixed                 # the fixed pattern
     python examples/sparse.py --preset full --minutes 10     # for comparison: full attention, context 256
+    python examples/sparse.py --preset photos                # context 4,096, on photographs
+    python examples/sparse.py --preset photos-full           # for comparison: full attention, context 256
 
 The models have the same width and depth, read the same number of bytes per step, and are scored with their whole
 context. With --minutes the program times a few steps first and trains for as many as the time allows. Without --data
 the official archive is downloaded; without a network, the program says so and trains on the sources of Python's
-standard library, as with --data stdlib.
+standard library, as with --data stdlib. The photographs come with scikit-learn: pip install 'scratchformer[units]'. In
+them the color before, of the same pixel, is 640 bytes back, and from the position that predicts a byte it is 639 back.
 """
 
 import time
 
+from scratchformer.data import load_photos
+from scratchformer.data.photos import WIDTH
 from scratchformer.models import LanguageModel, SparseTransformer
 from scratchformer.progress import counted
-from scratchformer.training import LanguageProgram
+from scratchformer.training import MUON_OPTIONS, LanguageProgram
 
 SIZES = dict(d_model=128, heads=4, depth=4, lr=2e-3, warmup=100, steps=1000)
+PHOTOS = SIZES | dict(corpus="photos", optimizer="muon")
+FULL = dict(kind="full", context=256, stride=0, width=0, batch_size=32)
 PRESETS = {
     "small": SIZES | dict(kind="strided", context=4096, stride=64, width=1, batch_size=2),
     "fixed": SIZES | dict(kind="fixed", context=4096, stride=64, width=4, batch_size=2),
-    "full": SIZES | dict(kind="full", context=256, stride=0, width=0, batch_size=32),
+    "full": SIZES | FULL,
+    "photos": PHOTOS | dict(kind="strided", context=4096, stride=WIDTH - 1, near=32, width=1, batch_size=2),
+    "photos-full": PHOTOS | FULL,
 }
 MEASURED = 5  # steps that are timed, after one to warm up
-OPTIONS = {
+OPTIONS = MUON_OPTIONS | {
     "minutes": dict(
         type=float, metavar="M", least=1e-6, most=10**6, help="train for about M minutes, instead of a number of steps"
     ),
@@ -41,11 +50,23 @@ class Sparse(LanguageProgram):
         if {"minutes", "steps"} <= self.run.given:
             raise ValueError("--minutes: this sets the number of steps, so leave out --steps")
 
+    @property
+    def of_photos(self):
+        return getattr(self.run, "corpus", None) == "photos"
+
+    def load(self):
+        if not self.of_photos:
+            return super().load()
+        if self.run.data is not None:
+            raise ValueError(f"--data: the preset {self.run.preset} takes none, so leave it out")
+        self.corpus, self.test_part = load_photos(), "the last 32 lines"
+
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "context")
         if self.run.kind == "full":
             return LanguageModel(256, norm="pre", activation="gelu", embedding_std=0.02, key=key, **sizes)
-        return SparseTransformer(256, key=key, **sizes, **self.sizes("stride", "kind", "width"))
+        near = getattr(self.run, "near", None)
+        return SparseTransformer(256, key=key, near=near, **sizes, **self.sizes("stride", "kind", "width"))
 
     def prepare(self, replicas):
         run = self.run
@@ -66,6 +87,10 @@ class Sparse(LanguageProgram):
         run = self.run
         read = f"after {run.steps} steps, {run.steps * run.batch_size * run.context:,} bytes read"
         return f"{run.kind} attention, context {run.context:,},\n{read}"
+
+    def write(self):
+        if not self.of_photos:
+            super().write()
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from .evidence import find_evidence
 from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
+from .photos import load_photos
 from .subwords import PublishedTokenizer, Subwords
 from .translation import TokenPairs, TranslationBatch, TranslationBatches, encode_pairs, pairs_in_order
 from .vocabulary import Vocabulary, tokenize
@@ -76,6 +77,7 @@ __all__ = [
     "load_imdb",
     "load_imdb_subwords",
     "load_multi30k",
+    "load_photos",
     "load_standard_library",
     "pairs_in_order",
     "read_reviews",

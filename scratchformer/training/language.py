@@ -39,6 +39,7 @@ class LanguageProgram(Program):
     """
 
     evaluations = 20  # during training
+    test_part = "the last 5%"  # of the text, as `report` calls it
     dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
 
     def load(self) -> None:
@@ -145,11 +146,11 @@ class LanguageProgram(Program):
     def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
         nats = "" if self.vocabulary is None else f" ({test['loss']:.4f} nats per token)"
         limit = getattr(self.run, "test_bytes", None)
-        where = "the last 5%" if limit is None else f"{limit:,} bytes of the last 5%"
+        where = self.test_part if limit is None else f"{limit:,} bytes of {self.test_part}"
         count, size = len(self.scored_tokens("test")), len(self.tokens("test"))
         if count < size:
             unit = "bytes" if self.vocabulary is None else "tokens"
-            where = "the first " + self.share(count, size, f"{unit} of the last 5%")
+            where = "the first " + self.share(count, size, f"{unit} of {self.test_part}")
         bits = test["bits_per_byte"]
         print(f"{self.corpus.name}: {bits:.4f} bits per byte{nats} on {where}, {self.described(state, test)}")
         if "dynamic" in test:

@@ -127,7 +127,7 @@ OWN = {
     ],
     "reviews": [choice("--stage", "pretrain", "finetune")],
     "gpt2": [Option("--pretrained", NO_PATH, [])],
-    "sparse": [Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
+    "sparse": [*MUON, Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
 }
 GENERATE = [
     Option("--prompt", NO_TEXT, ["a", "\n", "--", "-x", "中", "\udcff", "x" * 5000]),

@@ -5,6 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from scratchformer import ops
+from scratchformer.models import LanguageModel
 from scratchformer.nn.recompute import recomputes_blocks
 from scratchformer.optim import Constant, Cosine, Muon
 from scratchformer.rng import Key
@@ -35,7 +37,8 @@ def trained(example, text_file, reviews_folder, sentences_folder, tmp_path, monk
         monkeypatch.setattr(stage, "train", train)
         reviews = dict.fromkeys(["imdb", "bert", "reviews"], reviews_folder)
         data = (reviews | {"translate": sentences_folder}).get(name, text_file)
-        source = () if name in ("digits", "units") else ("--data", data)
+        without = name in ("digits", "units") or any(str(option).startswith("photos") for option in options)
+        source = () if without else ("--data", data)
         folder = () if "--resume" in options else ("--out", tmp_path / "new", "--replicas", 1)
         with pytest.raises(Captured) as captured:
             example(name).start([str(x) for x in (*source, "--device", "cpu", *folder, *options)])
@@ -95,6 +98,18 @@ def test_enwik8_recalls_and_learns_with_muon(trained):
         assert model.body.recall.table.data.shape == ((columns - 1) * 257, d_model)
     model, optimizer, _, batches, _ = trained("enwik8", "--preset", "tutorial")
     assert model.body.recall is None and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
+
+
+def test_the_photographs_are_read_with_the_color_before_in_sight(trained):
+    """The heads for the rest see 639 back, where the color before of the byte to come is; the context is 6 lines."""
+    for module in "sklearn", "PIL":
+        pytest.importorskip(module)
+    model, optimizer, _, batches, _ = trained("sparse", "--preset", "photos")
+    assert model.pattern.of_heads(4) == [(slice(0, 2), ops.Local(32)), (slice(2, 4), ops.Strided(639))]
+    assert type(optimizer) is Muon and batches.batch(0).ids.shape == (2, 4096)
+    other, optimizer, _, batches, _ = trained("sparse", "--preset", "photos-full")
+    assert type(optimizer) is Muon and batches.batch(0).ids.shape == (32, 256) and type(other) is LanguageModel
+    assert len(batches.data) == 2 * 363 * 3 * 640
 
 
 def test_muon_is_an_option(trained):

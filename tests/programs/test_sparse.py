@@ -63,6 +63,22 @@ def test_minutes_set_the_number_of_steps(call, text_file, tmp_path):
     assert type(load_model(tmp_path / "run")[0]) is LanguageModel
 
 
+@pytest.mark.parametrize("preset", ["photos", "photos-full"])
+def test_sparse_reads_photographs(call, preset, tmp_path):
+    pytest.importorskip("PIL")
+    pytest.importorskip("sklearn")
+    folder = tmp_path / "run"
+    output = call("sparse", "--preset", preset, "--out", folder, "--steps", 1, "--device", "cpu").stdout
+    kind = "full" if preset == "photos-full" else "strided"
+    score = r"^photographs: ([0-9.]+) bits per byte on the first [0-9,]+ of 122,880 bytes of the last 32 lines"
+    assert 6 < float(re.search(score, output, re.MULTILINE)[1]) < 9 and f"{kind} attention, context 64" in output
+    assert "a text it has not seen" not in output
+    found = call("scratchformer", "evaluate", folder, "--device", "cpu").stdout
+    assert 6 < float(re.search(r"test: .*bits_per_byte ([0-9.]+)", found)[1]) < 9
+    output = call("sparse", "--resume", folder, "--steps", 2, "--device", "cpu").stdout
+    assert "after 2 steps" in output
+
+
 def test_digits_prints_its_score_and_draws(digits_run):
     folder, output = digits_run
     told = re.search(r"^([0-9.]+) bits per pixel on 360 test images, the best of 2 steps$", output, re.MULTILINE)
@@ -156,6 +172,11 @@ def test_patches_are_squares_of_the_image(units):
             for steps in (["--steps", 9], ["--steps=1000"], ["--st", 3])
         ),
         ("sparse", ["--data", "nowhere"], "nowhere: No such file or directory"),
+        (
+            "sparse",
+            ["--preset", "photos", "--data", "text.txt"],
+            "--data: the preset photos takes none, so leave it out",
+        ),
         ("digits", ["--steps", 0], "--steps: expected at least 1, got 0"),
     ],
     ids=str,
