@@ -1,8 +1,9 @@
-"""What simple methods reach on the splits of the programs: linear models on IMDb, compressors on enwik8.
+"""What simple methods reach on the splits of the programs: linear models on IMDb, compressors on text and photographs.
 
     pip install -e '.[baselines]'
     python benchmarks/baselines.py imdb [--data PATH] [--folds K]
     python benchmarks/baselines.py enwik8 [--data PATH]
+    python benchmarks/baselines.py photos
 
 Each method's setting is chosen on the validation part, and with it the test part is scored once. The column after it is
 the test part again, once the validation part was trained on too. Seconds are of the processor, on one core,
@@ -13,7 +14,8 @@ naive Bayes weights an n-gram counts as much as its log-ratio of the classes (`l
 scikit-learn. `--folds K` measures instead how far the accuracy on a validation part is from that on the test part, with
 two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
 
-enwik8: bits per byte of a part is what it adds to the compressed size of the bytes before it.
+enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. PNG and WebP
+compress the photographs as images, without loss.
 
 Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
 techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
@@ -24,6 +26,7 @@ from __future__ import annotations
 
 import argparse
 import bz2
+import io
 import lzma
 import time
 import zlib
@@ -35,14 +38,16 @@ import numpy as np
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from scratchformer.data import Corpus, DataError, load_enwik8, tokenize
+from scratchformer.data import Corpus, DataError, load_enwik8, load_photos, tokenize
 from scratchformer.data.download import fetch
 from scratchformer.data.evidence import log_ratios
 from scratchformer.data.films import films_of
 from scratchformer.data.imdb import CHECKSUM, FILENAME, URL, hold_out, read_splits
+from scratchformer.data.photos import COLORS, WIDTH
 
 try:
     import pyppmd
+    from PIL import Image
     from sklearn.feature_extraction.text import CountVectorizer, TfidfTransformer
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import GroupKFold
@@ -51,7 +56,7 @@ except ImportError as error:
     raise SystemExit(f"{error}: pip install 'scratchformer[baselines]'") from error
 
 INVERSE_DECAY = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)  # C of scikit-learn
-ORDERS = (4, 6, 8, 12, 16, 24)  # of PPMd: its longest context, in bytes
+ORDERS = (2, 3, 4, 6, 8, 12, 16, 24)  # of PPMd: its longest context, in bytes
 MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
 VALIDATION = 2_500  # reviews, as in `load_imdb`
 JUDGES, DRAWS = (2_500, 5_000), 1_000  # sizes of validation parts, and how many of each size are drawn
@@ -226,11 +231,24 @@ def ppmd(order: int) -> Callable[[bytes], bytes]:
     return partial(pyppmd.compress, max_order=order, mem_size=MEMORY)
 
 
-COMPRESSORS: dict[str, dict[Any, Callable[[bytes], bytes]]] = {
+def saved_image(data: bytes, form: str, **options: Any) -> bytes:
+    """The file that holds the lines of `load_photos` as an image."""
+    lines = np.frombuffer(data, np.uint8).reshape(-1, COLORS, WIDTH)
+    Image.fromarray(np.ascontiguousarray(lines.transpose(0, 2, 1))).save(file := io.BytesIO(), form, **options)
+    return file.getvalue()
+
+
+Compressors = dict[str, dict[Any, Callable[[bytes], bytes]]]
+COMPRESSORS: Compressors = {
     "gzip": {9: partial(zlib.compress, level=9)},
     "bzip2": {9: bz2.compress},
     "xz, extreme": {9: partial(lzma.compress, preset=9 | lzma.PRESET_EXTREME)},
     "PPMd (variant I), by order": {order: ppmd(order) for order in ORDERS},
+}
+
+IMAGES: Compressors = {
+    "PNG": {9: partial(saved_image, form="PNG", compress_level=9)},
+    "WebP, lossless": {100: partial(saved_image, form="WEBP", lossless=True, quality=100, method=6)},
 }
 
 
@@ -249,24 +267,29 @@ def score_compressor(settings: dict[Any, Callable[[bytes], bytes]], corpus: Corp
     return Row(best, found[best], on_test, bits_per_byte(settings[best], train + validation, test), seconds)
 
 
-def enwik8(path: str | None) -> None:
-    corpus = load_enwik8(path)
-    print_rows(
-        corpus.name, ((name, score_compressor(settings, corpus)) for name, settings in COMPRESSORS.items()), ".3f"
-    )
+def compress(corpus: Corpus, compressors: Compressors) -> None:
+    scored = ((name, score_compressor(settings, corpus)) for name, settings in compressors.items())
+    print_rows(corpus.name, scored, ".3f")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", choices=("imdb", "enwik8"))
+    parser.add_argument("task", choices=("imdb", "enwik8", "photos"))
     parser.add_argument("--data", metavar="PATH", help="as for the program (default: downloaded)")
     parser.add_argument("--folds", metavar="K", type=int, help="imdb: how noisy validation parts are, from K folds")
     args = parser.parse_args()
     if args.folds is not None and (args.task != "imdb" or args.folds < 2):
         parser.error("--folds: for imdb, and at least 2")
+    if args.data is not None and args.task == "photos":
+        parser.error("--data: photos takes none")
     with threadpool_limits(1):
         try:
-            imdb(args.data, args.folds) if args.task == "imdb" else enwik8(args.data)
+            if args.task == "imdb":
+                imdb(args.data, args.folds)
+            elif args.task == "enwik8":
+                compress(load_enwik8(args.data), COMPRESSORS)
+            else:
+                compress(load_photos(), COMPRESSORS | IMAGES)
         except DataError as error:
             raise SystemExit(str(error)) from error
 

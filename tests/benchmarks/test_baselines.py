@@ -73,3 +73,13 @@ def test_a_missing_package_is_one_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pyppmd", None)
     with pytest.raises(SystemExit, match=r"pyppmd.*: pip install 'scratchformer\[baselines\]'$"):
         load_file(FILE)
+
+
+@pytest.mark.parametrize("form", ["PNG", "WebP, lossless"])
+def test_images_hold_the_lines_of_the_photographs(baselines, form):
+    from PIL import Image
+
+    lines = np.random.default_rng(0).integers(0, 256, (4, 3, 640), dtype=np.uint8)
+    (save,) = baselines.IMAGES[form].values()
+    with Image.open(baselines.io.BytesIO(save(lines.tobytes()))) as image:
+        np.testing.assert_array_equal(np.asarray(image), lines.transpose(0, 2, 1))
