@@ -90,22 +90,43 @@ class Subwords:
 
     @classmethod
     def wordpiece(cls, texts: Iterable[str], size: int) -> Subwords:
-        """BERT's WordPiece in lower case, learned from `texts`: at most `size` tokens, with BERT_SPECIALS as 0 to 4."""
-        lib = _library()
+        """BERT's WordPiece in lower case, learned from `texts`: at most `size` tokens, with BERT_SPECIALS as 0 to 4.
+
+        After them come the letters with which a word may continue. They are given to the library, whose own order of
+        them is another one each time, and by this order it breaks ties.
+        """
+        expect_texts("texts", texts)
+        lib, texts = _library(), list(texts)
+        for i, text in enumerate(texts):
+            expect_instance(f"texts[{i}]", text, str)
         tokenizer = _bert_like(lib, lib.models.WordPiece(unk_token="[UNK]"), lowercase=True)
-        return cls._train(
-            tokenizer, lib.trainers.WordPieceTrainer, texts, size, BERT_SPECIALS, continuing_subword_prefix="##"
-        )
+        letters = tokenizer.normalizer.normalize_str("".join(sorted(set().union(*texts))))
+        split = tokenizer.pre_tokenizer.pre_tokenize_str
+        inside = sorted({letter for letter in letters if len(split(f"a{letter}a")) == 1})
+        first = [f"##{letter}" for letter in inside]
+        trainer = lib.trainers.WordPieceTrainer
+        words = cls._train(tokenizer, trainer, texts, size, BERT_SPECIALS, first).tokenizer.get_vocab()
+        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), lowercase=True)
+        tokenizer.add_special_tokens(list(BERT_SPECIALS))
+        return cls(tokenizer)
 
     @classmethod
     def _train(
-        cls, tokenizer: Any, trainer: Any, texts: Iterable[str], size: int, specials: Sequence[str], **options: Any
+        cls,
+        tokenizer: Any,
+        trainer: Any,
+        texts: Iterable[str],
+        size: int,
+        specials: Sequence[str],
+        first: Sequence[str] = (),
+        **options: Any,
     ) -> Subwords:
+        """first: tokens that follow the special ones."""
         expect_texts("texts", texts)
         expect_at_least(1, size=size)
         if size <= len(specials):
             raise ValueError(f"size: expected more than the {len(specials)} special tokens, got {size}")
-        trainer = trainer(vocab_size=size, special_tokens=list(specials), show_progress=False, **options)
+        trainer = trainer(vocab_size=size, special_tokens=[*specials, *first], show_progress=False, **options)
 
         def each() -> Iterator[str]:
             for i, text in enumerate(counted(texts, "learning sub-words", "texts")):

@@ -52,9 +52,8 @@ def test_a_larger_vocabulary_makes_shorter_texts():
     assert lengths == sorted(lengths, reverse=True) and lengths[2] < lengths[1] < lengths[0]
 
 
-@pytest.mark.parametrize("kind", ["bpe", "byte_bpe"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_same_texts_give_the_same_vocabulary(learned, kind):
-    """(The library's WordPiece breaks ties in random order, so it is not tested.)"""
     assert getattr(Subwords, kind)(LINES, 320).fingerprint == learned[kind].fingerprint
     assert getattr(Subwords, kind)(LINES[:3], 320).fingerprint != learned[kind].fingerprint
 
