@@ -15,7 +15,7 @@ scikit-learn. `--folds K` measures instead how far the accuracy on a validation 
 two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
 
 enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. PNG and WebP
-compress the photographs as images, without loss.
+compress the photographs as images, without loss; WebP takes a minute for each of its three images.
 
 Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
 techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
@@ -267,7 +267,7 @@ def score_compressor(settings: dict[Any, Callable[[bytes], bytes]], corpus: Corp
     return Row(best, found[best], on_test, bits_per_byte(settings[best], train + validation, test), seconds)
 
 
-def compress(corpus: Corpus, compressors: Compressors) -> None:
+def compressors_on(corpus: Corpus, compressors: Compressors) -> None:
     scored = ((name, score_compressor(settings, corpus)) for name, settings in compressors.items())
     print_rows(corpus.name, scored, ".3f")
 
@@ -287,9 +287,9 @@ def main() -> None:
             if args.task == "imdb":
                 imdb(args.data, args.folds)
             elif args.task == "enwik8":
-                compress(load_enwik8(args.data), COMPRESSORS)
+                compressors_on(load_enwik8(args.data), COMPRESSORS)
             else:
-                compress(load_photos(), COMPRESSORS | IMAGES)
+                compressors_on(load_photos(), COMPRESSORS | IMAGES)
         except DataError as error:
             raise SystemExit(str(error)) from error
 

@@ -58,7 +58,7 @@ _NOT_LIBRARY = {
 
 
 class Corpus(NamedTuple):
-    """A text as bytes: its name, and three consecutive parts, uint8 (n,) each."""
+    """A text, or other data, as bytes: its name, and three parts, uint8 (n,) each."""
 
     name: str
     train: np.ndarray

@@ -92,23 +92,19 @@ class Subwords:
     def wordpiece(cls, texts: Iterable[str], size: int) -> Subwords:
         """BERT's WordPiece in lower case, learned from `texts`: at most `size` tokens, with BERT_SPECIALS as 0 to 4.
 
-        After them come the letters with which a word may continue. They are given to the library, whose own order of
-        them is another one each time, and by this order it breaks ties.
+        There are more if the texts have more letters. The library numbers the letters inside words in a random order,
+        and breaks ties by number. Here they get a fixed order, so the same texts give the same vocabulary.
         """
         expect_texts("texts", texts)
         lib, texts = _library(), list(texts)
         for i, text in enumerate(texts):
             expect_instance(f"texts[{i}]", text, str)
-        tokenizer = _bert_like(lib, lib.models.WordPiece(unk_token="[UNK]"), lowercase=True)
-        letters = tokenizer.normalizer.normalize_str("".join(sorted(set().union(*texts))))
-        split = tokenizer.pre_tokenizer.pre_tokenize_str
-        inside = sorted({letter for letter in letters if len(split(f"a{letter}a")) == 1})
-        first = [f"##{letter}" for letter in inside]
-        trainer = lib.trainers.WordPieceTrainer
-        words = cls._train(tokenizer, trainer, texts, size, BERT_SPECIALS, first).tokenizer.get_vocab()
-        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), lowercase=True)
-        tokenizer.add_special_tokens(list(BERT_SPECIALS))
-        return cls(tokenizer)
+        tokenizer = _wordpiece(lib, lowercase=True)
+        normalized, split = tokenizer.normalizer.normalize_str, tokenizer.pre_tokenizer.pre_tokenize_str
+        letters = sorted(set(normalized("".join(sorted(set().union(*texts))))))
+        inside = [f"##{letter}" for letter in letters if len(split(normalized(f"a{letter}a"))) == 1]
+        words = cls._train(tokenizer, lib.trainers.WordPieceTrainer, texts, size, BERT_SPECIALS, inside)
+        return cls(_wordpiece(lib, words.tokenizer.get_vocab(), lowercase=True))
 
     @classmethod
     def _train(
@@ -156,9 +152,7 @@ class Subwords:
             raise DataError(f"{path} is not BERT's: {', '.join(missing)} missing")
         if (size := _model_size(Path(folder) / "config.json")) not in (None, len(words)):
             raise DataError(f"{path} has {len(words):,} tokens, but the model of config.json has {size:,}")
-        tokenizer = _bert_like(lib, lib.models.WordPiece(words, unk_token="[UNK]"), **options)
-        tokenizer.add_special_tokens(list(BERT_SPECIALS))
-        return cls(tokenizer)
+        return cls(_wordpiece(lib, words, **options))
 
     @classmethod
     def from_gpt2(cls, folder: str | os.PathLike[str]) -> Subwords:
@@ -440,11 +434,14 @@ def _bert_options(path: Path) -> dict[str, bool | None]:
     return options
 
 
-def _bert_like(lib: Any, model: Any, **options: bool | None) -> Any:
-    tokenizer = lib.Tokenizer(model)
+def _wordpiece(lib: Any, words: Mapping[str, int] | None = None, **options: bool | None) -> Any:
+    """BERT's tokenizer with these words, or without any, so that it can learn them."""
+    tokenizer = lib.Tokenizer(lib.models.WordPiece(dict(words or {}), unk_token="[UNK]"))
     tokenizer.normalizer = lib.normalizers.BertNormalizer(**options)
     tokenizer.pre_tokenizer = lib.pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = lib.decoders.WordPiece()
+    if words:
+        tokenizer.add_special_tokens(list(BERT_SPECIALS))
     return tokenizer
 
 

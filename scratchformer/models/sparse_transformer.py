@@ -15,8 +15,8 @@ from .language_model import LanguageModel
 
 STD = 0.125  # times 1/√fan-in: the standard deviation of the initial weights
 KINDS = {
-    "strided": lambda stride, near, width: (ops.Local(near), ops.Strided(stride)),
-    "fixed": lambda stride, near, width: (ops.SameBlock(stride), ops.BlockEnds(stride, width)),
+    "strided": lambda stride, window, width: (ops.Local(window - 1), ops.Strided(stride)),
+    "fixed": lambda stride, window, width: (ops.SameBlock(stride), ops.BlockEnds(stride, width)),
 }
 
 
@@ -41,11 +41,11 @@ class SparseTransformer(LanguageModel):
       models learn slowly.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H (even, unless merged) and the number of blocks. context:
-    the longest sequence. width: for kind "fixed"; must be 1 for the other. near: for kind "strided", how many positions
-    back the nearby heads see; None for `stride`, as in the paper. A smaller number costs less, but two steps then do
-    not lead everywhere. positions: "grid", or one of those of `Body`. `body`: the other options of `Body` except
-    causal, such as dropout, wide, d_ff, bias, eps, recompute. With relative positions, kind "fixed" cannot be tiled:
-    attention is then the reference, whose memory grows with n².
+    the longest sequence. width: for kind "fixed"; must be 1 for the other. window: for kind "strided", how many
+    positions, itself included, the nearby heads see; None for stride + 1, as in the paper. With fewer than `stride`,
+    some earlier positions are out of reach. positions: "grid", or one of those of `Body`. `body`: the other options of
+    `Body` except causal, such as dropout, wide, d_ff, bias, eps, recompute. With relative positions, kind "fixed"
+    cannot be tiled: attention is then the reference, whose memory grows with n².
 
     During generation, when the context slides, blocks and grid are counted again from the first token that is kept.
     Source: Child et al., "Generating long sequences with sparse transformers", 2019, sections 4.3 to 6.
@@ -62,7 +62,7 @@ class SparseTransformer(LanguageModel):
         kind: str = "strided",
         width: int = 1,
         merged: bool = False,
-        near: int | None = None,
+        window: int | None = None,
         positions: str = "grid",
         norm: str = "pre",
         activation: ops.Activation = "gelu",
@@ -74,10 +74,10 @@ class SparseTransformer(LanguageModel):
         expect_one_of("kind", kind, KINDS)
         if kind != "fixed" and width != 1:
             raise ValueError(f"width: only for kind 'fixed', expected 1 for kind {kind!r}, got {width}")
-        if near is not None:
-            expect_positive(near=near)
+        if window is not None:
+            expect_positive(window=window)
             if kind != "strided":
-                raise ValueError(f"near: only for kind 'strided', expected None for kind {kind!r}, got {near}")
+                raise ValueError(f"window: only for kind 'strided', expected None for kind {kind!r}, got {window}")
         if heads % 2 and not merged:
             raise ValueError(f"heads: expected an even number, half for each pattern, got {heads}")
         std = STD / math.sqrt(d_model)
@@ -86,8 +86,8 @@ class SparseTransformer(LanguageModel):
         kept = grid if positions == "grid" else positions
         super().__init__(vocab_size, d_model, heads, depth, context, key, positions=kept, **body)
         self.config["embedding_std"] = body["embedding_std"]
-        nearby, everywhere = KINDS[kind](stride, stride if near is None else near, width)
-        self.pattern = nearby | everywhere if merged else ops.Heads(nearby, everywhere)
+        near, far = KINDS[kind](stride, stride + 1 if window is None else window, width)
+        self.pattern = near | far if merged else ops.Heads(near, far)
         for name, layer in self.named_layers():
             if isinstance(layer, Linear) and layer is not self.output:
                 start(layer, math.sqrt(2 * depth) if name.endswith((".unify", ".down")) else 1, fold(key, name))

@@ -494,6 +494,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "TransformerXL, pre, recompute": partial(_transformer_xl, norm="pre", recompute=True, dropout=0.2),
     "Classifier, mean": partial(_classifier, dropout=0.2),
     "SparseTransformer, strided": partial(_sparse_transformer, heads=2, dropout=0.2),
+    "SparseTransformer, strided, window": partial(_sparse_transformer, heads=2, window=1),
     "SparseTransformer, fixed": partial(_sparse_transformer, heads=4, kind="fixed", bias=True, recompute=True),
     "SparseTransformer, fixed, merged, learned positions": partial(
         _sparse_transformer, heads=3, kind="fixed", width=2, merged=True, positions="learned", norm="post"

@@ -39,7 +39,7 @@ class LanguageProgram(Program):
     """
 
     evaluations = 20  # during training
-    test_part = "the last 5%"  # of the text, as `report` calls it
+    test_part = "the last 5%"  # what `report` calls the test part
     dynamic: Mapping[str, Any] | None = None  # settings in place of DYNAMIC; None for no dynamic evaluation
 
     def load(self) -> None:

@@ -386,13 +386,20 @@ def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[st
 
 def expect_model(snapshot: Snapshot, model: Any) -> None:
     """Raise SnapshotError, naming what differs, unless the snapshot's model has this class, config and precision."""
-    config = json.loads(json.dumps(model.config, default=importable))  # as in a snapshot: tuples are lists
+
+    def as_saved(arguments: Mapping[str, Any]) -> dict[str, Any]:
+        return json.loads(json.dumps(arguments, default=importable))  # tuples are lists
+
+    config, parameters = as_saved(model.config), inspect.signature(type(model).__init__).parameters
+    newer = {name: parameters[name].default for name in config.keys() & parameters.keys() - snapshot.config.keys()}
+    saved = as_saved({name: value for name, value in newer.items() if value is not inspect.Parameter.empty})
+    saved |= snapshot.config  # an earlier version did not have the newer arguments
     names = (class_name(model), f"__main__:{type(model).__qualname__}")  # a class since moved to a module
-    if snapshot.model_class not in names or snapshot.config != config:
+    if snapshot.model_class not in names or saved != config:
         differing = {
-            name[:80]: f"{str(snapshot.config.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
-            for name in sorted(snapshot.config.keys() | config.keys())
-            if snapshot.config.get(name) != config.get(name)
+            name[:80]: f"{str(saved.get(name))[:80]} in the snapshot, {str(config.get(name))[:80]} here"
+            for name in sorted(saved.keys() | config.keys())
+            if saved.get(name) != config.get(name)
         }
         raise SnapshotError(f"{snapshot.path}: snapshot of another model ({snapshot.model_class}): {differing}")
     for name, p in model.named_parameters().items():

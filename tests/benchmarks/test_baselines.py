@@ -11,6 +11,7 @@ from scratchformer.training.program import load_file
 
 pytest.importorskip("pyppmd")
 pytest.importorskip("sklearn")
+pytest.importorskip("PIL")
 FILE = Path(__file__).parents[2] / "benchmarks" / "baselines.py"
 
 

@@ -148,7 +148,7 @@ def of_class(name: str, made: Callable) -> Call:
 
 LEFT_OUT = object()
 OTHERWISE: dict[str, dict[str, Any]] = {
-    "SparseTransformer": {"positions": "grid", "width": 2, "embedding_std": LEFT_OUT},
+    "SparseTransformer": {"positions": "grid", "width": 2, "embedding_std": LEFT_OUT, "window": 2},
     "GPT2": {"norm": LEFT_OUT, "positions": LEFT_OUT},
     "Bert": {"norm": LEFT_OUT},
     "Llama": {"window": 5},

@@ -82,6 +82,13 @@ def test_byte_pairs_of_translation_give_the_words_back(learned):
     assert vocabulary["<unk>"] in vocabulary.encode("\u0411")
 
 
+def test_wordpiece_gives_no_room_to_letters_that_are_words_of_their_own():
+    """Chinese characters and punctuation marks never continue a word."""
+    vocabulary = Subwords.wordpiece(["東京 北京 low lower lowest Été!", "low lower lowest"], 60).tokenizer.get_vocab()
+    continuing = {token[2:] for token in vocabulary if token.startswith("##") and len(token) == 3}
+    assert continuing == set("lowerst") and {"東", "low", "lower", "ete"} <= vocabulary.keys()
+
+
 def test_wordpiece_is_in_lower_case(learned):
     vocabulary = learned["wordpiece"]
     assert np.array_equal(vocabulary.encode("The LOW"), vocabulary.encode("the low"))

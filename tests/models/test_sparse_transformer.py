@@ -14,7 +14,7 @@ from scratchformer.training import load_model, save_snapshot
 V, T, STRIDE = 9, 11, 3
 IDS = np.random.default_rng(0).integers(0, V, (2, T))
 FIXED = {"kind": "fixed"}
-KINDS = [{}, {"near": 1}, FIXED, FIXED | {"width": 2, "merged": True}, {"merged": True, "norm": "post"}]
+KINDS = [{}, {"window": 2}, FIXED, FIXED | {"width": 2, "merged": True}, {"merged": True, "norm": "post"}]
 every_kind = pytest.mark.parametrize("options", KINDS, ids=str)
 
 
@@ -38,14 +38,14 @@ def influence(model, device):
     return moved
 
 
-def seen(kind="strided", width=1, near=STRIDE, **_):
-    """(T, T): the union of the two sets for each position t, which are the paper's unless `near` is given."""
-    nearby = {"strided": lambda t, s: t - s <= near, "fixed": lambda t, s: t // STRIDE == s // STRIDE}[kind]
+def seen(kind="strided", width=1, window=STRIDE + 1, **_):
+    """(T, T): the union of the two sets for each position t, which are the paper's unless `window` is given."""
+    near = {"strided": lambda t, s: t - s < window, "fixed": lambda t, s: t // STRIDE == s // STRIDE}[kind]
     far = {
         "strided": lambda t, s: (t - s) % STRIDE == 0,
         "fixed": lambda t, s: s % STRIDE in range(STRIDE - width, STRIDE),
     }[kind]
-    return np.array([[s <= t and (nearby(t, s) or far(t, s)) for s in range(T)] for t in range(T)])
+    return np.array([[s <= t and (near(t, s) or far(t, s)) for s in range(T)] for t in range(T)])
 
 
 @every_kind
@@ -53,7 +53,7 @@ def test_a_block_sees_what_the_paper_says_and_nothing_else(options, device):
     np.testing.assert_array_equal(influence(make(device, 1, **options), device), seen(**options))
 
 
-@pytest.mark.parametrize("options", [options for options in KINDS if "near" not in options], ids=str)
+@pytest.mark.parametrize("options", [options for options in KINDS if "window" not in options], ids=str)
 def test_two_blocks_connect_every_position_to_all_later_ones_only(options, device):
     np.testing.assert_array_equal(influence(make(device, 2, **options), device), np.tri(T, dtype=bool))
 
@@ -127,8 +127,8 @@ def test_a_snapshot_makes_the_same_model_again(options, tmp_path):
         (dict(kind="fixed", width=4), "width: expected at most the stride, 3, got 4"),
         (dict(width=9), "width: only for kind 'fixed', expected 1 for kind 'strided', got 9"),
         (dict(width=0), "width: expected a number >= 1, got 0"),
-        (dict(near=0), "near: expected a number >= 1, got 0"),
-        (dict(kind="fixed", near=2), "near: only for kind 'strided', expected None for kind 'fixed', got 2"),
+        (dict(window=0), "window: expected a number >= 1, got 0"),
+        (dict(kind="fixed", window=2), "window: only for kind 'strided', expected None for kind 'fixed', got 2"),
         (dict(causal=False), "causal: a SparseTransformer always is, and takes no such option"),
         (dict(positions="rotary"), "positions: expected one of learned, sinusoidal, relative, none, got 'rotary'"),
         (dict(context=0), "context: expected a number >= 1, got 0"),

@@ -101,15 +101,15 @@ def test_enwik8_recalls_and_learns_with_muon(trained):
 
 
 def test_the_photographs_are_read_with_the_color_before_in_sight(trained):
-    """The heads for the rest see 639 back, where the color before of the byte to come is; the context is 6 lines."""
+    """The strided heads see 639 back, where another color of the pixel to come is."""
     for module in "sklearn", "PIL":
         pytest.importorskip(module)
     model, optimizer, _, batches, _ = trained("sparse", "--preset", "photos")
-    assert model.pattern.of_heads(4) == [(slice(0, 2), ops.Local(32)), (slice(2, 4), ops.Strided(639))]
+    assert model.pattern.of_heads(4) == [(slice(0, 2), ops.Local(31)), (slice(2, 4), ops.Strided(639))]
     assert type(optimizer) is Muon and batches.batch(0).ids.shape == (2, 4096)
     other, optimizer, _, batches, _ = trained("sparse", "--preset", "photos-full")
     assert type(optimizer) is Muon and batches.batch(0).ids.shape == (32, 256) and type(other) is LanguageModel
-    assert len(batches.data) == 2 * 363 * 3 * 640
+    assert len(batches.data) == 2 * 369 * 3 * 640
 
 
 def test_muon_is_an_option(trained):

@@ -16,7 +16,7 @@ from safetensors.numpy import save_file
 
 import scratchformer
 from scratchformer.backend import to_cpu
-from scratchformer.models import LanguageModel
+from scratchformer.models import LanguageModel, SparseTransformer
 from scratchformer.nn import GridPositions, Layer, Param
 from scratchformer.optim import Adam
 from scratchformer.rng import Key
@@ -461,6 +461,22 @@ def test_a_class_moved_from_the_program_to_a_module_is_resumed(tmp_path):
     restore(snapshot, Scale((2,)))
     with pytest.raises(SnapshotError, match="snapshot of another model"):
         restore(snapshot._replace(model_class="elsewhere:Scale"), Scale((2,)))
+
+
+def test_a_snapshot_from_before_a_model_had_an_argument(tmp_path):
+    """It is one of a model with the argument's default, and of no other."""
+    old = SparseTransformer(9, 8, 2, 1, 6, 3, key=Key(1))
+    save_snapshot(tmp_path / "last.safetensors", old)
+    found = load_snapshot(tmp_path)
+    config = {name: value for name, value in found.config.items() if name != "window"}
+    assert found.config["window"] is None
+    model = SparseTransformer(9, 8, 2, 1, 6, 3, key=Key(2))
+    restore(found._replace(config=config), model)
+    assert_same(old.state_dict(), model.state_dict())
+    with pytest.raises(SnapshotError, match=r"another model .*: \{'window': 'None in the snapshot, 2 here'\}"):
+        restore(found._replace(config=config), SparseTransformer(9, 8, 2, 1, 6, 3, window=2))
+    with pytest.raises(SnapshotError, match=r"another model .*: \{'stride': 'None in the snapshot, 3 here'\}"):
+        restore(found._replace(config={n: v for n, v in config.items() if n != "stride"}), model)
 
 
 GOOD = {"class": "LanguageModel", "config": dict(vocab_size=3, d_model=2, heads=1, depth=1, context=4)}
