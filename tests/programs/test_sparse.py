@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.backend import CPU
+from scratchformer.backend import CPU, to_cpu
+from scratchformer.data import TextBatches
 from scratchformer.models import Classifier, LanguageModel, SparseTransformer
+from scratchformer.optim import AdamW
 from scratchformer.rng import Key
-from scratchformer.training import load_model, load_snapshot
+from scratchformer.testing.strict import STRICT, traffic
+from scratchformer.training import Replicas, load_model, load_snapshot
 from scratchformer.training.program import load_file
 from scratchformer.training.settings import read_settings
 
@@ -61,6 +64,19 @@ def test_minutes_set_the_number_of_steps(call, text_file, tmp_path):
     assert "full attention, context 64" in output and "after 1 steps, 128 bytes read" in output
     assert read_settings(tmp_path / "run")["steps"] == 1
     assert type(load_model(tmp_path / "run")[0]) is LanguageModel
+
+
+def test_timed_steps_wait_for_a_gpu_and_leave_the_model_as_it_was(example):
+    model = LanguageModel(31, 8, 2, 1, 6, key=Key(0)).to(STRICT)
+    before = to_cpu(model.flat.data).copy()
+    batches = TextBatches(np.arange(100, dtype=np.uint8) % 31, 2, 6, Key(1))
+    program = SimpleNamespace(
+        model=model, batches=batches, key=Key(2), optimizer=lambda twin: AdamW(twin.parameters(), 0.1)
+    )
+    with traffic() as found:
+        assert 0 < example("sparse").seconds_per_step(program, Replicas(model, 1)) < 60
+    assert sum("to the host" in entry and "sparse.py" in entry for entry in found) == 6
+    np.testing.assert_array_equal(to_cpu(model.flat.data), before)
 
 
 @pytest.mark.parametrize("preset", ["photos", "photos-full"])
