@@ -15,7 +15,7 @@ scikit-learn. `--folds K` measures instead how far the accuracy on a validation 
 two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
 
 enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. PNG and WebP
-compress the photographs as images, without loss; WebP takes a minute for each of its three images.
+compress the photographs as images, without loss; with WebP that takes more than a minute in all.
 
 Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
 techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
