@@ -31,6 +31,7 @@ from ..ops.checks import (
     expect_floating,
     expect_fraction,
     expect_ids,
+    expect_like,
     expect_number,
     expect_one_of,
     expect_positive,
@@ -44,6 +45,7 @@ from .model import Model, named
 class BodyCache(NamedTuple):
     embedding: EmbeddingSumCache
     stack: StackCache
+    x: Array  # (B, T, C), what enters the blocks
 
 
 class Body(Model):
@@ -198,15 +200,22 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
         features: Array | None = None,
+        noise: Array | None = None,
     ) -> tuple[Array, BodyCache]:
-        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I)."""
+        """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I).
+
+        noise: (B, T, C), a constant that is added to what enters the blocks, such as `ops.adversarial_noise`.
+        """
         self.check(ids, rows=self.recall is not None)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
         x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
+        if noise is not None:
+            expect_like("noise", noise, x.shape)
+            x, _ = ops.add(x, noise)
         pattern = and_causal(pattern) if self.causal else pattern
-        x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
-        return x, BodyCache(embedding, stack)
+        y, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
+        return y, BodyCache(embedding, stack, x)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from .. import ops
@@ -10,12 +11,12 @@ from ..backend import Array, array_module
 from ..ops.checks import expect_floating, expect_positive, expect_shape
 from ..ops.precision import widen
 from ..rng import Key
-from .classifier import Classifier
+from .classifier import AdversarialCache, Classifier, LogitsCache
 
 
 class EvidenceLogitsCache(NamedTuple):
     classifier: Any
-    within: Array | None  # (B, T, 1), 1 in the texts and 0 in the padding; None in training
+    within: Array  # (B, T, 1), 1 in the texts and 0 in the padding
 
 
 class EvidenceClassifier(Classifier):
@@ -77,18 +78,24 @@ class EvidenceClassifier(Classifier):
         self.evidence = evidence
 
     def logits(
-        self, ids: Array, evidence: Array, lengths: Array | None = None, key: Key | None = None
-    ) -> tuple[Array, EvidenceLogitsCache]:
+        self,
+        ids: Array,
+        evidence: Array,
+        lengths: Array | None = None,
+        key: Key | None = None,
+        noise: Array | None = None,
+    ) -> tuple[Array, Any]:
         """Logits (B, 2) of ids (B, T) and evidence (B, T, I); lengths (B,), or None if all texts have T words.
 
-        `forward` takes the same arguments and returns log-probabilities. key: None in evaluation.
+        `forward` takes the same arguments and returns log-probabilities. key: None in evaluation. noise: (B, T, C), a
+        constant that is added to the embeddings.
         """
         self.body.check(ids)
         expect_floating(evidence=evidence)
         expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=self.evidence)
-        deep, classifier = super().logits(ids, lengths, key, features=evidence)
+        deep, classifier = super().logits(ids, lengths, key, features=evidence, noise=noise)
         if key is not None:
-            return deep, EvidenceLogitsCache(classifier, None)
+            return deep, classifier
         xp, (B, T) = array_module(ids), ids.shape[:2]
         ends = xp.full(B, T) if lengths is None else lengths
         within = (xp.arange(T) < ends[:, None])[:, :, None].astype(evidence.dtype)  # (B, T, 1)
@@ -97,23 +104,32 @@ class EvidenceClassifier(Classifier):
         z, _ = ops.add(deep, halves)
         return z, EvidenceLogitsCache(classifier, within)
 
-    def logits_backward(self, dz: Array, cache: EvidenceLogitsCache) -> Array:
+    def logits_backward(self, dz: Array, cache: Any) -> Any:
         """The gradient of evidence, given the gradient of the logits."""
+        if isinstance(cache, LogitsCache):  # in training
+            return super().logits_backward(dz, cache)
         dfeatures = super().logits_backward(dz, cache.classifier)
-        if cache.within is None:
-            return dfeatures
         ds = (dz[:, 1] - dz[:, 0]) / 2
         if dfeatures is None:  # of a frozen body
             return cache.within * ds[:, None, None]
         return dfeatures + cache.within * ds[:, None, None]
 
     def loss(
-        self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None
+        self,
+        ids: Array,
+        evidence: Array,
+        lengths: Array | None,
+        labels: Array,
+        key: Key | None = None,
+        noise: Array | None = None,
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,)."""
-        z, logits = self.logits(ids, evidence, lengths, key)
+        """The mean cross-entropy, in nats, of labels (B,). With `adversarial`, see `Classifier`."""
+        z, logits = self.logits(ids, evidence, lengths, key, noise)
         loss, cross_entropy = ops.cross_entropy(z, labels)
-        return loss, (logits, cross_entropy)
+        if key is None or noise is not None or not self.adversarial:
+            return loss, (logits, cross_entropy)
+        again = partial(self.loss, ids, evidence, lengths, labels, key)
+        return loss, AdversarialCache(logits, cross_entropy, lengths, again)
 
     def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:
         super().check_batch(ids, lengths, labels)

@@ -43,6 +43,7 @@ from .gather import gather, gather_backward
 from .layernorm import layernorm, layernorm_backward
 from .linear import linear, linear_backward
 from .ngrams import ngram_buckets, recall
+from .noise import adversarial_noise
 from .patterns import Causal, Full, Local, Padding, Pattern, Strided
 from .pooling import max_pool, max_pool_backward, mean_pool, mean_pool_backward
 from .positions import sinusoidal_positions
@@ -71,6 +72,7 @@ __all__ = [
     "activation_pair",
     "add",
     "add_backward",
+    "adversarial_noise",
     "attention",
     "attention_backward",
     "cross_entropy",

@@ -14,7 +14,7 @@ class MeanPoolCache(NamedTuple):
     weights: Array  # (B, T): 1/length within a sequence, 0 in its padding
 
 
-def _within(x: Array, lengths: Array | None) -> Array:
+def within(x: Array, lengths: Array | None) -> Array:
     """(B, T), true where t < length; all true if lengths is None."""
     expect_floating(x=x)
     xp = array_module(x, lengths)
@@ -50,10 +50,10 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
 
     The cache keeps the a_bt; x is not needed.
     """
-    within = _within(x, lengths)
+    inside = within(x, lengths)
     wide = widen(x)
-    count = array_module(x).maximum(within.sum(axis=1, keepdims=True), 1)  # (B, 1)
-    weights = within / count.astype(wide.dtype)  # (B, T)
+    count = array_module(x).maximum(inside.sum(axis=1, keepdims=True), 1)  # (B, 1)
+    weights = inside / count.astype(wide.dtype)  # (B, T)
     y = (wide * weights[:, :, None]).sum(axis=1)
     return y.astype(x.dtype, copy=False), MeanPoolCache(weights)
 
@@ -101,10 +101,10 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
-    within = _within(x, lengths)
+    inside = within(x, lengths)
     xp = array_module(x)
-    live = within.any(axis=1, keepdims=True)  # (B, 1)
-    winner = xp.where(within[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
+    live = inside.any(axis=1, keepdims=True)  # (B, 1)
+    winner = xp.where(inside[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)
     y = xp.take_along_axis(x, winner[:, None, :], axis=1)[:, 0, :]
     return xp.where(live, y, 0).astype(x.dtype, copy=False), MaxPoolCache(winner, live, x.shape[1])
 

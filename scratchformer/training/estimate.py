@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array
+from ..models.classifier import AdversarialCache
+from ..models.encoder_decoder import TwiceCache
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
 from ..optim import Adam
@@ -177,7 +179,12 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
         start, _ = tracemalloc.get_traced_memory()
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
-    return kept, peak - start
+        passing = peak - start
+        if isinstance(cache, AdversarialCache):  # whose backward makes another one
+            again = _by_layer(cache.again(noise=0 * cache.logits.body.x)[1], {id(_owner(x)) for x in batch} | weights)
+            kept = {name: size + again[name] for name, size in kept.items()}
+            passing -= sum(again.values())
+    return kept, passing
 
 
 def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> int:
@@ -231,16 +238,27 @@ def _parts(name: str, cache: Any) -> Iterator[tuple[str, Any]]:
         yield name, cache
 
 
+def _parts_of_loss(cache: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of the cache of a `loss`, with names; those of two predictions have the same names."""
+    if isinstance(cache, TwiceCache):
+        forwards, cross_entropy = cache.forwards, (cache.cross_entropies, cache.symmetric_kl)
+    else:
+        forward, cross_entropy, *_ = cache
+        forwards = (forward,)
+    for forward in forwards:
+        yield from _parts("", forward)
+    yield "cross-entropy", cross_entropy
+
+
 def _has_blocks(cache: Any) -> bool:
     return hasattr(cache, "_asdict") and any(isinstance(part, list) or _has_blocks(part) for part in cache)
 
 
 def _by_layer(cache: Any, seen: set[int]) -> dict[str, int]:
     """The bytes that the cache of a `loss` keeps, by layer; each array counts for the first layer that has it."""
-    forward, cross_entropy = cache
     found: dict[str, int] = {}
-    for name, part in (*_parts("", forward), ("cross-entropy", cross_entropy)):
+    for name, part in _parts_of_loss(cache):
         owners = {id(_owner(x)): _owner(x).nbytes for x in _arrays(part)}
-        found[name] = sum(size for key, size in owners.items() if key not in seen)
+        found[name] = found.get(name, 0) + sum(size for key, size in owners.items() if key not in seen)
         seen |= owners.keys()
     return found

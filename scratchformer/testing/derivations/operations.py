@@ -50,6 +50,7 @@ ACTIVATIONS = {name: float(number) for number, name in enumerate(ops.ACTIVATIONS
 
 # What a derivation uses besides the arguments and the cache, given the arguments.
 NAMES: dict[str, Callable[..., dict[str, Any]]] = {
+    "adversarial_noise": lambda x, dx, epsilon, lengths=None: whole(x, lengths),
     "attention": lambda q, k, v, pattern=None: allowed(q, k, pattern),
     "relative_attention": lambda q, k, v, r, content_bias, position_bias, pattern=None: allowed(q, k, pattern),
     "dense": lambda x, w, b, activation="relu": ACTIVATIONS | {"activation": ACTIVATIONS[activation]},
@@ -182,6 +183,8 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "rotary": rotary,
     "dropout": dropout,
     "dropout, nearly all": partial(dropout, p=1 - 1e-6),
+    "adversarial_noise": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1),
+    "adversarial_noise, padding": lambda d: reference("adversarial_noise", d("B T C"), d("B T C"), 0.1, d.lengths()),
     "mean_pool": partial(pool, "mean_pool"),
     "mean_pool, padding": partial(pool, "mean_pool", padding=True),
     "max_pool": partial(pool, "max_pool"),
