@@ -1,28 +1,31 @@
 """Read film reviews without labels first: a language model of all reviews becomes a classifier (IMDb).
 
 Two stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
-learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. finetune: its body,
-with a mean over the text and an output layer, learns the labels of the training reviews. Beside each sub-word it reads
-what a linear model of n-grams says about it, as in imdb.py. --steps sets the steps of pre-training and limits those of
+learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones, and another one the
+sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the labels of the
+training reviews, and decide together. Beside each sub-word they read what a linear model of n-grams says about it, as
+in imdb.py. --steps sets the steps of pre-training and limits those of
 fine-tuning. The classifier is selected on held-out training reviews, which neither stage learns from, and scored once
 on the test reviews.
 
 Without --data the official archive is downloaded.
 """
 
-from scratchformer.data import LabelledBatches, Subwords, TextBatches, joined, load_imdb_subwords
-from scratchformer.models import EvidenceClassifier, Llama
+import numpy as np
+
+from scratchformer.data import LabelledBatches, Subwords, TextBatch, TextBatches, joined, load_imdb_subwords
+from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.optim import AdamW
-from scratchformer.training import Program, best_snapshot, evaluate_classifier, evaluate_language_model, load_model
+from scratchformer.training import Program, best_snapshot, evaluate_classifier, load_model, mean_loss
 from scratchformer.training.stage import Stage
 
 PRESETS = {
     "small": dict(
         d_model=256, heads=4, depth=4, max_length=512, vocabulary=8_000, evidence=3, weight_decay=0.1,
-        batch_size=8, dropout=0.1, optimizer="muon", muon_lr=0.02, lr=2e-3, warmup=150, steps=16_000,
-        tuning_batch_size=32, tuning_dropout=0.2, tuning_lr=5e-4, epochs=2,
+        batch_size=8, dropout=0.1, optimizer="muon", muon_lr=0.02, lr=2e-3, warmup=150, steps=8_000,
+        tuning_batch_size=32, tuning_dropout=0.2, tuning_lr=2e-4, epochs=1,
     ),
 }  # fmt: skip
 STAGES = ("pretrain", "finetune")
@@ -47,7 +50,7 @@ class Pretraining(Part):
 
     def make_model(self, key):
         sizes = self.sizes("d_model", "heads", "depth", "dropout")
-        return Llama(len(self.data.vocabulary), context=self.run.max_length, key=key, **sizes)
+        return BidirectionalLanguageModel(len(self.data.vocabulary), context=self.run.max_length, key=key, **sizes)
 
     def tokens(self, texts):
         return joined(texts, self.data.vocabulary["[SEP]"])
@@ -59,8 +62,12 @@ class Pretraining(Part):
         return dict(evaluate_every=max(250, self.steps // 20))
 
     def evaluate(self, replicas, part):
-        scores = evaluate_language_model(replicas, self.tokens(self.data.validation.ids[:SCORED]))
-        return {"loss": scores["loss"]}  # WordPieces do not know how many bytes they were
+        tokens = self.tokens(self.data.validation.ids[:SCORED])
+        context = min(self.run.max_length, len(tokens) - 1)
+        starts = np.arange(0, len(tokens) - context, context)
+        rows = tokens[starts[:, None] + np.arange(context + 1)]  # each begins with the last token of the one before
+        batches = (TextBatch(row[None, :-1], row[None, 1:]) for row in rows)
+        return {"loss": mean_loss(replicas, batches, len(rows))}
 
     def test(self, replicas):
         return {}
@@ -81,10 +88,10 @@ class Classification(Part):
     def make_model(self, key):
         run, sizes = self.run, self.sizes("evidence", "d_model", "heads", "depth", "max_length")
         block = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm, dropout=run.tuning_dropout)
-        model = EvidenceClassifier(len(self.data.vocabulary), **sizes, **block, key=key)
+        model = BidirectionalClassifier(len(self.data.vocabulary), **sizes, **block, key=key)
         if not (self.out / "last.safetensors").exists() and run.ranks.first:  # which sends the others its weights
-            pretrained, state = load_model(best_snapshot(self.pretrained), Llama)
-            print(f"starts from the language model of step {state['step']} of {run.steps}")
+            pretrained, state = load_model(best_snapshot(self.pretrained), BidirectionalLanguageModel)
+            print(f"starts from the language models of step {state['step']} of {run.steps}")
             model.start_from(pretrained)
         return model
 

@@ -108,6 +108,7 @@ class LabelledBatch(NamedTuple):
     """Texts for a classifier: `ids` (B, T) int32, 0 after the end of a text, `lengths` and `labels` (B,) int64.
 
     For a model that classifies every token (`Classifier` with pool "none") labels are (B, T), and some may be IGNORED.
+    Labels may also be probabilities, float32 (B, K) of K classes.
     """
 
     ids: np.ndarray
@@ -122,7 +123,12 @@ class LabelledBatch(NamedTuple):
     @property
     def weight(self) -> int:
         """The number of labels that count, of texts or of tokens."""
-        return count_of(self.labels)
+        return len(self.labels) if self.soft else count_of(self.labels)
+
+    @property
+    def soft(self) -> bool:
+        """Whether the labels are probabilities."""
+        return self.labels.dtype.kind == "f"
 
     @property
     def tokens(self) -> int:
@@ -135,8 +141,9 @@ class LabelledBatch(NamedTuple):
 
     def stretched(self, rows: int, length: int) -> LabelledBatch:
         """A batch of the largest size, `rows` rows of `length` tokens, filled by repeating this one."""
-        ids, labels = (np.resize(x[:rows], (rows, length, *x.shape[2:])[: x.ndim]) for x in (self.ids, self.labels))
-        return LabelledBatch(ids, np.full(rows, length), labels)
+        ids = np.resize(self.ids[:rows], (rows, length, *self.ids.shape[2:]))
+        width = () if self.labels.ndim == 1 else self.labels.shape[1:] if self.soft else (length,)
+        return LabelledBatch(ids, np.full(rows, length), np.resize(self.labels[:rows], (rows, *width)))
 
     def split(self, size: int) -> list[LabelledBatch]:
         """The same rows, in order, as micro-batches of at most `size` rows. Each is as wide as its longest text, or
@@ -146,7 +153,7 @@ class LabelledBatch(NamedTuple):
         for rows in slices(len(self.ids), size):
             ids, lengths, labels = (a[rows] for a in self)
             width = lengths.max()
-            if labels.ndim == 2:
+            if labels.ndim == 2 and not self.soft:
                 width = max(width, width_of(labels))
                 labels = labels[:, :width]
             parts.append(LabelledBatch(ids[:, :width], lengths, labels))
@@ -470,7 +477,8 @@ def _labelled_batch(
         return found
 
     lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
-    ids, labels = padded(dataset.ids, np.int32(PAD)), np.asarray(dataset.labels, dtype=np.int64)[indices]
+    dtype = np.float32 if np.ndim(dataset.labels) == 2 else np.int64
+    ids, labels = padded(dataset.ids, np.int32(PAD)), np.asarray(dataset.labels, dtype)[indices]
     if not len(dataset.evidence):
         return LabelledBatch(ids, lengths, labels)
     return EvidenceBatch(ids, padded(dataset.evidence, np.float32(0)), lengths, labels)

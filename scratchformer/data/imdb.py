@@ -57,8 +57,9 @@ _MEMBER = re.compile(r"(?:\./)?aclImdb/(train|test)/(pos|neg|unsup)/([0-9]+)_([0
 
 
 class Labelled(NamedTuple):
-    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array.
+    """Encoded texts and their classes: `ids`, an int32 array (T,) for each text, and `labels`, an int64 array (texts,).
 
+    labels: they may also be probabilities, (texts, K) of K classes, to learn from.
     evidence: numbers that come with each word, a float32 array (T, I) for each text, or none: see `data.find_evidence`.
     """
 

@@ -2,6 +2,7 @@
 
 from .bert import Bert, BertClassifier, BertPretraining
 from .bert_heads import MaskedPrediction
+from .bidirectional import BidirectionalClassifier, BidirectionalLanguageModel
 from .body import Body
 from .classifier import Classifier
 from .encoder_decoder import EncoderDecoder
@@ -18,6 +19,8 @@ __all__ = [
     "Bert",
     "BertClassifier",
     "BertPretraining",
+    "BidirectionalClassifier",
+    "BidirectionalLanguageModel",
     "Body",
     "Classifier",
     "EncoderDecoder",

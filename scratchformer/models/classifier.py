@@ -10,6 +10,7 @@ from .. import ops
 from ..backend import Array
 from ..nn import Linear
 from ..ops.checks import (
+    checked_on_host,
     expect_ids,
     expect_instance,
     expect_lengths,
@@ -17,9 +18,11 @@ from ..ops.checks import (
     expect_one_of,
     expect_positive,
     expect_range,
+    is_inexact,
 )
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
+from ..ops.soft_cross_entropy import SoftCrossEntropyCache
 from ..rng import Key, fold
 from .body import Body
 from .language_model import LanguageModel
@@ -160,7 +163,8 @@ class Classifier(ClassPredictor):
         """The mean cross-entropy, in nats, of labels (B,).
 
         With pool "none" labels are (B, T), and labels equal to `ops.IGNORED` do not count: padding, or units of unknown
-        class.
+        class. Labels may also be probabilities, (B, num_classes) or (B, T, num_classes), such as the predictions of
+        another model; then all of them count.
 
         With adversarial ε > 0 and a key, in training, the model learns from every batch twice: from the embeddings x,
         and from x + r, with the noise r that makes the loss grow fastest (`ops.adversarial_noise`). r takes the
@@ -173,21 +177,38 @@ class Classifier(ClassPredictor):
         Source: Miyato, Dai, Goodfellow, "Adversarial training methods for semi-supervised text classification", 2017.
         """
         z, logits = self.logits(ids, lengths, key, pattern, noise=noise)
-        loss, cross_entropy = ops.cross_entropy(z, labels, ignore_index=self.ignored)
+        loss, cross_entropy = self.cross_entropy(z, labels)
         if key is None or noise is not None or not self.adversarial:
             return loss, (logits, cross_entropy)
         again = partial(self.loss, ids, lengths, labels, key, pattern)
         return loss, AdversarialCache(logits, cross_entropy, lengths, again)
 
+    def cross_entropy(self, z: Array, labels: Array) -> tuple[Array, Any]:
+        """The loss of logits z, for `labels` that are classes or probabilities."""
+        if is_inexact(labels):
+            return ops.soft_cross_entropy(z, labels)
+        return ops.cross_entropy(z, labels, ignore_index=self.ignored)
+
+    def cross_entropy_backward(self, dloss: Array | float, cache: Any) -> Array:
+        """dz, given the cache of `cross_entropy`."""
+        if isinstance(cache, SoftCrossEntropyCache):
+            return ops.soft_cross_entropy_backward(dloss, cache)[0]
+        return ops.cross_entropy_backward(dloss, cache)
+
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w. With noise, see `loss`."""
+        if isinstance(cache, tuple) and isinstance(cache[-1], SoftCrossEntropyCache):
+            logits, cross_entropy = cache
+            self.logits_backward(self.cross_entropy_backward(dloss, cross_entropy), logits)
+            return None
         if not isinstance(cache, AdversarialCache):
             return super().loss_backward(dloss, cache)
         dx = self.stack_backward(dloss / 2, cache.logits, cache.cross_entropy)
         if dx is None:
             raise ValueError("adversarial: expected 0, since no gradient passes the frozen blocks")
-        noise = ops.adversarial_noise(cache.logits.body.x, dx, self.adversarial, cache.lengths)
-        _, (logits, cross_entropy) = cache.again(noise=noise)
+        with checked_on_host():  # `loss` has checked the batch
+            noise = ops.adversarial_noise(cache.logits.body.x, dx, self.adversarial, cache.lengths)
+            _, (logits, cross_entropy) = cache.again(noise=noise)
         dx = dx + self.stack_backward(dloss / 2, logits, cross_entropy)
         self.body.embedding.backward(dx, cache.logits.body.embedding)
 
@@ -195,7 +216,7 @@ class Classifier(ClassPredictor):
         """The gradient of what enters the blocks."""
         if cache.body is None:  # of a frozen body
             return None
-        dy = self.body_output_backward(ops.cross_entropy_backward(dloss, cross_entropy), cache)
+        dy = self.body_output_backward(self.cross_entropy_backward(dloss, cross_entropy), cache)
         return self.body.stack.backward(dy, cache.body.stack)
 
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
@@ -204,7 +225,8 @@ class Classifier(ClassPredictor):
             self.check(ids, lengths)
         if self.body.units is None:
             expect_ids("ids", ids, self.config["vocab_size"])
-        counted_targets(labels, self.output.w.data.shape[1], self.ignored)
+        if not is_inexact(labels):
+            counted_targets(labels, self.output.w.data.shape[1], self.ignored)
 
     @property
     def ignored(self) -> int | None:

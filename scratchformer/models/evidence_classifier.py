@@ -123,9 +123,9 @@ class EvidenceClassifier(Classifier):
         key: Key | None = None,
         noise: Array | None = None,
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,). With `adversarial`, see `Classifier`."""
+        """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, 2): see `Classifier`."""
         z, logits = self.logits(ids, evidence, lengths, key, noise)
-        loss, cross_entropy = ops.cross_entropy(z, labels)
+        loss, cross_entropy = self.cross_entropy(z, labels)
         if key is None or noise is not None or not self.adversarial:
             return loss, (logits, cross_entropy)
         again = partial(self.loss, ids, evidence, lengths, labels, key)

@@ -59,7 +59,7 @@ def expect_floating(**arrays: Array) -> None:
     z.astype(np.float32). A NumPy scalar passes, since it has a dtype too.
     """
     for name, x in arrays.items():
-        if not (type(x) is np.ndarray and x.dtype.kind == "f") and not _is_inexact(x):
+        if not (type(x) is np.ndarray and x.dtype.kind == "f") and not is_inexact(x):
             raise TypeError(f"{name}: expected a floating-point array, got {describe(x)}{_advice(name, x)}")
 
 
@@ -77,7 +77,8 @@ def _kind(x: Any) -> str | None:
     return getattr(getattr(x, "dtype", None), "kind", None)
 
 
-def _is_inexact(x: Any) -> bool:
+def is_inexact(x: Any) -> bool:
+    """Whether `x` is an array of floating-point or complex numbers."""
     if isinstance(x, UNLIKE_ARRAYS):
         return False
     return _kind(x) in ("f", "c") or (_kind(x) == "V" and is_floating_type(x.dtype))

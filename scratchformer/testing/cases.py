@@ -160,6 +160,11 @@ def _cross_entropy(d: Draw, **options: Any) -> OperationCase:
     return OperationCase(ops.cross_entropy, ops.cross_entropy_backward, args, options)
 
 
+def _soft_cross_entropy(d: Draw) -> OperationCase:
+    args = (d("B T V"), d("B T V"))
+    return OperationCase(ops.soft_cross_entropy, ops.soft_cross_entropy_backward, args)
+
+
 def _symmetric_kl(d: Draw, **options: Any) -> OperationCase:
     args = (d("B T V"), d("B T V"), d.integers("B T", d.V))
     return OperationCase(ops.symmetric_kl, ops.symmetric_kl_backward, args, options)
@@ -258,6 +263,7 @@ OPERATIONS: dict[str, Callable[[Draw], OperationCase]] = {
     "cross_entropy, smoothing": partial(_cross_entropy, label_smoothing=0.1),
     "cross_entropy, ignored": partial(_cross_entropy, ignore_index=0),
     "cross_entropy, smoothing, ignored": partial(_cross_entropy, label_smoothing=0.1, ignore_index=0),
+    "soft_cross_entropy": _soft_cross_entropy,
     "symmetric_kl": _symmetric_kl,
     "symmetric_kl, ignored": partial(_symmetric_kl, ignore_index=0),
 }
@@ -372,6 +378,11 @@ def _evidence_classifier(d: Draw, training: bool = False, **options: Any) -> Lay
     model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
     key = {"key": d.key} if training else {}
     return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()), key)
+
+
+def _bidirectional_classifier(d: Draw, **options: Any) -> LayerCase:
+    model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True, **options)
+    return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()))
 
 
 def _sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
@@ -505,6 +516,12 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "Classifier, max, pre, relative": partial(_classifier, pool="max", norm="pre", positions="relative", dropout=0.2),
     "EvidenceClassifier, mean": partial(_evidence_classifier, training=True, dropout=0.2),
     "EvidenceClassifier, max, pre": partial(_evidence_classifier, pool="max", norm="pre", ngrams=[2], buckets=3),
+    "BidirectionalLanguageModel": lambda d: LayerCase(
+        models.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed)),
+        (d.integers("B T", d.V),),
+        {"key": d.key},
+    ),
+    "BidirectionalClassifier": _bidirectional_classifier,
     "BertPretraining": lambda d: _bert(d, models.BertPretraining, depth=2, places=True),
     "BertClassifier": lambda d: _bert(d, models.BertClassifier, d.K, depth=1),
 }

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import CPU, Array
+from ..models.bidirectional import BothCache
 from ..models.classifier import AdversarialCache
 from ..models.encoder_decoder import TwiceCache
 from ..nn import add_lora, recompute_blocks
@@ -242,6 +243,10 @@ def _parts_of_loss(cache: Any) -> Iterator[tuple[str, Any]]:
     """The parts of the cache of a `loss`, with names; those of two predictions have the same names."""
     if isinstance(cache, TwiceCache):
         forwards, cross_entropy = cache.forwards, (cache.cross_entropies, cache.symmetric_kl)
+    elif isinstance(cache, BothCache):
+        for one in cache:
+            yield from _parts_of_loss(one)
+        return
     else:
         forward, cross_entropy, *_ = cache
         forwards = (forward,)

@@ -615,3 +615,19 @@ def test_texts_are_joined_with_an_end_after_each():
     assert found.tolist() == [5, 6, 3, 3, 7, 3] and found.dtype == np.int32
     with pytest.raises(ValueError, match="end: expected a number >= 0, got -1"):
         joined(texts, -1)
+
+
+def test_labels_that_are_probabilities():
+    """Batches have a row of them for each text, whole or split."""
+    ids, soft = [np.arange(1, n) for n in (3, 6, 4)], np.array([[0.2, 0.8], [1.0, 0.0], [0.5, 0.5]])
+    evidence = [np.ones((len(x), 1), np.float32) for x in ids]
+    for dataset in (Labelled(ids, soft), Labelled(ids, soft, evidence)):
+        (batch,) = in_order(dataset, 3, 9)
+        assert batch.labels.dtype == np.float32 and batch.weight == 3
+        np.testing.assert_allclose(batch.labels, soft[[0, 2, 1]], rtol=1e-6)
+        parts = batch.split(2)
+        assert [len(part.labels) for part in parts] == [2, 1] == [part.weight for part in parts]
+        np.testing.assert_array_equal(np.concatenate([part.labels for part in parts]), batch.labels)
+        large = batch.stretched(5, 9)
+        assert large.labels.shape == (5, 2) and large.ids.shape == (5, 9)
+        np.testing.assert_array_equal(large.labels[3:], batch.labels[:2])

@@ -73,6 +73,25 @@ def test_the_loss_with_noise_has_the_gradients_of_numerical_differences(kind):
 
 
 @EVERY
+@pytest.mark.parametrize("adversarial", [0.0, 0.2])
+def test_labels_that_are_probabilities(kind, adversarial, device):
+    """Those of one class each give what its number gives; a mixture of two gives the mean of both."""
+    model, key = KINDS[kind](adversarial=adversarial, dropout=0.3).to(device, np.float64), Key(5)
+    *inputs, labels = batch(kind, device)
+    loss, expected, _ = gradient(model, [*inputs, labels], 3.0, key=key)
+    certain = [to_device(np.eye(2)[x], device) for x in (LABELS, 1 - LABELS)]
+    found = gradient(model, [*inputs, certain[0]], 3.0, key=key)
+    np.testing.assert_allclose(found[0], loss, rtol=1e-9)
+    np.testing.assert_allclose(found[1], expected, rtol=1e-9, atol=1e-12)
+    model.check_batch(*inputs, certain[0])
+    if not adversarial:  # whose noise depends on the labels
+        other = gradient(model, [*inputs, certain[1]], 3.0, key=key)
+        mixed = gradient(model, [*inputs, 0.75 * certain[0] + 0.25 * certain[1]], 3.0, key=key)
+        np.testing.assert_allclose(mixed[0], 0.75 * loss + 0.25 * other[0], rtol=1e-9)
+        np.testing.assert_allclose(mixed[1], 0.75 * expected + 0.25 * other[1], rtol=1e-9, atol=1e-12)
+
+
+@EVERY
 def test_in_evaluation_there_is_no_noise(kind, device):
     model, plain = (KINDS[kind](adversarial=e).to(device, np.float64) for e in (0.2, 0.0))
     arrays = batch(kind, device)

@@ -16,7 +16,7 @@ from scratchformer.testing.cases import OPERATIONS, Draw
 from scratchformer.testing.contracts import as_tuple, is_array, is_floating
 from scratchformer.testing.strict import STRICT
 
-LOSSES = ("cross_entropy", "symmetric_kl")  # they return a sum
+LOSSES = ("cross_entropy", "soft_cross_entropy", "symmetric_kl")  # they return a sum
 
 
 class Run(NamedTuple):

@@ -27,11 +27,11 @@ def copy(finished, tmp_path):
 def test_it_reports_the_accuracy(finished):
     folder, output = finished
     assert "the data has no unlabelled reviews (train/unsup)" in output
-    assert "starts from the language model of step 2 of 2" in output
+    assert "starts from the language models of step 2 of 2" in output
     assert re.search(r"^test accuracy on 80 reviews: [0-9.]+%$", output, re.M)
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", output, re.M) == [*STAGES]
     kinds = [load_snapshot(folder / stage).model_class for stage in STAGES]
-    assert kinds == ["Llama", "EvidenceClassifier"]
+    assert kinds == ["BidirectionalLanguageModel", "BidirectionalClassifier"]
     assert load_snapshot(folder / "finetune").config["evidence"] == 3
 
 

@@ -48,6 +48,8 @@ TESTS = {
     "-k 'test_relative.py or relative and (stays or broadcast or bounds)'",
     "ops/rmsnorm.py": f"tests/ops/test_rmsnorm.py {EVERY_OPERATION} {PRECISION} -k rmsnorm",
     "ops/rotary.py": f"tests/ops/test_rotary.py {EVERY_OPERATION} {PRECISION} -k rotary",
+    "ops/soft_cross_entropy.py": f"tests/ops/test_soft_cross_entropy.py {EVERY_OPERATION} {PRECISION} "
+    "-k soft_cross_entropy",
     "ops/softmax.py": f"tests/ops/test_softmax.py {EVERY_OPERATION} {PRECISION} -k 'softmax or large_scores'",
     "ops/symmetric_kl.py": f"tests/ops/test_symmetric_kl.py {EVERY_OPERATION} {PRECISION} -k symmetric_kl",
     "ops/swiglu.py": f"tests/ops/test_swiglu.py {EVERY_OPERATION} -k swiglu",

@@ -36,6 +36,10 @@ def cross_entropy(**options):
     return lambda z: F.cross_entropy(z.reshape(-1, V), targets, **options)
 
 
+def soft_cross_entropy(z, t):
+    return F.cross_entropy(z.reshape(-1, V), t.reshape(-1, V))
+
+
 def symmetric_kl(z, w):
     p, q = (F.log_softmax(x.reshape(-1, V), dim=-1) for x in (z, w))
     both = ((p, q), (q, p))
@@ -189,6 +193,7 @@ CASES = {
         [(B, H, T, D)] * 3,
         dict(pattern=ops.Causal() & ops.Heads(ops.SameBlock(2) | ops.BlockEnds(2), ops.Strided(2))),
     ),
+    "soft_cross_entropy": (ops.soft_cross_entropy, soft_cross_entropy, [(B, T, V)] * 2, {}),
     "symmetric_kl": (lambda z, w: ops.symmetric_kl(z, w, IDS), symmetric_kl, [(B, T, V)] * 2, {}),
     **{
         f"cross_entropy, {options}": (

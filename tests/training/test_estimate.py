@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
-from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
+from scratchformer.models import BidirectionalLanguageModel, Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.nn import recompute_blocks
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -153,7 +153,8 @@ def test_every_part_of_an_encoder_decoder_is_listed():
 
 
 @pytest.mark.parametrize(
-    "kind", ["LanguageModel", "TransformerXL", "Classifier", "Classifier, noise", "EncoderDecoder", "R-Drop"]
+    "kind",
+    ["LanguageModel", "TransformerXL", "Bidirectional", "Classifier", "Classifier, noise", "EncoderDecoder", "R-Drop"],
 )
 def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
     """Compared with what a deeper model then allocates."""
@@ -162,6 +163,7 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
     model, batch = {
         "LanguageModel": lambda: (LanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
         "TransformerXL": lambda: (TransformerXL(11, context=64, memory=64, **sizes), SegmentBatch(ids, ids, memory)),
+        "Bidirectional": lambda: (BidirectionalLanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
         "Classifier": lambda: (Classifier(11, 2, max_length=64, **sizes), LabelledBatch(ids, lengths, ids[:, 0])),
         "Classifier, noise": lambda: (
             Classifier(11, 2, max_length=64, adversarial=0.1, **sizes),
@@ -188,7 +190,7 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
         assert peak == pytest.approx(activations + found.transient, rel=0.08)
         recompute_blocks(model)
     inputs = [size for name, size in found.activations.items() if name.endswith("blocks: inputs")]
-    predictions = 2 if kind in ("Classifier, noise", "R-Drop") else 1
+    predictions = 2 if kind in ("Bidirectional", "Classifier, noise", "R-Drop") else 1
     assert inputs == len(inputs) * [predictions * 6 * 4 * (4 * 64 * 32)] != []
 
 

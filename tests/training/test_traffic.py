@@ -69,6 +69,22 @@ CASES = {
         models.EvidenceClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
         (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
     ),
+    "Classifier with noise": lambda: (
+        models.Classifier(V, K, max_length=T, dropout=0.1, adversarial=0.1, **SIZES),
+        (IDS, LENGTHS, LABELS),
+    ),
+    "Classifier of probabilities": lambda: (
+        models.Classifier(V, K, max_length=T, **SIZES),
+        (IDS, LENGTHS, np.full((B, K), np.float32(1 / K))),
+    ),
+    "BidirectionalLanguageModel": lambda: (
+        models.BidirectionalLanguageModel(V, context=T, dropout=0.1, **SIZES),
+        (IDS, integers((B, T), V)),
+    ),
+    "BidirectionalClassifier": lambda: (
+        models.BidirectionalClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
+        (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
+    ),
     "BertPretraining": lambda: (
         models.BertPretraining(V, max_length=T, dropout=0.1, **SIZES),
         (IDS, LENGTHS, SEGMENTS, np.zeros((B, K), np.int64), integers((B, K), V), integers((B,), 2)),

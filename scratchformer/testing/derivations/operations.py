@@ -171,6 +171,7 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "cross_entropy, one counted": partial(cross_entropy, ignore_index=-100, ignored=-1),
     "cross_entropy, smoothing": partial(cross_entropy, label_smoothing=0.1),
     "cross_entropy, smoothing, ignored": partial(cross_entropy, ignore_index=0, label_smoothing=0.1),
+    "soft_cross_entropy": lambda d: reference("soft_cross_entropy", d("B T V"), d("B T V")),
     "symmetric_kl": lambda d: reference("symmetric_kl", d("B T V"), d("B T V"), d.integers("B T", d.V), 0),
     "layernorm": layernorm,
     "rmsnorm": lambda d: reference("rmsnorm", d("B T C"), d("C")),

@@ -1,0 +1,180 @@
+"""Two models of one text: one reads it from left to right, the other from right to left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from .. import ops
+from ..backend import Array, array_module
+from ..ops.checks import expect_instance
+from ..rng import Key, fold
+from .evidence_classifier import EvidenceClassifier
+from .language_model import LanguageModel
+from .llama import Llama
+from .model import Model
+from .predictor import ClassPredictor
+
+
+class BothCache(NamedTuple):
+    rightward: Any
+    leftward: Any
+
+
+class BothLogitsCache(NamedTuple):
+    rightward: Any
+    leftward: Any
+    gather: Any  # of the evidence in reverse order
+
+
+class BidirectionalLanguageModel(Model):
+    """Two language models: `rightward` predicts the next token of a text, `leftward` the previous one.
+
+    Each knows of a token only what is on one side of it; together they know both. They share no weights, so each is
+    what it would be alone. They are meant for pre-training; `BidirectionalClassifier` starts from them.
+
+    model: the class of both, whose arguments are all the others.
+
+    The text from right to left is that from left to right in reverse order. A row of T + 1 tokens is split into the
+    first T, `ids`, and the last T, `targets`. In reverse, the targets come first, and the ids are what follows them:
+
+        loss = 1/2 (rightward.loss(ids, targets) + leftward.loss(targets reversed, ids reversed))
+
+    Source: Peters et al., "Deep contextualized word representations", 2018, section 3.1. Their two directions share the
+    tables of tokens and of outputs.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        context: int,
+        model: Callable[..., LanguageModel] = Llama,
+        key: Key = Key(0),
+        **options: Any,
+    ) -> None:
+        self.context = context
+        self.rightward, self.leftward = (
+            model(vocab_size, d_model, heads, depth, context, key=fold(key, name), **options)
+            for name in ("rightward", "leftward")
+        )
+
+    @classmethod
+    def passes_to(cls, options: Mapping[str, Any]) -> Callable:
+        return options.get("model", Llama)
+
+    def forward(self, ids: Array, key: Key | None = None) -> tuple[tuple[Array, Array], BothCache]:
+        """The logits (B, T, V) of two predictions for ids (B, T). At [b, t], those of `rightward` are for the token
+        after ids[b, t], and those of `leftward` for the token before it.
+        """
+        following, rightward = self.rightward.forward(ids, fold(key, "rightward"))
+        preceding, leftward = self.leftward.forward(ids[:, ::-1], fold(key, "leftward"))
+        return (following, preceding[:, ::-1]), BothCache(rightward, leftward)
+
+    def backward(self, dy: tuple[Array, Array], cache: BothCache) -> None:
+        self.rightward.backward(dy[0], cache.rightward)
+        self.leftward.backward(dy[1][:, ::-1], cache.leftward)
+
+    def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, BothCache]:
+        """The mean cross-entropy of both, in nats per token, for targets (B, T), the token after each of ids (B, T).
+
+        No target is ignored: each is a token that `leftward` reads.
+        """
+        xp = array_module(ids, targets)
+        before, after = (xp.ascontiguousarray(x[:, ::-1]) for x in (ids, targets))
+        first, rightward = self.rightward.loss(ids, targets, fold(key, "rightward"))
+        second, leftward = self.leftward.loss(after, before, fold(key, "leftward"))
+        return (first + second) / 2, BothCache(rightward, leftward)
+
+    def loss_backward(self, dloss: float, cache: BothCache) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        self.rightward.loss_backward(dloss / 2, cache.rightward)
+        self.leftward.loss_backward(dloss / 2, cache.leftward)
+
+    def check_batch(self, ids: Array, targets: Array) -> None:
+        """Raise an error for ids or targets out of range: see `Predictor`."""
+        self.rightward.check_batch(ids, targets)
+        self.leftward.check_batch(targets, ids)
+
+
+class BidirectionalClassifier(ClassPredictor):
+    """Two classifiers of two classes, of which one reads a text from left to right, and the other from right to left.
+
+    The arguments are those of `EvidenceClassifier`, which each of them is. In evaluation, without a key, the logits are
+    the mean of both. In training each learns from its own, as if it were alone: the loss is the mean of two losses.
+    """
+
+    body_class = EvidenceClassifier
+
+    def __init__(
+        self,
+        vocab_size: int,
+        evidence: int,
+        d_model: int,
+        heads: int,
+        depth: int,
+        max_length: int,
+        key: Key = Key(0),
+        **options: Any,
+    ) -> None:
+        self.rightward, self.leftward = (
+            EvidenceClassifier(vocab_size, evidence, d_model, heads, depth, max_length, key=fold(key, name), **options)
+            for name in ("rightward", "leftward")
+        )
+
+    def start_from(self, pretrained: BidirectionalLanguageModel) -> None:
+        """Copy the bodies of two language models: see `Classifier.start_from`."""
+        expect_instance("pretrained", pretrained, BidirectionalLanguageModel)
+        self.rightward.start_from(pretrained.rightward)
+        self.leftward.start_from(pretrained.leftward)
+
+    def logits(
+        self, ids: Array, evidence: Array, lengths: Array | None = None, key: Key | None = None
+    ) -> tuple[Array, BothLogitsCache]:
+        """The mean of the logits (B, 2) of both: see `EvidenceClassifier`."""
+        z, rightward = self.rightward.logits(ids, evidence, lengths, fold(key, "rightward"))
+        reverse, gather = in_reverse(ids, evidence, lengths)
+        w, leftward = self.leftward.logits(*reverse, lengths, fold(key, "leftward"))
+        return (z + w) / 2, BothLogitsCache(rightward, leftward, gather)
+
+    def logits_backward(self, dz: Array, cache: BothLogitsCache) -> Array | None:
+        """The gradient of evidence, given the gradient of the logits."""
+        devidence = self.rightward.logits_backward(dz / 2, cache.rightward)
+        reverse = self.leftward.logits_backward(dz / 2, cache.leftward)
+        return None if devidence is None else devidence + ops.gather_backward(reverse, cache.gather)
+
+    def loss(
+        self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None
+    ) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,): of the mean of the logits, or in training of each alone."""
+        if key is None:
+            z, logits = self.logits(ids, evidence, lengths)
+            loss, cross_entropy = ops.cross_entropy(z, labels)
+            return loss, (logits, cross_entropy)
+        first, rightward = self.rightward.loss(ids, evidence, lengths, labels, fold(key, "rightward"))
+        reverse, _ = in_reverse(ids, evidence, lengths)
+        second, leftward = self.leftward.loss(*reverse, lengths, labels, fold(key, "leftward"))
+        return (first + second) / 2, BothCache(rightward, leftward)
+
+    def loss_backward(self, dloss: float, cache: tuple) -> None:
+        """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        if not isinstance(cache, BothCache):
+            return super().loss_backward(dloss, cache)
+        self.rightward.loss_backward(dloss / 2, cache.rightward)
+        self.leftward.loss_backward(dloss / 2, cache.leftward)
+
+    def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:
+        """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
+        self.rightward.check_batch(ids, evidence, lengths, labels)
+
+
+def in_reverse(ids: Array, evidence: Array, lengths: Array | None) -> tuple[tuple[Array, Array], Any]:
+    """Each text and its evidence in reverse order, with the padding still at the end, and the cache of `ops.gather`."""
+    xp, (B, T) = array_module(ids), ids.shape
+    ends = (xp.full(B, T) if lengths is None else lengths)[:, None]
+    steps = xp.arange(T)[None]
+    places = xp.where(steps < ends, ends - 1 - steps, steps)  # (B, T)
+    reverse, gather = ops.gather(evidence, places)
+    return (xp.take_along_axis(ids, places, axis=1), reverse), gather

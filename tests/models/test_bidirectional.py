@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+from scratchformer.backend import CPU, to_cpu, to_device
+from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel
+from scratchformer.models.llama import LlamaBlock
+from scratchformer.nn import RMSNorm
+from scratchformer.ops import IGNORED
+from scratchformer.rng import Key
+from scratchformer.training import load_model, save_snapshot
+
+V, T, I = 11, 6, 3
+SIZES = dict(d_model=8, heads=2, depth=2)
+LENGTHS, LABELS = np.array([2, 6, 4]), np.array([1, 0, 1])
+LLAMA = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm)
+
+
+def language_model(device=CPU, **options):
+    return BidirectionalLanguageModel(V, context=T, key=Key(1), **SIZES | options).to(device, np.float64)
+
+
+def classifier(device=CPU, **options):
+    made = BidirectionalClassifier(V, I, max_length=T, key=Key(1), **SIZES | LLAMA | options)
+    return made.to(device, np.float64)
+
+
+def text(device=CPU):
+    row = np.random.default_rng(0).integers(0, V, (3, T + 1))
+    return to_device(row[:, :-1], device), to_device(row[:, 1:], device)
+
+
+def reviews(device=CPU, padding=(0, 0.0)):
+    draw = np.random.default_rng(0)
+    ids, evidence = draw.integers(0, V, (3, T)), draw.standard_normal((3, T, I))
+    beyond = np.arange(T) >= LENGTHS[:, None]
+    ids[beyond], evidence[beyond] = padding
+    return [to_device(x, device) for x in (ids, evidence, LENGTHS)]
+
+
+def reversed_within(x, lengths):
+    return np.stack([np.concatenate([row[:n][::-1], row[n:]]) for row, n in zip(x, lengths, strict=True)])
+
+
+@pytest.mark.parametrize("options", [{}, dict(model=LanguageModel, norm="pre")])
+def test_gradients_of_the_language_models(options, device, check_loss_backward):
+    check_loss_backward(language_model(device, **options), *text(device))
+
+
+def test_gradients_of_the_classifiers(device, check_loss_backward):
+    check_loss_backward(classifier(device, dropout=0.3), *reviews(device), to_device(LABELS, device))
+
+
+def test_each_direction_predicts_what_is_on_one_side(device):
+    """At each position, changing the tokens that a direction has not read yet does not change its prediction."""
+    model, (ids, _) = language_model(device), text(device)
+    following, preceding = map(to_cpu, model(ids))
+    changed = to_cpu(ids).copy()
+    changed[:, 3] = (changed[:, 3] + 1) % V
+    after, before = map(to_cpu, model(to_device(changed, device)))
+    same = [np.isclose(a, b, rtol=1e-9).all(axis=(0, 2)) for a, b in ((following, after), (preceding, before))]
+    assert same[0].tolist() == [True, True, True, False, False, False]
+    assert same[1].tolist() == [False, False, False, False, True, True]
+
+
+def test_the_loss_is_that_of_two_models(device):
+    model, (ids, targets) = language_model(device), text(device)
+    following, _ = model.rightward.loss(ids, targets)
+    preceding, _ = model.leftward.loss(targets[:, ::-1], ids[:, ::-1])
+    loss, _ = model.loss(ids, targets)
+    np.testing.assert_allclose(to_cpu(loss), (to_cpu(following) + to_cpu(preceding)) / 2, rtol=1e-12)
+    assert to_cpu(following) != to_cpu(preceding)
+    y = to_cpu(model(targets)[1])  # the last T tokens: what precedes each
+    own = np.take_along_axis(y - np.log(np.exp(y).sum(-1, keepdims=True)), to_cpu(ids)[:, :, None], axis=2)
+    np.testing.assert_allclose(to_cpu(preceding), -own.mean(), rtol=1e-9)
+
+
+def test_backward_of_the_logits(device):
+    """That of the sum of both sets of logits, weighted, by numerical differences."""
+    model, (ids, _) = language_model(device), text(device)
+    dy = [np.random.default_rng(i).standard_normal((3, T, V)) for i in range(2)]
+    model.zero_grad()
+    _, cache = model.forward(ids)
+    model.backward(tuple(to_device(d, device) for d in dy), cache)
+    grad, start = to_cpu(model.flat.grad).copy(), to_cpu(model.flat.data).copy()
+    direction, h, sums = np.random.default_rng(3).standard_normal(start.size), 1e-6, []
+    for step in (h, -h):
+        model.flat.data[...] = to_device(start + step * direction, device)
+        sums.append(sum((to_cpu(y) * d).sum() for y, d in zip(model(ids), dy, strict=True)))
+    np.testing.assert_allclose((sums[0] - sums[1]) / (2 * h), grad @ direction, rtol=1e-6)
+
+
+def test_the_classifier_is_the_mean_of_two(device):
+    """In evaluation; in training the loss is the mean of two losses."""
+    model, (ids, evidence, lengths) = classifier(device), reviews(device)
+    other = [to_device(reversed_within(to_cpu(x), LENGTHS), device) for x in (ids, evidence)]
+    z = to_cpu(model.rightward.logits(ids, evidence, lengths)[0])
+    w = to_cpu(model.leftward.logits(*other, lengths)[0])
+    np.testing.assert_allclose(to_cpu(model.logits(ids, evidence, lengths)[0]), (z + w) / 2, rtol=1e-12)
+    labels, key = to_device(LABELS, device), Key(5)
+    first, _ = model.rightward.loss(ids, evidence, lengths, labels, key)
+    second, _ = model.leftward.loss(*other, lengths, labels, key)
+    loss, _ = model.loss(ids, evidence, lengths, labels, key)
+    np.testing.assert_allclose(to_cpu(loss), (to_cpu(first) + to_cpu(second)) / 2, rtol=1e-12)
+
+
+def test_a_palindrome_is_the_same_for_both(device):
+    """With the same weights, both directions then give the same logits, whatever is in the padding."""
+    model = classifier(device)
+    model.leftward.load_state_dict(model.rightward.state_dict())
+    ids, evidence = np.array([[1, 2, 3, 2, 1, 0]]), np.zeros((1, 6, I))
+    arrays = [to_device(x, device) for x in (ids, evidence, np.array([5]))]
+    alone = to_cpu(model.rightward.logits(*arrays)[0])
+    np.testing.assert_allclose(to_cpu(model.logits(*arrays)[0]), alone, rtol=1e-12)
+    found = [to_cpu(model(*reviews(device, padding))) for padding in ((0, 0.0), (8, 9.5))]
+    np.testing.assert_array_equal(*found)
+
+
+def test_the_gradient_of_the_evidence(device):
+    """It is used by both directions."""
+    model, (ids, evidence, lengths) = classifier(device), reviews(device)
+    dz = np.random.default_rng(1).standard_normal((3, 2))
+    _, cache = model.logits(ids, evidence, lengths)
+    found = to_cpu(model.logits_backward(to_device(dz, device), cache))
+    direction, h = np.random.default_rng(2).standard_normal((3, T, I)), 1e-6
+    ends = (model.logits(ids, evidence + to_device(s * h * direction, device), lengths)[0] for s in (1, -1))
+    up, down = map(to_cpu, ends)
+    np.testing.assert_allclose(((up - down) * dz).sum() / (2 * h), (found * direction).sum(), rtol=1e-6)
+
+
+def test_it_starts_from_two_language_models():
+    pretrained, model = language_model(), classifier()
+    model.start_from(pretrained)
+    ids, _ = text()
+    features = np.zeros((3, T, I))
+    for name in ("rightward", "leftward"):
+        own, other = getattr(model, name).body, getattr(pretrained, name).body
+        np.testing.assert_array_equal(own(ids, features=features), other(ids))
+    with pytest.raises(TypeError, match="pretrained: expected a BidirectionalLanguageModel, got <"):
+        model.start_from(LanguageModel(V, context=T, **SIZES))
+
+
+@pytest.mark.parametrize("make", [language_model, classifier])
+def test_it_is_saved_and_loaded(make, tmp_path):
+    model = make()
+    save_snapshot(tmp_path / "model.safetensors", model)
+    found, _ = load_model(tmp_path / "model.safetensors", type(model))
+    np.testing.assert_array_equal(found.flat.data, model.flat.data.astype(found.flat.data.dtype))
+
+
+def test_wrong_arguments():
+    model, (ids, targets) = language_model(), text()
+    ignored = targets.copy()
+    ignored[0, 0] = IGNORED
+    with pytest.raises(IndexError, match="ids: expected values from 0 to 10, got -1"):
+        model.loss(ids, ignored)
+    with pytest.raises(IndexError, match="ids: expected values from 0 to 10, got -1"):
+        model.check_batch(ids, ignored)
+    model, (ids, evidence, lengths) = classifier(), reviews()
+    with pytest.raises(ValueError, match=r"evidence: expected \(3, 6, 3\), got \(3, 6, 2\)"):
+        model(ids, evidence[:, :, :2], lengths)
+    with pytest.raises(ValueError, match="lengths: expected values from 1 to 6, got 7"):
+        model.check_batch(ids, evidence, np.array([7, 1, 1]), LABELS)
+    with pytest.raises(TypeError, match="no option 'colour'"):
+        classifier(colour=1)
