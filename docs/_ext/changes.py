@@ -16,7 +16,9 @@ from scratchformer.models import GPT2, Llama, SparseTransformer, TransformerXL
 BEFORE = {
     "Classifier": None,
     "EvidenceClassifier": "Classifier",
+    "BidirectionalClassifier": "EvidenceClassifier",
     "LanguageModel": "Classifier",
+    "BidirectionalLanguageModel": "LanguageModel",
     "SparseTransformer": "LanguageModel",
     "TransformerXL": "LanguageModel",
     "EncoderDecoder": "LanguageModel",
@@ -49,6 +51,22 @@ def _evidence_classifier() -> str:
         "classes. They are used twice. A matrix maps them to C, and the result is added to the vector of the word, so "
         "the transformer can weigh them by their context. In evaluation their sum over the text, which is the linear "
         "model's own logit, is also added to the transformer's: the two decide together."
+    )
+
+
+def _bidirectional_classifier() -> str:
+    return (
+        "Two classifiers beside a linear model, of which one reads the text in reverse order. They share no weights. "
+        "In training each has a loss of its own; in evaluation the mean of their logits decides. Both are meant to be "
+        "causal, and to start from language models that read in these directions."
+    )
+
+
+def _bidirectional_language_model() -> str:
+    return (
+        "Two language models of one text, of which one reads it in reverse order, and so predicts the token before "
+        "each. They share no weights, and the loss is the mean of both. What a classifier learns from them can use "
+        "both sides of a word."
     )
 
 
@@ -155,7 +173,9 @@ def _llama() -> str:
 WORDS: dict[str, Callable[[], str]] = {
     "Classifier": _classifier,
     "EvidenceClassifier": _evidence_classifier,
+    "BidirectionalClassifier": _bidirectional_classifier,
     "LanguageModel": _language_model,
+    "BidirectionalLanguageModel": _bidirectional_language_model,
     "SparseTransformer": _sparse_transformer,
     "TransformerXL": _transformer_xl,
     "EncoderDecoder": _encoder_decoder,

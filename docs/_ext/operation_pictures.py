@@ -29,9 +29,10 @@ def _attention(d: Sizes) -> OperationCase:
 
 
 CASES: dict[str, Callable[[Sizes], OperationCase]] = {**OPERATIONS, "attention": _attention}
-WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[Any, ...]]] = {
-    "sinusoidal_positions": lambda d: (ops.sinusoidal_positions(d.T, d.C),),
-    "rotary_frequencies": lambda d: (ops.rotary_frequencies(d.D),),
+WITHOUT_BACKWARD: dict[str, Callable[[Sizes], tuple[dict[str, np.ndarray], np.ndarray]]] = {  # inputs and output
+    "sinusoidal_positions": lambda d: ({}, ops.sinusoidal_positions(d.T, d.C)),
+    "rotary_frequencies": lambda d: ({}, ops.rotary_frequencies(d.D)),
+    "adversarial_noise": lambda d: ({"x": (x := d("B T C")), "dx": x}, ops.adversarial_noise(x, x, 0.1)),
 }
 
 
@@ -39,7 +40,7 @@ def operation_picture(name: str) -> str:
     """The picture of the shapes of an operation of `ops`, as an SVG."""
     d = Sizes()
     if name in WITHOUT_BACKWARD:
-        return _Picture(name, {}, WITHOUT_BACKWARD[name](d)[0], Letters(d.sizes)).svg()
+        return _Picture(name, *WITHOUT_BACKWARD[name](d), Letters(d.sizes)).svg()
     case = CASES[name](d)
     args = [x.astype(np.float32) if isinstance(x, np.ndarray) and x.dtype.kind == "f" else x for x in case.args]
     with reference_only():

@@ -61,6 +61,17 @@ def _evidence_classifier(d: Sizes) -> LayerCase:
     return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
 
 
+def _bidirectional_classifier(d: Sizes) -> LayerCase:
+    model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
+    evidence = d("B T I").astype(np.float32)
+    return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
+
+
+def _bidirectional_language_model(d: Sizes) -> LayerCase:
+    model = models.BidirectionalLanguageModel(d.V, d.C, d.H, DEPTH, d.T + 1, models.LanguageModel)
+    return LayerCase(model, (_ids(d, "B T"), _ids(d, "B T")))
+
+
 def _encoder_decoder(d: Sizes) -> LayerCase:
     model = models.EncoderDecoder(d.V, d.C, d.H, DEPTH)
     return LayerCase(model, (_ids(d, "B S"), d.lengths("S"), _ids(d, "B T"), _ids(d, "B T")))
@@ -119,7 +130,9 @@ CASES: dict[str, Callable[[Sizes], LayerCase]] = {
     "Bert": _body_of_bert,
     "Classifier": _classifier,
     "EvidenceClassifier": _evidence_classifier,
+    "BidirectionalClassifier": _bidirectional_classifier,
     "LanguageModel": _text(models.LanguageModel),
+    "BidirectionalLanguageModel": _bidirectional_language_model,
     "SparseTransformer": lambda d: _text(models.SparseTransformer, stride=4)(d),
     "TransformerXL": _transformer_xl,
     "EncoderDecoder": _encoder_decoder,
