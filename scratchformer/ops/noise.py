@@ -18,7 +18,7 @@ def adversarial_noise(x: Array, dx: Array, epsilon: float, lengths: Array | None
 
     A sequence is one long vector of all its numbers, with the length
 
-        n := lengths        ε := epsilon        r := y
+        n := lengths        r := y
         size_b = √(Σ_{t < n_b} Σ_c x_btc²)        slope_b = √(Σ_{t < n_b} Σ_c dx_btc²)
         r_btc = [t < n_b] ε size_b dx_btc/slope_b
 
