@@ -1,12 +1,11 @@
-"""Read film reviews without labels first: a language model of all reviews becomes a classifier (IMDb).
+"""Read film reviews without labels first: language models of all reviews become a classifier (IMDb).
 
 Two stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
-learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones, and another one the
-sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the labels of the
-training reviews, and decide together. Beside each sub-word they read what a linear model of n-grams says about it, as
-in imdb.py. --steps sets the steps of pre-training and limits those of
-fine-tuning. The classifier is selected on held-out training reviews, which neither stage learns from, and scored once
-on the test reviews.
+learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. A second one learns to
+predict the sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the
+labels of the training reviews, and decide together. Beside each sub-word they read what a linear model of n-grams says
+about it, as in imdb.py. --steps sets the steps of pre-training and limits those of fine-tuning. The classifier is
+selected on held-out training reviews, which neither stage learns from, and scored once on the test reviews.
 
 Without --data the official archive is downloaded.
 """
@@ -65,7 +64,7 @@ class Pretraining(Part):
         tokens = self.tokens(self.data.validation.ids[:SCORED])
         context = min(self.run.max_length, len(tokens) - 1)
         starts = np.arange(0, len(tokens) - context, context)
-        rows = tokens[starts[:, None] + np.arange(context + 1)]  # each begins with the last token of the one before
+        rows = tokens[starts[:, None] + np.arange(context + 1)]  # without what is left over at the end
         batches = (TextBatch(row[None, :-1], row[None, 1:]) for row in rows)
         return {"loss": mean_loss(replicas, batches, len(rows))}
 

@@ -65,8 +65,8 @@ def _bidirectional_classifier() -> str:
 def _bidirectional_language_model() -> str:
     return (
         "Two language models of one text, of which one reads it in reverse order, and so predicts the token before "
-        "each. They share no weights, and the loss is the mean of both. What a classifier learns from them can use "
-        "both sides of a word."
+        "each. They share no weights, and the loss is the mean of the two losses. What a classifier learns from them "
+        "can use both sides of a word."
     )
 
 

@@ -477,8 +477,9 @@ def _labelled_batch(
         return found
 
     lengths = np.array([min(len(dataset.ids[i]), max_length) for i in indices])
-    dtype = np.float32 if np.ndim(dataset.labels) == 2 else np.int64
-    ids, labels = padded(dataset.ids, np.int32(PAD)), np.asarray(dataset.labels, dtype)[indices]
+    labels = np.asarray(dataset.labels)
+    soft = labels.ndim == 2 and labels.dtype.kind == "f"
+    ids, labels = padded(dataset.ids, np.int32(PAD)), labels.astype(np.float32 if soft else np.int64)[indices]
     if not len(dataset.evidence):
         return LabelledBatch(ids, lengths, labels)
     return EvidenceBatch(ids, padded(dataset.evidence, np.float32(0)), lengths, labels)

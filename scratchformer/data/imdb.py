@@ -93,7 +93,7 @@ class Imdb(NamedTuple):
         unlabelled = [Labelled(list(self.unlabelled), np.empty(0))] if self.unlabelled else []
         for ids, labels, _ in (self.train, self.validation, *unlabelled):
             for array in (labels, np.array([len(text) for text in ids]), *ids):
-                digest.update(array.astype("<i8").data)
+                digest.update(array.astype("<f4" if array.dtype.kind == "f" and array.size else "<i8").data)
         return digest.hexdigest()
 
 

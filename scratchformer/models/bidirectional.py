@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .. import ops
 from ..backend import Array, array_module
-from ..ops.checks import expect_instance
+from ..ops.checks import expect_ids, expect_instance, expect_shape, shown
 from ..rng import Key, fold
 from .evidence_classifier import EvidenceClassifier
 from .language_model import LanguageModel
@@ -33,12 +35,9 @@ class BidirectionalLanguageModel(Model):
     Each knows of a token only what is on one side of it; together they know both. They share no weights, so each is
     what it would be alone. They are meant for pre-training; `BidirectionalClassifier` starts from them.
 
-    model: the class of both, whose arguments are all the others.
-
-    The text from right to left is that from left to right in reverse order. A row of T + 1 tokens is split into the
-    first T, `ids`, and the last T, `targets`. In reverse, the targets come first, and the ids are what follows them:
-
-        loss = 1/2 (rightward.loss(ids, targets) + leftward.loss(targets reversed, ids reversed))
+    model: the class of both, whose arguments are all the others; recall is left out, since what follows a token in one
+    direction precedes it in the other. A batch holds rows of T + 1 tokens: the first T are `ids`, and the last T are
+    `targets`. In reverse order, a row begins with the targets, and each id is what follows its target.
 
     Source: Peters et al., "Deep contextualized word representations", 2018, section 3.1. Their two directions share the
     tables of tokens and of outputs.
@@ -51,10 +50,14 @@ class BidirectionalLanguageModel(Model):
         heads: int,
         depth: int,
         context: int,
-        model: Callable[..., LanguageModel] = Llama,
+        model: type[LanguageModel] = Llama,
         key: Key = Key(0),
         **options: Any,
     ) -> None:
+        if not (isinstance(model, type) and issubclass(model, LanguageModel)):
+            raise TypeError(f"model: expected a LanguageModel or a class derived from it, got {shown(model)}")
+        if options.get("recall") is not None:
+            raise ValueError("recall: expected None, since a BidirectionalLanguageModel has none")
         self.context = context
         self.rightward, self.leftward = (
             model(vocab_size, d_model, heads, depth, context, key=fold(key, name), **options)
@@ -69,6 +72,7 @@ class BidirectionalLanguageModel(Model):
         """The logits (B, T, V) of two predictions for ids (B, T). At [b, t], those of `rightward` are for the token
         after ids[b, t], and those of `leftward` for the token before it.
         """
+        expect_shape("ids", ids, "B T")
         following, rightward = self.rightward.forward(ids, fold(key, "rightward"))
         preceding, leftward = self.leftward.forward(ids[:, ::-1], fold(key, "leftward"))
         return (following, preceding[:, ::-1]), BothCache(rightward, leftward)
@@ -80,8 +84,9 @@ class BidirectionalLanguageModel(Model):
     def loss(self, ids: Array, targets: Array, key: Key | None = None) -> tuple[Array, BothCache]:
         """The mean cross-entropy of both, in nats per token, for targets (B, T), the token after each of ids (B, T).
 
-        No target is ignored: each is a token that `leftward` reads.
+        No target may be ignored: each is a token that `leftward` reads.
         """
+        self.check_batch(ids, targets)
         xp = array_module(ids, targets)
         before, after = (xp.ascontiguousarray(x[:, ::-1]) for x in (ids, targets))
         first, rightward = self.rightward.loss(ids, targets, fold(key, "rightward"))
@@ -90,13 +95,16 @@ class BidirectionalLanguageModel(Model):
 
     def loss_backward(self, dloss: float, cache: BothCache) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w."""
+        expect_instance("cache", cache, BothCache)
         self.rightward.loss_backward(dloss / 2, cache.rightward)
         self.leftward.loss_backward(dloss / 2, cache.leftward)
 
     def check_batch(self, ids: Array, targets: Array) -> None:
         """Raise an error for ids or targets out of range: see `Predictor`."""
-        self.rightward.check_batch(ids, targets)
-        self.leftward.check_batch(targets, ids)
+        self.rightward.body.check(ids)
+        expect_shape("targets", targets, "B T", B=ids.shape[0], T=ids.shape[1])
+        for name, x in (("ids", ids), ("targets", targets)):
+            expect_ids(name, x, self.config["vocab_size"])
 
 
 class BidirectionalClassifier(ClassPredictor):
@@ -104,6 +112,9 @@ class BidirectionalClassifier(ClassPredictor):
 
     The arguments are those of `EvidenceClassifier`, which each of them is. In evaluation, without a key, the logits are
     the mean of both. In training each learns from its own, as if it were alone: the loss is the mean of two losses.
+
+    To start from two Llamas, it takes their sizes and causal=True, positions="none", block=LlamaBlock,
+    final_norm=RMSNorm. recall is left out.
     """
 
     body_class = EvidenceClassifier
@@ -119,6 +130,8 @@ class BidirectionalClassifier(ClassPredictor):
         key: Key = Key(0),
         **options: Any,
     ) -> None:
+        if options.get("recall") is not None:
+            raise ValueError("recall: expected None, since a BidirectionalClassifier has none")
         self.rightward, self.leftward = (
             EvidenceClassifier(vocab_size, evidence, d_model, heads, depth, max_length, key=fold(key, name), **options)
             for name in ("rightward", "leftward")
@@ -143,15 +156,20 @@ class BidirectionalClassifier(ClassPredictor):
         """The gradient of evidence, given the gradient of the logits."""
         devidence = self.rightward.logits_backward(dz / 2, cache.rightward)
         reverse = self.leftward.logits_backward(dz / 2, cache.leftward)
-        return None if devidence is None else devidence + ops.gather_backward(reverse, cache.gather)
+        if reverse is None:  # of a frozen body
+            return devidence
+        leftward = ops.gather_backward(reverse, cache.gather)
+        return leftward if devidence is None else devidence + leftward
 
     def loss(
         self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None
     ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,): of the mean of the logits, or in training of each alone."""
+        """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, 2). In evaluation it is that of the
+        mean of the logits, in training the mean of two.
+        """
         if key is None:
             z, logits = self.logits(ids, evidence, lengths)
-            loss, cross_entropy = ops.cross_entropy(z, labels)
+            loss, cross_entropy = self.cross_entropy(z, labels)
             return loss, (logits, cross_entropy)
         first, rightward = self.rightward.loss(ids, evidence, lengths, labels, fold(key, "rightward"))
         reverse, _ = in_reverse(ids, evidence, lengths)
@@ -173,7 +191,7 @@ class BidirectionalClassifier(ClassPredictor):
 def in_reverse(ids: Array, evidence: Array, lengths: Array | None) -> tuple[tuple[Array, Array], Any]:
     """Each text and its evidence in reverse order, with the padding still at the end, and the cache of `ops.gather`."""
     xp, (B, T) = array_module(ids), ids.shape
-    ends = (xp.full(B, T) if lengths is None else lengths)[:, None]
+    ends = (xp.full(B, T) if lengths is None else lengths.astype(np.int64))[:, None]
     steps = xp.arange(T)[None]
     places = xp.where(steps < ends, ends - 1 - steps, steps)  # (B, T)
     reverse, gather = ops.gather(evidence, places)

@@ -45,7 +45,6 @@ from .model import Model, named
 class BodyCache(NamedTuple):
     embedding: EmbeddingSumCache
     stack: StackCache
-    x: Array  # (B, T, C), what enters the blocks
 
 
 class Body(Model):
@@ -200,22 +199,24 @@ class Body(Model):
         key: Key | None = None,
         memory: Array | None = None,
         features: Array | None = None,
-        noise: Array | None = None,
+        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, BodyCache]:
         """memory: (B, depth, M, C), the memory of each block: see `TransformerBlock`. features: (B, T, I).
 
-        noise: (B, T, C), a constant that is added to what enters the blocks, such as `ops.adversarial_noise`.
+        noise: a function of what enters the blocks, (B, T, C); what it returns, of the same shape, is added to it as a
+        constant, which has no gradient.
         """
         self.check(ids, rows=self.recall is not None)
         if memory is not None:
             expect_shape("memory", memory, "B depth M C", B=ids.shape[0], depth=len(self.blocks), C=self.d_model)
         x, embedding = self.embedding.forward(*self.inputs(ids, features=features), key=fold(key, "embedding"))
         if noise is not None:
-            expect_like("noise", noise, x.shape)
-            x, _ = ops.add(x, noise)
+            r = noise(x)
+            expect_like("noise", r, x.shape)
+            x, _ = ops.add(x, r)
         pattern = and_causal(pattern) if self.causal else pattern
-        y, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
-        return y, BodyCache(embedding, stack, x)
+        x, stack = self.stack.forward(x, key=fold(key, "block"), memories=memory, pattern=pattern)
+        return x, BodyCache(embedding, stack)
 
     def backward(self, dx: Array, cache: BodyCache) -> Array | None:
         return self.embedding.backward(self.stack.backward(dx, cache.stack), cache.embedding)

@@ -8,15 +8,17 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..nn import Linear
+from ..nn import Frozen, Linear
 from ..ops.checks import (
     checked_on_host,
+    describe,
     expect_ids,
     expect_instance,
     expect_lengths,
     expect_number,
     expect_one_of,
     expect_positive,
+    expect_probabilities,
     expect_range,
     is_inexact,
 )
@@ -95,13 +97,13 @@ class Classifier(ClassPredictor):
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
         features: Array | None = None,
-        noise: Array | None = None,
+        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, LogitsCache]:
         """Logits (B, num_classes), or (B, T, num_classes) with pool "none", of ids (B, T) or units (B, T, I).
 
         `forward` takes the same arguments and returns log-probabilities. Sequence b ends after lengths[b] of its ids,
         from 1 to T. pattern: which positions may attend to which; None for all. features: (B, T, I), of a model with
-        features=I. noise: (B, T, C), a constant that is added to the embeddings.
+        features=I. noise: see `Body.forward`.
         """
         expect_pattern(pattern)
         if lengths is not None:
@@ -158,18 +160,18 @@ class Classifier(ClassPredictor):
         labels: Array,
         key: Key | None = None,
         pattern: ops.Pattern | None = None,
-        noise: Array | None = None,
+        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,).
 
         With pool "none" labels are (B, T), and labels equal to `ops.IGNORED` do not count: padding, or units of unknown
-        class. Labels may also be probabilities, (B, num_classes) or (B, T, num_classes), such as the predictions of
-        another model; then all of them count.
+        class. With another pool labels may also be probabilities, (B, num_classes), such as the predictions of another
+        model.
 
         With adversarial ε > 0 and a key, in training, the model learns from every batch twice: from the embeddings x,
         and from x + r, with the noise r that makes the loss grow fastest (`ops.adversarial_noise`). r takes the
         gradient of x, which is known only in backward. So `loss` returns the cross-entropy at x, but `loss_backward`
-        adds the gradient of the mean of both. r is a constant there, and both times the same units are dropped:
+        adds the gradient of the mean of both. r is a constant there, and dropout is the same both times:
 
             loss = 1/2 (CE(x) + CE(x + r))
             dx = 1/2 (∂CE/∂x + ∂CE/∂(x + r))
@@ -177,47 +179,34 @@ class Classifier(ClassPredictor):
         Source: Miyato, Dai, Goodfellow, "Adversarial training methods for semi-supervised text classification", 2017.
         """
         z, logits = self.logits(ids, lengths, key, pattern, noise=noise)
-        loss, cross_entropy = self.cross_entropy(z, labels)
+        self.expect_classes(labels)
+        loss, cross_entropy = self.cross_entropy(z, labels, self.ignored)
         if key is None or noise is not None or not self.adversarial:
             return loss, (logits, cross_entropy)
+        self.expect_noise()
         again = partial(self.loss, ids, lengths, labels, key, pattern)
         return loss, AdversarialCache(logits, cross_entropy, lengths, again)
 
-    def cross_entropy(self, z: Array, labels: Array) -> tuple[Array, Any]:
-        """The loss of logits z, for `labels` that are classes or probabilities."""
-        if is_inexact(labels):
-            return ops.soft_cross_entropy(z, labels)
-        return ops.cross_entropy(z, labels, ignore_index=self.ignored)
-
-    def cross_entropy_backward(self, dloss: Array | float, cache: Any) -> Array:
-        """dz, given the cache of `cross_entropy`."""
-        if isinstance(cache, SoftCrossEntropyCache):
-            return ops.soft_cross_entropy_backward(dloss, cache)[0]
-        return ops.cross_entropy_backward(dloss, cache)
-
     def loss_backward(self, dloss: float, cache: tuple) -> None:
         """Add dloss · ∂loss/∂w to the gradient of every parameter w. With noise, see `loss`."""
-        if isinstance(cache, tuple) and isinstance(cache[-1], SoftCrossEntropyCache):
-            logits, cross_entropy = cache
-            self.logits_backward(self.cross_entropy_backward(dloss, cross_entropy), logits)
-            return None
         if not isinstance(cache, AdversarialCache):
             return super().loss_backward(dloss, cache)
         dx = self.stack_backward(dloss / 2, cache.logits, cache.cross_entropy)
         if dx is None:
-            raise ValueError("adversarial: expected 0, since no gradient passes the frozen blocks")
+            raise ValueError("adversarial: expected 0 for a model with frozen blocks, through which no gradient passes")
         with checked_on_host():  # `loss` has checked the batch
-            noise = ops.adversarial_noise(cache.logits.body.x, dx, self.adversarial, cache.lengths)
+            noise = partial(ops.adversarial_noise, dx=dx, epsilon=self.adversarial, lengths=cache.lengths)
             _, (logits, cross_entropy) = cache.again(noise=noise)
         dx = dx + self.stack_backward(dloss / 2, logits, cross_entropy)
         self.body.embedding.backward(dx, cache.logits.body.embedding)
 
     def stack_backward(self, dloss: float, cache: LogitsCache, cross_entropy: Any) -> Array | None:
         """The gradient of what enters the blocks."""
-        if cache.body is None:  # of a frozen body
-            return None
-        dy = self.body_output_backward(self.cross_entropy_backward(dloss, cross_entropy), cache)
-        return self.body.stack.backward(dy, cache.body.stack)
+        if isinstance(cross_entropy, SoftCrossEntropyCache):
+            dz, _ = ops.soft_cross_entropy_backward(dloss, cross_entropy)
+        else:
+            dz = ops.cross_entropy_backward(dloss, cross_entropy)
+        return self.body.stack.backward(self.body_output_backward(dz, cache), cache.body.stack)
 
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
         """Raise an error for ids, lengths or labels out of range: see `Predictor`."""
@@ -225,8 +214,21 @@ class Classifier(ClassPredictor):
             self.check(ids, lengths)
         if self.body.units is None:
             expect_ids("ids", ids, self.config["vocab_size"])
-        if not is_inexact(labels):
+        self.expect_classes(labels)
+        if is_inexact(labels):
+            expect_probabilities("labels", labels, (ids.shape[0], self.output.w.data.shape[1]))
+        else:
             counted_targets(labels, self.output.w.data.shape[1], self.ignored)
+
+    def expect_classes(self, labels: Array) -> None:
+        """Raise ValueError for labels that are probabilities, if every unit has one."""
+        if self.pool == "none" and is_inexact(labels):
+            raise ValueError(f"labels: expected classes (B, T), integers, with pool 'none', got {describe(labels)}")
+
+    def expect_noise(self) -> None:
+        """Raise ValueError if the body is frozen: `adversarial` needs a gradient of its embeddings."""
+        if isinstance(self.body, Frozen):
+            raise ValueError("adversarial: expected 0 for a model with a frozen body, through which no gradient passes")
 
     @property
     def ignored(self) -> int | None:

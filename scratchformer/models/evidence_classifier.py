@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -83,12 +83,12 @@ class EvidenceClassifier(Classifier):
         evidence: Array,
         lengths: Array | None = None,
         key: Key | None = None,
-        noise: Array | None = None,
+        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, Any]:
         """Logits (B, 2) of ids (B, T) and evidence (B, T, I); lengths (B,), or None if all texts have T words.
 
-        `forward` takes the same arguments and returns log-probabilities. key: None in evaluation. noise: (B, T, C), a
-        constant that is added to the embeddings.
+        `forward` takes the same arguments and returns log-probabilities. key: None in evaluation. noise: see
+        `Body.forward`.
         """
         self.body.check(ids)
         expect_floating(evidence=evidence)
@@ -111,7 +111,7 @@ class EvidenceClassifier(Classifier):
         dfeatures = super().logits_backward(dz, cache.classifier)
         ds = (dz[:, 1] - dz[:, 0]) / 2
         if dfeatures is None:  # of a frozen body
-            return cache.within * ds[:, None, None]
+            return array_module(ds).repeat(cache.within * ds[:, None, None], self.evidence, axis=2)
         return dfeatures + cache.within * ds[:, None, None]
 
     def loss(
@@ -121,13 +121,14 @@ class EvidenceClassifier(Classifier):
         lengths: Array | None,
         labels: Array,
         key: Key | None = None,
-        noise: Array | None = None,
+        noise: Callable[[Array], Array] | None = None,
     ) -> tuple[Array, tuple]:
         """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, 2): see `Classifier`."""
         z, logits = self.logits(ids, evidence, lengths, key, noise)
         loss, cross_entropy = self.cross_entropy(z, labels)
         if key is None or noise is not None or not self.adversarial:
             return loss, (logits, cross_entropy)
+        self.expect_noise()
         again = partial(self.loss, ids, evidence, lengths, labels, key)
         return loss, AdversarialCache(logits, cross_entropy, lengths, again)
 

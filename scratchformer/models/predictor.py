@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 from .. import ops
 from ..backend import Array
-from ..ops.checks import describe
+from ..ops.checks import describe, expect_probabilities, is_inexact
+from ..ops.soft_cross_entropy import SoftCrossEntropyCache
 from .model import Model
 
 
 class Predictor(Model):
-    """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`.
+    """A model whose `loss` returns a mean cross-entropy and the cache `(forward, cross_entropy)`, or one of its own.
 
     A subclass has `backward(dlogits, cache)`, which takes the gradient of the logits. It may have `check_batch`, with
     the arguments of `loss` but the key: it raises the errors of `loss` for values out of range. `Replicas` calls it
@@ -34,7 +35,10 @@ class Predictor(Model):
         if not isinstance(cache, tuple) or len(cache) != 2:
             raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
         forward, cross_entropy = cache
-        dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
+        if isinstance(cross_entropy, SoftCrossEntropyCache):
+            dlogits, _ = ops.soft_cross_entropy_backward(dloss, cross_entropy)
+        else:
+            dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
         self.logits_backward(dlogits, forward)
 
     def logits_backward(self, dlogits: Array, cache: Any) -> Array | None:
@@ -52,6 +56,13 @@ class ClassPredictor(Predictor):
     A subclass has `logits(...)`, which returns logits (..., K) and a cache, and `logits_backward(dlogits, cache)`.
     `forward` returns the log-softmax of the logits. `loss` is their cross-entropy, which does not need a softmax first.
     """
+
+    def cross_entropy(self, z: Array, labels: Array, ignore_index: int | None = None) -> tuple[Array, Any]:
+        """The loss of logits z (B, K), for labels that are classes (B,) or probabilities (B, K)."""
+        if not is_inexact(labels):
+            return ops.cross_entropy(z, labels, ignore_index)
+        expect_probabilities("labels", labels, z.shape)
+        return ops.soft_cross_entropy(z, labels)
 
     def logits(self, *inputs: Any, **options: Any) -> tuple[Array, Any]:
         raise TypeError(f"{type(self).__name__} has no logits")

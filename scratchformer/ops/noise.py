@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..backend import Array, array_module
-from .checks import expect_like, expect_number, expect_shape
+from .checks import expect_like, expect_number, expect_real, expect_shape
 from .pooling import within
 from .precision import widen
 
@@ -33,13 +33,23 @@ def adversarial_noise(x: Array, dx: Array, epsilon: float, lengths: Array | None
     Source: Miyato, Dai, Goodfellow, "Adversarial training methods for semi-supervised text classification", 2017,
     equation 5. They normalize the embeddings, and their ε is the length of r itself.
     """
+    expect_real("x", x)
     expect_shape("x", x, "B T C")
     expect_like("dx", dx, x.shape)
     expect_number("epsilon", epsilon)
     inside = within(x, lengths)[:, :, None]
+    if not x.size:
+        return x.copy()
     xp, x32, g = array_module(x, dx), widen(x) * inside, widen(dx) * inside
-    largest = abs(g).max(axis=(1, 2), keepdims=True)  # (B, 1, 1)
-    g = g / xp.where(largest > 0, largest, 1)  # so that no square underflows
-    size, slope = (xp.sqrt((a**2).sum(axis=(1, 2), keepdims=True)) for a in (x32, g))
-    r = epsilon * size * (g / xp.where(slope > 0, slope, 1))
+    g, _ = _scaled(g)
+    unit, scale = _scaled(x32)
+    size, slope = (xp.sqrt((a**2).sum(axis=(1, 2), keepdims=True)) for a in (unit, g))
+    r = epsilon * scale * size * (g / xp.where(slope > 0, slope, 1))
     return r.astype(x.dtype, copy=False)
+
+
+def _scaled(x: Array) -> tuple[Array, Array]:
+    """x divided by its largest number in each sequence, so that no square overflows or underflows, and that number."""
+    largest = abs(x).max(axis=(1, 2), keepdims=True)  # (B, 1, 1)
+    scale = array_module(x).where(largest > 0, largest, 1)
+    return x / scale, scale

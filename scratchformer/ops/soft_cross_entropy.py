@@ -59,8 +59,8 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
     V = logits.shape[-1]
     if not logits.size:
         raise ValueError(f"logits: expected at least one row, got {tuple(logits.shape)}")
-    t = widen(targets).reshape(-1, V)
     log_p, _ = log_softmax(widen(logits).reshape(-1, V))
+    t = targets.reshape(-1, V).astype(log_p.dtype, copy=False)
     loss = -(t * log_p).sum() / len(t)
     return loss, SoftCrossEntropyCache(log_p, t, logits.shape, (logits.dtype, targets.dtype))
 

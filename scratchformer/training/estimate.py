@@ -181,8 +181,10 @@ def _watch(model: Any, batch: Any, weights: set[int]) -> tuple[dict[str, int], i
         model.loss_backward(1.0, cache)
         _, peak = tracemalloc.get_traced_memory()
         passing = peak - start
-        if isinstance(cache, AdversarialCache):  # whose backward makes another one
-            again = _by_layer(cache.again(noise=0 * cache.logits.body.x)[1], {id(_owner(x)) for x in batch} | weights)
+        one = cache[0] if isinstance(cache, BothCache) else cache
+        if isinstance(one, AdversarialCache):  # whose backward makes another one; both do so one after the other
+            _, noisy = one.again(noise=lambda x: 0 * x)
+            again = _by_layer(noisy, {id(_owner(x)) for x in batch} | weights)
             kept = {name: size + again[name] for name, size in kept.items()}
             passing -= sum(again.values())
     return kept, passing

@@ -23,8 +23,9 @@ from ..data import (
     windows,
 )
 from ..data.batching import expect_text, tokens_of
+from ..models import BidirectionalLanguageModel
 from ..ops import IGNORED
-from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive
+from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive, is_inexact
 from ..progress import progress_bar
 from .replicas import Replicas
 
@@ -49,6 +50,8 @@ def evaluate_language_model(
     """
     expect_instance("replicas", replicas, Replicas)
     expect_text(data)
+    if isinstance(replicas.model, BidirectionalLanguageModel):  # to which no target may be left out
+        raise TypeError("replicas: expected a model of one direction; use mean_loss for a BidirectionalLanguageModel")
     context = replicas.model.context
     stride = max(1, context // 2) if stride is None else stride
     batch_size = at_once(replicas, context) if batch_size is None else batch_size
@@ -149,6 +152,8 @@ def evaluate_classifier(
     expect_instance("replicas", replicas, Replicas)
     expect_instance("dataset", dataset, Labelled)
     expect_positive(max_length=max_length)
+    if is_inexact(dataset.labels):
+        raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
     if batch_size is None:
         batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 

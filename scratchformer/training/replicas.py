@@ -238,11 +238,15 @@ class Replicas:
         return f"{ranks}{self.count} replica(s) on {self.device}, {rows}{idle}"
 
     def move(self, batch: Any) -> Any:
-        """The batch with its arrays on the model's device, and those of real numbers in the type of the replicas."""
-        moved = (to_device(a, self.device) for a in batch)
-        if self.half is None:
-            return type(batch)(*moved)
-        return type(batch)(*(a.astype(self.half.dtype) if is_floating_type(a.dtype) else a for a in moved))
+        """The batch with its arrays on the model's device. Those of real numbers, except `labels`, have the type of the
+        replicas.
+        """
+        moved = {name: to_device(a, self.device) for name, a in zip(batch._fields, batch, strict=True)}
+        if self.half is not None:
+            for name, a in moved.items():
+                if name != "labels" and is_floating_type(a.dtype):
+                    moved[name] = a.astype(self.half.dtype)
+        return type(batch)(**moved)
 
     def loss(self, model: Any, batch: Any, key: Key | None = None) -> tuple[Array, Any]:
         """`model.loss` of a batch that is not on the device yet, of one of `models`, and its cache."""

@@ -631,3 +631,9 @@ def test_labels_that_are_probabilities():
         large = batch.stretched(5, 9)
         assert large.labels.shape == (5, 2) and large.ids.shape == (5, 9)
         np.testing.assert_array_equal(large.labels[3:], batch.labels[:2])
+
+
+def test_integer_labels_of_every_token_stay_integers():
+    ids = [np.array([1, 2, 3]), np.array([4, 5, 6])]
+    (batch,) = in_order(Labelled(ids, np.stack(ids) % 2), 3, 6)
+    assert batch.labels.dtype == np.int64 and batch.labels.tolist() == [[1, 0, 1], [0, 1, 0]]

@@ -50,8 +50,8 @@ def test_the_gradient_is_the_mean_of_two(kind, dropout, device):
 
     _, cache = plain.loss(*arrays, key=key)
     dx = plain.stack_backward(1.0, *cache)
-    r = ops.adversarial_noise(cache[0].body.x, dx, 0.2, to_device(LENGTHS, device))
-    noisy, second, _ = gradient(plain, arrays, 3.0, key=key, noise=r)
+    noise = partial(ops.adversarial_noise, dx=dx, epsilon=0.2, lengths=to_device(LENGTHS, device))
+    noisy, second, _ = gradient(plain, arrays, 3.0, key=key, noise=noise)
     assert noisy > loss + 0.01
     np.testing.assert_allclose(found, (first + second) / 2, rtol=1e-9, atol=1e-12)
 
@@ -61,7 +61,11 @@ def test_the_loss_with_noise_has_the_gradients_of_numerical_differences(kind):
     """So the mean of the two above is checked as well. The noise is a constant."""
     model = KINDS[kind](dropout=0.3).to(dtype=np.float64)
     arrays, key = batch(kind, CPU), Key(5)
-    noise = np.random.default_rng(1).standard_normal((3, T, 8))
+    r = np.random.default_rng(1).standard_normal((3, T, 8))
+
+    def noise(x):
+        return r
+
     _, found, _ = gradient(model, arrays, key=key, noise=noise)
     before, h = model.flat.data.copy(), 1e-6
     for direction in np.random.default_rng(2).standard_normal((5, before.size)):
@@ -108,7 +112,7 @@ def test_recomputed_blocks_give_the_same(device):
 def test_a_frozen_body_has_no_use_for_noise():
     model = KINDS["Classifier"](adversarial=0.2)
     model.body = Frozen(model.body)
-    with pytest.raises(ValueError, match="adversarial: expected 0, since no gradient passes the frozen blocks"):
+    with pytest.raises(ValueError, match="adversarial: expected 0 for a model with a frozen body"):
         gradient(model, batch("Classifier", CPU), key=Key(5))
 
 
@@ -118,4 +122,31 @@ def test_wrong_arguments(epsilon):
         KINDS["Classifier"](adversarial=epsilon)
     make = partial(KINDS["Classifier"]().loss, *batch("Classifier", CPU))
     with pytest.raises(ValueError, match=r"noise: expected \(3, 6, 8\), got \(3, 6, 4\)"):
-        make(noise=np.zeros((3, T, 4), np.float32))
+        make(noise=lambda x: x[:, :, :4])
+
+
+@pytest.mark.parametrize(
+    ("labels", "error", "message"),
+    [
+        (np.array([0.0, 1.0, 1.0]), ValueError, r"labels: expected \(3, 2\), got \(3,\)"),
+        (np.array([[5.0, -3.0]] * 3), ValueError, "labels: expected probabilities, from 0 to 1"),
+        (np.array([[0.5, 0.4]] * 3), ValueError, "labels: expected probabilities, from 0 to 1"),
+        (np.full((3, 2), np.nan), ValueError, "labels: expected probabilities, from 0 to 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["Classifier", "EvidenceClassifier"])
+def test_labels_that_are_no_probabilities(kind, labels, error, message):
+    model, (*inputs, _) = KINDS[kind](), batch(kind, CPU)
+    for call in (model.loss, model.check_batch):
+        with pytest.raises(error, match=message):
+            call(*inputs, labels)
+
+
+def test_probabilities_of_every_unit_are_refused():
+    model = KINDS["Classifier"](pool="none")
+    ids, lengths, _ = batch("Classifier", CPU)
+    for call in (model.loss, model.check_batch):
+        with pytest.raises(
+            ValueError, match=r"labels: expected classes \(B, T\), integers, with pool 'none', got float"
+        ):
+            call(ids, lengths, np.full((3, T, 2), 0.5))

@@ -4,7 +4,7 @@ import pytest
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel, LanguageModel
 from scratchformer.models.llama import LlamaBlock
-from scratchformer.nn import RMSNorm
+from scratchformer.nn import Frozen, RMSNorm
 from scratchformer.ops import IGNORED
 from scratchformer.rng import Key
 from scratchformer.training import load_model, save_snapshot
@@ -147,14 +147,52 @@ def test_it_is_saved_and_loaded(make, tmp_path):
     np.testing.assert_array_equal(found.flat.data, model.flat.data.astype(found.flat.data.dtype))
 
 
+def test_labels_that_are_probabilities(device):
+    """In training and in evaluation, those of one class each give what its number gives."""
+    model, arrays = classifier(device, dropout=0.3), reviews(device)
+    for key in (None, Key(5)):
+        found = []
+        for labels in (LABELS, np.eye(2)[LABELS]):
+            model.zero_grad()
+            loss, cache = model.loss(*arrays, to_device(labels, device), key)
+            model.loss_backward(2.0, cache)
+            found.append(np.append(to_cpu(model.flat.grad), to_cpu(loss)))
+        np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("frozen", [("rightward",), ("leftward",), ("rightward", "leftward")])
+def test_frozen_bodies(frozen):
+    """The evidence gets a gradient from the other body, and from the sum in the logits."""
+    model, (ids, evidence, lengths) = classifier(), reviews()
+    for name in frozen:
+        one = getattr(model, name)
+        one.body = Frozen(one.body)
+    dz = np.random.default_rng(1).standard_normal((3, 2))
+    for key in (None, Key(0)):
+        _, cache = model.logits(ids, evidence, lengths, key)
+        found = model.logits_backward(dz, cache)
+        assert found is None if key and len(frozen) == 2 else found.shape == evidence.shape and found[1].any()
+
+
 def test_wrong_arguments():
     model, (ids, targets) = language_model(), text()
-    ignored = targets.copy()
-    ignored[0, 0] = IGNORED
-    with pytest.raises(IndexError, match="ids: expected values from 0 to 10, got -1"):
-        model.loss(ids, ignored)
-    with pytest.raises(IndexError, match="ids: expected values from 0 to 10, got -1"):
-        model.check_batch(ids, ignored)
+    ignored, large = targets.copy(), targets.copy()
+    ignored[0, 0], large[0, 0] = IGNORED, 99
+    for wrong, value in ((ignored, -1), (large, 99)):
+        for call in (model.loss, model.check_batch):
+            with pytest.raises(IndexError, match=f"^targets: expected values from 0 to 10, got {value}$"):
+                call(ids, wrong)
+    with pytest.raises(ValueError, match=r"targets: expected \(3, 6\), got \(3, 5\)"):
+        model.loss(ids, targets[:, :5])
+    with pytest.raises(ValueError, match=r"ids: expected \(B, T\), got \(6,\)"):
+        model(ids[0])
+    with pytest.raises(TypeError, match="cache: expected a BothCache, got None"):
+        model.loss_backward(1.0, None)
+    with pytest.raises(TypeError, match="model: expected a LanguageModel or a class derived from it"):
+        language_model(model=lambda *sizes, **options: LanguageModel(*sizes, **options))
+    for make in (language_model, classifier):
+        with pytest.raises(ValueError, match="recall: expected None"):
+            make(recall=[2, 3])
     model, (ids, evidence, lengths) = classifier(), reviews()
     with pytest.raises(ValueError, match=r"evidence: expected \(3, 6, 3\), got \(3, 6, 2\)"):
         model(ids, evidence[:, :, :2], lengths)
@@ -162,3 +200,8 @@ def test_wrong_arguments():
         model.check_batch(ids, evidence, np.array([7, 1, 1]), LABELS)
     with pytest.raises(TypeError, match="no option 'colour'"):
         classifier(colour=1)
+
+
+def test_lengths_of_any_integer_type():
+    model, (ids, evidence, lengths) = classifier(), reviews()
+    np.testing.assert_array_equal(model(ids, evidence, lengths.astype(np.uint64)), model(ids, evidence, lengths))

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from scratchformer import ops
-from scratchformer.backend import to_cpu, to_device
+from scratchformer.backend import CPU, to_cpu, to_device
 
 
 def draw(shape=(3, 5, 4), seed=0):
@@ -46,6 +46,9 @@ def test_the_scale_of_the_gradient_does_not_matter(scale, device):
     x, dx = (a.astype(np.float32) for a in draw())
     expected = noise(device, x, dx)
     np.testing.assert_allclose(noise(device, x, (dx * np.float32(scale))), expected, rtol=1e-4)
+    if scale > 1e-38:  # where the noise itself would be too small
+        found = noise(device, x * np.float32(scale), dx)
+        np.testing.assert_allclose(found, expected * np.float32(scale), rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -55,6 +58,10 @@ def test_its_type_is_that_of_x(dtype, device):
     assert r.dtype == dtype
     wide = noise(device, x.astype(np.float64), dx.astype(np.float64))
     np.testing.assert_allclose(r.astype(np.float64), wide, rtol=2e-2, atol=1e-4)
+
+
+def test_an_empty_text_gets_none():
+    assert noise(CPU, np.ones((2, 0, 4)), np.ones((2, 0, 4))).shape == (2, 0, 4)
 
 
 def test_wrong_arguments():

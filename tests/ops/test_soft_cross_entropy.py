@@ -57,6 +57,14 @@ def test_large_logits(device):
     assert loss == 500 and dz.tolist() == [[0.5, -0.5]]
 
 
+def test_the_targets_may_have_more_digits(device):
+    """The loss has the type of the logits."""
+    t = to_device(np.eye(3)[IDS], device)
+    loss, cache = ops.soft_cross_entropy(to_device(Z.astype(np.float32), device), t)
+    dlogits, dtargets = ops.soft_cross_entropy_backward(1.0, cache)
+    assert (loss.dtype, dlogits.dtype, dtargets.dtype) == (np.float32, np.float32, np.float64)
+
+
 def test_wrong_arguments():
     with pytest.raises(ValueError, match=r"targets: expected \(2, 3\), got \(2, 2\)"):
         ops.soft_cross_entropy(Z, Z[:, :2])
