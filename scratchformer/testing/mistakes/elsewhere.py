@@ -101,7 +101,7 @@ MISTAKES = (
         file="models/classifier.py",
         replacements=(
             ("return IGNORED if", "return None if"),
-            ("ops.cross_entropy(z, labels,", "ops.cross_entropy(z, labels % z.shape[-1],"),
+            ("self.cross_entropy(z, labels,", "self.cross_entropy(z, labels % z.shape[-1],"),
         ),
     ),
     Mistake(
