@@ -456,7 +456,9 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
 def in_order(
     dataset: Labelled, batch_size: int, max_length: int, keep: str = "head"
 ) -> Iterator[LabelledBatch | EvidenceBatch]:
-    """Batches for evaluation: every text once, shortest first; arguments as for `LabelledBatches`."""
+    """Batches for evaluation: every text once, shortest first, and equally long ones in the dataset's order. Arguments
+    as for `LabelledBatches`.
+    """
     order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
     return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
 

@@ -148,16 +148,7 @@ def find_evidence(
     training texts. Raises ValueError for texts, labels or folds that do not fit, and DataError if no n-gram is in two
     texts.
     """
-    expect_positive(order=order)
-    expect_number("c", c, zero=False)
-    if order > MOST_ORDER:
-        raise ValueError(f"order: expected at most {MOST_ORDER}, got {order}")
-    expect_shape("labels", labels, "texts", texts=len(train))
-    if set(np.unique(labels)) != {0, 1}:
-        raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
-    for texts in (train, *others):
-        for ids in texts:
-            expect_shape("texts", ids, "T")
+    _check([train, *others], labels, order, c)
     folds = by_class(labels) if folds is None else folds
     expect_integers("folds", folds)
     expect_shape("folds", folds, "texts", texts=len(train))
@@ -166,10 +157,6 @@ def find_evidence(
     for fold in np.unique(folds).tolist():
         if len(np.unique(labels[folds != fold])) < 2:
             raise ValueError(f"folds: expected both labels outside of each fold, got one outside of fold {fold}")
-    for ids in (ids for texts in (train, *others) for ids in texts):
-        expect_at_least(0, ids=int(ids.min(initial=0)))
-        if ids.max(initial=0) >= (1 << BITS) - 1:
-            raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
     counts = count(train, order)
     found: list[np.ndarray] = [np.empty(0)] * len(train)
     for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
@@ -178,6 +165,30 @@ def find_evidence(
             found[i] = model.of(train[i])
     whole = fit(counts, labels, order, c)
     return [found, *([whole.of(ids) for ids in texts] for texts in others)]
+
+
+def fit_evidence(train: Sequence[np.ndarray], labels: np.ndarray, order: int = 3, c: float = 0.1) -> Evidence:
+    """The linear model of all training texts, from which `find_evidence` has the evidence in `others`: its `of` gives
+    that in one text more. Arguments and errors as in `find_evidence`.
+    """
+    _check([train], labels, order, c)
+    return fit(count(train, order), labels, order, c)
+
+
+def _check(parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, order: int, c: float) -> None:
+    """Raise an error for arguments of `find_evidence` that are out of range. parts: the training texts come first."""
+    expect_positive(order=order)
+    expect_number("c", c, zero=False)
+    if order > MOST_ORDER:
+        raise ValueError(f"order: expected at most {MOST_ORDER}, got {order}")
+    expect_shape("labels", labels, "texts", texts=len(parts[0]))
+    if set(np.unique(labels)) != {0, 1}:
+        raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
+    for ids in (ids for texts in parts for ids in texts):
+        expect_shape("texts", ids, "T")
+        expect_at_least(0, ids=int(ids.min(initial=0)))
+        if ids.max(initial=0) >= (1 << BITS) - 1:
+            raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
 
 
 def by_class(labels: np.ndarray, count: int = FOLDS) -> np.ndarray:

@@ -49,6 +49,10 @@ class EvidenceClassifier(Classifier):
 
     In training z is deep, and devidence is dfeatures.
 
+    reads_evidence: False for a transformer that does not read evidence beside the words. Then evidence is only added in
+    evaluation: deep = classifier(), and dfeatures is 0. A model that has read many texts before, and knows what words
+    mean, gains little from reading what a linear model says of them.
+
     Source: Wang, Manning, "Baselines and bigrams", 2012, for the linear model; Mesnil et al., "Ensemble of generative
     and discriminative techniques for sentiment analysis of movie reviews", 2014, for adding the two.
     """
@@ -69,13 +73,15 @@ class EvidenceClassifier(Classifier):
         max_length: int,
         pool: str = "mean",
         key: Key = Key(0),
+        reads_evidence: bool = True,
         **body: Any,
     ) -> None:
         expect_positive(evidence=evidence)
         if pool == "none":
             raise ValueError("pool: expected one that gives a vector for the whole text, got 'none'")
-        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, features=evidence, **body)
-        self.evidence = evidence
+        features = evidence if reads_evidence else None
+        super().__init__(vocab_size, 2, d_model, heads, depth, max_length, pool, key, features=features, **body)
+        self.evidence, self.reads_evidence = evidence, reads_evidence
 
     def logits(
         self,
@@ -93,7 +99,8 @@ class EvidenceClassifier(Classifier):
         self.body.check(ids)
         expect_floating(evidence=evidence)
         expect_shape("evidence", evidence, "B T I", B=ids.shape[0], T=ids.shape[1], I=self.evidence)
-        deep, classifier = super().logits(ids, lengths, key, features=evidence, noise=noise)
+        features = evidence if self.reads_evidence else None
+        deep, classifier = super().logits(ids, lengths, key, features=features, noise=noise)
         if key is not None:
             return deep, classifier
         xp, (B, T) = array_module(ids), ids.shape[:2]
@@ -105,12 +112,12 @@ class EvidenceClassifier(Classifier):
         return z, EvidenceLogitsCache(classifier, within)
 
     def logits_backward(self, dz: Array, cache: Any) -> Any:
-        """The gradient of evidence, given the gradient of the logits."""
+        """The gradient of evidence, given the gradient of the logits; None if evidence has no influence on them."""
         if isinstance(cache, LogitsCache):  # in training
             return super().logits_backward(dz, cache)
         dfeatures = super().logits_backward(dz, cache.classifier)
         ds = (dz[:, 1] - dz[:, 0]) / 2
-        if dfeatures is None:  # of a frozen body
+        if dfeatures is None:  # of a frozen body, or of one that reads no evidence
             return array_module(ds).repeat(cache.within * ds[:, None, None], self.evidence, axis=2)
         return dfeatures + cache.within * ds[:, None, None]
 

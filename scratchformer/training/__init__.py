@@ -9,6 +9,7 @@ from .evaluate import (
     evaluate_transformer_xl,
     evaluate_translation,
     mean_loss,
+    predict_classes,
 )
 from .language import LanguageProgram
 from .loop import Diverged, train
@@ -53,6 +54,7 @@ __all__ = [
     "load_snapshot",
     "mean_loss",
     "observe_gradients",
+    "predict_classes",
     "read_metrics",
     "save_snapshot",
     "train",

@@ -149,25 +149,47 @@ def evaluate_classifier(
 
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
-    expect_instance("replicas", replicas, Replicas)
     expect_instance("dataset", dataset, Labelled)
-    expect_positive(max_length=max_length)
     if is_inexact(dataset.labels):
         raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
+    log_probabilities = _log_probabilities(replicas, dataset, max_length, keep, batch_size)
+    own = np.take_along_axis(log_probabilities, dataset.labels[:, None], axis=1)
+    right = log_probabilities.argmax(axis=1) == dataset.labels
+    return {"loss": -math.fsum(own[:, 0]) / len(own), "accuracy": int(right.sum()) / len(own)}
+
+
+def predict_classes(
+    replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
+) -> np.ndarray:
+    """The probabilities of the classes, float64 (texts, K), that a classifier gives to each text, in the order of the
+    dataset. Its labels are not read. The other arguments are those of `evaluate_classifier`.
+    """
+    expect_instance("dataset", dataset, Labelled)
+    unread = dataset._replace(labels=np.zeros(len(dataset.ids), np.int64))
+    probabilities = np.exp(_log_probabilities(replicas, unread, max_length, keep, batch_size).astype(np.float64))
+    return probabilities / probabilities.sum(axis=1, keepdims=True)
+
+
+def _log_probabilities(
+    replicas: Replicas, dataset: Labelled, max_length: int, keep: str, batch_size: int | None
+) -> np.ndarray:
+    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""
+    expect_instance("replicas", replicas, Replicas)
+    expect_positive(max_length=max_length)
+    lengths = np.minimum([len(text) for text in dataset.ids], max_length)
     if batch_size is None:
-        batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
+        batch_size = at_once(replicas, int(lengths.max(initial=0)) or max_length)
 
-    def score(model: Any, batch: Any) -> tuple[float, int]:
+    def score(model: Any, batch: Any) -> np.ndarray:
         with replicas.moved(model, batch) as moved:
-            log_probabilities = to_cpu(model(*moved.inputs))
-        expect_ids("labels", batch.labels, log_probabilities.shape[1])
-        own = np.take_along_axis(log_probabilities, batch.labels[:, None], axis=1)
-        return -float(own.sum(dtype=np.float64)), int((log_probabilities.argmax(axis=1) == batch.labels).sum())
+            found = to_cpu(model(*moved.inputs))
+        expect_ids("labels", batch.labels, found.shape[1])
+        return found
 
-    n = len(dataset.labels)
     batches = in_order(dataset, batch_size, max_length, keep)
-    losses, right = zip(*_scored(replicas, score, batches, "texts", n, lambda batch: len(batch.labels)), strict=True)
-    return {"loss": math.fsum(losses) / n, "accuracy": sum(right) / n}
+    found = _scored(replicas, score, batches, "texts", len(lengths), lambda batch: len(batch.labels))
+    back = np.argsort(np.argsort(lengths, kind="stable"))  # the place of each text in the order of `batches`
+    return np.concatenate(found)[back]
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:

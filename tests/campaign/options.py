@@ -125,7 +125,7 @@ OWN = {
         Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"]),
         Option("--r-drop", [*NO_NUMBER, "-1"], ["0", "5"]),
     ],
-    "reviews": [choice("--stage", "pretrain", "finetune")],
+    "reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],
     "gpt2": [Option("--pretrained", NO_PATH, [])],
     "sparse": [*MUON, Option("--minutes", [*NO_NUMBER, "0", "inf", "1e400", "1e300"], [])],
 }

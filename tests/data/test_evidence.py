@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from scratchformer.data import DataError, find_evidence
+from scratchformer.data import DataError, find_evidence, fit_evidence
 from scratchformer.data.evidence import FOLDS, Evidence, by_class, count, fit, keys_of, log_ratios, logistic
 from scratchformer.notation import DerivationError, check_equations
 
@@ -186,6 +186,8 @@ def test_evidence_in_others_is_of_a_model_of_all_training_texts():
     whole = fit(count(texts, 3), labels, 3, 0.2)
     assert same(others[0], [whole.of(ids) for ids in first])
     assert same(others[1], [whole.of(ids) for ids in second])
+    one_more = fit_evidence(texts, labels, order=3, c=0.2)
+    assert same(others[1], [one_more.of(ids) for ids in second]) and one_more.bias == whole.bias
     assert [x.shape for x in train] == [(len(ids), 3) for ids in texts]
     assert not same(train, [whole.of(ids) for ids in texts])
 
@@ -227,3 +229,6 @@ def test_what_does_not_fit(changed, error, message):
     texts, labels = make_texts(20)
     with pytest.raises(error, match=message):
         find_evidence(**{"train": texts, "labels": labels} | changed)
+    if changed.keys() <= {"train", "labels", "order", "c"}:
+        with pytest.raises(error, match=message):
+            fit_evidence(**{"train": texts, "labels": labels} | changed)

@@ -76,9 +76,29 @@ def test_every_number_is_read_by_the_transformer(device):
     assert np.abs(to_cpu(model(ids, exchanged, lengths)) - to_cpu(model(ids, evidence, lengths))).min() > 1e-5
 
 
+def test_evidence_that_is_not_read_is_only_added(device):
+    """In evaluation; in training it has no influence, and no gradient."""
+    model = make(device, reads_evidence=False)
+    deep = Classifier(V, 2, 8, 2, 2, T, key=Key(1)).to(device, np.float64)
+    deep.load_state_dict(model.state_dict())
+    ids, evidence, lengths = batch(device)
+    sums = np.array([x[:n].sum() for x, n in zip(to_cpu(evidence), LENGTHS, strict=True)])
+    alone = to_cpu(deep.logits(ids, lengths)[0])
+    z, cache = model.logits(ids, evidence, lengths)
+    np.testing.assert_allclose(to_cpu(z), alone + sums[:, None] * [-0.5, 0.5], rtol=1e-12)
+    within = np.arange(T) < LENGTHS[:, None]
+    dz = np.random.default_rng(0).standard_normal((3, 2))
+    expected = np.where(within, (dz[:, 1:] - dz[:, :1]) / 2, 0)[:, :, None].repeat(I, axis=2)
+    np.testing.assert_allclose(to_cpu(model.logits_backward(to_device(dz, device), cache)), expected, rtol=1e-12)
+    in_training, cache = model.logits(ids, evidence, lengths, Key(0))
+    np.testing.assert_allclose(to_cpu(in_training), alone, rtol=1e-12)
+    assert model.logits_backward(to_device(dz, device), cache) is None
+
+
+@pytest.mark.parametrize("reads_evidence", [True, False])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_gradient_of_the_loss(norm, device, check_loss_backward):
-    model = make(device, norm=norm, dropout=0.2, activation="gelu")
+def test_gradient_of_the_loss(norm, reads_evidence, device, check_loss_backward):
+    model = make(device, norm=norm, reads_evidence=reads_evidence, dropout=0.2, activation="gelu")
     check_loss_backward(model, *map(to_cpu, batch(device)), LABELS)
 
 

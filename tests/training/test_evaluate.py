@@ -11,7 +11,13 @@ from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
 from scratchformer.dispatch import reference_only
 from scratchformer.models import EncoderDecoder
 from scratchformer.testing.strict import STRICT
-from scratchformer.training import Replicas, evaluate_classifier, evaluate_language_model, evaluate_translation
+from scratchformer.training import (
+    Replicas,
+    evaluate_classifier,
+    evaluate_language_model,
+    evaluate_translation,
+    predict_classes,
+)
 from scratchformer.training.estimate import _by_layer
 from scratchformer.training.evaluate import MOST_ROWS, at_once
 
@@ -76,6 +82,19 @@ def test_a_classifier_is_scored_as_if_texts_came_one_by_one(device, make_model, 
                 found = evaluate_classifier(replicas, reviews, 10, keep, batch_size)
             assert found["loss"] == pytest.approx(math.fsum(losses) / len(losses), rel=1e-12)
             assert found["accuracy"] == sum(right) / len(right)
+
+
+def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, reviews):
+    """Whatever their labels: without any, and with labels that are no classes."""
+    model = make_model("Classifier", device, np.float64)
+    expected = [np.exp(to_cpu(model(to_device(ids[None, :10], device)))[0]) for ids in reviews.ids]
+    assert len({len(ids) for ids in reviews.ids[:8]}) > 3  # so that batches have another order
+    for count, batch_size, labels in (1, 4, reviews.labels), (1, 100, np.empty(0)), (3, 1, reviews.labels + 99):
+        if count == 1 or device is CPU:
+            with Replicas(model, count) as replicas:
+                found = predict_classes(replicas, reviews._replace(labels=labels), 10, batch_size=batch_size)
+            assert found.dtype == np.float64
+            np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, reviews):
