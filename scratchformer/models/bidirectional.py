@@ -37,7 +37,8 @@ class BidirectionalLanguageModel(Model):
 
     model: the class of both, whose arguments are all the others; recall is left out, since what follows a token in one
     direction precedes it in the other. A batch holds rows of T + 1 tokens: the first T are `ids`, and the last T are
-    `targets`. In reverse order, a row begins with the targets, and each id is what follows its target.
+    `targets`. In reverse order, a row begins with the targets, and each id is what follows its target. The loss is the
+    mean of two, so each model gets half of its gradient.
 
     Source: Peters et al., "Deep contextualized word representations", 2018, section 3.1. Their two directions share the
     tables of tokens and of outputs.
@@ -115,6 +116,27 @@ class BidirectionalClassifier(ClassPredictor):
 
     To start from two Llamas, it takes their sizes and causal=True, positions="none", block=LlamaBlock,
     final_norm=RMSNorm. recall is left out.
+
+    Forward, in evaluation. In reverse order, text b of length n_b has at position t what was at n_b − 1 − t, which is
+    places_bt. The padding stays where it is:
+
+        reverse_bti = evidence_bsi with s = places_bt
+        first = rightward(evidence)        second = leftward(reverse)        z_bk = 1/2 (first_bk + second_bk)
+
+    Backward. Each has half of the mean, so it gets half of its gradient:
+
+        dfirst_bk = 1/2 dz_bk        dsecond_bk = 1/2 dz_bk
+
+    evidence is used twice, in both orders, so its gradient is the sum of two. Let direct be what `rightward` returns,
+    and dreverse what `leftward` returns. The latter goes to the places from which `ops.gather` took the vectors:
+
+        direct_bsi = Σ_k dfirst_bk ∂first_bk/∂evidence_bsi
+        dreverse_bti = Σ_k dsecond_bk ∂second_bk/∂reverse_bti
+        devidence_bsi = direct_bsi + Σ_t [places_bt = s] dreverse_bti
+
+    In code:
+
+        devidence = direct + ops.gather_backward(dreverse, cache.gather)
     """
 
     body_class = EvidenceClassifier
@@ -147,19 +169,21 @@ class BidirectionalClassifier(ClassPredictor):
         self, ids: Array, evidence: Array, lengths: Array | None = None, key: Key | None = None
     ) -> tuple[Array, BothLogitsCache]:
         """The mean of the logits (B, 2) of both: see `EvidenceClassifier`."""
-        z, rightward = self.rightward.logits(ids, evidence, lengths, fold(key, "rightward"))
+        first, rightward = self.rightward.logits(ids, evidence, lengths, fold(key, "rightward"))
         reverse, gather = in_reverse(ids, evidence, lengths)
-        w, leftward = self.leftward.logits(*reverse, lengths, fold(key, "leftward"))
-        return (z + w) / 2, BothLogitsCache(rightward, leftward, gather)
+        second, leftward = self.leftward.logits(*reverse, lengths, fold(key, "leftward"))
+        return (first + second) / 2, BothLogitsCache(rightward, leftward, gather)
 
     def logits_backward(self, dz: Array, cache: BothLogitsCache) -> Array | None:
-        """The gradient of evidence, given the gradient of the logits."""
-        devidence = self.rightward.logits_backward(dz / 2, cache.rightward)
-        reverse = self.leftward.logits_backward(dz / 2, cache.leftward)
-        if reverse is None:  # of a frozen body
-            return devidence
-        leftward = ops.gather_backward(reverse, cache.gather)
-        return leftward if devidence is None else devidence + leftward
+        """The gradient of evidence, given the gradient of the logits; None if evidence has no influence on them."""
+        direct = self.rightward.logits_backward(dz / 2, cache.rightward)
+        dreverse = self.leftward.logits_backward(dz / 2, cache.leftward)
+        if direct is None:
+            return None if dreverse is None else ops.gather_backward(dreverse, cache.gather)
+        if dreverse is None:
+            return direct
+        devidence = direct + ops.gather_backward(dreverse, cache.gather)
+        return devidence
 
     def loss(
         self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None
