@@ -192,15 +192,13 @@ class Classifier(ClassPredictor):
         if not isinstance(cache, AdversarialCache):
             return super().loss_backward(dloss, cache)
         dx = self.stack_backward(dloss / 2, cache.logits, cache.cross_entropy)
-        if dx is None:
-            raise ValueError("adversarial: expected 0 for a model with frozen blocks, through which no gradient passes")
         with checked_on_host():  # `loss` has checked the batch
             noise = partial(ops.adversarial_noise, dx=dx, epsilon=self.adversarial, lengths=cache.lengths)
             _, (logits, cross_entropy) = cache.again(noise=noise)
         dx = dx + self.stack_backward(dloss / 2, logits, cross_entropy)
         self.body.embedding.backward(dx, cache.logits.body.embedding)
 
-    def stack_backward(self, dloss: float, cache: LogitsCache, cross_entropy: Any) -> Array | None:
+    def stack_backward(self, dloss: float, cache: LogitsCache, cross_entropy: Any) -> Array:
         """The gradient of what enters the blocks."""
         if isinstance(cross_entropy, SoftCrossEntropyCache):
             dz, _ = ops.soft_cross_entropy_backward(dloss, cross_entropy)
@@ -226,9 +224,11 @@ class Classifier(ClassPredictor):
             raise ValueError(f"labels: expected classes (B, T), integers, with pool 'none', got {describe(labels)}")
 
     def expect_noise(self) -> None:
-        """Raise ValueError if the body is frozen: `adversarial` needs a gradient of its embeddings."""
-        if isinstance(self.body, Frozen):
-            raise ValueError("adversarial: expected 0 for a model with a frozen body, through which no gradient passes")
+        """Raise ValueError if the body or a block is frozen: `adversarial` needs a gradient of the embeddings."""
+        layers = [("body", self.body), *((f"block {i}", block) for i, block in enumerate(self.body.blocks))]
+        for name, layer in layers:
+            if isinstance(layer, Frozen):
+                raise ValueError(f"adversarial: expected 0 with a frozen {name}, through which no gradient passes")
 
     @property
     def ignored(self) -> int | None:

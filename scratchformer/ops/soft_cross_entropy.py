@@ -33,6 +33,8 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
         s_nv = z_nv − log(Σ_v' exp(z_nv'))        p_nv := exp(s_nv)
         loss = −1/N Σ_n Σ_v t_nv s_nv
 
+    A class of probability 0 adds nothing, even if its logit is −∞.
+
     Backward. Every logit of a row is in the logarithm of all its probabilities:
 
         ∂s_nv'/∂z_nv = δ_vv' − p_nv
@@ -55,13 +57,13 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
     expect_floating(logits=logits, targets=targets)
     expect_columns("logits", logits)
     expect_like("targets", targets, logits.shape)
-    array_module(logits, targets)
+    xp = array_module(logits, targets)
     V = logits.shape[-1]
     if not logits.size:
         raise ValueError(f"logits: expected at least one row, got {tuple(logits.shape)}")
     log_p, _ = log_softmax(widen(logits).reshape(-1, V))
     t = targets.reshape(-1, V).astype(log_p.dtype, copy=False)
-    loss = -(t * log_p).sum() / len(t)
+    loss = -(t * xp.where(t == 0, t, log_p)).sum() / len(t)  # 0 log 0 = 0
     return loss, SoftCrossEntropyCache(log_p, t, logits.shape, (logits.dtype, targets.dtype))
 
 

@@ -109,11 +109,17 @@ def test_recomputed_blocks_give_the_same(device):
     np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
 
 
-def test_a_frozen_body_has_no_use_for_noise():
-    model = KINDS["Classifier"](adversarial=0.2)
-    model.body = Frozen(model.body)
-    with pytest.raises(ValueError, match="adversarial: expected 0 for a model with a frozen body"):
-        gradient(model, batch("Classifier", CPU), key=Key(5))
+def test_a_frozen_part_has_no_use_for_noise():
+    """The error comes before anything has a gradient."""
+    for name in ("body", "block 1"):
+        model = KINDS["Classifier"](adversarial=0.2)
+        if name == "body":
+            model.body = Frozen(model.body)
+        else:
+            model.body.blocks[1] = Frozen(model.body.blocks[1])
+        with pytest.raises(ValueError, match=f"adversarial: expected 0 with a frozen {name}, "):
+            gradient(model, batch("Classifier", CPU), key=Key(5))
+        assert not model.flat.grad.any()
 
 
 @pytest.mark.parametrize("epsilon", [-0.1, float("nan"), "much"])

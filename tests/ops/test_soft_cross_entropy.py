@@ -57,6 +57,14 @@ def test_large_logits(device):
     assert loss == 500 and dz.tolist() == [[0.5, -0.5]]
 
 
+def test_a_class_that_is_impossible_adds_nothing(device):
+    """It has the probability 0 in the targets too, and the others are as if it were not there."""
+    loss, dz, _ = run(device, np.append(Z, [[-np.inf]] * 2, axis=1), np.array([[0.2, 0.3, 0.5, 0.0]] * 2))
+    expected = run(device, Z, np.array([[0.2, 0.3, 0.5]] * 2))
+    np.testing.assert_allclose(loss, expected[0], rtol=1e-12)
+    np.testing.assert_allclose(dz, np.append(expected[1], [[0.0]] * 2, axis=1), rtol=1e-12, atol=1e-15)
+
+
 def test_the_targets_may_have_more_digits(device):
     """The loss has the type of the logits."""
     t = to_device(np.eye(3)[IDS], device)
