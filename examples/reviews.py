@@ -3,23 +3,25 @@
 Three stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
 learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. A second one learns to
 predict the sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the
-labels of the training reviews. They decide together, with the linear model of imdb.py as a third. selftrain: these
-three say how probable it is that an unlabelled review is good. A second classifier starts from the language models
-again, and learns the labels and these probabilities.
+labels of the training reviews. Outside of training, the linear model of imdb.py decides with them. selftrain: together
+they say how probable it is that an unlabelled review is good. They are asked once, when the stage begins. A second
+classifier starts from the language models again, and learns the labels and these probabilities.
 
 --steps sets the steps of pre-training, and limits those of the other stages. Each classifier is selected on held-out
-training reviews, which no stage learns from. Only the last one is scored on the test reviews, once.
+training reviews, which no stage learns from. Only that of the last stage is scored on the test reviews.
 
 Without --data the official archive is downloaded.
+
+Source: Dai, Le, "Semi-supervised sequence learning", 2015; for the last stage Xie, Luong, Hovy, Le, "Self-training with
+Noisy Student improves ImageNet classification", 2020.
 """
 
-import hashlib
+import math
 from functools import cached_property
 
 import numpy as np
 
 from scratchformer.data import (
-    DataError,
     Labelled,
     LabelledBatches,
     Subwords,
@@ -29,10 +31,10 @@ from scratchformer.data import (
     joined,
     load_imdb_subwords,
 )
-from scratchformer.data.files import replacing
 from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
+from scratchformer.ops.checks import expect_probabilities
 from scratchformer.optim import AdamW
 from scratchformer.progress import counted
 from scratchformer.training import (
@@ -54,6 +56,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 STAGES = ("pretrain", "finetune", "selftrain")
+NEEDED = {"finetune": ("pretrain", "language model"), "selftrain": ("finetune", "classifier")}
 OPTIONS = {"stage": dict(choices=(*STAGES, "all"), help="run only this stage (default: all)")}
 SCORED = 300  # validation reviews that score the language model
 
@@ -104,7 +107,7 @@ class Pretraining(Part):
 
     def describe(self):
         texts = self.data.unlabelled
-        if len(texts) <= len(self.data.train.labels):
+        if not self.program.unlabelled:
             print("the data has no unlabelled reviews (train/unsup): pre-training uses only the training reviews")
         print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens, {self.parameters} parameters")
 
@@ -123,11 +126,22 @@ class Classification(Part):
         return model
 
     def make_batches(self, key):
-        return LabelledBatches(self.data.train, self.run.tuning_batch_size, self.run.max_length, key, "both")
+        part = self.program.without_evidence(self.data.train)
+        return LabelledBatches(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
+
+    @property
+    def learned(self):
+        """The number of texts in an epoch."""
+        return len(self.data.train.labels)
+
+    @property
+    def per_epoch(self):
+        """The number of steps in an epoch."""
+        return math.ceil(self.learned / self.run.tuning_batch_size)
 
     @property
     def steps(self):
-        return min(self.run.steps, self.run.epochs * len(self.batches))
+        return min(self.run.steps, self.run.epochs * self.per_epoch)
 
     @property
     def lr(self):
@@ -135,82 +149,76 @@ class Classification(Part):
 
     @property
     def warmup(self):
-        return len(self.batches) // 5
+        return self.per_epoch // 5
 
     def optimizer(self, model):
         return AdamW(model.parameters(), self.lr, weight_decay=self.run.weight_decay)
 
     def training(self):
-        return dict(evaluate_every=max(100, len(self.batches) // 2), select=("accuracy", "max"))
+        return dict(evaluate_every=max(100, self.per_epoch // 2), select=("accuracy", "max"))
 
-    def texts(self, part):
-        """The reviews of a part that are scored."""
-        whole = getattr(self.data, part)
-        return whole.evenly(self.scored(part, len(whole.labels), self.steps * self.run.tuning_batch_size))
+    @property
+    def tested(self):
+        """The number of test reviews that are scored."""
+        return self.scored("test", len(self.data.test.labels), self.steps * self.run.tuning_batch_size)
 
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, self.texts(part), self.run.max_length, "both")
+        texts = self.program.validation
+        if part == "test":
+            texts = self.program.with_evidence(self.data.test.evenly(self.tested))
+        return evaluate_classifier(replicas, texts, self.run.max_length, "both")
 
     def describe(self):
         pass
 
     def test(self, replicas):
-        return self.evaluate(replicas, "test") if self.program.last is type(self) else {}
+        last = "selftrain" if self.program.unlabelled else "finetune"
+        return self.evaluate(replicas, "test") if self.folder == last else {}
 
     def report(self, state, test):
         print(f"best on validation: {state['best']}")
-        if not test:
-            return
-        reviews = self.share(len(self.texts("test").labels), len(self.data.test.labels), "reviews")
-        print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
+        if test:
+            reviews = self.share(self.tested, len(self.data.test.labels), "reviews")
+            print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
+
+
+class PseudoLabelled(LabelledBatches):
+    """Batches whose labels are saved with the run, so that it resumes with the same ones."""
+
+    def state_dict(self):
+        return {"labels": self.dataset.labels}
+
+    def load_state_dict(self, state):
+        if state.keys() != {"labels"}:
+            raise ValueError(f"pseudo-labels: expected labels, got {', '.join(state) or 'nothing'}")
+        expect_probabilities("pseudo-labels", state["labels"], self.dataset.labels.shape)
+        self.dataset = self.dataset._replace(labels=state["labels"])
 
 
 class SelfTraining(Classification):
     folder = "selftrain"
-    predictions = None  # the checksum of what the model of `finetune` says, once it is known
-
-    def identity(self):
-        return super().identity() | ({} if self.predictions is None else {"predictions": self.predictions})
 
     def make_batches(self, key):
-        train, texts = self.data.train, self.program.without_label
-        probabilities = self.predicted(texts)
-        self.predictions = hashlib.sha256(probabilities.tobytes()).hexdigest()
-        labels = np.concatenate([np.eye(2, dtype=np.float32)[train.labels], probabilities])
-        evidence = [np.zeros((len(text), self.run.evidence), np.float32) for text in texts]  # not read in training
-        both = Labelled([*train.ids, *texts], labels, [*train.evidence, *evidence])
-        return LabelledBatches(both, self.run.tuning_batch_size, self.run.max_length, key, "both")
+        train, unlabelled = self.data.train, self.program.unlabelled
+        labels = np.full((self.learned, 2), 0.5, np.float32)
+        if not self.run.ranks.from_first((self.out / "last.safetensors").exists):  # which holds the labels
+            labels = np.concatenate([np.eye(2, dtype=np.float32)[train.labels], self.pseudo_labels(unlabelled)])
+        part = self.program.without_evidence(Labelled([*train.ids, *unlabelled], labels))
+        return PseudoLabelled(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
 
-    def predicted(self, texts):
-        """The probabilities of both classes for each of these texts, float32 (texts, 2), from the run's folder, or from
-        the model of `finetune`, once for all resumptions.
-        """
-        file = self.out / "predictions.npy"
-        saved = self.run.ranks.from_first(lambda: read_predictions(file, len(texts)) if file.exists() else None)
-        if saved is not None:
-            return saved
-        model, _ = load_model(best_snapshot(self.run.out / "finetune"), BidirectionalClassifier)
-        evidence = fit_evidence(self.data.train.ids, self.data.train.labels, self.run.evidence)
-        found = [evidence.of(text) for text in counted(texts, "finding evidence", "reviews")]
-        unlabelled = Labelled(texts, np.empty(0), found)
-        with Replicas(model.to(self.run.device), **self.run.replicas_on_device()) as replicas:
-            probabilities = predict_classes(replicas, unlabelled, self.run.max_length, "both").astype(np.float32)
-        if self.run.ranks.first:
-            self.out.mkdir(exist_ok=True)
-            with replacing(file) as new, open(new, "wb") as opened:
-                np.save(opened, probabilities)
-        return probabilities
+    @property
+    def learned(self):
+        return len(self.data.train.labels) + len(self.program.unlabelled)
 
-
-def read_predictions(file, count):
-    """The probabilities (count, 2) in a file. Raises DataError."""
-    try:
-        found = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file}: not a file of predictions ({error})") from error
-    if found.shape != (count, 2) or found.dtype != np.float32:
-        raise DataError(f"{file}: expected float32 ({count}, 2), got {found.dtype} {found.shape}")
-    return found
+    def pseudo_labels(self, texts):
+        """The probabilities of both classes, float32 (texts, 2), that the classifier of `finetune` gives to texts."""
+        teacher, ranks = Classification(self.program), self.run.ranks
+        ranks.from_first(lambda: teacher.load_weights(best_snapshot(teacher.out)))
+        ranks.send_first(teacher.model.flat.data)
+        print(f"the classifier of {teacher.folder} gives probabilities to {len(texts):,} unlabelled reviews")
+        asked = self.program.with_evidence(Labelled(texts, np.empty(0)))
+        with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:
+            return predict_classes(replicas, asked, self.run.max_length, "both").astype(np.float32)
 
 
 class Reviews(Program):
@@ -222,51 +230,63 @@ class Reviews(Program):
 
     def check(self):
         run = self.run
-        if run.estimate and run.stage in STAGES[1:]:
+        if run.estimate and run.stage in NEEDED:
             raise ValueError("--estimate: only pre-training is estimated, so leave out --stage")
-        for stage, before, what in zip(STAGES[1:], STAGES, ("language model", "classifier"), strict=False):
-            if run.stage == stage and not (run.out / before / "last.safetensors").exists():
-                raise ValueError(f"{run.out / before} holds no {what}: run --stage {before} first")
+        before, what = NEEDED.get(run.stage, ("", ""))
+        if before and not (run.out / before / "last.safetensors").exists():
+            raise ValueError(f"{run.out / before} holds no {what}: run --stage {before} first")
 
     def load(self):
         run, vocabulary = self.run, self.saved_vocabulary(Subwords)
-        evidence = 0 if run.stage == "pretrain" else run.evidence  # which takes a minute to find
-        options = dict(seed=run.seed, vocabulary=vocabulary, evidence=evidence)
-        self.data = load_imdb_subwords(run.data, run.vocabulary, **options)
+        self.data = load_imdb_subwords(run.data, run.vocabulary, seed=run.seed, vocabulary=vocabulary)
         self.vocabulary = self.data.vocabulary
 
     def identity(self):
         return {"vocabulary": self.vocabulary.fingerprint, "data": self.data.fingerprint}
 
     @cached_property
-    def without_label(self):
-        """The unlabelled reviews, without copies of training reviews."""
+    def unlabelled(self):
+        """The reviews without labels, but for copies of training reviews."""
         known = {ids.tobytes() for ids in self.data.train.ids}
         return [ids for ids in self.data.unlabelled if ids.tobytes() not in known]
 
-    @property
-    def last(self):
-        """The last stage of this run, whose model is scored on the test reviews."""
-        chosen = self.run.stage or "all"
-        if chosen == "all":
-            return SelfTraining if self.without_label else Classification
-        return {stage.folder: stage for stage in KINDS}[chosen]
+    @cached_property
+    def linear(self):
+        """The linear model of the training reviews."""
+        return fit_evidence(self.data.train.ids, self.data.train.labels, self.run.evidence)
+
+    @cached_property
+    def validation(self):
+        return self.with_evidence(self.data.validation)
+
+    def with_evidence(self, part):
+        """A part of the data with what the linear model says about it."""
+        found = [self.linear.of(ids) for ids in counted(part.ids, "finding evidence", "reviews")]
+        return part._replace(evidence=found)
+
+    def without_evidence(self, part):
+        """A part to learn from: in training, evidence is not read."""
+        nothing, order = np.float32(0), self.run.evidence
+        return part._replace(evidence=[np.broadcast_to(nothing, (len(ids), order)) for ids in part.ids])
 
     def stages(self):
-        chosen = self.run.stage or "all"
-        if chosen == "selftrain" and not self.without_label:
-            raise ValueError("--stage selftrain: the data has no unlabelled reviews (train/unsup) to learn from")
-        kinds = [kind for kind in KINDS if chosen in ("all", kind.folder)]
-        return [kind(self) for kind in kinds if kind is not SelfTraining or self.without_label]
+        kinds, chosen = [Pretraining, Classification, SelfTraining], self.run.stage or "all"
+        if not self.unlabelled:
+            if chosen == "selftrain":
+                raise ValueError("--stage selftrain: the data has no unlabelled reviews (train/unsup) to learn from")
+            kinds.remove(SelfTraining)
+        return [kind(self) for kind in kinds if chosen in ("all", kind.folder)]
 
     def scored_stages(self):
-        for kind in (SelfTraining, Classification):
-            if (self.run.out / kind.folder / "last.safetensors").exists():
-                return [kind(self)]
-        raise ValueError(f"{self.run.out} holds no classifier yet: the model is only pre-trained")
+        kinds = [
+            kind
+            for kind in (Classification, SelfTraining)
+            if (self.run.out / kind.folder / "last.safetensors").exists()
+        ]
+        if not kinds:
+            raise ValueError(f"{self.run.out} holds no classifier yet: the model is only pre-trained")
+        return [kind(self) for kind in kinds]
 
-
-KINDS = (Pretraining, Classification, SelfTraining)
 
 if __name__ == "__main__":
     Reviews.main()

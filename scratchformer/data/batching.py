@@ -456,11 +456,15 @@ def batches_by_length(lengths: np.ndarray, batch_size: int, key: Key, whole: boo
 def in_order(
     dataset: Labelled, batch_size: int, max_length: int, keep: str = "head"
 ) -> Iterator[LabelledBatch | EvidenceBatch]:
-    """Batches for evaluation: every text once, shortest first, and equally long ones in the dataset's order. Arguments
-    as for `LabelledBatches`.
-    """
-    order = np.argsort(_check_dataset(dataset, batch_size, max_length, keep), kind="stable")
+    """Batches for evaluation: every text once, in the order of `by_length`; arguments as for `LabelledBatches`."""
+    _check_dataset(dataset, batch_size, max_length, keep)
+    order = by_length(dataset, max_length)
     return (_labelled_batch(dataset, order[rows], max_length, keep) for rows in slices(len(order), batch_size))
+
+
+def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
+    """The indices of the texts, (texts,), shortest first; those of `max_length` or more count as equally long."""
+    return np.argsort([min(len(text), max_length) for text in dataset.ids], kind="stable")
 
 
 def _text_batch(data: np.ndarray, starts: np.ndarray, context: int) -> TextBatch:

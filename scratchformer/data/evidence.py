@@ -168,8 +168,8 @@ def find_evidence(
 
 
 def fit_evidence(train: Sequence[np.ndarray], labels: np.ndarray, order: int = 3, c: float = 0.1) -> Evidence:
-    """The linear model of all training texts, from which `find_evidence` has the evidence in `others`: its `of` gives
-    that in one text more. Arguments and errors as in `find_evidence`.
+    """The linear model that `find_evidence` fits to all training texts: its `of` gives the evidence in any other text.
+    Arguments and errors as in `find_evidence`.
     """
     _check([train], labels, order, c)
     return fit(count(train, order), labels, order, c)

@@ -145,10 +145,8 @@ def load_imdb_subwords(
     validation: int = 2_500,
     seed: int = 0,
     vocabulary: Subwords | None = None,
-    evidence: int = 0,
 ) -> Imdb:
     """The dataset in BERT's WordPieces, with texts to pre-train on; arguments and validation part as in `load_imdb`.
-    The n-grams of `evidence` are sub-words too.
 
     `unlabelled` holds the training reviews, and the dataset's unlabelled reviews if `path` has them. Exact copies of
     validation or test reviews (IMDb has some) and reviews of a single token are left out. The vocabulary, of at most
@@ -174,8 +172,7 @@ def load_imdb_subwords(
 
     unlabelled = [ids for ids in vocabulary.encode_all(texts) if len(ids) > 1]
     encoded = encode(*train[:2]), encode(*held_out[:2]), encode(test, parts["test"][1])
-    data = Imdb(*encoded, vocabulary, unlabelled)
-    return _with_evidence(data, evidence, train.films) if evidence else data
+    return Imdb(*encoded, vocabulary, unlabelled)
 
 
 def read_reviews(path: str | os.PathLike[str], split: str) -> tuple[list[str], np.ndarray]:

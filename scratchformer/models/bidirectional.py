@@ -175,7 +175,7 @@ class BidirectionalClassifier(ClassPredictor):
         return (first + second) / 2, BothLogitsCache(rightward, leftward, gather)
 
     def logits_backward(self, dz: Array, cache: BothLogitsCache) -> Array | None:
-        """The gradient of evidence, given the gradient of the logits; None if evidence has no influence on them."""
+        """The gradient of evidence, given the gradient of the logits: see `EvidenceClassifier`."""
         direct = self.rightward.logits_backward(dz / 2, cache.rightward)
         dreverse = self.leftward.logits_backward(dz / 2, cache.leftward)
         if direct is None:

@@ -49,9 +49,9 @@ class EvidenceClassifier(Classifier):
 
     In training z is deep, and devidence is dfeatures.
 
-    reads_evidence: False for a transformer that does not read evidence beside the words. Then evidence is only added in
-    evaluation: deep = classifier(), and dfeatures is 0. A model that has read many texts before, and knows what words
-    mean, gains little from reading what a linear model says of them.
+    reads_evidence: False for a transformer that reads the words alone. Then evidence is only added, in evaluation:
+    deep = classifier(), and dfeatures is 0. For a model that learns from predictions to which evidence was added
+    (examples/reviews.py): if it read evidence, it would copy it, and evidence would count twice.
 
     Source: Wang, Manning, "Baselines and bigrams", 2012, for the linear model; Mesnil et al., "Ensemble of generative
     and discriminative techniques for sentiment analysis of movie reviews", 2014, for adding the two.
@@ -112,7 +112,9 @@ class EvidenceClassifier(Classifier):
         return z, EvidenceLogitsCache(classifier, within)
 
     def logits_backward(self, dz: Array, cache: Any) -> Any:
-        """The gradient of evidence, given the gradient of the logits; None if evidence has no influence on them."""
+        """The gradient of evidence, given the gradient of the logits. In training it is None if none passes through the
+        body, which is frozen or does not read evidence.
+        """
         if isinstance(cache, LogitsCache):  # in training
             return super().logits_backward(dz, cache)
         dfeatures = super().logits_backward(dz, cache.classifier)

@@ -22,7 +22,7 @@ from ..data import (
     pairs_in_order,
     windows,
 )
-from ..data.batching import expect_text, tokens_of
+from ..data.batching import by_length, expect_text, tokens_of
 from ..models import BidirectionalLanguageModel
 from ..ops import IGNORED
 from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive, is_inexact
@@ -176,9 +176,8 @@ def _log_probabilities(
     """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""
     expect_instance("replicas", replicas, Replicas)
     expect_positive(max_length=max_length)
-    lengths = np.minimum([len(text) for text in dataset.ids], max_length)
     if batch_size is None:
-        batch_size = at_once(replicas, int(lengths.max(initial=0)) or max_length)
+        batch_size = at_once(replicas, min(max_length, max(map(len, dataset.ids), default=max_length)))
 
     def score(model: Any, batch: Any) -> np.ndarray:
         with replicas.moved(model, batch) as moved:
@@ -187,9 +186,8 @@ def _log_probabilities(
         return found
 
     batches = in_order(dataset, batch_size, max_length, keep)
-    found = _scored(replicas, score, batches, "texts", len(lengths), lambda batch: len(batch.labels))
-    back = np.argsort(np.argsort(lengths, kind="stable"))  # the place of each text in the order of `batches`
-    return np.concatenate(found)[back]
+    found = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
+    return np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:

@@ -88,9 +88,9 @@ def train(
     `keep`, for `average_snapshots`, the model alone at each of the last `keep` of these steps, as step-N.safetensors.
     Until last.safetensors is first saved, the file no-snapshot-yet says so. The folder is locked until the end.
     The schedule is a function of the step. Its parameters are noted in the snapshot, but a run may be resumed with
-    others. Batches that carry state from step to step have `remember(step, memories)`, which is called after each step
-    with what `Replicas.gradients` remembered, and `state_dict` and `load_state_dict`, so that the state is saved and
-    restored with the run.
+    others. Batches that have a state, with `state_dict` and `load_state_dict`, have it saved and restored with the run.
+    Those that carry memory from step to step also have `remember(step, memories)`, which is called after each step with
+    what `Replicas.gradients` remembered.
     identity: JSON values, such as fingerprints of the data; a snapshot made with others is refused.
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
@@ -115,6 +115,7 @@ def train(
         raise TypeError(f"out: expected a path, got {shown(out)}")
     model, ranks, out = replicas.model, replicas.ranks, Path(out)
     remember = getattr(batches, "remember", None)
+    stateful = batches if hasattr(batches, "state_dict") else None
     expect_instance("schedule", schedule, Callable)
     if not hasattr(batches, "batch"):
         raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
@@ -159,7 +160,7 @@ def train(
         records = None
         if resume:
             fixed = ("seed", "precision", *(identity or {}))
-            saved, records = _load_run(out, model, optimizer, remember and batches, state, fixed, metric)
+            saved, records = _load_run(out, model, optimizer, stateful, state, fixed, metric)
             if loss_scale is not None and saved is not None:
                 try:
                     loss_scale.restore(state["loss_scale"])
@@ -213,10 +214,10 @@ def train(
                 ranks.send_parts(getattr(optimizer, name), parts)
         if shard and ranks.first:
             replicas.shard(optimizer)
-        if remember:
-            memory = ranks.from_first(batches.state_dict)
+        if stateful is not None:
+            memory = ranks.from_first(stateful.state_dict)
             if not ranks.first:
-                batches.load_state_dict(memory)
+                stateful.load_state_dict(memory)
         if loss_scale is not None and not ranks.first:
             loss_scale.restore(state["loss_scale"])
 
@@ -243,7 +244,7 @@ def train(
         """Save a snapshot: the weights, and if it is `whole` everything else that the run needs to go on."""
         replicas.join_whole()
         own = Gathered(optimizer, ranks, state_parts()) if replicas.sharded and whole else optimizer
-        parts = (own, remember and batches) if whole else ()
+        parts = (own, stateful) if whole else ()
         ranks.from_first(lambda: save_here(path, *parts))
 
     def save_here(path: Path, *parts: Any) -> None:

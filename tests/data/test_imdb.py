@@ -11,7 +11,6 @@ import pytest
 from scratchformer.data import (
     DataError,
     Vocabulary,
-    find_evidence,
     load_imdb,
     load_imdb_subwords,
     read_reviews,
@@ -516,22 +515,6 @@ def test_subwords_and_texts_to_pre_train_on(tmp_path):
     assert again.vocabulary is data.vocabulary and again.fingerprint == data.fingerprint
     fewer = data._replace(unlabelled=data.unlabelled[1:])
     assert len({data.fingerprint, fewer.fingerprint, data._replace(unlabelled=()).fingerprint}) == 3
-
-
-def test_evidence_for_subwords(tmp_path):
-    """A number for each n and sub-word, from linear models of other films; without it the data is the same."""
-    pytest.importorskip("tokenizers")
-    archive = write_archive(tmp_path / "a.tar.gz", make_reviews())
-    plain = load_imdb_subwords(archive, 400, validation=6)
-    data = load_imdb_subwords(archive, 400, validation=6, vocabulary=plain.vocabulary, evidence=2)
-    assert data.fingerprint == plain.fingerprint
-    for part in data[:3]:
-        assert [e.shape for e in part.evidence] == [(len(ids), 2) for ids in part.ids]
-    others = [data.validation.ids, data.test.ids]
-    _, *found = find_evidence(data.train.ids, data.train.labels, others, 2)
-    for part, own in zip((data.validation, data.test), found, strict=True):
-        assert all(map(np.array_equal, part.evidence, own)) and any(e.any() for e in own)
-    assert any(e.any() for e in data.train.evidence)
 
 
 def test_without_unlabelled_reviews_the_training_part_is_pre_trained_on(tmp_path):

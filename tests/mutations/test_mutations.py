@@ -64,6 +64,7 @@ TESTS = {
     "a kernel: all heads take the first head's pattern": "tests/kernels -k each",
     "a pattern lets the tokens of a prompt see later ones": "tests/nn/test_attention.py -k extend",
     "positions on a grid: the columns get the gradient of the rows": "tests/nn/test_embedding.py",
+    "predictions: left in the order of the texts' lengths": "tests/training/test_evaluate.py -k classes",
     "units of unknown class count as the last class": "tests/models/test_classifier.py",
     "a kernel: the layer norm's means are of dy and not of g": "tests/kernels -k layernorm",
     "a kernel: a bias of one number is spread over all columns": "tests/ops/test_dense.py",

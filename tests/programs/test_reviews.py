@@ -1,19 +1,34 @@
 """examples/reviews.py end to end on small data: its three stages, alone and together."""
 
+import importlib.util
 import re
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from scratchformer.data import Subwords, fit_evidence, load_imdb_subwords
+from scratchformer.data import fit_evidence
 from scratchformer.models import BidirectionalClassifier
 from scratchformer.rng import Key
-from scratchformer.training import load_model, load_snapshot, read_metrics
+from scratchformer.training import load_model, load_snapshot, read_metrics, save_snapshot
+from scratchformer.training.program import load_file
+
+from .conftest import EXAMPLES, TINY
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("scipy")
 STAGES = ("pretrain", "finetune", "selftrain")
+MPIEXEC = Path(sys.executable).with_name("mpiexec")
+SMALL = """
+import sys
+sys.path.insert(0, r"{folder}")
+import reviews as module
+module.PRESETS["small"] |= {sizes}
+module.Reviews.main()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,64 +75,102 @@ def test_it_reports_the_accuracy(finished):
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", output, re.M) == [*STAGES]
     kinds = [load_snapshot(folder / stage).model_class for stage in STAGES]
     assert kinds == ["BidirectionalLanguageModel", "BidirectionalClassifier", "BidirectionalClassifier"]
-    assert load_snapshot(folder / "finetune").config["evidence"] == 3
+    for stage in STAGES[1:]:
+        config = load_snapshot(folder / stage).config
+        assert config["evidence"] == 3 and config["reads_evidence"] is False
 
 
-def test_the_second_classifier_learns_from_what_the_first_one_says(finished, with_unlabelled):
-    """The saved probabilities are those of the classifier and of the linear model, one text at a time, for each
-    unlabelled review that is no copy of a training review."""
-    folder, _ = finished
-    vocabulary = Subwords.load(folder / "vocabulary.json")
-    data = load_imdb_subwords(with_unlabelled, vocabulary=vocabulary)
-    known = {ids.tobytes() for ids in data.train.ids}
-    texts = [ids for ids in data.unlabelled if ids.tobytes() not in known]
-    assert 30 < len(texts) <= 40
-    model, _ = load_model(folder / "finetune", BidirectionalClassifier)
+def opened(folder):
+    """The program of a run, with its data, and its module."""
+    module = load_file(EXAMPLES / "reviews.py")
+    return module, module.Reviews.open(folder, "cpu")
+
+
+def labels_of(run):
+    """The labels that the last stage has learned."""
+    return load_snapshot(run / "selftrain" / "last.safetensors").batches["labels"]
+
+
+def expected_labels(run, teacher):
+    """The true labels, and then what `teacher` and the linear model say, one text at a time."""
+    _, program = opened(run)
+    data, found = program.data, []
     linear = fit_evidence(data.train.ids, data.train.labels)
-    found = np.load(folder / "selftrain" / "predictions.npy")
-    assert found.shape == (len(texts), 2) and np.abs(found[:, 1] - 0.5).max() > 0.1
-    for ids, probabilities in zip(texts, found, strict=True):
+    for ids in program.unlabelled:
         evidence = linear.of(ids)
         kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
-        expected = np.exp(model(ids[None, kept], evidence[None, kept]))
-        np.testing.assert_allclose(probabilities, expected[0], rtol=2e-3, atol=1e-5)
+        found.append(np.exp(teacher(ids[None, kept], evidence[None, kept]))[0])
+    return np.concatenate([[[1 - label, label] for label in data.train.labels], found])
+
+
+def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
+    """Its texts are the training reviews, and then the unlabelled ones that are no copies of training reviews."""
+    folder, output = finished
+    module, program = opened(folder)
+    texts = [ids.tobytes() for ids in program.unlabelled]
+    known = {ids.tobytes() for ids in program.data.train.ids}
+    assert 30 < len(texts) <= 40 and not known & {*texts}
+    assert {*texts} < {ids.tobytes() for ids in program.data.unlabelled}
+    assert f"the classifier of finetune gives probabilities to {len(texts)} unlabelled reviews" in output
+    learned = module.SelfTraining(program).batches.dataset.ids
+    assert [ids.tobytes() for ids in learned] == [ids.tobytes() for ids in program.data.train.ids] + texts
+    teacher, _ = load_model(folder / "finetune", BidirectionalClassifier)
+    found = labels_of(folder)
+    assert found.dtype == np.float32 and len(found) == len(learned) and np.abs(found[-len(texts) :] - 0.5).max() > 0.1
+    np.testing.assert_allclose(found, expected_labels(folder, teacher), rtol=2e-3, atol=1e-5)
+
+
+def test_the_best_classifier_is_asked(call, copy):
+    """Not the last one."""
+    shutil.rmtree(copy / "selftrain")
+    best, last = (load_model(copy / "finetune" / name)[0] for name in ("best.safetensors", "last.safetensors"))
+    best.load_state_dict({name: -a if "output" in name else a for name, a in last.state_dict().items()})
+    state = load_snapshot(copy / "finetune" / "best.safetensors").state
+    save_snapshot(copy / "finetune" / "best.safetensors", best, **state)
+    call("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
+    np.testing.assert_allclose(labels_of(copy), expected_labels(copy, best), rtol=2e-3, atol=1e-5)
+    assert np.abs(labels_of(copy) - expected_labels(copy, last)).max() > 0.1
 
 
 def test_it_resumes_and_is_scored(call, copy):
-    """All stages continue, with more steps and the same predictions."""
-    before = (copy / "selftrain" / "predictions.npy").read_bytes()
+    """All stages continue, with more steps; the pseudo-labels stay as they are."""
+    before = labels_of(copy)
     call("reviews", "--resume", copy, "--steps", 3, "--device", "cpu")
     assert [int(load_snapshot(copy / stage).optimizer["steps"]) for stage in STAGES] == [3, 3, 3]
     assert [r["step"] for r in read_metrics(copy / "pretrain" / "metrics.jsonl") if "lr" in r] == [2, 3]
-    assert (copy / "selftrain" / "predictions.npy").read_bytes() == before
+    np.testing.assert_array_equal(labels_of(copy), before)
+    shutil.rmtree(copy / "pretrain")
+    files = sorted(copy.rglob("*"))
     found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
-    assert re.search(r"^selftrain: test: loss [0-9.]+, accuracy [0-9.]+$", found, re.M)
+    for stage in STAGES[1:]:
+        assert re.search(rf"^{stage}: test: loss [0-9.]+, accuracy [0-9.]+$", found, re.M)
+    assert sorted(copy.rglob("*")) == files
 
 
-def test_other_predictions_are_refused(fail, copy):
-    file = copy / "selftrain" / "predictions.npy"
-    changed = np.load(file)
-    np.save(file, changed[:, ::-1])
-    options = ("--resume", copy, "--stage", "selftrain", "--steps", 3, "--device", "cpu")
-    assert "predictions" in fail("reviews", *options)
-    np.save(file, changed[1:])
-    assert re.search(
-        r"predictions\.npy: expected float32 \(\d+, 2\), got float32 \(\d+, 2\)$", fail("reviews", *options)
-    )
-    file.write_bytes(b"nothing")
-    assert "predictions.npy: not a file of predictions" in fail("reviews", *options)
+def test_resumed_batches_have_the_same_labels(finished):
+    folder, _ = finished
+    module, program = opened(folder)
+    batches = module.SelfTraining(program).batches
+    with pytest.raises(ValueError, match="pseudo-labels: expected labels, got memory"):
+        batches.load_state_dict({"memory": np.zeros(3)})
+    with pytest.raises(ValueError, match="pseudo-labels: expected"):
+        batches.load_state_dict({"labels": labels_of(folder)[1:]})
+    batches.load_state_dict({"labels": labels_of(folder)})
+    labels = {ids.tobytes(): row for ids, row in zip(batches.dataset.ids, labels_of(folder), strict=True)}
+    batch = batches.batch(5)
+    for ids, n, row in zip(batch.ids, batch.lengths, batch.labels, strict=True):
+        if n < 16:  # not cut
+            np.testing.assert_array_equal(row, labels[ids[:n].tobytes()])
 
 
 def test_stages_run_one_at_a_time(call, fail, finished, copy, with_unlabelled, tmp_path):
     shutil.rmtree(copy / "selftrain")
-    found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
-    assert re.search(r"^finetune: test: loss [0-9.]+, accuracy [0-9.]+$", found, re.M)
     shutil.rmtree(copy / "finetune")
     assert "holds no classifier yet" in fail("scratchformer", "evaluate", copy, "--device", "cpu")
     line = fail("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
     assert line.endswith("holds no classifier: run --stage finetune first")
     alone = call("reviews", "--resume", copy, "--stage", "finetune", "--device", "cpu").stdout
-    assert re.search(r"^test accuracy on 80 reviews: [0-9.]+%$", alone, re.M)
+    assert "best on validation" in alone and "test accuracy" not in alone
     assert same_weights(copy, finished[0], "finetune")
     call("reviews", "--resume", copy, "--stage", "selftrain", "--device", "cpu")
     assert same_weights(copy, finished[0], "selftrain")
@@ -127,8 +180,28 @@ def test_stages_run_one_at_a_time(call, fail, finished, copy, with_unlabelled, t
     options = ("--data", with_unlabelled, "--out", tmp_path / "new", "--device", "cpu")
     line = fail("reviews", "--stage", "finetune", *options)
     assert line.endswith("holds no language model: run --stage pretrain first")
-    line = fail("reviews", "--stage", "finetune", "--estimate", "--resume", copy)
-    assert "--estimate: only pre-training is estimated" in line
+    for stage in STAGES[1:]:
+        line = fail("reviews", "--stage", stage, "--estimate", "--resume", copy)
+        assert "--estimate: only pre-training is estimated" in line
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
+)
+def test_two_processes_give_the_bits_of_one(finished, with_unlabelled, tmp_path):
+    """The second one has a folder of its own, without the run, as on another machine."""
+    script = tmp_path / "small.py"
+    script.write_text(SMALL.format(folder=EXAMPLES, sizes=TINY["reviews"]))
+    options = ["--data", with_unlabelled, "--out", "run", "--steps", 2, "--device", "cpu"]
+    command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe"]
+    for rank in ("first", "second"):
+        (tmp_path / rank).mkdir()
+        command += ["-n", 1, "-wdir", tmp_path / rank, sys.executable, script, *options, ":"]
+    told = subprocess.run([*map(str, command[:-1])], text=True, capture_output=True, timeout=100)
+    assert told.returncode == 0, told.stdout + told.stderr
+    assert all(same_weights(tmp_path / "first" / "run", finished[0], stage) for stage in STAGES)
+    np.testing.assert_array_equal(labels_of(tmp_path / "first" / "run"), labels_of(finished[0]))
+    assert not [*(tmp_path / "second").iterdir()]
 
 
 def test_without_unlabelled_reviews_there_are_two_stages(call, fail, reviews_folder, tmp_path):

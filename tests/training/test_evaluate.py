@@ -93,8 +93,10 @@ def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, rev
         if count == 1 or device is CPU:
             with Replicas(model, count) as replicas:
                 found = predict_classes(replicas, reviews._replace(labels=labels), 10, batch_size=batch_size)
-            assert found.dtype == np.float64
             np.testing.assert_allclose(found, expected, rtol=1e-12)
+    with Replicas(make_model("Classifier", device), 1) as replicas:  # in float32
+        found = predict_classes(replicas, reviews, 10)
+    np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-15)
 
 
 def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, reviews):

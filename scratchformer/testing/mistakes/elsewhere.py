@@ -97,6 +97,11 @@ MISTAKES = (
         ),
     ),
     Mistake(
+        name="predictions: left in the order of the texts' lengths",
+        file="training/evaluate.py",
+        replacements=(("np.concatenate(found)[np.argsort(by_length(dataset, max_length))]", "np.concatenate(found)"),),
+    ),
+    Mistake(
         name="units of unknown class count as the last class",
         file="models/classifier.py",
         replacements=(
