@@ -112,14 +112,16 @@ class Translate(Program):
         return translate(self.model, self.vocabulary, sentences.source, beam, run.length_penalty, ranks=run.ranks)
 
     def summary(self, replicas, part):
-        score, signature = bleu(self.translations(part, self.run.beam), getattr(self.data, part).target)
-        return f"bleu {score:.2f}, beam {self.run.beam} ({signature})"
+        found, references = self.translations(part, self.run.beam), getattr(self.data, part).target
+        scores = (bleu(found, references, moses) for moses in (None, self.run.target))
+        return "; ".join(f"bleu {score:.2f}, beam {self.run.beam} ({signature})" for score, signature in scores)
 
     def report(self, state, test):
         run, sentences = self.run, self.data.test
         for beam, found in self.tested.items():
-            score, signature = bleu(found, sentences.target)
-            print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
+            for moses in (None, run.target):
+                score, signature = bleu(found, sentences.target, moses)
+                print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
         for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
             print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")
 

@@ -59,7 +59,12 @@ class Folders(Area):
     seconds = 60
 
     def prepare(self, folder: Path) -> None:
-        for module in "matplotlib.pyplot", "sacrebleu", "tokenizers":  # import them once rather than in every case
+        for module in (
+            "matplotlib.pyplot",
+            "sacrebleu",
+            "sacremoses",
+            "tokenizers",
+        ):  # import them once rather than in every case
             importlib.import_module(module)
         self.data = make_data(folder)
         self.programs, self.runs = {}, {}

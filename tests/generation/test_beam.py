@@ -234,6 +234,23 @@ def test_bleu_agrees_with_sacrebleu():
     assert 5 < worse < 95
 
 
+def test_bleu_of_lower_case_words():
+    """Another case and other quotes do not count, but another word does; sacreBLEU alone counts all of them."""
+    for module in "sacrebleu", "sacremoses":
+        pytest.importorskip(module)
+    references = ["Ein Mann, der „Hallo“ sagt, isst z.B. Äpfel.", "Zwei Hunde laufen durch das hohe Gras."]
+    found = ['EIN mann, der "hallo" sagt, isst z.B. äpfel.', references[1]]
+    score, signature = bleu(found, references, "de")
+    assert score == pytest.approx(100) and bleu(found, references)[0] < 90
+    assert signature.startswith("moses:de|nrefs:1|case:lc|eff:no|tok:none|")
+    worse = [found[0].replace("isst", "kauft"), references[1]]
+    # Of 21 words 20 are there, of 19 pairs 17, of 17 triples 14 and of 15 quadruples 11.
+    expected = 100 * (20 / 21 * 17 / 19 * 14 / 17 * 11 / 15) ** (1 / 4)
+    assert bleu(worse, references, "de")[0] == pytest.approx(expected)
+    with pytest.raises(TypeError, match="moses: expected a str or None, got 3"):
+        bleu(found, references, 3)
+
+
 @pytest.mark.parametrize(("found", "references"), [(["a"], ["a", "b"]), (["a", "b"], ["a"]), ([], [])])
 def test_bleu_of_lists_that_do_not_match(found, references):
     message = f"^found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}$"

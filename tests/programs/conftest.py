@@ -242,7 +242,8 @@ def sentences_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def translate_run(call: Callable, sentences_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """examples/translate.py after two steps; read-only: copy it before changing it."""
-    pytest.importorskip("sacrebleu")
+    for module in "sacrebleu", "sacremoses":
+        pytest.importorskip(module)
     folder = tmp_path_factory.mktemp("runs") / "translate"
     options = ("--data", sentences_folder, "--out", folder, "--steps", 2, "--device", "cpu")
     return Run(folder, call("translate", *options).stdout)

@@ -22,7 +22,7 @@ from scratchformer import cli
 from scratchformer.training.program import Program, load_file, program_in
 
 SECONDS = 120
-OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sklearn.linear_model", "tokenizers")
+OPTIONAL = ("matplotlib.pyplot", "networkx", "sacrebleu", "sacremoses", "sklearn.linear_model", "tokenizers")
 MODULES = ("generation", "plots", "doctor", "testing.cases", "training.readers")
 
 

@@ -15,7 +15,7 @@ from scratchformer.training.settings import start_run
 
 NEEDED = {
     **dict.fromkeys(["gpt2", "bert", "reviews"], ("tokenizers",)),
-    "translate": ("tokenizers", "sacrebleu"),
+    "translate": ("tokenizers", "sacrebleu", "sacremoses"),
     **dict.fromkeys(["digits", "units"], ("sklearn", "networkx")),
 }
 
@@ -122,7 +122,7 @@ def test_muon_is_an_option(trained):
 
 def test_muon_translates(trained):
     """It steps the matrices of both stacks, and nothing else; the schedule is then a cosine."""
-    for module in "tokenizers", "sacrebleu":
+    for module in NEEDED["translate"]:
         pytest.importorskip(module)
     options = ("--optimizer", "muon", "--muon-lr", "0.03", "--steps", 1000)
     model, optimizer, schedule = trained("translate", *options)[:3]

@@ -25,6 +25,9 @@ def copy(translate_run, tmp_path):
 def test_it_prints_its_score_with_the_signature_and_translations(translate_run):
     found = re.findall(BLEU, translate_run.output)
     assert [beam for _, beam, _ in found] == ["1", "5"]
+    assert re.findall(
+        r"BLEU on the 12 test sentences, beam (\d+) \(moses:de\|nrefs:1\|case:lc", translate_run.output
+    ) == ["1", "5"]
     assert translate_run.output.count("(reference: ") == 5
     assert {path.name for path in translate_run.folder.iterdir()} == {
         "average.safetensors", "best.safetensors", "last.safetensors", "step-00000001.safetensors",
