@@ -25,11 +25,11 @@ from scratchformer.data import (
     Labelled,
     LabelledBatches,
     Subwords,
-    TextBatch,
     TextBatches,
     fit_evidence,
     joined,
     load_imdb_subwords,
+    windows,
 )
 from scratchformer.models import BidirectionalClassifier, BidirectionalLanguageModel
 from scratchformer.models.llama import LlamaBlock
@@ -94,10 +94,9 @@ class Pretraining(Part):
     def evaluate(self, replicas, part):
         tokens = self.tokens(self.data.validation.ids[:SCORED])
         context = min(self.run.max_length, len(tokens) - 1)
-        starts = np.arange(0, len(tokens) - context, context)
-        rows = tokens[starts[:, None] + np.arange(context + 1)]  # without what is left over at the end
-        batches = (TextBatch(row[None, :-1], row[None, 1:]) for row in rows)
-        return {"loss": mean_loss(replicas, batches, len(rows))}
+        cut = windows(tokens, context, context, batch_size=1)
+        whole = (batch for batch, counted in cut if counted.all())  # without what is left over at the end
+        return {"loss": mean_loss(replicas, whole, (len(tokens) - 1) // context)}
 
     def test(self, replicas):
         return {}
