@@ -3,12 +3,13 @@
 Three stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
 learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. A second one learns to
 predict the sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the
-labels of the training reviews. Outside of training, the linear model of imdb.py decides with them. selftrain: together
-they say how probable it is that an unlabelled review is good. They are asked once, when the stage begins. A second
-classifier starts from the language models again, and learns the labels and these probabilities.
+labels of the training reviews. In evaluation a linear model of n-grams, as in imdb.py, is added to the two. selftrain:
+when this stage begins, the classifier and the linear model predict the labels of the unlabelled reviews, as
+probabilities. A new classifier starts from the same language models, and learns from the true labels and from these
+pseudo-labels. Without unlabelled reviews this stage is left out.
 
 --steps sets the steps of pre-training, and limits those of the other stages. Each classifier is selected on held-out
-training reviews, which no stage learns from. Only that of the last stage is scored on the test reviews.
+training reviews, which no stage learns from. After training, only the last classifier is scored on the test reviews.
 
 Without --data the official archive is downloaded.
 
@@ -95,7 +96,7 @@ class Pretraining(Part):
         tokens = self.tokens(self.data.validation.ids[:SCORED])
         context = min(self.run.max_length, len(tokens) - 1)
         cut = windows(tokens, context, context, batch_size=1)
-        whole = (batch for batch, counted in cut if counted.all())  # without what is left over at the end
+        whole = (batch for batch, counted in cut if counted.all())  # the last one may overlap
         return {"loss": mean_loss(replicas, whole, (len(tokens) - 1) // context)}
 
     def test(self, replicas):
@@ -107,7 +108,8 @@ class Pretraining(Part):
     def describe(self):
         texts = self.data.unlabelled
         if not self.program.unlabelled:
-            print("the data has no unlabelled reviews (train/unsup): pre-training uses only the training reviews")
+            print("the data has no unlabelled reviews (train/unsup): pre-training uses only the training reviews,")
+            print("and there is no self-training")
         print(f"{len(texts):,} reviews of {sum(map(len, texts)):,} tokens, {self.parameters} parameters")
 
 
@@ -189,7 +191,7 @@ class PseudoLabelled(LabelledBatches):
 
     def load_state_dict(self, state):
         if state.keys() != {"labels"}:
-            raise ValueError(f"pseudo-labels: expected labels, got {', '.join(state) or 'nothing'}")
+            raise ValueError(f"pseudo-labels: expected a state with labels, got {', '.join(state) or 'an empty one'}")
         expect_probabilities("pseudo-labels", state["labels"], self.dataset.labels.shape)
         self.dataset = self.dataset._replace(labels=state["labels"])
 
@@ -200,7 +202,9 @@ class SelfTraining(Classification):
     def make_batches(self, key):
         train, unlabelled = self.data.train, self.program.unlabelled
         labels = np.full((self.learned, 2), 0.5, np.float32)
-        if not self.run.ranks.from_first((self.out / "last.safetensors").exists):  # which holds the labels
+        if not self.run.ranks.from_first(
+            (self.out / "last.safetensors").exists
+        ):  # from which a run that is resumed has its pseudo-labels
             labels = np.concatenate([np.eye(2, dtype=np.float32)[train.labels], self.pseudo_labels(unlabelled)])
         part = self.program.without_evidence(Labelled([*train.ids, *unlabelled], labels))
         return PseudoLabelled(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
@@ -210,11 +214,13 @@ class SelfTraining(Classification):
         return len(self.data.train.labels) + len(self.program.unlabelled)
 
     def pseudo_labels(self, texts):
-        """The probabilities of both classes, float32 (texts, 2), that the classifier of `finetune` gives to texts."""
+        """The probabilities of both classes, float32 (texts, 2), that the best classifier of `finetune` and the linear
+        model predict for texts.
+        """
         teacher, ranks = Classification(self.program), self.run.ranks
         ranks.from_first(lambda: teacher.load_weights(best_snapshot(teacher.out)))
         ranks.send_first(teacher.model.flat.data)
-        print(f"the classifier of {teacher.folder} gives probabilities to {len(texts):,} unlabelled reviews")
+        print(f"the classifier of {teacher.folder} predicts the labels of {len(texts):,} unlabelled reviews")
         asked = self.program.with_evidence(Labelled(texts, np.empty(0)))
         with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:
             return predict_classes(replicas, asked, self.run.max_length, "both").astype(np.float32)
@@ -245,7 +251,7 @@ class Reviews(Program):
 
     @cached_property
     def unlabelled(self):
-        """The reviews without labels, but for copies of training reviews."""
+        """The reviews without labels, except copies of training reviews."""
         known = {ids.tobytes() for ids in self.data.train.ids}
         return [ids for ids in self.data.unlabelled if ids.tobytes() not in known]
 
@@ -259,12 +265,12 @@ class Reviews(Program):
         return self.with_evidence(self.data.validation)
 
     def with_evidence(self, part):
-        """A part of the data with what the linear model says about it."""
+        """A part of the data, with the linear model's evidence for each sub-word."""
         found = [self.linear.of(ids) for ids in counted(part.ids, "finding evidence", "reviews")]
         return part._replace(evidence=found)
 
     def without_evidence(self, part):
-        """A part to learn from: in training, evidence is not read."""
+        """A part of the data for training. Its evidence is all zeros, since none is read in training."""
         nothing, order = np.float32(0), self.run.evidence
         return part._replace(evidence=[np.broadcast_to(nothing, (len(ids), order)) for ids in part.ids])
 

@@ -1,6 +1,7 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-The mean of the last snapshots is scored. With --bpe-dropout 0.1 words are split differently in each epoch. Without
+The mean of the last snapshots is scored. BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words
+split by Moses, as many papers report it. With --bpe-dropout 0.1 words are split differently in each epoch. Without
 --data the official files are downloaded.
 """
 
@@ -113,15 +114,19 @@ class Translate(Program):
 
     def summary(self, replicas, part):
         found, references = self.translations(part, self.run.beam), getattr(self.data, part).target
-        scores = (bleu(found, references, moses) for moses in (None, self.run.target))
-        return "; ".join(f"bleu {score:.2f}, beam {self.run.beam} ({signature})" for score, signature in scores)
+        scores = ((name, *bleu(found, references, moses)) for name, moses in self.kinds())
+        return "; ".join(f"{name} {score:.2f}, beam {self.run.beam} ({signature})" for name, score, signature in scores)
+
+    def kinds(self):
+        """The names of two ways to count BLEU, with the argument `moses` of each."""
+        return ("BLEU", None), ("lower-case, tokenised BLEU", self.run.target)
 
     def report(self, state, test):
         run, sentences = self.run, self.data.test
         for beam, found in self.tested.items():
-            for moses in (None, run.target):
+            for name, moses in self.kinds():
                 score, signature = bleu(found, sentences.target, moses)
-                print(f"{score:.2f} BLEU on the {len(found):,} test sentences, beam {beam} ({signature})")
+                print(f"{score:.2f} {name} on the {len(found):,} test sentences, beam {beam} ({signature})")
         for source, written, reference in list(zip(sentences.source, found, sentences.target, strict=True))[:5]:
             print(f"\n{run.source}: {source}\n{run.target}: {written}\n    (reference: {reference})")
 

@@ -463,7 +463,7 @@ def in_order(
 
 
 def by_length(dataset: Labelled, max_length: int) -> np.ndarray:
-    """The indices of the texts, (texts,), shortest first; those of `max_length` or more count as equally long."""
+    """The indices of the texts, (texts,), shortest first; those of `max_length` words or more count as equally long."""
     return np.argsort([min(len(text), max_length) for text in dataset.ids], kind="stable")
 
 

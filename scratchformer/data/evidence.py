@@ -168,15 +168,15 @@ def find_evidence(
 
 
 def fit_evidence(train: Sequence[np.ndarray], labels: np.ndarray, order: int = 3, c: float = 0.1) -> Evidence:
-    """The linear model that `find_evidence` fits to all training texts: its `of` gives the evidence in any other text.
-    Arguments and errors as in `find_evidence`.
+    """The linear model that `find_evidence` fits to all training texts. Its method `of` returns the evidence in a new
+    text. Arguments and errors as in `find_evidence`.
     """
     _check([train], labels, order, c)
     return fit(count(train, order), labels, order, c)
 
 
 def _check(parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, order: int, c: float) -> None:
-    """Raise an error for arguments of `find_evidence` that are out of range. parts: the training texts come first."""
+    """Raise an error for arguments out of range: see `find_evidence`. parts: the training texts, then the others."""
     expect_positive(order=order)
     expect_number("c", c, zero=False)
     if order > MOST_ORDER:

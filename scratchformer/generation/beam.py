@@ -220,10 +220,11 @@ def expect_list(name: str, texts: list[str]) -> None:
 def bleu(found: list[str], references: list[str], moses: str | None = None) -> tuple[float, str]:
     """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature of its settings.
 
-    moses: None for sacreBLEU's own words, in upper and lower case, which is comparable between publications. A
-    language, such as "de", for what many papers report (on Multi30k, most): BLEU of the lower-case words into which the
-    rules of Moses for this language split translations and references; those for English, if it has none for it. Such a
-    score is not comparable with the other, and usually higher. Its signature begins with "moses:de|".
+    moses: None for sacreBLEU's default: its own tokenizer, case-sensitive. Such scores can be compared between
+    publications. A language, such as "de", for lower-case, tokenised BLEU, which many papers on Multi30k report: the
+    rules of Moses for this language normalise the punctuation of translations and references and split them into
+    tokens. For a language that it does not know, Moses uses general rules and the English abbreviations. This score is
+    usually higher, and cannot be compared with the default. Its signature begins with "moses:" and the language.
 
     Raises ValueError unless there are as many references as translations, and at least one, and ImportError without
     sacreBLEU or, for moses, sacremoses. Source: Post, "A call for clarity in reporting BLEU scores", 2018.
@@ -242,16 +243,18 @@ def bleu(found: list[str], references: list[str], moses: str | None = None) -> t
     if moses is None:
         metric = BLEU()
         return metric.corpus_score(found, [references]).score, str(metric.get_signature())
-    metric = BLEU(tokenize="none", lowercase=True, force=True)  # force: these are meant to be split already
+    metric = BLEU(tokenize="none", lowercase=True, force=True)  # force: no warning that it is tokenised
     score = metric.corpus_score(moses_words(found, moses), [moses_words(references, moses)]).score
     return score, f"moses:{moses}|{metric.get_signature()}"
 
 
 def moses_words(texts: list[str], language: str) -> list[str]:
-    """The words of each text, with a space between them, after Moses has made quotes and dashes plain."""
+    """Each text after Moses has normalised its punctuation and split it into tokens, with spaces between them."""
     try:
         from sacremoses import MosesPunctNormalizer, MosesTokenizer
     except ImportError as error:
-        raise ImportError("BLEU of Moses's words needs: pip install 'scratchformer[translate]'") from error
+        raise ImportError(
+            "BLEU with Moses's tokens needs sacremoses: pip install 'scratchformer[translate]'"
+        ) from error
     plain, split = MosesPunctNormalizer(language), MosesTokenizer(language)
     return [split.tokenize(plain.normalize(text), escape=False, return_str=True) for text in texts]

@@ -38,7 +38,7 @@ class BidirectionalLanguageModel(Model):
     model: the class of both, whose arguments are all the others; recall is left out, since what follows a token in one
     direction precedes it in the other. A batch holds rows of T + 1 tokens: the first T are `ids`, and the last T are
     `targets`. In reverse order, a row begins with the targets, and each id is what follows its target. The loss is the
-    mean of two, so each model gets half of its gradient.
+    mean of two losses, so each model gets half of the gradient.
 
     Source: Peters et al., "Deep contextualized word representations", 2018, section 3.1. Their two directions share the
     tables of tokens and of outputs.
@@ -117,18 +117,19 @@ class BidirectionalClassifier(ClassPredictor):
     To start from two Llamas, it takes their sizes and causal=True, positions="none", block=LlamaBlock,
     final_norm=RMSNorm. recall is left out.
 
-    Forward, in evaluation. In reverse order, text b of length n_b has at position t what was at n_b − 1 − t, which is
-    places_bt. The padding stays where it is:
+    Forward, in evaluation. In reverse order, position t of text b, of length n_b, holds what was at position
+    n_b − 1 − t. Let places_bt be this position; in the padding it is t:
 
         reverse_bti = evidence_bsi with s = places_bt
         first = rightward(evidence)        second = leftward(reverse)        z_bk = 1/2 (first_bk + second_bk)
 
-    Backward. Each has half of the mean, so it gets half of its gradient:
+    Backward. z is the mean of first and second, so each gets half of dz:
 
         dfirst_bk = 1/2 dz_bk        dsecond_bk = 1/2 dz_bk
 
-    evidence is used twice, in both orders, so its gradient is the sum of two. Let direct be what `rightward` returns,
-    and dreverse what `leftward` returns. The latter goes to the places from which `ops.gather` took the vectors:
+    evidence is used twice, in both orders, so its gradient is the sum of two. direct is the gradient that `rightward`
+    returns in backward, and dreverse the one that `leftward` returns. The latter is added at the places from which
+    `ops.gather` took the vectors:
 
         direct_bsi = Σ_k dfirst_bk ∂first_bk/∂evidence_bsi
         dreverse_bti = Σ_k dsecond_bk ∂second_bk/∂reverse_bti

@@ -225,10 +225,10 @@ class Classifier(ClassPredictor):
 
     def expect_noise(self) -> None:
         """Raise ValueError if the body or a block is frozen: `adversarial` needs a gradient of the embeddings."""
-        layers = [("body", self.body), *((f"block {i}", block) for i, block in enumerate(self.body.blocks))]
+        layers = [("the body", self.body), *((f"block {i}", block) for i, block in enumerate(self.body.blocks))]
         for name, layer in layers:
             if isinstance(layer, Frozen):
-                raise ValueError(f"adversarial: expected 0 with a frozen {name}, through which no gradient passes")
+                raise ValueError(f"adversarial: expected 0, since no gradient passes through {name}, which is frozen")
 
     @property
     def ignored(self) -> int | None:

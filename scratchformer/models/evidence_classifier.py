@@ -49,9 +49,10 @@ class EvidenceClassifier(Classifier):
 
     In training z is deep, and devidence is dfeatures.
 
-    reads_evidence: False for a transformer that reads the words alone. Then evidence is only added, in evaluation:
-    deep = classifier(), and dfeatures is 0. For a model that learns from predictions to which evidence was added
-    (examples/reviews.py): if it read evidence, it would copy it, and evidence would count twice.
+    reads_evidence: whether the transformer reads evidence beside the words. If not, it reads the words alone, and
+    evidence is only added to the logit in evaluation: deep = classifier(), and dfeatures is 0. This is for a model that
+    learns from predictions which already include evidence, as in examples/reviews.py. A transformer that reads evidence
+    would learn to repeat it, and evidence would then count twice.
 
     Source: Wang, Manning, "Baselines and bigrams", 2012, for the linear model; Mesnil et al., "Ensemble of generative
     and discriminative techniques for sentiment analysis of movie reviews", 2014, for adding the two.
@@ -112,8 +113,8 @@ class EvidenceClassifier(Classifier):
         return z, EvidenceLogitsCache(classifier, within)
 
     def logits_backward(self, dz: Array, cache: Any) -> Any:
-        """The gradient of evidence, given the gradient of the logits. In training it is None if none passes through the
-        body, which is frozen or does not read evidence.
+        """The gradient of evidence, given the gradient of the logits. In training it is None if no gradient
+        reaches evidence: the body is frozen, or does not read it.
         """
         if isinstance(cache, LogitsCache):  # in training
             return super().logits_backward(dz, cache)

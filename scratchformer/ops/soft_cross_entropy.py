@@ -33,7 +33,7 @@ def soft_cross_entropy(logits: Array, targets: Array) -> tuple[Array, SoftCrossE
         s_nv = z_nv − log(Σ_v' exp(z_nv'))        p_nv := exp(s_nv)
         loss = −1/N Σ_n Σ_v t_nv s_nv
 
-    A class of probability 0 adds nothing, even if its logit is −∞.
+    A class whose target is 0 adds nothing to the loss, even if its logit is −∞. (Then dtargets is infinite there.)
 
     Backward. Every logit of a row is in the logarithm of all its probabilities:
 

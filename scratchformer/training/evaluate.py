@@ -161,8 +161,8 @@ def evaluate_classifier(
 def predict_classes(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> np.ndarray:
-    """The probabilities of the classes, float64 (texts, K), that a classifier gives to each text, in the order of the
-    dataset. Its labels are not read. The other arguments are those of `evaluate_classifier`.
+    """The probabilities of the classes, float64 (texts, K), that a classifier predicts for each text, in the order of
+    the dataset. The labels of the dataset are ignored. The other arguments are those of `evaluate_classifier`.
     """
     expect_instance("dataset", dataset, Labelled)
     unread = dataset._replace(labels=np.zeros(len(dataset.ids), np.int64))

@@ -88,9 +88,9 @@ def train(
     `keep`, for `average_snapshots`, the model alone at each of the last `keep` of these steps, as step-N.safetensors.
     Until last.safetensors is first saved, the file no-snapshot-yet says so. The folder is locked until the end.
     The schedule is a function of the step. Its parameters are noted in the snapshot, but a run may be resumed with
-    others. Batches that have a state, with `state_dict` and `load_state_dict`, have it saved and restored with the run.
-    Those that carry memory from step to step also have `remember(step, memories)`, which is called after each step with
-    what `Replicas.gradients` remembered.
+    others. If `batches` has `state_dict` and `load_state_dict`, its state is saved and restored with the run. If it
+    carries memory from step to step, it also has `remember(step, memories)`, which is called after each step with what
+    `Replicas.gradients` remembered.
     identity: JSON values, such as fingerprints of the data; a snapshot made with others is refused.
     resume: continue from last.safetensors. On a CPU the run then ends with exactly the parameters that it would have
     had without the interruption. A run that was stopped before its first snapshot starts again at step 0. If a run is
@@ -215,9 +215,9 @@ def train(
         if shard and ranks.first:
             replicas.shard(optimizer)
         if stateful is not None:
-            memory = ranks.from_first(stateful.state_dict)
+            restored = ranks.from_first(stateful.state_dict)
             if not ranks.first:
-                stateful.load_state_dict(memory)
+                stateful.load_state_dict(restored)
         if loss_scale is not None and not ranks.first:
             loss_scale.restore(state["loss_scale"])
 
@@ -397,12 +397,13 @@ def _load_run(
     out: Path,
     model: Layer,
     optimizer: Optimizer,
-    memory: Any,
+    batches: Any,
     state: dict[str, Any],
     fixed: Iterable[str],
     metric: str,
 ) -> tuple[int | None, Sequence[int] | None]:
-    """Load the last snapshot of the run in `out` into the model, the optimizer, the batches' memory, and `state`.
+    """Load the last snapshot of the run in `out` into the model, the optimizer, the batches if they have a state, and
+    `state`.
 
     Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
     Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
@@ -431,7 +432,7 @@ def _load_run(
     step, best = snapshot.state["step"], snapshot.state["best"]
     if best is not None and best.get(metric) is None:
         raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
-    restore(snapshot, model, optimizer, memory)
+    restore(snapshot, model, optimizer, batches)
     state |= {"step": step, "best": best}
     if "loss_scale" in snapshot.state:
         state["loss_scale"] = snapshot.state["loss_scale"]

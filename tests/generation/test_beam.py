@@ -235,7 +235,7 @@ def test_bleu_agrees_with_sacrebleu():
 
 
 def test_bleu_of_lower_case_words():
-    """Another case and other quotes do not count, but another word does; sacreBLEU alone counts all of them."""
+    """Upper case and the kind of quotes make no difference, as they do by default, but a different word does."""
     for module in "sacrebleu", "sacremoses":
         pytest.importorskip(module)
     references = ["Ein Mann, der „Hallo“ sagt, isst z.B. Äpfel.", "Zwei Hunde laufen durch das hohe Gras."]
@@ -244,7 +244,7 @@ def test_bleu_of_lower_case_words():
     assert score == pytest.approx(100) and bleu(found, references)[0] < 90
     assert signature.startswith("moses:de|nrefs:1|case:lc|eff:no|tok:none|")
     worse = [found[0].replace("isst", "kauft"), references[1]]
-    # Of 21 words 20 are there, of 19 pairs 17, of 17 triples 14 and of 15 quadruples 11.
+    # 20 of 21 words match, 17 of 19 pairs, 14 of 17 triples and 11 of 15 quadruples.
     expected = 100 * (20 / 21 * 17 / 19 * 14 / 17 * 11 / 15) ** (1 / 4)
     assert bleu(worse, references, "de")[0] == pytest.approx(expected)
     with pytest.raises(TypeError, match="moses: expected a str or None, got 3"):

@@ -110,14 +110,16 @@ def test_recomputed_blocks_give_the_same(device):
 
 
 def test_a_frozen_part_has_no_use_for_noise():
-    """The error comes before anything has a gradient."""
-    for name in ("body", "block 1"):
+    """The error is raised before any gradient is computed."""
+    for name in ("the body", "block 1"):
         model = KINDS["Classifier"](adversarial=0.2)
-        if name == "body":
+        if name == "the body":
             model.body = Frozen(model.body)
         else:
             model.body.blocks[1] = Frozen(model.body.blocks[1])
-        with pytest.raises(ValueError, match=f"adversarial: expected 0 with a frozen {name}, "):
+        with pytest.raises(
+            ValueError, match=f"adversarial: expected 0, since no gradient passes through {name}, which is frozen"
+        ):
             gradient(model, batch("Classifier", CPU), key=Key(5))
         assert not model.flat.grad.any()
 

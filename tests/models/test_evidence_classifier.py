@@ -77,7 +77,7 @@ def test_every_number_is_read_by_the_transformer(device):
 
 
 def test_evidence_that_is_not_read_is_only_added(device):
-    """In evaluation; in training it has no influence, and no gradient."""
+    """In evaluation it is added to the logit. In training it has no influence, and no gradient."""
     model = make(device, reads_evidence=False)
     deep = Classifier(V, 2, 8, 2, 2, T, key=Key(1)).to(device, np.float64)
     deep.load_state_dict(model.state_dict())

@@ -58,7 +58,7 @@ def test_large_logits(device):
 
 
 def test_a_class_that_is_impossible_adds_nothing(device):
-    """It has the probability 0 in the targets too, and the others are as if it were not there."""
+    """Its target is 0 and its logit −∞. The loss and the other gradients are the same as without it."""
     loss, dz, _ = run(device, np.append(Z, [[-np.inf]] * 2, axis=1), np.array([[0.2, 0.3, 0.5, 0.0]] * 2))
     expected = run(device, Z, np.array([[0.2, 0.3, 0.5]] * 2))
     np.testing.assert_allclose(loss, expected[0], rtol=1e-12)

@@ -67,7 +67,7 @@ def same_weights(run, other, stage):
 
 
 def test_it_reports_the_accuracy(finished):
-    """Of the last stage alone, on the test part."""
+    """Only the last classifier is scored on the test part."""
     folder, output = finished
     assert output.count("starts from the language models of step 2 of 2") == 2
     assert len(re.findall(r"^best on validation: ", output, re.M)) == 2
@@ -81,13 +81,13 @@ def test_it_reports_the_accuracy(finished):
 
 
 def opened(folder):
-    """The program of a run, with its data, and its module."""
+    """The module of the program, and the program of a run with its data loaded."""
     module = load_file(EXAMPLES / "reviews.py")
     return module, module.Reviews.open(folder, "cpu")
 
 
 def labels_of(run):
-    """The labels that the last stage has learned."""
+    """The labels that the last stage learns from."""
     return load_snapshot(run / "selftrain" / "last.safetensors").batches["labels"]
 
 
@@ -111,7 +111,7 @@ def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
     known = {ids.tobytes() for ids in program.data.train.ids}
     assert 30 < len(texts) <= 40 and not known & {*texts}
     assert {*texts} < {ids.tobytes() for ids in program.data.unlabelled}
-    assert f"the classifier of finetune gives probabilities to {len(texts)} unlabelled reviews" in output
+    assert f"the classifier of finetune predicts the labels of {len(texts)} unlabelled reviews" in output
     learned = module.SelfTraining(program).batches.dataset.ids
     assert [ids.tobytes() for ids in learned] == [ids.tobytes() for ids in program.data.train.ids] + texts
     teacher, _ = load_model(folder / "finetune", BidirectionalClassifier)
@@ -121,7 +121,7 @@ def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
 
 
 def test_the_best_classifier_is_asked(call, copy):
-    """Not the last one."""
+    """The pseudo-labels come from the best classifier, not from the last one."""
     shutil.rmtree(copy / "selftrain")
     best, last = (load_model(copy / "finetune" / name)[0] for name in ("best.safetensors", "last.safetensors"))
     best.load_state_dict({name: -a if "output" in name else a for name, a in last.state_dict().items()})
@@ -151,7 +151,7 @@ def test_resumed_batches_have_the_same_labels(finished):
     folder, _ = finished
     module, program = opened(folder)
     batches = module.SelfTraining(program).batches
-    with pytest.raises(ValueError, match="pseudo-labels: expected labels, got memory"):
+    with pytest.raises(ValueError, match="pseudo-labels: expected a state with labels, got memory"):
         batches.load_state_dict({"memory": np.zeros(3)})
     with pytest.raises(ValueError, match="pseudo-labels: expected"):
         batches.load_state_dict({"labels": labels_of(folder)[1:]})
@@ -189,7 +189,7 @@ def test_stages_run_one_at_a_time(call, fail, finished, copy, with_unlabelled, t
     importlib.util.find_spec("mpi4py") is None or not MPIEXEC.exists(), reason="mpi4py or mpiexec is not installed"
 )
 def test_two_processes_give_the_bits_of_one(finished, with_unlabelled, tmp_path):
-    """The second one has a folder of its own, without the run, as on another machine."""
+    """The second process runs in an empty folder of its own, as on another machine."""
     script = tmp_path / "small.py"
     script.write_text(SMALL.format(folder=EXAMPLES, sizes=TINY["reviews"]))
     options = ["--data", with_unlabelled, "--out", "run", "--steps", 2, "--device", "cpu"]
@@ -208,7 +208,7 @@ def test_without_unlabelled_reviews_there_are_two_stages(call, fail, reviews_fol
     """The classifier of the second is then scored."""
     folder = tmp_path / "run"
     output = call("reviews", "--data", reviews_folder, "--out", folder, "--steps", 2, "--device", "cpu").stdout
-    assert "the data has no unlabelled reviews (train/unsup)" in output
+    assert "the data has no unlabelled reviews (train/unsup)" in output and "there is no self-training" in output
     assert re.search(r"^test accuracy on 80 reviews: [0-9.]+%$", output, re.M)
     assert re.findall(r"^(\w+): [0-9.]+ minutes$", output, re.M) == [*STAGES[:2]]
     line = fail("reviews", "--resume", folder, "--stage", "selftrain", "--device", "cpu")

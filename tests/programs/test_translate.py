@@ -26,7 +26,8 @@ def test_it_prints_its_score_with_the_signature_and_translations(translate_run):
     found = re.findall(BLEU, translate_run.output)
     assert [beam for _, beam, _ in found] == ["1", "5"]
     assert re.findall(
-        r"BLEU on the 12 test sentences, beam (\d+) \(moses:de\|nrefs:1\|case:lc", translate_run.output
+        r"lower-case, tokenised BLEU on the 12 test sentences, beam (\d+) \(moses:de\|nrefs:1\|case:lc",
+        translate_run.output,
     ) == ["1", "5"]
     assert translate_run.output.count("(reference: ") == 5
     assert {path.name for path in translate_run.folder.iterdir()} == {
@@ -42,7 +43,7 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
     score = float(re.findall(BLEU, told)[-1][0])
     assert score > 60
     found = call("scratchformer", "evaluate", copy, "--device", "cpu").stdout
-    assert float(re.match(r"test: bleu ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
+    assert float(re.match(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
     (source, written) = re.search(r"^en: (.*)\nde: (.*)$", told, re.MULTILINE).groups()
     assert call("scratchformer", "translate", copy, source, "--device", "cpu").stdout == f"{written}\n"
     for option, least, wrong in ("--beam", 1, 0), ("--length-penalty", 0, -1.0):

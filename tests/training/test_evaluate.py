@@ -85,10 +85,10 @@ def test_a_classifier_is_scored_as_if_texts_came_one_by_one(device, make_model, 
 
 
 def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, reviews):
-    """Whatever their labels: without any, and with labels that are no classes."""
+    """The labels make no difference: they may be missing, or be no classes at all."""
     model = make_model("Classifier", device, np.float64)
     expected = [np.exp(to_cpu(model(to_device(ids[None, :10], device)))[0]) for ids in reviews.ids]
-    assert len({len(ids) for ids in reviews.ids[:8]}) > 3  # so that batches have another order
+    assert len({len(ids) for ids in reviews.ids[:8]}) > 3  # so that the batches come in a different order
     for count, batch_size, labels in (1, 4, reviews.labels), (1, 100, np.empty(0)), (3, 1, reviews.labels + 99):
         if count == 1 or device is CPU:
             with Replicas(model, count) as replicas:

@@ -304,7 +304,7 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
 
 
 def evidence_classifier(d: Sizes) -> DerivationCase:
-    """Sizes, since the number of classes K is 2."""
+    """With sizes of its own, since the model always has K = 2 classes."""
     d.sizes |= {"H": 2, "C": 4, "B": 3, "T": 5, "I": 6, "V": 7}
     model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 1, d.T, d_ff=8, activation=GELU)
     prepared(d, model)
@@ -327,7 +327,7 @@ def evidence_classifier(d: Sizes) -> DerivationCase:
 
 
 def bidirectional_classifier(d: Sizes) -> DerivationCase:
-    """Sizes, since the number of classes K is 2."""
+    """With sizes of its own, since the model always has K = 2 classes."""
     d.sizes |= {"H": 2, "C": 4, "B": 3, "T": 5, "I": 6, "V": 7}
     model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, 1, d.T, d_ff=8, activation=GELU)
     prepared(d, model)
