@@ -1,17 +1,21 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-The mean of the last snapshots is scored. BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words
-split by Moses, as many papers report it. With --bpe-dropout 0.1 words are split differently in each epoch. Without
---data the official files are downloaded.
+The mean of the last snapshots is scored. With --models 2 a second model is trained after the first, from other weights
+and on other batches, and both translate together; each has a subfolder in the run's folder. With --bpe-dropout 0.1
+words are split differently in each epoch.
+
+BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
+Without --data the official files are downloaded.
 """
 
-from functools import cache
+from functools import cache, cached_property
 
 from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
 from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
+from scratchformer.training.readers import MEMBER, mean_snapshot
 
 PRESETS = {
     "small": dict(
@@ -26,6 +30,7 @@ PRESETS = {
 SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
 OPTIONS = {
     **MUON_OPTIONS,
+    "models": dict(type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (1)"),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "r-drop": dict(
         type=float,
@@ -52,6 +57,28 @@ class Translate(Program):
     presets = PRESETS
     options = OPTIONS
     hidden = "*coder.*.w"
+
+    def __init__(self, run, number=1):
+        super().__init__(run)
+        self.number = number
+        if run.models > 1:
+            self.folder = f"{MEMBER}{number}"
+        if number > 1:
+            self.key = self.key.fold("model", number)
+
+    def member(self, number):
+        """The program that trains this model of an ensemble."""
+        if number == self.number:
+            return self
+        other = Translate(self.run, number)
+        other.data, other.vocabulary = self.data, self.vocabulary
+        return other
+
+    def stages(self):
+        return [self.member(i + 1) for i in range(self.run.models)]
+
+    def scored_stages(self):
+        return [self.member(self.run.models)]
 
     def load(self):
         self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
@@ -104,13 +131,25 @@ class Translate(Program):
         print(f"{len(self.batches)} batches an epoch")
 
     def test(self, replicas):
+        if self.number < self.run.models:
+            return {}
         self.tested = {beam: self.translations("test", beam) for beam in sorted({1, self.run.beam})}
         return {}  # BLEU, in `report`
 
     def translations(self, part, beam):
         """The translations of a part's sentences."""
         run, sentences = self.run, getattr(self.data, part)
-        return translate(self.model, self.vocabulary, sentences.source, beam, run.length_penalty, ranks=run.ranks)
+        return translate(self.models, self.vocabulary, sentences.source, beam, run.length_penalty, ranks=run.ranks)
+
+    @cached_property
+    def models(self):
+        """This model, and those that were trained before it."""
+        found = []
+        for other in map(self.member, range(1, self.number)):
+            self.run.ranks.from_first(lambda: other.load_weights(mean_snapshot(other.out)))  # noqa: B023 (called now)
+            self.run.ranks.send_first(other.model.flat.data)
+            found.append(other.model)
+        return [*found, self.model]
 
     def summary(self, replicas, part):
         found, references = self.translations(part, self.run.beam), getattr(self.data, part).target
@@ -123,6 +162,8 @@ class Translate(Program):
 
     def report(self, state, test):
         run, sentences = self.run, self.data.test
+        if self.number < run.models:
+            return print(f"model {self.number} of {run.models}: best on validation: {state['best']}")
         for beam, found in self.tested.items():
             for name, moses in self.kinds():
                 score, signature = bleu(found, sentences.target, moses)

@@ -269,7 +269,7 @@ def translate(args: argparse.Namespace) -> None:
     from . import generation
     from .training.program import use_models_of
     from .training.ranks import Ranks
-    from .training.readers import load_translator
+    from .training.readers import load_translators
     from .training.settings import read_settings
 
     run = Path(args.run_folder)
@@ -277,16 +277,17 @@ def translate(args: argparse.Namespace) -> None:
         ranks.expect_same_program(sys.argv[1:])
         settings = ranks.from_first(lambda: read_settings(run if run.is_dir() else run.parent))
         use_models_of(run, args.program)
-        model, subwords = load_translator(run)
-        ranks.expect_same_bits("parameters", model.flat.data)
+        models, subwords = load_translators(run)
+        for model in models:
+            ranks.expect_same_bits("parameters", model.flat.data)
         given = {"beam": args.beam, "length_penalty": args.length_penalty}
         options: dict[str, Any] = {name: settings.get(name) if v is None else v for name, v in given.items()}
         options = {name: value for name, value in options.items() if value is not None}
         options["max_length"] = settings.get("max_length")
         lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
-        placed(model, args)
+        models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
-        found = iter(generation.translate(model, subwords, sentences, **options, ranks=ranks))
+        found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
         for line in lines:
             print(generation.printable(next(found)) if line else "")
 

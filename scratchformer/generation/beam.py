@@ -1,8 +1,9 @@
-"""Translation: beam search with the decoder of an encoder-decoder."""
+"""Translation: beam search with the decoder of an encoder-decoder, or with several."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -49,7 +50,7 @@ class Hypothesis(NamedTuple):
 
 @fast()
 def beam_search(
-    model: EncoderDecoder,
+    model: EncoderDecoder | Sequence[EncoderDecoder],
     source: np.ndarray,
     lengths: np.ndarray,
     begin: int,
@@ -65,14 +66,17 @@ def beam_search(
     K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y|
     includes `end`: log p falls with every token, so without the division short translations would win. length_penalty:
     α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as
-    they are. The search for a source stops when K hypotheses have finished, or when no open one can still reach the
+    they are. Several models with the same vocabulary are an ensemble: the probability of a token is the mean of theirs.
+
+    The search for a source stops when K hypotheses have finished, or when no open one can still reach the
     best score: lp is largest at the limit, so log p/lp(limit) is an upper bound. begin, end: two of the model's V
     tokens. Raises ValueError for an option out of range, and if there is no source.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
+    models = ensemble(model)
     expect_options(beam, longer, length_penalty)
-    V = model.config["vocab_size"]
+    V = models[0].config["vocab_size"]
     expect_at_least(0, begin=begin, end=end)
     for name, token in (("begin", begin), ("end", end)):
         if token >= V:
@@ -84,7 +88,7 @@ def beam_search(
     expect_shape("source", source, "B S")
     B, K, limits = len(lengths), beam, np.asarray(lengths) + longer
     most_tokens = int(limits.max())
-    cache = DecoderCache(model, source, lengths, most_tokens, copies=K)
+    caches = [DecoderCache(model, source, lengths, most_tokens, copies=K) for model in models]
     if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:
         raise ValueError(f"length_penalty: {length_penalty} is too large for translations of {most_tokens} tokens")
     scores = np.full((B, K), -np.inf)  # log p of the open hypotheses
@@ -93,7 +97,7 @@ def beam_search(
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]
     last = np.full(B * K, begin)
     for n in range(1, most_tokens + 1):
-        total, parents, tokens = likeliest(scores, cache.logits(last[:, None]))
+        total, parents, tokens = likeliest(scores, mixed([cache.logits(last[:, None]) for cache in caches]))
         most = total.shape[1]  # at most K of them end, so at least K do not
         chosen = np.zeros((B, K), np.int64)  # which of them go on
         for b in range(B):
@@ -115,8 +119,39 @@ def beam_search(
         texts = zip(finished, scores, limits, strict=True)
         if all(done(ended, going_on, K, limit, length_penalty) for ended, going_on, limit in texts):
             break
-        cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
+        for cache in caches:
+            cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
     return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
+
+
+def ensemble(model: EncoderDecoder | Sequence[EncoderDecoder]) -> list[EncoderDecoder]:
+    """The models of an ensemble; raises ValueError unless they have the same vocabulary and are on the same device."""
+    if isinstance(model, EncoderDecoder):
+        return [model]
+    expect_instance("model", model, Sequence)
+    for one in model:
+        expect_instance("model", one, EncoderDecoder)
+    for what, found in (
+        ("vocabulary", {one.config["vocab_size"] for one in model}),
+        ("device", {one.device for one in model}),
+    ):
+        if len(found) != 1:
+            raise ValueError(f"model: expected at least one, all with the same {what}, got {len(found)} of them")
+    return list(model)
+
+
+def mixed(logits: list[np.ndarray]) -> np.ndarray:
+    """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`."""
+    if len(logits) == 1:
+        return logits[0]
+    log_p = [widen(z) - log_sum_exp(z) for z in logits]
+    return np.logaddexp.reduce(log_p, axis=0)
+
+
+def log_sum_exp(logits: np.ndarray) -> np.ndarray:
+    """log Σ_v exp(z_v), float64 (B K, 1), of logits (B K, V)."""
+    top = widen(logits).max(axis=1, keepdims=True)
+    return top + np.log(np.exp(widen(logits) - top).sum(axis=1, keepdims=True, dtype=np.float64))
 
 
 def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,9 +165,8 @@ def likeliest(scores: np.ndarray, logits: np.ndarray) -> tuple[np.ndarray, np.nd
     logits, (B, K), V = widen(logits), scores.shape, logits.shape[1]
     each, most = min(2 * K, V), min(2 * K, K * V)
     tokens = np.argpartition(logits, V - each, axis=1)[:, V - each :]
-    top = logits.max(axis=1, keepdims=True)
-    log_z = top + np.log(np.exp(logits - top).sum(axis=1, keepdims=True, dtype=np.float64))
-    total = scores[:, :, None] + (np.take_along_axis(logits, tokens, 1) - log_z).reshape(B, K, each)
+    log_p = np.take_along_axis(logits, tokens, 1) - log_sum_exp(logits)
+    total = scores[:, :, None] + log_p.reshape(B, K, each)
     total, tokens = total.reshape(B, -1), tokens.reshape(B, -1)
     best = np.argsort(-total, axis=1, kind="stable")[:, :most]
     return np.take_along_axis(total, best, 1), best // each, np.take_along_axis(tokens, best, 1)
@@ -160,7 +194,7 @@ def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, 
 
 @fast()
 def translate(
-    model: EncoderDecoder,
+    model: EncoderDecoder | Sequence[EncoderDecoder],
     subwords: Subwords,
     sentences: list[str],
     beam: int = 4,
@@ -168,21 +202,22 @@ def translate(
     max_length: int | None = None,
     ranks: Ranks | None = None,
 ) -> list[str]:
-    """The translations of `sentences` by `beam_search`. On a CPU, batches are distributed over the cores.
+    """The translations of `sentences` by `beam_search`, with one model or an ensemble.
 
-    max_length: the largest number of tokens in a sentence, including END; None for no limit. ranks: processes that have
-    all called this function; batches are distributed over them, and all get all translations. Raises ValueError for a
-    longer or an empty sentence, with its number, if the vocabulary and the model differ in size, and like
-    `beam_search`; TypeError for a single text instead of a list.
+    On a CPU, batches are distributed over the cores. max_length: the largest number of tokens in a sentence, including
+    END; None for no limit. ranks: processes that have all called this function; batches are distributed over them, and
+    all get all translations. Raises ValueError for a longer or an empty sentence, with its number, if the vocabulary
+    and the model differ in size, and like `beam_search`; TypeError for a single text instead of a list.
     """
     from ..training.ranks import Ranks  # here, since training imports this package
 
+    models = ensemble(model)
     expect_options(beam, LONGER, length_penalty)
     expect_list("sentences", sentences)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)
     begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
-    expect_vocabulary(model, len(subwords))
+    expect_vocabulary(models[0], len(subwords))
     ids = [np.append(s, np.int32(end)) for s in subwords.encode_all(sentences)]
     for i, sentence in enumerate(sentences):
         if not sentence.strip():
@@ -196,12 +231,13 @@ def translate(
 
     def work(batch: np.ndarray) -> list[Hypothesis]:
         source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
-        return beam_search(model, source, lengths, begin, end, beam, length_penalty)
+        return beam_search(models, source, lengths, begin, end, beam, length_penalty)
 
-    threads = ranks.cores() if model.device is CPU else 1
+    device = models[0].device
+    threads = ranks.cores() if device is CPU else 1
     found: dict[int, str] = {}
     blas = threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas")
-    with blas, ThreadPoolExecutor(threads, initializer=model.device.use) as pool:
+    with blas, ThreadPoolExecutor(threads, initializer=device.use) as pool:
         pairs, total = zip(own, pool.map(work, own), strict=True), sum(map(len, own))
         for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
             for i, translation in zip(batch, translations, strict=True):

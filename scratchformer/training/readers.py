@@ -18,6 +18,7 @@ from .snapshot import SnapshotError, best_snapshot, load_model
 
 BYTES = 256  # the vocabulary size of a byte-level model
 MEAN = "average.safetensors"  # the mean of a run's last snapshots
+MEMBER = "model-"  # and its number: the folder of a model of an ensemble
 
 
 def vocabulary_file(folder: Path, kind: Any) -> Path:
@@ -75,14 +76,24 @@ def load_writer(
     return model, vocabulary
 
 
-def load_translator(run: Path) -> tuple[EncoderDecoder, Subwords]:
-    """The encoder-decoder of a run (see `mean_snapshot`) and its vocabulary. Raises ValueError for a model that cannot
-    translate, and the errors of loading.
+def load_translators(run: Path) -> tuple[list[EncoderDecoder], Subwords]:
+    """The encoder-decoder of a run (see `mean_snapshot`), or all those of an ensemble, and their vocabulary.
+
+    Raises ValueError for a model that cannot translate, and the errors of loading.
     """
-    model, state = load_model(mean_snapshot(run))
-    if not isinstance(model, EncoderDecoder):
-        raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
-    return model, load_vocabulary(run, state)
+    models = []
+    for folder in members(run) or [run]:
+        model, state = load_model(mean_snapshot(folder))
+        if not isinstance(model, EncoderDecoder):
+            raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
+        models.append(model)
+    return models, load_vocabulary(run, state)
+
+
+def members(run: Path) -> list[Path]:
+    """The folders of the models of an ensemble, of which each is a stage of the run; none for another run."""
+    found = {path: path.name.removeprefix(MEMBER) for path in run.glob(f"{MEMBER}*") if path.is_dir()}
+    return sorted((path for path, number in found.items() if number.isdecimal()), key=lambda path: int(found[path]))
 
 
 def mean_snapshot(run: Path) -> Path:

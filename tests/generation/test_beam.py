@@ -23,7 +23,11 @@ def make(device, seed=0, norm="post"):
 
 
 def log_probabilities(model, b, target):
-    """(T, V), for the token after each of `target`, from the full forward for source b alone."""
+    """(T, V), for the token after each of `target`, from the full forward for source b alone. With several models, of
+    the mean of their probabilities.
+    """
+    if not isinstance(model, EncoderDecoder):
+        return np.log(np.mean([np.exp(log_probabilities(one, b, target)) for one in model], axis=0))
     arrays = (SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], np.array([target]))
     log_p, _ = ops.log_softmax(model(*(to_device(x, model.device) for x in arrays)))
     return to_cpu(log_p)[0]
@@ -82,6 +86,38 @@ def test_it_is_the_plain_search(beam, device):
             score, ids = plain_beam_search(model, b, beam, 0.6, LENGTHS[b] + 3)
             assert found[b].score == pytest.approx(score, rel=1e-9)
             assert found[b].ids.tolist() == [i for i in ids if i != END]
+
+
+def test_an_ensemble_predicts_the_mean_of_the_probabilities(device):
+    """Models of other sizes, and one that is very certain, so that the mean is not that of the logarithms."""
+    found_alone = 0
+    for seed in range(4):
+        models = [make(device, seed), make(device, seed + 9, "pre"), make(device, seed + 5)]
+        models[1].flat.data[...] *= 2
+        found = beam_search(models, SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
+        alone = beam_search(models[1], SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
+        for b in range(2):
+            score, ids = plain_beam_search(models, b, 3, 0.6, LENGTHS[b] + 3)
+            assert found[b].score == pytest.approx(score, rel=1e-9)
+            assert found[b].ids.tolist() == [i for i in ids if i != END]
+            found_alone += found[b].ids.tolist() == alone[b].ids.tolist()
+        same = beam_search([models[0]] * 2, SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
+        one = beam_search(models[0], SOURCE, LENGTHS, BEGIN, END, 3, 0.6, longer=3)
+        assert [h.ids.tolist() for h in same] == [h.ids.tolist() for h in one]
+    assert found_alone < 8
+
+
+def test_models_that_are_no_ensemble():
+    models = [make(CPU), EncoderDecoder(V + 1, 8, 2, 2, 12)]
+    arguments = SOURCE, LENGTHS, BEGIN, END
+    with pytest.raises(ValueError, match="model: expected at least one, all with the same vocabulary, got 2 of them"):
+        beam_search(models, *arguments)
+    with pytest.raises(ValueError, match="model: expected at least one, all with the same vocabulary, got 0 of them"):
+        beam_search([], *arguments)
+    with pytest.raises(TypeError, match="model: expected an EncoderDecoder, got 'model'"):
+        beam_search(["model"], *arguments)
+    with pytest.raises(ValueError, match="all with the same device"):
+        beam_search([make(CPU), make(STRICT)], *arguments)
 
 
 @pytest.mark.parametrize("norm", ["post", "pre"])

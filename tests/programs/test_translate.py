@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 
 from scratchformer import cli
+from scratchformer.data import load_multi30k
+from scratchformer.generation import bleu, translate
 from scratchformer.plots import attention_maps, encode
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
+from scratchformer.training.readers import load_translators
 
 pytest.importorskip("tokenizers")
 BLEU = r"([0-9.]+) BLEU on the 12 test sentences, beam (\d+) \((nrefs:1\|.*tok:13a.*)\)"
@@ -49,6 +52,35 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
     for option, least, wrong in ("--beam", 1, 0), ("--length-penalty", 0, -1.0):
         line = fail("scratchformer", "translate", copy, option, wrong, source)
         assert line == f"error: {option}: expected at least {least}, got {wrong}"
+
+
+def test_two_models_translate_together(call, sentences_folder, tmp_path):
+    """Each is trained from other weights, on other batches; only both together are scored on the test part."""
+    folder, options = tmp_path / "run", ("--device", "cpu")
+    told = call("translate", "--data", sentences_folder, "--out", folder, "--models", 2, "--steps", 30, *options).stdout
+    assert len(re.findall(r"^model 1 of 2: best on validation: ", told, re.M)) == 1
+    assert [beam for _, beam, _ in re.findall(BLEU, told)] == ["1", "5"]
+    score = float(re.findall(BLEU, told)[-1][0])
+    first, second = (load_snapshot(folder / name).model for name in ("model-1", "model-2"))
+    assert all((first[name] != second[name]).any() for name in first)
+    alone = tmp_path / "alone"
+    call("translate", "--data", sentences_folder, "--out", alone, "--steps", 30, *options)
+    found = load_snapshot(alone).model
+    assert all((first[name] == found[name]).all() for name in first)
+    found = call("scratchformer", "evaluate", folder, *options).stdout
+    assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
+    (source, written) = re.search(r"^en: (.*)\nde: (.*)$", told, re.MULTILINE).groups()
+    assert call("scratchformer", "translate", folder, source, *options).stdout == f"{written}\n"
+    models, subwords = load_translators(folder)
+    data = load_multi30k(sentences_folder, "en", "de").test
+    together = bleu(translate(models, subwords, data.source, 5, 2.0), data.target)[0]
+    assert together == pytest.approx(score, abs=0.011)
+    assert len({*(bleu(translate(m, subwords, data.source, 5, 2.0), data.target)[0] for m in models), together}) > 1
+    call("translate", "--resume", folder, "--steps", 31, *options)
+    assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in ("model-1", "model-2")] == [
+        31,
+        31,
+    ]
 
 
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
