@@ -70,7 +70,7 @@ class Translate(Program):
         """The program that trains this model of an ensemble."""
         if number == self.number:
             return self
-        other = Translate(self.run, number)
+        other = type(self)(self.run, number)
         other.data, other.vocabulary = self.data, self.vocabulary
         return other
 
