@@ -41,6 +41,7 @@ TESTS = {
     "encoder-decoder: the table is scaled at the input, its gradient is not": "tests/models/test_encoder_decoder.py -k gradient",
     "an output tied to the embedding: no gradient from the output": "tests/models/test_encoder_decoder.py -k table",
     "beam search: a finished hypothesis is extended": "tests/generation/test_beam.py -k plain_search",
+    "beam search: an ensemble predicts the mean of the logarithms": "tests/generation/test_beam.py -k ensemble",
     "beam search: the cache is not reordered": "tests/generation/test_beam.py -k plain_search",
     "a causal model that sees the future": "tests/nn/test_attention.py",
     "embedding: dW[ids] += dy, so that repeated tokens lose gradient": "tests/ops/test_embedding.py",

@@ -45,9 +45,14 @@ MISTAKES = (
         replacements=(("goes_on = np.flatnonzero(tokens[b] != end)[:K]", "goes_on = np.arange(min(K, most))"),),
     ),
     Mistake(
+        name="beam search: an ensemble predicts the mean of the logarithms",
+        file="generation/beam.py",
+        replacements=(("return np.logaddexp.reduce(log_p, axis=0)", "return np.mean(log_p, axis=0)"),),
+    ),
+    Mistake(
         name="beam search: the cache is not reordered",
         file="generation/beam.py",
-        replacements=(("        cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))\n", ""),),
+        replacements=(("        for cache in caches:\n", "        for cache in []:\n"),),
     ),
     Mistake(
         name="no padding mask: a review's class depends on its batch",
