@@ -24,11 +24,10 @@ from ..ops.checks import (
 )
 from ..ops.cross_entropy import IGNORED, counted_targets
 from ..ops.patterns import expect_pattern
-from ..ops.soft_cross_entropy import SoftCrossEntropyCache
 from ..rng import Key, fold
 from .body import Body
 from .language_model import LanguageModel
-from .predictor import ClassPredictor
+from .predictor import ClassPredictor, cross_entropy_backward
 
 POOLS = {
     "mean": (ops.mean_pool, ops.mean_pool_backward),
@@ -200,10 +199,7 @@ class Classifier(ClassPredictor):
 
     def stack_backward(self, dloss: float, cache: LogitsCache, cross_entropy: Any) -> Array:
         """The gradient of what enters the blocks."""
-        if isinstance(cross_entropy, SoftCrossEntropyCache):
-            dz, _ = ops.soft_cross_entropy_backward(dloss, cross_entropy)
-        else:
-            dz = ops.cross_entropy_backward(dloss, cross_entropy)
+        dz = cross_entropy_backward(dloss, cross_entropy)
         return self.body.stack.backward(self.body_output_backward(dz, cache), cache.body.stack)
 
     def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:

@@ -27,7 +27,7 @@ class Predictor(Model):
     The gradient of the mean cross-entropy, derived in `cross_entropy`, goes to the model's own backward:
 
         dlogits_nv = dloss/M counts_n (p_nv − t_nv)
-        dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
+        dlogits = cross_entropy_backward(dloss, cross_entropy)
     """
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
@@ -35,10 +35,7 @@ class Predictor(Model):
         if not isinstance(cache, tuple) or len(cache) != 2:
             raise TypeError(f"cache: expected the one that loss returned, got {describe(cache)}")
         forward, cross_entropy = cache
-        if isinstance(cross_entropy, SoftCrossEntropyCache):
-            dlogits, _ = ops.soft_cross_entropy_backward(dloss, cross_entropy)
-        else:
-            dlogits = ops.cross_entropy_backward(dloss, cross_entropy)
+        dlogits = cross_entropy_backward(dloss, cross_entropy)
         self.logits_backward(dlogits, forward)
 
     def logits_backward(self, dlogits: Array, cache: Any) -> Array | None:
@@ -74,3 +71,11 @@ class ClassPredictor(Predictor):
 
     def backward(self, dy: Array, cache: LogProbabilitiesCache) -> Array | None:
         return self.logits_backward(ops.log_softmax_backward(dy, cache.log_softmax), cache.logits)
+
+
+def cross_entropy_backward(dloss: Array | float, cache: Any) -> Array:
+    """The gradient of the logits, given the cache of `cross_entropy` or of `soft_cross_entropy`."""
+    if isinstance(cache, SoftCrossEntropyCache):
+        dlogits, _ = ops.soft_cross_entropy_backward(dloss, cache)
+        return dlogits
+    return ops.cross_entropy_backward(dloss, cache)
