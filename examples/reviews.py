@@ -201,10 +201,9 @@ class SelfTraining(Classification):
 
     def make_batches(self, key):
         train, unlabelled = self.data.train, self.program.unlabelled
-        labels = np.full((self.learned, 2), 0.5, np.float32)
-        if not self.run.ranks.from_first(
-            (self.out / "last.safetensors").exists
-        ):  # from which a run that is resumed has its pseudo-labels
+        if self.run.ranks.from_first((self.out / "last.safetensors").exists):
+            labels = np.full((self.learned, 2), 0.5, np.float32)  # until `train` loads those of the snapshot
+        else:
             labels = np.concatenate([np.eye(2, dtype=np.float32)[train.labels], self.pseudo_labels(unlabelled)])
         part = self.program.without_evidence(Labelled([*train.ids, *unlabelled], labels))
         return PseudoLabelled(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
@@ -217,9 +216,8 @@ class SelfTraining(Classification):
         """The probabilities of both classes, float32 (texts, 2), that the best classifier of `finetune` and the linear
         model predict for texts.
         """
-        teacher, ranks = Classification(self.program), self.run.ranks
-        ranks.from_first(lambda: teacher.load_weights(best_snapshot(teacher.out)))
-        ranks.send_first(teacher.model.flat.data)
+        teacher = Classification(self.program)
+        teacher.load_finished()
         print(f"the classifier of {teacher.folder} predicts the labels of {len(texts):,} unlabelled reviews")
         asked = self.program.with_evidence(Labelled(texts, np.empty(0)))
         with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:

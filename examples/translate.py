@@ -15,7 +15,7 @@ from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
 from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
-from scratchformer.training.readers import MEMBER, mean_snapshot
+from scratchformer.training.readers import MEMBER
 
 PRESETS = {
     "small": dict(
@@ -144,12 +144,10 @@ class Translate(Program):
     @cached_property
     def models(self):
         """This model, and those that were trained before it."""
-        found = []
-        for other in map(self.member, range(1, self.number)):
-            self.run.ranks.from_first(lambda: other.load_weights(mean_snapshot(other.out)))  # noqa: B023 (called now)
-            self.run.ranks.send_first(other.model.flat.data)
-            found.append(other.model)
-        return [*found, self.model]
+        earlier = [self.member(number) for number in range(1, self.number)]
+        for other in earlier:
+            other.load_finished()
+        return [*(other.model for other in earlier), self.model]
 
     def summary(self, replicas, part):
         found, references = self.translations(part, self.run.beam), getattr(self.data, part).target

@@ -68,9 +68,9 @@ def beam_search(
     α ≥ 0. longer: how many more tokens than its source a translation may have; at this limit hypotheses are scored as
     they are. Several models with the same vocabulary are an ensemble: the probability of a token is the mean of theirs.
 
-    The search for a source stops when K hypotheses have finished, or when no open one can still reach the
-    best score: lp is largest at the limit, so log p/lp(limit) is an upper bound. begin, end: two of the model's V
-    tokens. Raises ValueError for an option out of range, and if there is no source.
+    The search for a source stops when K hypotheses have finished, or when no open one can still reach the best score:
+    lp is largest at the limit, so log p/lp(limit) is an upper bound. begin, end: two of the model's V tokens. Raises
+    ValueError for an option out of range, for models that are no ensemble, and if there is no source.
 
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """

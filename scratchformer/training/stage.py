@@ -18,7 +18,7 @@ from ..rng import Key, room_for
 from .estimate import estimate
 from .loop import train
 from .memory import resident_bytes
-from .readers import MEAN
+from .readers import MEAN, mean_snapshot
 from .replicas import Replicas
 from .settings import Run
 from .snapshot import (
@@ -243,6 +243,11 @@ class Stage:
     def save(self) -> None:
         """Write what resuming the run needs. `train` calls this once it has locked the folder."""
         self.run.save()
+
+    def load_finished(self) -> None:
+        """Load the weights with which the stage was scored, when it has ended: rank 0 reads them for all ranks."""
+        self.run.ranks.from_first(lambda: self.load_weights(mean_snapshot(self.out)))
+        self.run.ranks.send_first(self.model.flat.data)
 
     def load_weights(self, path: Path) -> None:
         """Load the weights of a snapshot into the model. Raises SnapshotError if it was made with other data."""
