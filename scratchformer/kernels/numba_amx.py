@@ -48,6 +48,7 @@ from .numpy_attention import heads_inside
 
 SIDE = 16  # of a tile
 BLOCK = 32  # rows and columns of scores at once
+FEW = 4 * BLOCK  # fewer positions that are not whole blocks take longer to fill up than AMX saves
 
 
 @functools.cache
@@ -190,10 +191,11 @@ class TileAttentionCache(NamedTuple):
     end: np.ndarray  # (B or 1, T): the first key after those
 
 
-def fits(q: np.ndarray) -> bool:
-    """Whether `attention` takes such arrays, on this processor."""
-    D = q.shape[-1]
-    return q.dtype.name == "bfloat16" and D > 0 and (D == SIDE or D % BLOCK == 0) and available()
+def fits(q: np.ndarray, k: np.ndarray) -> bool:
+    """Whether `attention` takes such arrays, on this processor, and pays."""
+    D = q.shape[3]
+    whole_or_many = all(x.shape[2] % BLOCK == 0 or x.shape[2] >= FEW for x in (q, k))
+    return q.dtype.name == "bfloat16" and D > 0 and (D == SIDE or D % BLOCK == 0) and whole_or_many and available()
 
 
 def attention(

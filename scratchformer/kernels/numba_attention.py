@@ -118,7 +118,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
-    processors with AMX, `numba_amx` takes bfloat16 arrays; it also rounds p and dz to bfloat16.
+    processors with AMX, `numba_amx` takes bfloat16 arrays, unless they are short; it also rounds p and dz to bfloat16.
     The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.
@@ -133,7 +133,7 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
         return ops.attention.twins[np.ndarray](q, k, v, pattern)
     begin, end = (np.array(np.broadcast_to(x, (len(x), T)), np.intp, order="C").clip(0, S) for x in found)
     begin, end = np.broadcast_arrays(begin, end)
-    if numba_amx.fits(q):
+    if numba_amx.fits(q, k):
         return numba_amx.attention(q, k, v, begin, end)
     shift, inverse = np.empty((2, B, H, T), np.float64 if q.dtype == np.float64 else np.float32)
     (y,) = run(forward, (q, k, v), (*filled_up(begin, end), 1 / (math.sqrt(D) * LN2), shift, inverse), (q,))

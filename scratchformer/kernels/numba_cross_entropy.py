@@ -10,6 +10,7 @@ from .. import ops
 from ..ops.cross_entropy import as_rows, check_dloss
 from .numba_code import compiled
 from .numba_math import alike, constant, exp, narrow, numbers_like, read, rows
+from .numba_rows import maximum_of_row
 
 
 class FastCrossEntropyCache(NamedTuple):
@@ -74,9 +75,7 @@ def write_losses(z: Any, targets: Any, smoothing: Any, z_max: Any, log_z: Any, r
     one, share = number(1), number(smoothing)
     for n in range(z.shape[0]):
         logits = z[n]
-        most, total, sum_z = read(logits[0]), number(0), number(0)
-        for v in range(logits.size):
-            most = max(most, read(logits[v]))
+        most, total, sum_z = maximum_of_row(z, n), number(0), number(0)
         for v in range(logits.size):
             shifted = read(logits[v]) - most
             total += exp(shifted)

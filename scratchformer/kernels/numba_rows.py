@@ -1,4 +1,4 @@
-"""Loops that the compiled twins of attention share: over rows of numbers, and over the intervals of a pattern."""
+"""Loops that compiled twins share: over rows of numbers, and over the intervals of a pattern."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .numba_math import read
 from .numba_vectors import LANES, filled, larger, largest, load, on_boundary, store, vectorised
 
 
@@ -52,3 +53,22 @@ def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
     for s in range(left, right, LANES):
         m = larger(m, load(a, (i, s)))
     return largest(m)
+
+
+@vectorised
+def maximum_of_row(x: Any, i: Any) -> Any:
+    """The largest number of a row of any length, in a vector at a time; NaN is left out where it is not the first.
+
+    A loop over single numbers takes fifteen times as long: LLVM may not reorder a maximum that could meet NaN.
+    """
+    columns = x.shape[1]
+    whole = columns - columns % LANES
+    most = read(x[i, 0])
+    if whole:
+        m = load(x, (i, 0))
+        for j in range(LANES, whole, LANES):
+            m = larger(load(x, (i, j)), m)
+        most = largest(m)
+    for j in range(whole, columns):
+        most = max(most, read(x[i, j]))
+    return most

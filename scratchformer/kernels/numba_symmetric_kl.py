@@ -11,6 +11,7 @@ from ..ops.cross_entropy import check_dloss
 from ..ops.symmetric_kl import as_pairs
 from .numba_code import compiled
 from .numba_math import alike, exp, narrow, numbers_like, read, rows
+from .numba_rows import maximum_of_row
 
 
 class FastSymmetricKLCache(NamedTuple):
@@ -74,12 +75,10 @@ def write_means(z: Any, w: Any, totals: Any, means: Any, row: Any) -> None:
     number = totals.dtype.type
     for n in range(z.shape[0]):
         for k in range(2):
-            logits = z[n] if k == 0 else w[n]
-            most, total = read(logits[0]), number(0)
-            for v in range(logits.size):
-                most = max(most, read(logits[v]))
-            for v in range(logits.size):
-                total += exp(read(logits[v]) - most)
+            logits = z if k == 0 else w
+            most, total = maximum_of_row(logits, n), number(0)
+            for v in range(z.shape[1]):
+                total += exp(read(logits[n, v]) - most)
             totals[2 * k, n], totals[2 * k + 1, n] = most, np.log(total)
         m, x, big_m, y = totals[0, n], totals[1, n], totals[2, n], totals[3, n]
         a, b, j = number(0), number(0), number(0)

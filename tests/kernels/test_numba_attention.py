@@ -64,13 +64,15 @@ def test_it_gives_what_the_reference_gives_in_float64(dtype, amx, combinations, 
     """Up to the rounding of the results and, in half precision, of the y from which the backward takes δ."""
     if amx and not (dtype is ml_dtypes.bfloat16 and numba_amx.available()):
         pytest.skip("for bfloat16, on processors with AMX")
-    if not amx:
+    if amx:
+        monkeypatch.setattr(numba_amx, "FEW", 0)
+    else:
         monkeypatch.setattr(numba_amx, "available", lambda: False)
     for case in combinations(12, scale=(1e-3, 1.0, 30.0), largest=(20, 150)):
         (*arrays, dy), pattern = drawn(np.random.default_rng(case["seed"]), dtype, case["scale"], case["largest"])
         with fast():
             cache, found = run(arrays, pattern, dy)
-        tiles = amx and numba_amx.fits(arrays[0])
+        tiles = amx and numba_amx.fits(*arrays[:2])
         assert type(cache) is (numba_amx.TileAttentionCache if tiles else compiled.CompiledAttentionCache)
         with reference_only():
             _, expected = run([x.astype(np.float64) for x in arrays], pattern, dy.astype(np.float64))
@@ -80,6 +82,15 @@ def test_it_gives_what_the_reference_gives_in_float64(dtype, amx, combinations, 
             assert one.dtype == dtype and one.shape == reference.shape
             bound = UNIT[dtype] * 16 * max(1, case["scale"]) * max(np.abs(reference).max(), term)
             assert np.abs(one.astype(np.float64) - reference).max() <= bound
+
+
+@pytest.mark.skipif(not numba_amx.available(), reason="for processors with AMX")
+@pytest.mark.parametrize(("T", "S", "tiles"), [(32, 64, True), (130, 128, True), (32, 20, False), (100, 128, False)])
+def test_short_sequences_that_would_have_to_be_filled_up_do_not_go_through_tiles(T, S, tiles):
+    q, k = (np.zeros((1, 1, length, 32), ml_dtypes.bfloat16) for length in (T, S))
+    with fast():
+        _, cache = ops.attention(q, k, k)
+    assert type(cache) is (numba_amx.TileAttentionCache if tiles else compiled.CompiledAttentionCache)
 
 
 def test_gradients(combinations):
@@ -119,7 +130,7 @@ def test_threads_give_the_bits_of_one(dtype):
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, 1e30])
 def test_a_key_reaches_only_queries_that_may_see_it(wrong, dtype):
     rng = np.random.default_rng(0)
-    q, k, v, dy = rng.standard_normal((4, 1, 2, 100, 16)).astype(dtype)
+    q, k, v, dy = rng.standard_normal((4, 1, 2, 130, 16)).astype(dtype)
     with fast(), np.errstate(invalid="ignore"):
         _, (y, dq, _, _) = run((q, k, v), ops.Causal(), dy)
         k[0, 1, 70, :] = wrong
