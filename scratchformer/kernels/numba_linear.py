@@ -15,7 +15,7 @@ from .mkl_products import product, products
 from .numba_code import as_bits, compiled
 from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
 
-BLOCK = 512, 256  # rows and columns: their float32 products stay in cache until they are rounded
+BLOCK = 256, 512  # rows and columns: their float32 products stay in cache until they are rounded
 
 
 class FastLinearCache(NamedTuple):
