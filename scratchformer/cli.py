@@ -121,6 +121,7 @@ def make_parser() -> Parser:
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")
+    command.add_argument("beside", nargs="*", metavar="OTHER", help="runs to compare it with: plot only their curves")
     command.add_argument("--text", help="the text whose attention is shown")
     command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
@@ -313,14 +314,20 @@ def evaluate(args: argparse.Namespace) -> None:
 
 
 def plot(args: argparse.Namespace) -> None:
-    from .plots import plot_run
+    from .plots import plot_run, plot_runs
     from .training.program import use_models_of
 
-    use_models_of(Path(args.run_folder), args.program)
-    if args.out and Path(args.out).is_file():
-        raise ValueError(f"--out: {args.out} is not a folder")
-    text = None if args.text is None else as_typed(args.text)
-    for path in plot_run(Path(args.run_folder), text, args.out and Path(args.out)):
+    run, out = Path(args.run_folder), args.out and Path(args.out)
+    if out and out.is_file():
+        raise ValueError(f"--out: {out} is not a folder")
+    if args.beside:
+        if args.text is not None:
+            raise ValueError("--text: only curves are drawn of several runs, so leave it out")
+        paths = plot_runs([run, *map(Path, args.beside)], out)
+    else:
+        use_models_of(run, args.program)
+        paths = plot_run(run, None if args.text is None else as_typed(args.text), out)
+    for path in paths:
         print(path)
 
 

@@ -1,8 +1,9 @@
-"""Plots of a run: learning curves, attention maps, position encodings. Needs matplotlib (the extra `plot`)."""
+"""Plots of runs: learning curves, attention maps, position encodings. Needs matplotlib (the extra `plot`)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,8 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     text: the text whose attention is shown; a short example by default. Raises ValueError if the folder holds no run.
     """
     settings, out = read_settings(run), out or run / "plots"
-    folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
-    curves = {}
-    for folder in folders:
-        records = read_metrics(folder / "metrics.jsonl")
-        if any("loss" in r for r in records):
-            curves["curves" if folder == run else f"curves_{folder.name}"] = records
-    if not curves:
-        raise ValueError(f"{run}: nothing to plot yet: metrics.jsonl has no loss")
-    model, state = load_model(best_snapshot(folders[0]))
+    curves = read_curves(run)
+    model, state = load_model(best_snapshot(run / next(iter(curves))))
     example = next((example for kind, example in TEXTS.items() if isinstance(model, kind)), None)
     readable = example is not None and reads_text(model, state)
     alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
@@ -63,13 +57,48 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)
-    for name, records in curves.items():
-        yield plot_curves(records, settings, out / f"{name}.png")
+    for stage, records in curves.items():
+        yield plot_curves(records, settings, out / named("curves", stage))
     if readable:
         if alone:
             yield plot_attention(attention_maps(model, *inputs), rows, out / "attention.png", columns)
         if not isinstance(model, EncoderDecoder):
             yield plot_positions(model, out / "positions.png")
+
+
+def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
+    """Plot the curves of several runs together into `out`, by default with the plots of the first run, and yield the
+    paths: comparison.png, or one for each stage that all runs have. Raises ValueError if there is none, or if a folder
+    holds no run.
+    """
+    for run in runs:
+        read_settings(run)
+    found, out = [read_curves(run) for run in runs], out or runs[0] / "plots"
+    stages = [stage for stage in found[0] if all(stage in curves for curves in found)]
+    if not stages:
+        raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
+    short = len({run.resolve().name for run in runs}) == len(runs)
+    names = [run.resolve().name if short else str(run) for run in runs]
+    out.mkdir(parents=True, exist_ok=True)
+    for stage in stages:
+        records = {name: curves[stage] for name, curves in zip(names, found, strict=True)}
+        yield plot_comparison(records, out / named("comparison", stage))
+
+
+def read_curves(run: Path) -> dict[str, list[dict[str, Any]]]:
+    """What was logged, by the subfolder of each stage that has a loss; "" if the run has no stages.
+
+    Raises ValueError if nothing was logged.
+    """
+    folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
+    records = {"" if folder == run else folder.name: read_metrics(folder / "metrics.jsonl") for folder in folders}
+    if curves := {stage: logged for stage, logged in records.items() if any("loss" in r for r in logged)}:
+        return curves
+    raise ValueError(f"{run}: nothing to plot yet: metrics.jsonl has no loss")
+
+
+def named(what: str, stage: str) -> str:
+    return f"{what}_{stage}.png" if stage else f"{what}.png"
 
 
 def encode(model: Any, text: str, run: Path, state: Mapping[str, Any] = {}) -> tuple[Any, ...]:
@@ -129,48 +158,94 @@ def probabilities(cache: Any) -> Any:
 def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: Path) -> Path:
     """Plot by step: training and validation loss, the first other validation score, and the learning rate."""
     plt = pyplot()
-
-    def series(name: str) -> tuple[list, list]:
-        points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
-        return [step for step, _ in points], [value for _, value in points]
-
-    names = [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
-    score = next((name for name in names if name != "loss"), "loss")
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    steps, loss = series("loss")
-    width = max(1, len(loss) // 40)  # points per average of the smooth curve
+    steps, loss = series(records, "loss")
     few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a single point makes no line
+    mean_steps, mean, width = smoothed(steps, loss)
     left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch", **few)
     if width > 1:
-        smooth = np.convolve(loss, np.ones(width) / width, mode="valid")
-        left.plot(steps[width - 1 :], smooth, color="tab:blue", label=f"training, mean of {width} batches")
-    left.plot(*series("validation_loss"), "o-", color="tab:orange", markersize=3, label="validation")
+        left.plot(mean_steps, mean, color="tab:blue", label=f"training, mean of {width} batches")
+    left.plot(*series(records, "validation_loss"), "o-", color="tab:orange", markersize=3, label="validation")
     left.set(xlabel="step", ylabel="loss (nats)", title="Loss")
     left.legend(frameon=False)
 
-    steps, values = series(f"validation_{score}")
-    percent = score.endswith("accuracy")
-    values = [100 * v if percent else v for v in values]
-    best = None  # unless we know whether more or less is better
-    if values and (percent or score == "loss" or score.startswith("bits_")):
-        best = int(np.argmax(values) if percent else np.argmin(values))
+    score = score_of(records)
+    steps, values = scores(records, score)
+    most = score.endswith("accuracy")
     middle.plot(steps, values, "o-", color="tab:orange", markersize=3)
-    if best is not None:
+    if values and (most or score == "loss" or score.startswith("bits_")):  # else it is not known which is the best
+        best = int(np.argmax(values) if most else np.argmin(values))
         middle.plot(steps[best], values[best], "o", color="tab:red", label=f"best: {values[best]:.4g} at {steps[best]}")
         middle.legend(frameon=False)
-    unit = score.replace("_", " ") + " (%)" * percent + " (nats)" * (score == "loss")
-    middle.set(xlabel="step", ylabel=unit, title="Validation")
+    middle.set(xlabel="step", ylabel=labelled(score), title="Validation")
 
-    right.plot(*series("lr"), color="tab:green", **few)
+    right.plot(*series(records, "lr"), color="tab:green", **few)
     right.set(xlabel="step", ylabel="learning rate", title="Learning rate")
     right.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-    for axes in (left, middle, right):
+    figure.suptitle(f"{settings['program']}, preset {settings['preset']}, seed {settings['seed']}")
+    return save(figure, path)
+
+
+def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Path:
+    """Plot by step, a colour for each run: the training loss, a mean of several batches, and the first validation score
+    that is not a loss, or the loss.
+    """
+    plt = pyplot()
+    score = score_of(chain(*runs.values()))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
+    for number, (name, records) in enumerate(runs.items()):
+        color = plt.get_cmap("tab10")(number % 10)
+        steps, mean, _ = smoothed(*series(records, "loss"), parts=12)
+        left.plot(steps, mean, color=color, label=name, **(dict(marker="o", markersize=3) if len(steps) < 2 else {}))
+        steps, values = scores(records, score)
+        label = f"{name}: {values[-1]:.4g}" if values else name
+        right.plot(steps, values, "o-", color=color, markersize=3, label=label)
+    left.set(xlabel="step", ylabel="loss (nats)", title="Training, mean of several batches")
+    right.set(xlabel="step", ylabel=labelled(score), title="Validation, with the last value")
+    for axes in (left, right):
+        axes.legend(frameon=False)
+    return save(figure, path)
+
+
+def series(records: list[dict[str, Any]], name: str) -> tuple[list, list]:
+    """The steps at which a value was logged, and the values."""
+    points = [(r["step"], r[name]) for r in records if r.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def smoothed(steps: list, values: list, parts: int = 40) -> tuple[list, np.ndarray, int]:
+    """The mean of the last values at a step, from the step on that has as many, and how many these are: one part of all
+    values.
+    """
+    width = max(1, len(values) // parts)
+    return steps[width - 1 :], np.convolve(values, np.ones(width) / width, mode="valid"), width
+
+
+def score_of(records: Iterable[dict[str, Any]]) -> str:
+    """The name of the first validation score that is not a loss; "loss" if there is none."""
+    names = [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
+    return next((name for name in names if name != "loss"), "loss")
+
+
+def scores(records: list[dict[str, Any]], score: str) -> tuple[list, list]:
+    """The steps at which this score was taken, and its values, in percent if it is an accuracy."""
+    steps, values = series(records, f"validation_{score}")
+    return steps, [100 * v if score.endswith("accuracy") else v for v in values]
+
+
+def labelled(score: str) -> str:
+    """A score's name and unit."""
+    return score.replace("_", " ") + " (%)" * score.endswith("accuracy") + " (nats)" * (score == "loss")
+
+
+def save(figure: Any, path: Path) -> Path:
+    """Write a figure of curves over steps."""
+    for axes in figure.axes:
         axes.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(f"{settings['program']}, preset {settings['preset']}, seed {settings['seed']}")
     figure.savefig(path, dpi=120)
-    plt.close(figure)
+    pyplot().close(figure)
     return path
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from scratchformer.data import Vocabulary
 from scratchformer.models import Classifier
-from scratchformer.plots import encode, plot_attention, plot_curves, pyplot
+from scratchformer.plots import encode, plot_attention, plot_comparison, plot_curves, pyplot
 from scratchformer.training import SnapshotError
 
 
@@ -42,3 +42,16 @@ def test_one_logged_point_is_drawn(figures):
     plot_curves(records, dict(program="imdb", preset="small", seed=0), None)
     for axes in figures[0].axes:
         assert all(line.get_marker() == "o" and len(line.get_xdata()) == 1 for line in axes.lines)
+
+
+def test_runs_are_drawn_together_and_named(figures):
+    logged = [{"step": step, "loss": 2.0 - step / 100, "lr": 1e-4} for step in range(1, 25)]
+    scored = [{"step": step, "validation_loss": 1.0, "validation_accuracy": step / 100} for step in (12, 24)]
+    plot_comparison({"one": logged + scored, "new": logged[:1]}, None)  # of the new one nothing was scored yet
+    left, right = figures[0].axes
+    training, point = left.lines
+    assert training.get_ydata()[0] == pytest.approx(1.985) and len(training.get_ydata()) == 23  # means of two
+    assert point.get_marker() == "o" and training.get_color() != point.get_color()
+    assert list(right.lines[0].get_ydata()) == [12, 24] and right.get_ylabel() == "accuracy (%)"
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (left, right)]
+    assert names == [["one", "new"], ["one: 24", "new"]]
