@@ -57,9 +57,10 @@ def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
 
 @vectorised
 def maximum_of_row(x: Any, i: Any) -> Any:
-    """The largest number of a row of any length, in a vector at a time; NaN is left out where it is not the first.
+    """The largest number of a row of any length. NaN is skipped, except in the first column.
 
-    A loop over single numbers takes fifteen times as long: LLVM may not reorder a maximum that could meet NaN.
+    LLVM does not make vectors of a loop that takes a maximum, since NaN could be among the numbers. Such a loop took
+    fifteen times as long.
     """
     columns = x.shape[1]
     whole = columns - columns % LANES
