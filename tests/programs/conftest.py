@@ -35,7 +35,8 @@ TINY = {  # sizes for the programs of examples/ here; test_presets.py uses their
     "reviews": dict(d_model=8, heads=2, depth=1, max_length=16, vocabulary=60, batch_size=4, steps=3)
     | dict(tuning_batch_size=32, epochs=1),
     "gpt2": dict(vocabulary=300, d_model=8, heads=2, depth=1, context=16, batch_size=4, steps=3),
-    "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3),
+    "translate": dict(d_model=32, d_ff=64, depth=1, vocabulary=100, max_length=32, dropout=0.0, lr=2e-2, steps=3)
+    | dict(optimizer="adam", norm="post"),
     "sparse": dict(d_model=8, heads=2, depth=2, context=64, stride=8, batch_size=2, steps=3),
     "digits": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
     "units": dict(d_model=8, heads=2, depth=1, batch_size=8, steps=3),
