@@ -121,7 +121,9 @@ def make_parser() -> Parser:
 
     command = commands.add_parser("plot", help="plot a run: curves, attention maps, position encodings")
     add_run(command, "folder of a run")
-    command.add_argument("beside", nargs="*", metavar="OTHER", help="runs to compare it with: plot only their curves")
+    command.add_argument(
+        "beside", nargs="*", metavar="OTHER", help="runs to compare it with: plot only curves, together"
+    )
     command.add_argument("--text", help="the text whose attention is shown")
     command.add_argument("--out", metavar="DIR", help="folder for the plots (default: RUN/plots)")
     command.set_defaults(run=plot)
@@ -321,8 +323,9 @@ def plot(args: argparse.Namespace) -> None:
     if out and out.is_file():
         raise ValueError(f"--out: {out} is not a folder")
     if args.beside:
-        if args.text is not None:
-            raise ValueError("--text: only curves are drawn of several runs, so leave it out")
+        for name in "text", "program":
+            if getattr(args, name) is not None:
+                raise ValueError(f"--{name}: only curves are drawn of several runs, so leave it out")
         paths = plot_runs([run, *map(Path, args.beside)], out)
     else:
         use_models_of(run, args.program)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,16 +68,19 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
 def plot_runs(runs: Sequence[Path], out: Path | None = None) -> Iterator[Path]:
     """Plot the curves of several runs together into `out`, by default with the plots of the first run, and yield the
     paths: comparison.png, or one for each stage that all runs have. Raises ValueError if there is none, or if a folder
-    holds no run.
+    holds no run or is given twice.
     """
     for run in runs:
         read_settings(run)
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise ValueError(f"{', '.join(map(str, runs))}: expected different runs")
     found, out = [read_curves(run) for run in runs], out or runs[0] / "plots"
     stages = [stage for stage in found[0] if all(stage in curves for curves in found)]
     if not stages:
         raise ValueError(f"{', '.join(map(str, runs))}: they have no stage in common, whose curves could be compared")
     short = len({run.resolve().name for run in runs}) == len(runs)
     names = [run.resolve().name if short else str(run) for run in runs]
+    pyplot()
     out.mkdir(parents=True, exist_ok=True)
     for stage in stages:
         records = {name: curves[stage] for name, curves in zip(names, found, strict=True)}
@@ -92,7 +94,7 @@ def read_curves(run: Path) -> dict[str, list[dict[str, Any]]]:
     """
     folders = [run] if (run / "metrics.jsonl").exists() else sorted(p.parent for p in run.glob("*/metrics.jsonl"))
     records = {"" if folder == run else folder.name: read_metrics(folder / "metrics.jsonl") for folder in folders}
-    if curves := {stage: logged for stage, logged in records.items() if any("loss" in r for r in logged)}:
+    if curves := {stage: logged for stage, logged in records.items() if series(logged, "loss")[0]}:
         return curves
     raise ValueError(f"{run}: nothing to plot yet: metrics.jsonl has no loss")
 
@@ -161,10 +163,10 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     steps, loss = series(records, "loss")
     few = dict(marker="o", markersize=3) if len(steps) < 25 else {}  # a single point makes no line
-    mean_steps, mean, width = smoothed(steps, loss)
+    width = max(1, len(loss) // 40)
     left.plot(steps, loss, color="tab:blue", alpha=0.3 if width > 1 else 1, label="training, one batch", **few)
     if width > 1:
-        left.plot(mean_steps, mean, color="tab:blue", label=f"training, mean of {width} batches")
+        left.plot(*smoothed(steps, loss, width), color="tab:blue", label=f"training, mean of {width} batches")
     left.plot(*series(records, "validation_loss"), "o-", color="tab:orange", markersize=3, label="validation")
     left.set(xlabel="step", ylabel="loss (nats)", title="Loss")
     left.legend(frameon=False)
@@ -187,20 +189,23 @@ def plot_curves(records: list[dict[str, Any]], settings: dict[str, Any], path: P
 
 
 def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Path:
-    """Plot by step, a colour for each run: the training loss, a mean of several batches, and the first validation score
-    that is not a loss, or the loss.
+    """Plot by step, a colour for each run: the training loss, a mean over as many steps in all runs, and the validation
+    score. This is the first that is not a loss, if all runs that have been scored have it, and else the loss.
     """
     plt = pyplot()
-    score = score_of(chain(*runs.values()))
+    of_runs = {score_of(records) for records in runs.values() if validated(records)}
+    score = of_runs.pop() if len(of_runs) == 1 else "loss"
+    window = min(series(records, "loss")[0][-1] for records in runs.values()) // 12  # of the shortest run
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.2), layout="constrained")
     for number, (name, records) in enumerate(runs.items()):
         color = plt.get_cmap("tab10")(number % 10)
-        steps, mean, _ = smoothed(*series(records, "loss"), parts=12)
+        steps, loss = series(records, "loss")
+        steps, mean = smoothed(steps, loss, max(1, window * len(steps) // steps[-1]))
         left.plot(steps, mean, color=color, label=name, **(dict(marker="o", markersize=3) if len(steps) < 2 else {}))
         steps, values = scores(records, score)
         label = f"{name}: {values[-1]:.4g}" if values else name
         right.plot(steps, values, "o-", color=color, markersize=3, label=label)
-    left.set(xlabel="step", ylabel="loss (nats)", title="Training, mean of several batches")
+    left.set(xlabel="step", ylabel="loss (nats)", title=f"Training, mean over {max(1, window)} steps")
     right.set(xlabel="step", ylabel=labelled(score), title="Validation, with the last value")
     for axes in (left, right):
         axes.legend(frameon=False)
@@ -213,18 +218,19 @@ def series(records: list[dict[str, Any]], name: str) -> tuple[list, list]:
     return [step for step, _ in points], [value for _, value in points]
 
 
-def smoothed(steps: list, values: list, parts: int = 40) -> tuple[list, np.ndarray, int]:
-    """The mean of the last values at a step, from the step on that has as many, and how many these are: one part of all
-    values.
-    """
-    width = max(1, len(values) // parts)
-    return steps[width - 1 :], np.convolve(values, np.ones(width) / width, mode="valid"), width
+def smoothed(steps: list, values: list, width: int) -> tuple[list, np.ndarray]:
+    """The mean of the last `width` values at a step, from the step on that has as many."""
+    return steps[width - 1 :], np.convolve(values, np.ones(width) / width, mode="valid")
 
 
-def score_of(records: Iterable[dict[str, Any]]) -> str:
+def validated(records: list[dict[str, Any]]) -> list[str]:
+    """The names of the validation scores that were logged."""
+    return [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
+
+
+def score_of(records: list[dict[str, Any]]) -> str:
     """The name of the first validation score that is not a loss; "loss" if there is none."""
-    names = [name.removeprefix("validation_") for r in records for name in r if name.startswith("validation_")]
-    return next((name for name in names if name != "loss"), "loss")
+    return next((name for name in validated(records) if name != "loss"), "loss")
 
 
 def scores(records: list[dict[str, Any]], score: str) -> tuple[list, list]:

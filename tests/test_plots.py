@@ -50,8 +50,28 @@ def test_runs_are_drawn_together_and_named(figures):
     plot_comparison({"one": logged + scored, "new": logged[:1]}, None)  # of the new one nothing was scored yet
     left, right = figures[0].axes
     training, point = left.lines
-    assert training.get_ydata()[0] == pytest.approx(1.985) and len(training.get_ydata()) == 23  # means of two
+    assert list(training.get_ydata()) == [r["loss"] for r in logged]
     assert point.get_marker() == "o" and training.get_color() != point.get_color()
     assert list(right.lines[0].get_ydata()) == [12, 24] and right.get_ylabel() == "accuracy (%)"
     names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (left, right)]
     assert names == [["one", "new"], ["one: 24", "new"]]
+
+
+def test_runs_that_are_compared_are_smoothed_over_as_many_steps(figures):
+    short, long = (
+        [{"step": step, "loss": float(step)} for step in range(1, last + 1, each)] for last, each in ((48, 1), (480, 2))
+    )
+    plot_comparison({"short": short, "long": long}, None)
+    left = figures[0].axes[0]
+    assert left.get_title() == "Training, mean over 4 steps"
+    assert [line.get_ydata()[0] for line in left.lines] == [2.5, 2.0]  # of steps 1 to 4, and 1 and 3
+
+
+def test_runs_with_different_scores_are_compared_by_the_loss(figures):
+    one, other = (
+        [{"step": 1, "loss": 1.0, "validation_loss": 2.0, f"validation_{name}": 3.0}]
+        for name in ("accuracy", "bits_per_byte")
+    )
+    plot_comparison({"one": one, "other": other}, None)
+    right = figures[0].axes[1]
+    assert right.get_ylabel() == "loss (nats)" and [list(line.get_ydata()) for line in right.lines] == [[2], [2]]

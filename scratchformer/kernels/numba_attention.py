@@ -118,7 +118,8 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, pattern: Pattern | No
     sees such a key, its dz is NaN anyway. Other patterns are left to the NumPy twin.
 
     Half precision is widened to float32 on the way into a tile, and y, dq, dk and dv are rounded on the way out. On
-    processors with AMX, `numba_amx` takes bfloat16 arrays, unless they are short; it also rounds p and dz to bfloat16.
+    processors with AMX, `numba_amx` takes bfloat16 arrays if T and S are multiples of 32, or at least 128. It also
+    rounds p and dz to bfloat16.
     The cache keeps q, k, v and y, and two numbers for each row, where the reference keeps T S probabilities a head.
     Source: Dao et al., "FlashAttention", 2022, algorithms 1 and 4, appendix B; Milakov, Gimelshein, "Online normalizer
     calculation for softmax", 2018.

@@ -57,7 +57,7 @@ def largest_of_row(a: Any, i: Any, left: Any, right: Any) -> Any:
 
 @vectorised
 def maximum_of_row(x: Any, i: Any) -> Any:
-    """The largest number of a row of any length. NaN is skipped, except in the first column.
+    """The largest number of a contiguous row of any length; of a row with NaN, NaN or any number of the row.
 
     LLVM does not make vectors of a loop that takes a maximum, since NaN could be among the numbers. Such a loop took
     fifteen times as long.

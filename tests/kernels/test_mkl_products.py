@@ -73,21 +73,21 @@ def placed(x, offset):
 def test_products_have_the_same_bits_wherever_arrays_lie_and_whoever_runs(dtype, transposed):
     """In several blocks, of which the last are not whole; two threads at once."""
     draw = np.random.default_rng(0)
-    x, w = draw.standard_normal((600, 70)).astype(dtype), draw.standard_normal((70, 300)).astype(dtype)
+    x, w, b = (draw.standard_normal(shape).astype(dtype) for shape in ((600, 70), (70, 700), 700))
     w = np.ascontiguousarray(w.T) if transposed else w
 
     def product(offset):
-        a, b = placed(x, offset), placed(w, 2 * offset % 64)
-        return linear.linear(a, b.T if transposed else b)[0]
+        left, right = placed(x, offset), placed(w, 2 * offset % 64)
+        return linear.linear(left, right.T if transposed else right, b)[0]
 
     with ThreadPoolExecutor(2) as threads:
         first, *others = threads.map(product, [0, 4, 8, 16, 32, 60])
     assert all(np.array_equal(first.view(np.uint8), other.view(np.uint8)) for other in others)
     wide_x, wide_w = x.astype(np.float64), (w.T if transposed else w).astype(np.float64)
-    right = wide_x @ wide_w
+    right = wide_x @ wide_w + b.astype(np.float64)
     error = np.abs(first.astype(np.float64) - right)
     rounding = 2.0**-8 if dtype is bfloat16 else 0
-    bound = 71 * 2.0**-24 * (np.abs(wide_x) @ np.abs(wide_w))
+    bound = 72 * 2.0**-24 * (np.abs(wide_x) @ np.abs(wide_w) + np.abs(b).astype(np.float64))
     assert (error <= bound * (1 + rounding) + rounding * np.abs(right)).all()
 
 

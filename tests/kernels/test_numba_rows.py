@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from scratchformer import ops
 from scratchformer.dispatch import fast
 
 with fast():
@@ -31,8 +32,25 @@ def test_the_maximum_of_a_row_may_be_in_any_column(columns, dtype):
     assert (maxima(x[:, :columns]) == -8).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, ml_dtypes.bfloat16], ids=lambda dtype: dtype.__name__)
 @pytest.mark.parametrize("column", [0, 1, 16, 40, 69])
-def test_infinity_is_a_maximum(column):
-    x = np.zeros((2, 70), np.float32)
+def test_infinity_is_a_maximum(column, dtype):
+    x = np.zeros((2, 70), dtype)
     x[1, column] = np.inf
     assert maxima(x).tolist() == [0, np.inf]
+    assert maxima(-x).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("column", [0, 1, 15, 16, 40, 69])
+def test_losses_of_rows_with_nan_are_nan(column):
+    """Whatever the maximum of such a row is."""
+    z, w = np.random.default_rng(0).standard_normal((2, 3, 70)).astype(np.float32)
+    z[1, column] = np.nan
+    with fast(), np.errstate(invalid="ignore"):
+        loss, cache = ops.cross_entropy(z, np.zeros(3, int))
+        dz = ops.cross_entropy_backward(1.0, cache)
+        divergence, cache = ops.symmetric_kl(z, w, np.zeros(3, int))
+        others = ops.symmetric_kl_backward(1.0, cache)
+    assert np.isnan(loss) and np.isnan(divergence)
+    for gradient in dz, *others:
+        assert np.isnan(gradient[1]).all() and np.isfinite(gradient[[0, 2]]).all()

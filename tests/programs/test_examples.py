@@ -365,12 +365,15 @@ def test_plot_compares_runs(call, enwik8_run, xl_run, bert_run, tmp_path):
     path = tmp_path / "comparison.png"
     assert result.stdout.split() == [str(path)]
     assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000
-    staged = call("scratchformer", "plot", bert_run.folder, bert_run.folder, "--out", tmp_path).stdout
+    again = shutil.copytree(bert_run.folder, tmp_path / "again")
+    staged = call("scratchformer", "plot", bert_run.folder, again, "--out", tmp_path).stdout
     assert "comparison_pretrain.png" in staged and "comparison_finetune.png" in staged
     for more, message in (
         ((bert_run.folder,), "they have no stage in common, whose curves could be compared"),
         ((tmp_path,), "settings.json"),
-        ((*runs, "--text", "a"), "--text: only curves are drawn of several runs, so leave it out"),
+        ((xl_run.folder, xl_run.folder.parent / "." / xl_run.folder.name), "expected different runs"),
+        ((xl_run.folder, "--text", "a"), "--text: only curves are drawn of several runs, so leave it out"),
+        ((xl_run.folder, "--program", "a.py"), "--program: only curves are drawn of several runs, so leave it out"),
     ):
         refused = call("scratchformer", "plot", enwik8_run.folder, *more, "--out", tmp_path / "none", status=1)
         assert message in refused.stderr and not (tmp_path / "none").exists()

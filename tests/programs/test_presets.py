@@ -8,7 +8,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.models import LanguageModel
 from scratchformer.nn.recompute import recomputes_blocks
-from scratchformer.optim import Constant, Cosine, Muon
+from scratchformer.optim import Adam, Constant, Cosine, InverseSquareRoot, Muon
 from scratchformer.rng import Key
 from scratchformer.training import stage
 from scratchformer.training.settings import start_run
@@ -132,6 +132,18 @@ def test_muon_translates(trained):
     matrices = [p for block in stacks for p in block.parameters() if p.name == "w"]
     whole = [p for p, how in zip(optimizer.stepped, optimizer.treatments, strict=True) if how.whole]
     assert {id(p) for p in whole} == {id(p) for p in matrices}
+
+
+def test_the_translator_learns_with_muon_and_the_preset_adam_as_in_the_paper(trained):
+    for module in NEEDED["translate"]:
+        pytest.importorskip(module)
+    model, optimizer, schedule, _, steps = trained("translate")
+    assert (type(optimizer), optimizer.lr, optimizer.adam_lr, steps) == (Muon, 0.01, 5e-3, 6400)
+    assert schedule == Cosine(0.01, 300, 6400, floor=0.0005) and model.config["norm"] == "pre"
+    for preset, peak, warmup in ("adam", 4e-3, 1920), ("paper", 7e-4, 4000):
+        model, optimizer, schedule = trained("translate", "--preset", preset)[:3]
+        assert type(optimizer) is Adam and schedule == InverseSquareRoot(peak, warmup)
+        assert model.config["norm"] == "post"
 
 
 def test_muon_pre_trains(trained):
