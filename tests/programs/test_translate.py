@@ -55,16 +55,19 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
 
 
 def test_two_models_translate_together(call, sentences_folder, tmp_path):
-    """Each is trained from other weights, on other batches; only both together are scored on the test part."""
+    """Each is trained from other weights, on other batches; only both together are scored on the test part. Optimizer and
+    norms are those of the preset.
+    """
     folder, options = tmp_path / "run", ("--device", "cpu")
-    told = call("translate", "--data", sentences_folder, "--out", folder, "--models", 2, "--steps", 30, *options).stdout
+    train = ("translate", "--data", sentences_folder, "--steps", 30, "--optimizer", "muon", "--norm", "pre", *options)
+    told = call(*train, "--out", folder, "--models", 2).stdout
     assert len(re.findall(r"^model 1 of 2: best on validation: ", told, re.M)) == 1
     assert [beam for _, beam, _ in re.findall(BLEU, told)] == ["1", "5"]
     score = float(re.findall(BLEU, told)[-1][0])
     first, second = (load_snapshot(folder / name).model for name in ("model-1", "model-2"))
     assert all((first[name] != second[name]).any() for name in first)
     alone = tmp_path / "alone"
-    call("translate", "--data", sentences_folder, "--out", alone, "--steps", 30, *options)
+    call(*train, "--out", alone)
     found = load_snapshot(alone).model
     assert all((first[name] == found[name]).all() for name in first)
     found = call("scratchformer", "evaluate", folder, *options).stdout
