@@ -55,8 +55,8 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
 
 
 def test_two_models_translate_together(call, sentences_folder, tmp_path):
-    """Each is trained from other weights, on other batches; only both together are scored on the test part. Optimizer and
-    norms are those of the preset.
+    """Each is trained from other weights, on other batches; only both together are scored on the test part. The
+    optimizer and the norms are those of the preset.
     """
     folder, options = tmp_path / "run", ("--device", "cpu")
     train = ("translate", "--data", sentences_folder, "--steps", 30, "--optimizer", "muon", "--norm", "pre", *options)
