@@ -1,7 +1,8 @@
-"""Matrix products for compiled code, by NumPy's BLAS or by MKL: on each machine, the one that proves faster.
+"""Matrix products for compiled code, by NumPy's BLAS, by MKL or by `numba_bfloat16`: on each machine, the one that
+proves faster.
 
-A product of bfloat16 arrays with float32 sums needs MKL, and pays on a processor that has instructions for it.
-Elsewhere compiled code widens the arrays to float32 first.
+A product of bfloat16 arrays with float32 sums pays on a processor that has instructions for it, if the library uses
+them. Elsewhere compiled code widens the arrays to float32 first.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..processor import described, instructions
-from . import mkl
+from . import mkl, numba_bfloat16
 from .numba_code import compiled
 from .numba_math import BITS, read
 
 ROWS, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # the numbers of CBLAS
 SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 1024, 512, True, False))
+HALF = ", bfloat16"  # after the name of a library, among what was measured
 REPEATS = 5
 LARGE = ctypes.c_int64
 CBLAS = ctypes.CFUNCTYPE(
@@ -56,7 +58,7 @@ class Choice(NamedTuple):
     """Which library multiplies matrices of each type, and what was measured: GFLOP/s on one thread."""
 
     float32: str
-    bfloat16: str  # "MKL", or "float32" if the arrays are widened
+    bfloat16: str  # "float32" if the arrays are widened
     measured: dict[str, float]
 
     def __str__(self) -> str:
@@ -72,13 +74,13 @@ def products() -> Products | None:
     if chosen is None:
         return None
     library = libraries[chosen.float32]
-    half = libraries["MKL"].bfloat16 if chosen.bfloat16 == "MKL" else 0
+    half = 0 if chosen.bfloat16 == "float32" else libraries[chosen.bfloat16].bfloat16
     return Products(library.float32, library.float64, half)
 
 
 @cache
 def available() -> dict[str, Products]:
-    """The libraries that there are: OpenBLAS as NumPy's packages bring it, and MKL."""
+    """The libraries that there are: OpenBLAS as NumPy's packages bring it, MKL, and our own compiled code."""
     found = {}
     names = ("cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     if (library := mkl.library()) is not None:
@@ -89,6 +91,8 @@ def available() -> dict[str, Products]:
             with contextlib.suppress(AttributeError):
                 single, double = (address(library, f"scipy_cblas_{x}gemm64_") for x in "sd")
                 found["OpenBLAS"] = Products(single, double, 0)
+    if numba_bfloat16.available():
+        found["Numba"] = Products(0, 0, numba_bfloat16.address())
     return found
 
 
@@ -101,7 +105,7 @@ def choice() -> Choice | None:
     """The choice for this processor and these versions. It is measured once, and kept in the cache folder (if it can be
     written), so that a run that is resumed has the same sums. None if there is nothing to choose from.
     """
-    if not available():
+    if not any(library.float32 for library in available().values()):
         return None
     if (found := _kept()[1]) is not None:
         return found
@@ -125,7 +129,8 @@ def _kept() -> tuple[dict[str, Any], Choice | None]:
         kept = dict(json.loads(_file().read_text(encoding="utf-8")))
         found = Choice(**kept[machine()])
         rates = all(isinstance(rate, int | float) for rate in dict(found.measured).values())
-        if rates and found.float32 in available() and found.bfloat16 in ("float32", *available()):
+        halves = ["float32", *(name for name, library in available().items() if library.bfloat16)]
+        if rates and available()[found.float32].float32 and found.bfloat16 in halves:
             return kept, found
     return kept, None
 
@@ -141,23 +146,24 @@ def machine() -> str:
     processor = ", ".join([described() or platform.processor(), *instructions()])
     kind = os.environ.get("OPENBLAS_CORETYPE", "")
     version = metadata.version("mkl") if mkl.library() is not None else "none"
-    return f"{processor}; NumPy {np.__version__} {kind}; MKL {version}"
+    return f"{processor}; NumPy {np.__version__} {kind}; MKL {version}; Numba {numba.__version__}"
 
 
 def measure() -> Choice:
     """Time the products of a layer forward and backward on one thread, by each library in turn."""
     functions: dict[str, tuple[int, Any]] = {}
     for name, library in available().items():
-        functions[name] = library.float32, np.float32
+        if library.float32:
+            functions[name] = library.float32, np.float32
         if library.bfloat16:
-            functions[f"{name}, bfloat16"] = library.bfloat16, np.uint16
+            functions[name + HALF] = library.bfloat16, np.uint16
     with threadpool_limits(1, "blas"):
         times = [{name: _seconds(*each) for name, each in functions.items()} for _ in range(1 + REPEATS)]
     work = sum(2 * m * n * k for m, n, k, *_ in SHAPES)
     rates = {name: round(work / min(t[name] for t in times) / 1e9, 1) for name in functions}
-    best = max(available(), key=lambda name: rates[name])
-    pays = rates.get("MKL, bfloat16", 0) > rates[best]
-    return Choice(best, "MKL" if pays else "float32", rates)
+    best = max((name for name in rates if not name.endswith(HALF)), key=rates.__getitem__)
+    half = max((name for name in rates if name.endswith(HALF)), key=rates.__getitem__, default=best)
+    return Choice(best, half.removesuffix(HALF) if rates[half] > rates[best] else "float32", rates)
 
 
 def _seconds(function: int, dtype: Any) -> float:

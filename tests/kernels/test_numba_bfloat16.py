@@ -1,0 +1,58 @@
+"""Products of bfloat16 matrices with AVX512-BF16, against products in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+numba_bfloat16 = pytest.importorskip("scratchformer.kernels.numba_bfloat16")
+bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+
+if not numba_bfloat16.available():
+    pytest.skip("for processors with AVX512-BF16", allow_module_level=True)
+
+from scratchformer.kernels.mkl_products import CBLAS, NO_TRANSPOSE, ROWS, TRANSPOSE  # noqa: E402
+
+R, C, H, W, D = (getattr(numba_bfloat16, name) for name in ("ROWS", "COLUMNS", "HEIGHT", "WIDTH", "DEPTH"))
+SIZES = [(1, 1, 1), (R, C, 2), (R + 1, C + 1, 3), (2 * R - 1, 2 * C, 65), (H + 1, W + 1, D + 1), (3, 2 * W, 2 * D)]
+
+
+def stored(x, transposed, more):
+    """x, or its transpose, in rows that are `more` numbers longer; those are NaN."""
+    x = x.T if transposed else x
+    room = np.full((x.shape[0], x.shape[1] + more), np.nan, x.dtype)
+    room[:, : x.shape[1]] = x
+    return room
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(1.0, 0.0), (1.0, 1.0), (-0.5, 3.0)])
+@pytest.mark.parametrize("more", [0, 5])
+@pytest.mark.parametrize("sizes", SIZES)
+def test_a_product_of_any_size_is_within_the_bounds_of_its_sums(sizes, more, alpha, beta):
+    """What c holds is not read if β is 0, and what lies beside it is not written."""
+    draw, (m, n, k) = np.random.default_rng(0), sizes
+    multiply = CBLAS(numba_bfloat16.address())
+    for ta, tb in itertools.product((False, True), repeat=2):
+        a, b = (draw.standard_normal(shape).astype(bfloat16) for shape in ((m, k), (k, n)))
+        before = draw.standard_normal((m, n)).astype(np.float32) if beta else np.full((m, n), np.nan, np.float32)
+        left, right, c = stored(a, ta, more), stored(b, tb, more), stored(before, False, more)
+        flags = [TRANSPOSE if t else NO_TRANSPOSE for t in (ta, tb)]
+        factors = left.ctypes.data, left.shape[1], right.ctypes.data, right.shape[1]
+        multiply(ROWS, *flags, m, n, k, alpha, *factors, beta, c.ctypes.data, c.shape[1])
+        wide_a, wide_b, old = (x.astype(np.float64) for x in (a, b, before if beta else np.zeros_like(before)))
+        bound = (k + 4) * 2.0**-24 * (abs(alpha) * np.abs(wide_a) @ np.abs(wide_b) + abs(beta * old))
+        assert (np.abs(c[:, :n] - (alpha * wide_a @ wide_b + beta * old)) <= bound).all()
+        assert np.isnan(c[:, n:]).all()
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_number_that_is_not_finite_reaches_its_row_or_column_and_no_other(number):
+    a, b = np.ones((R + 2, 6), bfloat16), np.ones((6, C + 2), bfloat16)
+    a[R + 1, 5] = number
+    c = np.empty((R + 2, C + 2), np.float32)
+    multiply = CBLAS(numba_bfloat16.address())
+    at = a.ctypes.data, 6, b.ctypes.data, C + 2, 0.0, c.ctypes.data, C + 2
+    multiply(ROWS, NO_TRANSPOSE, NO_TRANSPOSE, R + 2, C + 2, 6, 1.0, *at)
+    np.testing.assert_array_equal(c[: R + 1], 6)
+    np.testing.assert_array_equal(c[R + 1], np.float32(number))
