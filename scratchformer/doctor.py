@@ -61,19 +61,30 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         allowed_here = f"may run on {found.allowed} of them (affinity), on {found.separate} cores, with {limit}"
         yield "", f"this process {allowed_here}: {found.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
-    yield "fast", _fast(instructions)
-    if find_spec("numba") and not turned_off():
-        try:
-            from .kernels import mkl_products
-
-            yield "products", str(mkl_products.choice() or "by NumPy")
-        except ImportError as error:  # such as a Numba that is too old for this NumPy
-            yield "products", f"by NumPy ({error})"
+    products = _products()
+    yield "fast", _fast(instructions, "widened" in products)
+    if products:
+        yield "products", products
 
 
-def _fast(instructions: Collection[str]) -> str:
-    """What the extra `fast` does, or would do, on a processor with these instructions."""
-    unit = next((unit for unit in processor.BFLOAT16 if unit in instructions), None)
+def _products() -> str:
+    """How the extra `fast` multiplies matrices; empty without it."""
+    if not find_spec("numba") or turned_off():
+        return ""
+    try:
+        from .kernels import mkl_products
+
+        return str(mkl_products.choice() or "by NumPy")
+    except ImportError as error:  # such as a Numba that is too old for this NumPy
+        return f"by NumPy ({error})"
+
+
+def _fast(instructions: Collection[str], widened: bool) -> str:
+    """What the extra `fast` does, or would do, on a processor with these instructions.
+
+    widened: whether its products of bfloat16 are products of float32, since these proved faster.
+    """
+    unit = next((unit for unit in processor.BFLOAT16 if unit in instructions and not widened), None)
     gain = f"--precision bfloat16, which this processor multiplies in hardware ({unit})" if unit else ""
     packages = ("numba", "ml_dtypes", "mkl") if instructions else ("numba", "ml_dtypes")  # there is no MKL for others
     if missing := [package for package in packages if not _installed(package)]:

@@ -120,11 +120,12 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
 
 
 @pytest.mark.parametrize(
-    ("flags", "missing", "found", "advice"),
+    ("flags", "missing", "products", "found", "advice"),
     [
         (
             "avx2 avx512f avx512_bf16 amx_bf16",
             {"mkl"},
+            "bfloat16 by Numba",
             "AVX2, AVX-512, AVX512-BF16, AMX",
             "mkl not installed; for faster kernels and --precision bfloat16, which this processor multiplies in "
             "hardware (AMX): pip install 'scratchformer[fast]'",
@@ -132,26 +133,42 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
         (
             "avx2 avx512f avx512_bf16",
             {},
+            "bfloat16 by MKL",
             "AVX2, AVX-512, AVX512-BF16",
             "installed; use --precision bfloat16, which this processor multiplies in hardware (AVX512-BF16)",
         ),
-        ("avx2", {}, "AVX2", "installed; bfloat16 would be slower than float32 on this processor"),
+        (
+            "avx512_bf16",
+            {},
+            "bfloat16 widened to float32",
+            "AVX512-BF16",
+            "installed; bfloat16 would be slower than float32 on this processor",
+        ),
+        (
+            "avx2",
+            {},
+            "bfloat16 widened to float32",
+            "AVX2",
+            "installed; bfloat16 would be slower than float32 on this processor",
+        ),
         (
             "",
             {"numba", "ml_dtypes", "mkl"},
+            "",
             "none of AVX2, AVX-512, AVX512-BF16, AMX",
             "numba, ml_dtypes not installed; for faster kernels: pip install 'scratchformer[fast]'",
         ),
     ],
 )
-def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, found, advice):
+def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, products, found, advice):
     for variable in ("SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    monkeypatch.setattr(doctor, "_products", lambda: products)
     files = topology(*SMT) | proc(V2, MOUNT2) | limit2(JOB, "250000 100000")
     root = write(files | {"proc/cpuinfo": FLAGS.format(flags)})
     assert instructions(root) == [name for name in found.split(", ") if not name.startswith("none")] or not flags
-    assert [row for row in doctor._processor(root, range(8)) if row[0] != "products"] == [
+    assert list(doctor._processor(root, range(8))) == [
         ("CPU", "Some CPU: 8 logical processors on 4 cores"),
         (
             "",
@@ -160,6 +177,7 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, found, 
         ),
         ("instructions", found),
         ("fast", advice),
+        *([("products", products)] if products else []),
     ]
     for variable, value in (("NUMBA_DISABLE_JIT", "1"), ("SCRATCHFORMER_FAST", "0")):
         monkeypatch.setenv(variable, value)

@@ -11,7 +11,7 @@ from .numba_multiply import half
 
 @muon.newton_schulz.twin(np.ndarray, fast=True)
 def newton_schulz(g: np.ndarray, steps: int = muon.STEPS, precision: str = "float32") -> np.ndarray:
-    """As `optim.newton_schulz`, for bfloat16 where its products are faster than those of float32.
+    """As `optim.newton_schulz`, for bfloat16 where products in it are faster than in float32.
 
     The equations are those of the reference. One call replaces c by α a b + β c, with a and b in bfloat16 and c in
     float32, so the sums of the polynomial need no passes of their own. The order of sums differs from the reference's.

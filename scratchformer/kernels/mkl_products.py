@@ -1,5 +1,5 @@
-"""Matrix products for compiled code, by NumPy's BLAS, by MKL or by `numba_bfloat16`: on each machine, the one that
-proves faster.
+"""Matrix products for compiled code, by NumPy's BLAS, by MKL or by `numba_bfloat16`: on each machine, by the one
+that proves fastest.
 
 A product of bfloat16 arrays with float32 sums pays on a processor that has instructions for it, if the library uses
 them. Elsewhere compiled code widens the arrays to float32 first.
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from llvmlite import ir
+from numba.core.errors import NumbaError
 from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -31,7 +32,7 @@ from .numba_math import BITS, read
 
 ROWS, NO_TRANSPOSE, TRANSPOSE = 101, 111, 112  # the numbers of CBLAS
 SHAPES = ((512, 256, 256, False, False), (512, 1024, 256, False, True), (256, 1024, 512, True, False))
-HALF = ", bfloat16"  # after the name of a library, among what was measured
+HALF = " in bfloat16"  # after the name of a library, among what was measured
 REPEATS = 5
 LARGE = ctypes.c_int64
 CBLAS = ctypes.CFUNCTYPE(
@@ -92,7 +93,8 @@ def available() -> dict[str, Products]:
                 single, double = (address(library, f"scipy_cblas_{x}gemm64_") for x in "sd")
                 found["OpenBLAS"] = Products(single, double, 0)
     if numba_bfloat16.available():
-        found["Numba"] = Products(0, 0, numba_bfloat16.address())
+        with contextlib.suppress(AttributeError, NumbaError):  # if Numba has changed
+            found["Numba"] = Products(0, 0, numba_bfloat16.address())
     return found
 
 
@@ -142,11 +144,13 @@ def _file() -> Path:
 
 
 def machine() -> str:
-    """The processor and the versions of the libraries."""
+    """The processor, the versions of the libraries, and those that multiply bfloat16, which can be forbidden."""
     processor = ", ".join([described() or platform.processor(), *instructions()])
     kind = os.environ.get("OPENBLAS_CORETYPE", "")
     version = metadata.version("mkl") if mkl.library() is not None else "none"
-    return f"{processor}; NumPy {np.__version__} {kind}; MKL {version}; Numba {numba.__version__}"
+    half = ", ".join(name for name, library in available().items() if library.bfloat16)
+    libraries = f"NumPy {np.__version__} {kind}; MKL {version}; Numba {numba.__version__}"
+    return f"{processor}; {libraries}; bfloat16 by {half or 'none'}"
 
 
 def measure() -> Choice:

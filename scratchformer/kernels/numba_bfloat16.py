@@ -10,7 +10,7 @@ b, DEPTH × WIDTH, is copied to panels of COLUMNS columns, and a block of a, HEI
 a panel, the pairs that one step of the innermost loop needs lie side by side. That loop keeps ROWS × COLUMNS sums in
 registers.
 
-The instruction takes subnormal numbers, which are below 2⁻¹²⁶, as 0.
+The instruction treats numbers below 2⁻¹²⁶ in magnitude (subnormal ones) as 0, among its factors and its sums.
 
 MKL has such products for Intel's processors. On an AMD EPYC (Zen 4) those of MKL in bfloat16 were no faster than its
 products in float32.
@@ -31,7 +31,7 @@ from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vec
 
 VECTORS = 2  # in a row of a panel of b
 ROWS, COLUMNS = 14, VECTORS * LANES  # their sums take 28 of the 32 registers
-HEIGHT, WIDTH, DEPTH = 18 * ROWS, 16 * COLUMNS, 512  # of blocks, in numbers
+HEIGHT, WIDTH, DEPTH = 19 * ROWS, 16 * COLUMNS, 512  # of blocks, in numbers: the rows that `linear` has at once
 TRANSPOSE = 112  # the number of CBLAS
 LARGE, ADDRESS = types.int64, types.CPointer(types.uint16)
 CBLAS = types.void(
@@ -65,10 +65,10 @@ def gemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: 
 def multiply(a: Any, ta: Any, b: Any, tb: Any, alpha: Any, beta: Any, sizes: Any, c: Any) -> None:
     """The first M rows and N columns of c become α a b + β c."""
     M, N, K = sizes
-    if beta != 0 and beta != 1:
+    if beta != 1 and (beta != 0 or K == 0):
         for i in range(M):
             for j in range(N):
-                c[i, j] *= beta
+                c[i, j] = c[i, j] * beta if beta != 0 else 0
     pairs = (min(DEPTH, K) + 1) // 2
     left = np.empty(((min(HEIGHT, M) + ROWS - 1) // ROWS, pairs, ROWS), np.uint32)
     right = np.empty(((min(WIDTH, N) + COLUMNS - 1) // COLUMNS, pairs, COLUMNS), np.uint32)
@@ -94,7 +94,7 @@ def multiply(a: Any, ta: Any, b: Any, tb: Any, alpha: Any, beta: Any, sizes: Any
 
 @compiled
 def copy(x: Any, y: Any, add: Any) -> None:
-    """y = x, or y + x, as far as both go."""
+    """y = x, or y = y + x, in the part that both arrays have."""
     for i in range(min(x.shape[0], y.shape[0])):
         for j in range(min(x.shape[1], y.shape[1])):
             y[i, j] = y[i, j] + x[i, j] if add else x[i, j]
@@ -110,7 +110,7 @@ def pack(x: Any, pairs_of_rows: Any, first: Any, count: Any, start: Any, depth: 
     for p in range((count + size - 1) // size):
         at, some = first + p * size, min(size, count - p * size)
         panel = panels[p]
-        if some < size or depth % 2:
+        if some < size:
             panel[: (depth + 1) // 2] = 0
         if pairs_of_rows:
             for k in range(depth // 2):

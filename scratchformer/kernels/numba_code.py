@@ -20,8 +20,12 @@ if config.CPU_FEATURES is None and config.CPU_NAME is None:  # LLVM would use ha
 
 
 def has(feature: str) -> bool:
-    """Whether compiled code may use this feature of the processor, by LLVM's name; NUMBA_CPU_FEATURES can forbid it."""
-    return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    """Whether compiled code may use this feature of the processor, by LLVM's name; NUMBA_CPU_FEATURES can forbid it.
+
+    Of several mentions, as in "+avx2,-avx2", the last one counts.
+    """
+    mentions = [each for each in (config.CPU_FEATURES or "").split(",") if each[1:] == feature]
+    return mentions[-1:] == [f"+{feature}"]
 
 
 # Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.

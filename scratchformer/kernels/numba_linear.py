@@ -63,9 +63,9 @@ def linear(x: np.ndarray, w: np.ndarray, b: np.ndarray | None = None) -> tuple[n
 
         dx_ni = Σ_o dy_no w_io        dw_io = Σ_n x_ni dy_no        db_o = Σ_n dy_no
 
-    A product c = a b is a call of BLAS, in which either factor may be transposed. So w is not copied if it is a
-    transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx are
-    rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
+    A product c = a b is one call (`mkl_products`), in which either factor may be transposed. So w is not copied if it
+    is a transposed view, as the table of tied embeddings is. Products and sums of bfloat16 arrays are float32. y and dx
+    are rounded to bfloat16 in the pass that adds b; dw and db, which are added up, are not rounded.
 
         dw, db = affine_backward(products(), rows(dy), flat, table, across, has_bias, dx)
 

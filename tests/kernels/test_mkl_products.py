@@ -38,13 +38,38 @@ def test_a_second_process_makes_the_same_choice(measured):
     assert mkl_products.choice() == first and len(measured) == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"KEY": 3}', '{"KEY": {"float32": "a library that is gone"}}'])
+def kept(float32, bfloat16="float32", rates="{}"):
+    return f'{{"KEY": {{"float32": "{float32}", "bfloat16": "{bfloat16}", "measured": {rates}}}}}'
+
+
+FIRST = next(iter(mkl_products.available()))
+DAMAGED = ["", "[]", "{", '{"KEY": 3}', '{"KEY": {"float32": "MKL"}}', kept("gone"), kept(FIRST, "gone")]
+DAMAGED += [kept(FIRST, rates="3"), kept(FIRST, rates='{"MKL": "fast"}')]
+for name, library in mkl_products.available().items():
+    DAMAGED += [kept(name)] * (not library.float32) + [kept(FIRST, name)] * (not library.bfloat16)
+
+
+@pytest.mark.parametrize("content", DAMAGED)
 def test_a_damaged_choice_is_measured_again(measured, content):
     mkl_products._file().parent.mkdir(parents=True)
     mkl_products._file().write_text(content.replace("KEY", mkl_products.machine()))
     assert mkl_products.choice() == measured[0]
-    kept = json.loads(mkl_products._file().read_text())
-    assert kept[mkl_products.machine()]["measured"] == {"MKL": 100}
+    now = json.loads(mkl_products._file().read_text())
+    assert now[mkl_products.machine()]["measured"] == {"MKL": 100}
+
+
+def test_a_choice_without_a_library_that_is_hidden_is_not_that_with_it(measured, monkeypatch):
+    """As when NUMBA_CPU_FEATURES forbids the instructions of one."""
+    everything = mkl_products.available()
+    first = mkl_products.choice()
+    hidden = {name: library._replace(bfloat16=0) for name, library in everything.items() if library.float32}
+    others = 1 if hidden == everything else 2
+    monkeypatch.setattr(mkl_products, "available", lambda: hidden)
+    mkl_products.choice.cache_clear()
+    mkl_products.choice()
+    monkeypatch.setattr(mkl_products, "available", lambda: everything)
+    mkl_products.choice.cache_clear()
+    assert mkl_products.choice() == first and len(measured) == others
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(measured, monkeypatch, tmp_path):
@@ -53,9 +78,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(measured, monkeypatch, tmp_
     assert mkl_products.choice() == measured[0]
 
 
-def test_both_libraries_are_measured():
+def test_all_libraries_are_measured():
     found = mkl_products.measure()
-    assert found.float32 in mkl_products.available() and all(rate > 0 for rate in found.measured.values())
+    halves = {name + mkl_products.HALF for name, library in mkl_products.available().items() if library.bfloat16}
+    assert halves <= found.measured.keys() and all(rate > 0 for rate in found.measured.values())
+    assert mkl_products.available()[found.float32].float32
+    if found.bfloat16 != "float32":
+        assert found.measured[found.bfloat16 + mkl_products.HALF] > found.measured[found.float32]
     assert f"float32 by {found.float32}" in str(found)
 
 

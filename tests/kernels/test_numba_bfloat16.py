@@ -49,10 +49,28 @@ def test_a_product_of_any_size_is_within_the_bounds_of_its_sums(sizes, more, alp
 @pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
 def test_a_number_that_is_not_finite_reaches_its_row_or_column_and_no_other(number):
     a, b = np.ones((R + 2, 6), bfloat16), np.ones((6, C + 2), bfloat16)
-    a[R + 1, 5] = number
+    a[R + 1, 5] = b[0, C + 1] = number
     c = np.empty((R + 2, C + 2), np.float32)
     multiply = CBLAS(numba_bfloat16.address())
     at = a.ctypes.data, 6, b.ctypes.data, C + 2, 0.0, c.ctypes.data, C + 2
     multiply(ROWS, NO_TRANSPOSE, NO_TRANSPOSE, R + 2, C + 2, 6, 1.0, *at)
-    np.testing.assert_array_equal(c[: R + 1], 6)
+    np.testing.assert_array_equal(c[: R + 1, : C + 1], 6)
     np.testing.assert_array_equal(c[R + 1], np.float32(number))
+    np.testing.assert_array_equal(c[:, C + 1], np.float32(number))
+
+
+@pytest.mark.parametrize(("beta", "expected"), [(0.0, 0.0), (1.0, 5.0), (2.0, 10.0)])
+def test_a_sum_of_no_products_is_zero(beta, expected):
+    c = np.full((2, 3), 5, np.float32)
+    nothing = np.empty(0, bfloat16).ctypes.data
+    sizes = 2, 3, 0, 1.0, nothing, 0, nothing, 3
+    CBLAS(numba_bfloat16.address())(ROWS, NO_TRANSPOSE, NO_TRANSPOSE, *sizes, beta, c.ctypes.data, 3)
+    np.testing.assert_array_equal(c, expected)
+
+
+def test_the_last_mention_of_a_feature_counts(monkeypatch):
+    from scratchformer.kernels import numba_code
+
+    for features, found in (("+avx512bf16", True), ("+avx512bf16,+f16c,-avx512bf16", False), ("-f16c", False)):
+        monkeypatch.setattr(numba_code.config, "CPU_FEATURES", features)
+        assert numba_code.has("avx512bf16") is found
