@@ -11,8 +11,8 @@ context. With --minutes the program times a few steps first and trains for as ma
 
 The text is --data, and without it the official archive is downloaded; without a network, the program says so and trains
 on the sources of Python's standard library, as with --data stdlib. The photographs come with scikit-learn: pip install
-'scratchformer[units]'. Their lines are stored as 640 reds, 640 greens and 640 blues. So what tells most about a byte,
-another color of the same pixel, is 640 bytes before it, and 639 before the position that predicts it.
+'scratchformer[units]'. Each of their lines is stored as 640 red values, 640 green and 640 blue ones. So the best hint
+about a byte, another colour of the same pixel, is 640 bytes before it, and 639 before the position that predicts it.
 """
 
 import copy

@@ -1,6 +1,6 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-Unlike there, the preset small has layer norms before attention and feed-forward layers, and trains with Muon. The
+Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon. The
 preset adam has them after these layers, and trains with Adam, as in the paper, for longer. The mean of the last
 snapshots is scored. With --models 2 a second model is trained after the first, from other weights and on other batches,
 and both translate together; each has a subfolder in the run's folder. With --bpe-dropout 0.1 words are split

@@ -17,7 +17,7 @@ LINES = (369, 395)  # of 427: where the validation part and the test part of eac
 def load_photos() -> Corpus:
     """Both photographs, line by line from the top: each line as 640 reds, then 640 greens, then 640 blues.
 
-    This order is called "band interleaved by line"; scanners and satellites store images in it. The same color of the
+    This order is called "band interleaved by line"; scanners and satellites store images in it. The same colour of the
     pixel above is 1,920 bytes back. 640 back is the red of a green's pixel and the green of a blue's. Of each
     photograph, the first 369 lines are in the training part, 26 in the validation part, and the last 32 in the test
     part. Raises ImportError, which says what to install, if scikit-learn or Pillow is missing.
