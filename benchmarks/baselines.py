@@ -1,21 +1,23 @@
 """What simple methods reach on the splits of the programs: linear models on IMDb, compressors on text and photographs.
 
     pip install -e '.[baselines]'
-    python benchmarks/baselines.py imdb [--data PATH] [--folds K]
-    python benchmarks/baselines.py enwik8 [--data PATH]
+    python benchmarks/baselines.py imdb [--data PATH] [--seed N] [--folds K]
+    python benchmarks/baselines.py enwik8 [--data PATH] [--bytes N]
     python benchmarks/baselines.py photos
 
 Each method's setting is chosen on the validation part, and with it the test part is scored once. The column after it is
 the test part again, once the validation part was trained on too. Seconds are of the processor, on one core,
 for the score in the column "test": counting, training and scoring, or compressing.
 
-imdb: linear models on the words and n-grams that a review contains, however often; words as in `data.tokenize`. With
+imdb: linear models on the words and n-grams that a review contains, however often; words as in `data.tokenize`. The
+validation reviews are those that `imdb.py --seed N` draws. With
 naive Bayes weights an n-gram counts as much as its log-ratio of the classes (`log_ratios`). The setting is C of
 scikit-learn. `--folds K` measures instead how far the accuracy on a validation part is from that on the test part, with
 two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
 
-enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. PNG and WebP
-compress the photographs as images, without loss; with WebP that takes more than a minute in all.
+enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. Of enwik8 the
+first 4,000,000 bytes are used, as in `enwik8.py`, unless --bytes says otherwise. PNG and WebP compress the photographs
+as images, without loss; with WebP that takes more than a minute in all.
 
 Sources: Wang and Manning, "Baselines and bigrams", ACL 2012; Mesnil et al., "Ensemble of generative and discriminative
 techniques for sentiment analysis of movie reviews", 2014 (logistic regression in place of their SVM, trigrams); Cleary
@@ -61,6 +63,8 @@ MEMORY = 1 << 30  # bytes for PPMd's contexts, more than it needs here
 VALIDATION = 2_500  # reviews, as in `load_imdb`
 JUDGES, DRAWS = (2_500, 5_000), 1_000  # sizes of validation parts, and how many of each size are drawn
 BLOCK = 250  # neighbouring reviews: far more than one film has
+MOST_FOLDS = 50  # half as many as there are blocks
+BYTES = 4_000_000  # of enwik8, as in the presets of `enwik8.py`
 PROBES = ("logistic regression, words", "naive Bayes weights, bigrams")
 
 
@@ -216,10 +220,10 @@ def print_judges(part: Part, count: int, rows: dict[str, Row]) -> None:
             print(f"{kind + ': ' + name:<44}{100 * (found.mean() - on_test):>+16.2f}{cells}", flush=True)
 
 
-def imdb(path: str | None, folds: int | None) -> None:
+def imdb(path: str | None, seed: int, folds: int | None) -> None:
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = {split: Part(*part) for split, part in read_splits(path, ("train", "test")).items()}
-    train, validation = (Part(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, 0, path))
+    train, validation = (Part(*part[:2]) for part in hold_out(*parts["train"], VALIDATION, seed, path))
     names = PROBES if folds else tuple(LINEAR)
     scored = ((name, score_linear(LINEAR[name], train, validation, parts["test"])) for name in names)
     rows = print_rows("accuracy", scored, ".2%")
@@ -276,18 +280,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("task", choices=("imdb", "enwik8", "photos"))
     parser.add_argument("--data", metavar="PATH", help="as for the program (default: downloaded)")
+    parser.add_argument("--seed", metavar="N", type=int, help="imdb: draws the validation reviews (default: 0)")
     parser.add_argument("--folds", metavar="K", type=int, help="imdb: how noisy validation parts are, from K folds")
+    parser.add_argument("--bytes", metavar="N", type=int, help="enwik8: the first N bytes; 0: all (default: 4,000,000)")
     args = parser.parse_args()
-    if args.folds is not None and (args.task != "imdb" or args.folds < 2):
-        parser.error("--folds: for imdb, and at least 2")
-    if args.data is not None and args.task == "photos":
-        parser.error("--data: photos takes none")
+    for name, tasks in (
+        ("data", ("imdb", "enwik8")),
+        ("seed", ("imdb",)),
+        ("folds", ("imdb",)),
+        ("bytes", ("enwik8",)),
+    ):
+        if getattr(args, name) is not None and args.task not in tasks:
+            parser.error(f"--{name}: only for {' and '.join(tasks)}")
+    if args.folds is not None and not 2 <= args.folds <= MOST_FOLDS:
+        parser.error(f"--folds: expected 2 to {MOST_FOLDS}")
+    if min(args.seed or 0, args.bytes or 0) < 0:
+        parser.error("--seed, --bytes: expected at least 0")
     with threadpool_limits(1):
         try:
             if args.task == "imdb":
-                imdb(args.data, args.folds)
+                imdb(args.data, args.seed or 0, args.folds)
             elif args.task == "enwik8":
-                compressors_on(load_enwik8(args.data), COMPRESSORS)
+                limit = BYTES if args.bytes is None else args.bytes or None
+                compressors_on(load_enwik8(args.data, limit), COMPRESSORS)
             else:
                 compressors_on(load_photos(), COMPRESSORS | IMAGES)
         except DataError as error:

@@ -44,6 +44,7 @@ from scratchformer.training import (
     best_snapshot,
     evaluate_classifier,
     load_model,
+    load_snapshot,
     mean_loss,
     predict_classes,
 )
@@ -93,7 +94,8 @@ class Pretraining(Part):
         return dict(evaluate_every=max(250, self.steps // 20))
 
     def evaluate(self, replicas, part):
-        tokens = self.tokens(self.data.validation.ids[:SCORED])
+        texts = self.data.validation
+        tokens = self.tokens(texts.evenly(min(SCORED, len(texts.labels))).ids)
         context = min(self.run.max_length, len(tokens) - 1)
         cut = windows(tokens, context, context, batch_size=1)
         whole = (batch for batch, counted in cut if counted.all())  # the last one may overlap
@@ -218,7 +220,11 @@ class SelfTraining(Classification):
         """
         teacher = Classification(self.program)
         teacher.load_finished()
-        print(f"the classifier of {teacher.folder} predicts the labels of {len(texts):,} unlabelled reviews")
+        step = self.run.ranks.from_first(lambda: load_snapshot(teacher.out / "last.safetensors").state["step"])
+        trained = f"trained for {step:,} of {teacher.steps:,} steps"
+        print(
+            f"the classifier of {teacher.folder}, {trained}, predicts the labels of {len(texts):,} unlabelled reviews"
+        )
         asked = self.program.with_evidence(Labelled(texts, np.empty(0)))
         with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:
             return predict_classes(replicas, asked, self.run.max_length, "both").astype(np.float32)

@@ -1,7 +1,7 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
-Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon. The
-preset adam has them after these layers, and trains with Adam, as in the paper, for longer. The mean of the last
+Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon.
+The preset adam has them after these layers, and trains with Adam, as in the paper, for longer. The mean of the last
 snapshots is scored. With --models 2 a second model is trained after the first, from other weights and on other batches,
 and both translate together; each has a subfolder in the run's folder. With --bpe-dropout 0.1 words are split
 differently in each epoch.
@@ -17,7 +17,7 @@ from scratchformer.generation import bleu, translate
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
 from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
-from scratchformer.training.readers import MEMBER
+from scratchformer.training.readers import MEMBER, finished_members
 
 PRESETS = {
     "small": dict(
@@ -85,6 +85,7 @@ class Translate(Program):
         return [self.member(i + 1) for i in range(self.run.models)]
 
     def scored_stages(self):
+        finished_members(self.run.out)  # raises an error for one that is not
         return [self.member(self.run.models)]
 
     def load(self):

@@ -13,7 +13,7 @@ from ..models.pretrained import PretrainedError, read_config
 from ..nn import Layer
 from ..ops.checks import with_article
 from .folder import SUBWORDS, WORDS
-from .settings import expect_unchanged
+from .settings import expect_unchanged, read_settings
 from .snapshot import SnapshotError, best_snapshot, load_model
 
 BYTES = 256  # the vocabulary size of a byte-level model
@@ -79,10 +79,10 @@ def load_writer(
 def load_translators(run: Path) -> tuple[list[EncoderDecoder], Subwords]:
     """The encoder-decoder of a run (see `mean_snapshot`), or all those of an ensemble, and their vocabulary.
 
-    Raises ValueError for a model that cannot translate, and the errors of loading.
+    Raises ValueError for a model that cannot translate, and the errors of `finished_members` and of loading.
     """
     models = []
-    for folder in members(run) or [run]:
+    for folder in finished_members(run) or [run]:
         model, state = load_model(mean_snapshot(folder))
         if not isinstance(model, EncoderDecoder):
             raise ValueError(f"{run} holds {with_article(type(model))}, which cannot translate")
@@ -94,6 +94,19 @@ def members(run: Path) -> list[Path]:
     """The folders of the models of an ensemble, of which each is a stage of the run; none for another run."""
     found = {path: path.name.removeprefix(MEMBER) for path in run.glob(f"{MEMBER}*") if path.is_dir()}
     return sorted((path for path, number in found.items() if number.isdecimal()), key=lambda path: int(found[path]))
+
+
+def finished_members(run: Path) -> list[Path]:
+    """`members` of a run whose setting `models` says how many there are. Raises ValueError for one that has not been
+    trained to its end, since the others alone are another ensemble.
+    """
+    if not (found := members(run)):
+        return []
+    count = read_settings(run, "models")["models"]
+    for folder in [run / f"{MEMBER}{number}" for number in range(1, count + 1)]:
+        if not (folder / MEAN).is_file():
+            raise ValueError(f"{folder.name} of {count} is not trained to its end: continue with --resume {run}")
+    return found
 
 
 def mean_snapshot(run: Path) -> Path:

@@ -241,8 +241,11 @@ class Stage:
             self.load_weights(best_snapshot(self.out))
 
     def save(self) -> None:
-        """Write what resuming the run needs. `train` calls this once it has locked the folder."""
+        """Write what resuming the run needs, and remove the mean of earlier snapshots, which would soon be an old one.
+        `train` calls this once it has locked the folder.
+        """
         self.run.save()
+        (self.out / MEAN).unlink(missing_ok=True)
 
     def load_finished(self) -> None:
         """Load the weights with which the stage was scored, when it has ended: rank 0 reads them for all ranks."""

@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scratchformer.data import fit_evidence
+from scratchformer.data import fit_evidence, joined
 from scratchformer.models import BidirectionalClassifier
 from scratchformer.rng import Key
-from scratchformer.training import load_model, load_snapshot, read_metrics, save_snapshot
+from scratchformer.training import Replicas, load_model, load_snapshot, read_metrics, save_snapshot
 from scratchformer.training.program import load_file
 
 from .conftest import EXAMPLES, TINY
@@ -111,13 +111,27 @@ def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
     known = {ids.tobytes() for ids in program.data.train.ids}
     assert 30 < len(texts) <= 40 and not known & {*texts}
     assert {*texts} < {ids.tobytes() for ids in program.data.unlabelled}
-    assert f"the classifier of finetune predicts the labels of {len(texts)} unlabelled reviews" in output
+    trained = "trained for 2 of 2 steps"
+    assert f"classifier of finetune, {trained}, predicts the labels of {len(texts)} unlabelled reviews" in output
     learned = module.SelfTraining(program).batches.dataset.ids
     assert [ids.tobytes() for ids in learned] == [ids.tobytes() for ids in program.data.train.ids] + texts
     teacher, _ = load_model(folder / "finetune", BidirectionalClassifier)
     found = labels_of(folder)
     assert found.dtype == np.float32 and len(found) == len(learned) and np.abs(found[-len(texts) :] - 0.5).max() > 0.1
     np.testing.assert_allclose(found, expected_labels(folder, teacher), rtol=2e-3, atol=1e-5)
+
+
+def test_the_language_models_are_scored_on_reviews_of_both_classes(finished, monkeypatch):
+    """The validation reviews are sorted by class, so their beginning has only one."""
+    module, program = opened(finished[0])
+    part, chosen = program.data.validation, []
+    monkeypatch.setattr(module, "SCORED", len(part.labels) // 4)
+    monkeypatch.setattr(module, "joined", lambda texts, separator: chosen.extend(texts) or joined(texts, separator))
+    stage = module.Pretraining(program)
+    with Replicas(stage.model, 1) as replicas:
+        assert stage.evaluate(replicas, "validation")["loss"] > 0
+    labels = {ids.tobytes(): label for ids, label in zip(part.ids, part.labels.tolist(), strict=True)}
+    assert len(chosen) == len(part.labels) // 4 and {labels[ids.tobytes()] for ids in chosen} == {0, 1}
 
 
 def test_the_best_classifier_is_asked(call, copy):

@@ -14,7 +14,8 @@ from scratchformer.data import load_multi30k
 from scratchformer.generation import bleu, translate
 from scratchformer.plots import attention_maps, encode
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
-from scratchformer.training.readers import load_translators
+from scratchformer.training.program import find_program
+from scratchformer.training.readers import load_translators, mean_snapshot
 
 pytest.importorskip("tokenizers")
 BLEU = r"([0-9.]+) BLEU on the 12 test sentences, beam (\d+) \((nrefs:1\|.*tok:13a.*)\)"
@@ -54,7 +55,7 @@ def test_it_learns_and_resumes_and_the_commands_agree(call, fail, copy):
         assert line == f"error: {option}: expected at least {least}, got {wrong}"
 
 
-def test_two_models_translate_together(call, sentences_folder, tmp_path):
+def test_two_models_translate_together(call, fail, sentences_folder, tmp_path):
     """Each is trained from other weights, on other batches; only both together are scored on the test part. The
     optimizer and the norms are those of the preset.
     """
@@ -84,6 +85,10 @@ def test_two_models_translate_together(call, sentences_folder, tmp_path):
         31,
         31,
     ]
+    (folder / "model-2" / "average.safetensors").unlink()  # as if the run had been stopped before its end
+    for command in ("translate", folder, "a dog"), ("evaluate", folder):
+        expected = f"error: model-2 of 2 is not trained to its end: continue with --resume {folder}"
+        assert fail("scratchformer", *command, "--device", "cpu") == expected
 
 
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
@@ -94,6 +99,21 @@ def test_the_mean_of_the_snapshots_is_scored(call, copy):
     for name, array in mean.items():
         expected = sum(m[name].astype(float) for m in models) / len(models)
         assert abs(array - expected).max() < 1e-6, name
+
+
+def test_a_run_that_goes_on_has_no_mean_until_it_ends(copy):
+    """The mean of earlier snapshots is not taken for that of a run which was resumed and stopped."""
+    stopped = RuntimeError("stopped")
+
+    def stop(*_):
+        raise stopped
+
+    assert (copy / "average.safetensors").exists()
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(RuntimeError) as raised:
+        patch.setattr("scratchformer.training.replicas.Replicas.gradients", stop)
+        find_program(copy).start(["--resume", str(copy), "--steps", "5", "--device", "cpu"])
+    assert raised.value is stopped and not (copy / "average.safetensors").exists()
+    assert mean_snapshot(copy).name == "best.safetensors"
 
 
 def test_bad_input(fail, copy, sentences_folder, tmp_path):
