@@ -1,7 +1,7 @@
 """Train the text-generation transformer on bytes of Wikipedia (enwik8), then let it write.
 
 For the last few bytes, the model also gets the bytes that followed their earlier occurrences (--recall), and the
-matrices of its blocks are trained with Muon. --recall 0 --optimizer adam trains a plain model with AdamW.
+matrices of its blocks are trained with Muon. --recall 0 --optimizer adam trains a plain model with Adam.
 
 --model xl trains a Transformer-XL, which reads the text in order and keeps a memory of it, without --recall; --model
 llama trains a Llama.
