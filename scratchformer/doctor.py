@@ -13,6 +13,7 @@ import sys
 from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from threadpoolctl import threadpool_info
@@ -20,6 +21,11 @@ from threadpoolctl import threadpool_info
 from . import processor
 from .backend import DeviceError, cores, get_device, gpus
 from .dispatch import turned_off
+
+if TYPE_CHECKING:
+    from .kernels.mkl_products import Choice
+
+IN_HARDWARE = "--precision bfloat16, which this processor multiplies in hardware"
 
 
 def report() -> Iterator[tuple[str, str]]:
@@ -61,38 +67,38 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         allowed_here = f"may run on {found.allowed} of them (affinity), on {found.separate} cores, with {limit}"
         yield "", f"this process {allowed_here}: {found.useful} replicas by default"
     yield "instructions", ", ".join(instructions) or f"none of {', '.join(processor.INSTRUCTIONS.values())}"
-    products = _products()
-    yield "fast", _fast(instructions, "widened" in products)
+    choice, products = _products()
+    yield "fast", _fast(instructions, choice)
     if products:
         yield "products", products
 
 
-def _products() -> str:
-    """How the extra `fast` multiplies matrices; empty without it."""
+def _products() -> tuple[Choice | None, str]:
+    """How the extra `fast` multiplies matrices, and the finding about it; empty without the extra."""
     if not find_spec("numba") or turned_off():
-        return ""
+        return None, ""
     try:
         from .kernels import mkl_products
 
-        return str(mkl_products.choice() or "by NumPy")
-    except ImportError as error:  # such as a Numba that is too old for this NumPy
-        return f"by NumPy ({error})"
+        choice = mkl_products.choice()
+    except Exception as error:  # such as a Numba that is too old for this NumPy
+        return None, f"not chosen ({type(error).__name__}: {error})"
+    return choice, str(choice or "by NumPy")
 
 
-def _fast(instructions: Collection[str], widened: bool) -> str:
-    """What the extra `fast` does, or would do, on a processor with these instructions.
-
-    widened: whether its products of bfloat16 are products of float32, since these proved faster.
-    """
-    unit = next((unit for unit in processor.BFLOAT16 if unit in instructions and not widened), None)
-    gain = f"--precision bfloat16, which this processor multiplies in hardware ({unit})" if unit else ""
+def _fast(instructions: Collection[str], choice: Choice | None) -> str:
+    """What the extra `fast` does, with this choice of products, or would do on a processor with these instructions."""
+    unit = next((unit for unit in processor.BFLOAT16 if unit in instructions), None)
     packages = ("numba", "ml_dtypes", "mkl") if instructions else ("numba", "ml_dtypes")  # there is no MKL for others
     if missing := [package for package in packages if not _installed(package)]:
-        purpose = f"for faster kernels{gain and ' and '}{gain}"
-        return f"{', '.join(missing)} not installed; {purpose}: pip install 'scratchformer[fast]'"
+        gain = f" and {IN_HARDWARE} ({unit})" if unit else ""
+        return f"{', '.join(missing)} not installed; for faster kernels{gain}: pip install 'scratchformer[fast]'"
     if setting := turned_off():
         return f"installed, but {setting} turns it off"
-    return f"installed; use {gain}" if gain else "installed; bfloat16 would be slower than float32 on this processor"
+    if choice is None or choice.bfloat16 == "float32":
+        return "installed; bfloat16 would be slower than float32 on this processor"
+    used = "AVX512-BF16" if choice.bfloat16 == "Numba" else unit or choice.bfloat16
+    return f"installed; use {IN_HARDWARE} ({used})"
 
 
 MPI_VERSION = """

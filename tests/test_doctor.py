@@ -4,10 +4,11 @@ import configparser
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from scratchformer import doctor
+from scratchformer import doctor, kernels
 
 
 def test_it_names_what_a_bug_report_needs():
@@ -51,6 +52,44 @@ def test_the_mpi(monkeypatch, tmp_path):
     assert doctor._mpi() == f"Open MPI v5.0.11, {tmp_path / 'mpiexec'}"
     monkeypatch.setattr(doctor, "_installed", lambda package: False)
     assert doctor._mpi().startswith("mpi4py not installed")
+
+
+AMX = ["AVX2", "AVX-512", "AVX512-BF16", "AMX"]
+SLOWER = "installed; bfloat16 would be slower than float32 on this processor"
+
+
+@pytest.mark.parametrize(
+    ("instructions", "missing", "half", "advice"),
+    [
+        (AMX, (), "MKL", f"installed; use {doctor.IN_HARDWARE} (AMX)"),
+        (AMX, (), "Numba", f"installed; use {doctor.IN_HARDWARE} (AVX512-BF16)"),
+        ([], (), "MKL", f"installed; use {doctor.IN_HARDWARE} (MKL)"),  # where the system does not describe it
+        (AMX, (), "float32", SLOWER),
+        (AMX, (), None, SLOWER),
+        (AMX, ["mkl"], "float32", f"mkl not installed; for faster kernels and {doctor.IN_HARDWARE} (AMX)"),
+        (AMX, ["mkl"], None, f"mkl not installed; for faster kernels and {doctor.IN_HARDWARE} (AMX)"),
+    ],
+)
+def test_bfloat16_is_recommended_where_it_is_multiplied_or_would_be(monkeypatch, instructions, missing, half, advice):
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
+    found = doctor._fast(instructions, half and SimpleNamespace(bfloat16=half))
+    assert found == advice + ": pip install 'scratchformer[fast]'" * bool(missing)
+
+
+@pytest.mark.parametrize(
+    ("error", "finding"),
+    [(RuntimeError("broken"), "not chosen (RuntimeError: broken)"), (None, "by NumPy")],
+)
+def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, finding):
+    def choice():
+        if error:
+            raise error
+
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "find_spec", lambda package: True)
+    monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=choice), raising=False)
+    assert doctor._products() == (None, finding)
 
 
 def test_no_driver(tmp_path, monkeypatch):

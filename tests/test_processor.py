@@ -2,6 +2,7 @@
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 
@@ -120,12 +121,12 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
 
 
 @pytest.mark.parametrize(
-    ("flags", "missing", "products", "found", "advice"),
+    ("flags", "missing", "half", "found", "advice"),
     [
         (
             "avx2 avx512f avx512_bf16 amx_bf16",
             {"mkl"},
-            "bfloat16 by Numba",
+            "Numba",
             "AVX2, AVX-512, AVX512-BF16, AMX",
             "mkl not installed; for faster kernels and --precision bfloat16, which this processor multiplies in "
             "hardware (AMX): pip install 'scratchformer[fast]'",
@@ -133,38 +134,39 @@ FLAGS = "model name\t: Some CPU\nflags\t\t: fpu {}\n\nmodel name\t: Some CPU\nfl
         (
             "avx2 avx512f avx512_bf16",
             {},
-            "bfloat16 by MKL",
+            "MKL",
             "AVX2, AVX-512, AVX512-BF16",
             "installed; use --precision bfloat16, which this processor multiplies in hardware (AVX512-BF16)",
         ),
         (
             "avx512_bf16",
             {},
-            "bfloat16 widened to float32",
+            "float32",
             "AVX512-BF16",
             "installed; bfloat16 would be slower than float32 on this processor",
         ),
         (
             "avx2",
             {},
-            "bfloat16 widened to float32",
+            "float32",
             "AVX2",
             "installed; bfloat16 would be slower than float32 on this processor",
         ),
         (
             "",
             {"numba", "ml_dtypes", "mkl"},
-            "",
+            None,
             "none of AVX2, AVX-512, AVX512-BF16, AMX",
             "numba, ml_dtypes not installed; for faster kernels: pip install 'scratchformer[fast]'",
         ),
     ],
 )
-def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, products, found, advice):
+def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, half, found, advice):
     for variable in ("SCRATCHFORMER_FAST", "NUMBA_DISABLE_JIT"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setattr(doctor, "_installed", lambda package: package not in missing)
-    monkeypatch.setattr(doctor, "_products", lambda: products)
+    choice = half and SimpleNamespace(bfloat16=half)
+    monkeypatch.setattr(doctor, "_products", lambda: (choice, half or ""))
     files = topology(*SMT) | proc(V2, MOUNT2) | limit2(JOB, "250000 100000")
     root = write(files | {"proc/cpuinfo": FLAGS.format(flags)})
     assert instructions(root) == [name for name in found.split(", ") if not name.startswith("none")] or not flags
@@ -177,7 +179,7 @@ def test_doctor_says_what_would_help(write, monkeypatch, flags, missing, product
         ),
         ("instructions", found),
         ("fast", advice),
-        *([("products", products)] if products else []),
+        *([("products", half)] if half else []),
     ]
     for variable, value in (("NUMBA_DISABLE_JIT", "1"), ("SCRATCHFORMER_FAST", "0")):
         monkeypatch.setenv(variable, value)

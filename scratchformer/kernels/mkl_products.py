@@ -13,7 +13,9 @@ import json
 import os
 import platform
 import time
+import warnings
 from functools import cache
+from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +23,6 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from llvmlite import ir
-from numba.core.errors import NumbaError
 from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
@@ -71,17 +72,32 @@ class Choice(NamedTuple):
 @cache
 def products() -> Products | None:
     """The functions of the libraries that `choice` names; None if there is none with 64-bit sizes."""
-    libraries, chosen = available(), choice()
+    chosen = choice()
     if chosen is None:
         return None
-    library = libraries[chosen.float32]
-    half = 0 if chosen.bfloat16 == "float32" else libraries[chosen.bfloat16].bfloat16
+    found = available() if chosen.bfloat16 == "Numba" else libraries()
+    library = found[chosen.float32]
+    half = found[chosen.bfloat16].bfloat16 if chosen.bfloat16 in found else 0
     return Products(library.float32, library.float64, half)
 
 
 @cache
 def available() -> dict[str, Products]:
-    """The libraries that there are: OpenBLAS as NumPy's packages bring it, MKL, and our own compiled code."""
+    """The libraries, and our own code for bfloat16, which this compiles. Without it everything works, so an error there
+    is a warning.
+    """
+    found = dict(libraries())
+    if numba_bfloat16.available():
+        try:
+            found["Numba"] = Products(0, 0, numba_bfloat16.address())
+        except Exception as error:  # Numba and LLVM raise many kinds
+            warnings.warn(f"our own products of bfloat16 cannot be compiled: {error!r}", stacklevel=2)
+    return found
+
+
+@cache
+def libraries() -> dict[str, Products]:
+    """The libraries that there are: MKL, and OpenBLAS as NumPy's packages bring it."""
     found = {}
     names = ("cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     if (library := mkl.library()) is not None:
@@ -92,9 +108,6 @@ def available() -> dict[str, Products]:
             with contextlib.suppress(AttributeError):
                 single, double = (address(library, f"scipy_cblas_{x}gemm64_") for x in "sd")
                 found["OpenBLAS"] = Products(single, double, 0)
-    if numba_bfloat16.available():
-        with contextlib.suppress(AttributeError, NumbaError):  # if Numba has changed
-            found["Numba"] = Products(0, 0, numba_bfloat16.address())
     return found
 
 
@@ -102,55 +115,69 @@ def address(library: Any, name: str) -> int:
     return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
 
+def halves() -> list[str]:
+    """The names of those that multiply bfloat16. Nothing is compiled for this."""
+    own = ["Numba"] if numba_bfloat16.available() else []
+    return [name for name, library in libraries().items() if library.bfloat16] + own
+
+
 @cache
 def choice() -> Choice | None:
     """The choice for this processor and these versions. It is measured once, and kept in the cache folder (if it can be
     written), so that a run that is resumed has the same sums. None if there is nothing to choose from.
+
+    Each process that finds no choice adds a line with its own. The first line counts for all, so processes that start
+    together agree.
     """
-    if not any(library.float32 for library in available().values()):
+    if not libraries():
         return None
-    if (found := _kept()[1]) is not None:
+    if (found := _kept()) is not None:
         return found
     measured = measure()
-    kept, found = _kept()  # another process may have measured meanwhile
-    if found is not None:
-        return found
     with contextlib.suppress(OSError):
-        from ..data.files import replacing
+        from ..data.files import append, force_to_disk, make_folder
 
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        with replacing(_file()) as path:
-            path.write_text(json.dumps({**kept, machine(): measured._asdict()}, indent=1), encoding="utf-8")
-    return measured
+        make_folder(_file().parent)
+        line = json.dumps({machine(): measured._asdict()})
+        append(_file(), f"\n{line}")  # a full disk may have cut off the line before it
+        force_to_disk(_file())
+        force_to_disk(_file().parent)
+    return _kept() or measured
 
 
-def _kept() -> tuple[dict[str, Any], Choice | None]:
-    """The choices in the cache folder, and the one for this machine; None if there is none that can be used."""
-    kept: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-        kept = dict(json.loads(_file().read_text(encoding="utf-8")))
-        found = Choice(**kept[machine()])
-        rates = all(isinstance(rate, int | float) for rate in dict(found.measured).values())
-        halves = ["float32", *(name for name, library in available().items() if library.bfloat16)]
-        if rates and available()[found.float32].float32 and found.bfloat16 in halves:
-            return kept, found
-    return kept, None
+def _kept() -> Choice | None:
+    """The first choice in the cache folder that is for this machine and can be used; None if there is none."""
+    try:
+        lines = _file().read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    here, names = machine(), ["float32", *halves()]
+    for line in lines:
+        # a damaged line, or one of another machine
+        with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
+            found = Choice(**json.loads(line)[here])
+            rates = all(isinstance(rate, int | float) for rate in found.measured.values())
+            if rates and found.float32 in libraries() and found.bfloat16 in names:
+                return found
+    return None
 
 
 def _file() -> Path:
     from ..data import cache_dir
 
-    return cache_dir() / "matrix_products.json"
+    return cache_dir() / "matrix_products.jsonl"
 
 
 def machine() -> str:
-    """The processor, the versions of the libraries, and those that multiply bfloat16, which can be forbidden."""
+    """The processor, the versions of the libraries and of our own code, those that multiply bfloat16, and the settings
+    that forbid instructions.
+    """
     processor = ", ".join([described() or platform.processor(), *instructions()])
-    kind = os.environ.get("OPENBLAS_CORETYPE", "")
     version = metadata.version("mkl") if mkl.library() is not None else "none"
-    half = ", ".join(name for name, library in available().items() if library.bfloat16)
-    libraries = f"NumPy {np.__version__} {kind}; MKL {version}; Numba {numba.__version__}"
-    return f"{processor}; {libraries}; bfloat16 by {half or 'none'}"
+    own = sha256(Path(numba_bfloat16.__file__).read_bytes()).hexdigest()[:8]
+    versions = f"NumPy {np.__version__}; MKL {version}; Numba {numba.__version__}, {own}"
+    settings = [f"{name}={os.environ.get(name, '')}" for name in ("OPENBLAS_CORETYPE", "MKL_ENABLE_INSTRUCTIONS")]
+    return "; ".join([processor, versions, f"bfloat16 by {', '.join(halves()) or 'none'}", *settings])
 
 
 def measure() -> Choice:

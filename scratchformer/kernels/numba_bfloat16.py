@@ -31,7 +31,7 @@ from .numba_vectors import INTEGER, LANES, intrinsic, place, pointer, splat, vec
 
 VECTORS = 2  # in a row of a panel of b
 ROWS, COLUMNS = 14, VECTORS * LANES  # their sums take 28 of the 32 registers
-HEIGHT, WIDTH, DEPTH = 19 * ROWS, 16 * COLUMNS, 512  # of blocks, in numbers: the rows that `linear` has at once
+HEIGHT, WIDTH, DEPTH = 19 * ROWS, 16 * COLUMNS, 512  # of blocks, in numbers; at least the 256 rows of `linear`'s
 TRANSPOSE = 112  # the number of CBLAS
 LARGE, ADDRESS = types.int64, types.CPointer(types.uint16)
 CBLAS = types.void(
@@ -41,14 +41,15 @@ CBLAS = types.void(
 
 
 def available() -> bool:
-    """Whether the processor has the instructions."""
-    return LANES == 16 and has("avx512bf16")
+    """Whether compiled code may use the instructions; LLVM counts AVX512BW among what they need."""
+    return LANES == 16 and has("avx512bw") and has("avx512bf16")
 
 
 @functools.cache
 def address() -> int:
     """The address of a function c = α a b + β c. It takes the arguments of `cblas_gemm_bf16bf16f32`, and every matrix
-    by rows.
+    by rows. Unlike BLAS it reads a and b also if α is 0. If there is no memory, c becomes NaN: an exception would not
+    reach the caller, who would go on.
     """
     found = gemm.get_compile_result(CBLAS)  # unlike `numba.cfunc`, with the code that `compiled` keeps on disk
     return int(found.library.get_pointer_to_function(found.fndesc.llvm_cfunc_wrapper_name))
@@ -58,7 +59,11 @@ def address() -> int:
 def gemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc):  # type: ignore[no-untyped-def]
     left = carray(a, (k, lda) if ta == TRANSPOSE else (m, lda))
     right = carray(b, (n, ldb) if tb == TRANSPOSE else (k, ldb))
-    multiply(left, ta == TRANSPOSE, right, tb == TRANSPOSE, alpha, beta, (m, n, k), carray(c, (m, ldc)))
+    result = carray(c, (m, ldc))
+    try:
+        multiply(left, ta == TRANSPOSE, right, tb == TRANSPOSE, alpha, beta, (m, n, k), result)
+    except Exception:
+        result[:, :n] = np.nan
 
 
 @compiled

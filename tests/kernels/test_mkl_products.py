@@ -1,6 +1,7 @@
 """Which library multiplies matrices, and whether its products are the same on every run."""
 
-import json
+import threading
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 pytest.importorskip("numba")
 mkl_products = pytest.importorskip("scratchformer.kernels.mkl_products")
 linear = pytest.importorskip("scratchformer.kernels.numba_linear")
+numba_bfloat16 = pytest.importorskip("scratchformer.kernels.numba_bfloat16")
 
 if mkl_products.products() is None:
     pytest.skip("neither MKL nor OpenBLAS is there", allow_module_level=True)
@@ -17,59 +19,112 @@ bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 
 
 @pytest.fixture
-def measured(monkeypatch, tmp_path):
-    """A list of what `choice` has measured, with an empty cache folder; `forget` starts a new process."""
+def forget():
+    """forget() starts a new process: nothing has been found, measured or compiled."""
+
+    def forget():
+        for function in mkl_products.choice, mkl_products.products, mkl_products.available:
+            function.cache_clear()
+
+    forget()
+    yield forget
+    forget()
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path, forget):
+    """A list of what `choice` has measured, with an empty cache folder."""
     found = []
 
     def measure():
-        found.append(mkl_products.Choice(next(iter(mkl_products.available())), "float32", {"MKL": 100 + len(found)}))
-        return found[-1]
+        now = mkl_products.Choice(FIRST, "float32", {"MKL": 100 + len(found)})
+        found.append(now)
+        return now
 
     monkeypatch.setenv("SCRATCHFORMER_DATA", str(tmp_path / "new"))
     monkeypatch.setattr(mkl_products, "measure", measure)
-    mkl_products.choice.cache_clear()
-    yield found
-    mkl_products.choice.cache_clear()
+    return found
 
 
-def test_a_second_process_makes_the_same_choice(measured):
+def test_a_second_process_makes_the_same_choice(measured, forget):
     first = mkl_products.choice()
-    mkl_products.choice.cache_clear()
+    forget()
     assert mkl_products.choice() == first and len(measured) == 1
+
+
+def test_processes_that_start_together_make_the_same_choice(measured, monkeypatch):
+    """Threads stand for them."""
+    measure, together = mkl_products.measure, threading.Barrier(3, timeout=60)
+
+    def measure_together():
+        found = measure()
+        together.wait()
+        return found
+
+    monkeypatch.setattr(mkl_products, "measure", measure_together)
+    with ThreadPoolExecutor(3) as threads:
+        first, *others = (each.result() for each in [threads.submit(mkl_products.choice) for _ in range(3)])
+    assert len(measured) == 3 and others == [first, first]
+    assert mkl_products._kept() == first
 
 
 def kept(float32, bfloat16="float32", rates="{}"):
     return f'{{"KEY": {{"float32": "{float32}", "bfloat16": "{bfloat16}", "measured": {rates}}}}}'
 
 
-FIRST = next(iter(mkl_products.available()))
-DAMAGED = ["", "[]", "{", '{"KEY": 3}', '{"KEY": {"float32": "MKL"}}', kept("gone"), kept(FIRST, "gone")]
-DAMAGED += [kept(FIRST, rates="3"), kept(FIRST, rates='{"MKL": "fast"}')]
+def keep(content):
+    mkl_products._file().parent.mkdir(parents=True)
+    mkl_products._file().write_bytes(content.replace("KEY", mkl_products.machine()).encode("latin-1"))
+
+
+FIRST = next(iter(mkl_products.libraries()))
+DAMAGED = ["", "[]", "{", "\xff", '{"KEY": 3}', '{"KEY": {"float32": "MKL"}}', kept("gone"), kept(FIRST, "gone")]
+DAMAGED += [kept(FIRST, rates=rates) for rates in ("3", '{"MKL": "fast"}', "[]", '[["MKL", 1]]')]
 for name, library in mkl_products.available().items():
     DAMAGED += [kept(name)] * (not library.float32) + [kept(FIRST, name)] * (not library.bfloat16)
 
 
 @pytest.mark.parametrize("content", DAMAGED)
-def test_a_damaged_choice_is_measured_again(measured, content):
-    mkl_products._file().parent.mkdir(parents=True)
-    mkl_products._file().write_text(content.replace("KEY", mkl_products.machine()))
+def test_a_damaged_choice_is_measured_again(measured, forget, content):
+    keep(content)
     assert mkl_products.choice() == measured[0]
-    now = json.loads(mkl_products._file().read_text())
-    assert now[mkl_products.machine()]["measured"] == {"MKL": 100}
+    forget()
+    assert mkl_products.choice() == measured[0] and len(measured) == 1
 
 
-def test_a_choice_without_a_library_that_is_hidden_is_not_that_with_it(measured, monkeypatch):
-    """As when NUMBA_CPU_FEATURES forbids the instructions of one."""
-    everything = mkl_products.available()
-    first = mkl_products.choice()
-    hidden = {name: library._replace(bfloat16=0) for name, library in everything.items() if library.float32}
-    others = 1 if hidden == everything else 2
-    monkeypatch.setattr(mkl_products, "available", lambda: hidden)
-    mkl_products.choice.cache_clear()
-    mkl_products.choice()
-    monkeypatch.setattr(mkl_products, "available", lambda: everything)
-    mkl_products.choice.cache_clear()
-    assert mkl_products.choice() == first and len(measured) == others
+def test_a_choice_without_our_own_code_is_not_that_with_it(measured, monkeypatch, forget):
+    """As when NUMBA_CPU_FEATURES forbids the instructions."""
+    found = []
+    for own in True, False, True:
+        monkeypatch.setattr(numba_bfloat16, "available", lambda own=own: own)
+        found.append(mkl_products.choice())
+        forget()
+    assert found == [*measured, measured[0]] and len(measured) == 2
+
+
+def test_a_choice_is_for_one_version_of_our_own_code_and_for_settings_of_mkl(monkeypatch, tmp_path):
+    found = {mkl_products.machine()}
+    monkeypatch.setenv("MKL_ENABLE_INSTRUCTIONS", "another")
+    found.add(mkl_products.machine())
+    (tmp_path / "new.py").touch()
+    monkeypatch.setattr(numba_bfloat16, "__file__", str(tmp_path / "new.py"))
+    assert len({*found, mkl_products.machine()}) == 3
+
+
+@pytest.mark.parametrize("half", ["float32", "Numba"])
+def test_our_own_code_is_compiled_only_if_it_is_chosen_and_left_out_if_it_cannot_be(measured, monkeypatch, half):
+    def address():
+        raise RuntimeError("LLVM has changed")
+
+    monkeypatch.setattr(numba_bfloat16, "available", lambda: True)
+    monkeypatch.setattr(numba_bfloat16, "address", address)
+    keep(kept(FIRST, half))
+    with warnings.catch_warnings(record=True) as said:
+        found = [mkl_products.products() for _ in range(2)]
+    assert found == [mkl_products.libraries()[FIRST]._replace(bfloat16=0)] * 2 and not measured
+    assert [str(warning.message) for warning in said] == (half == "Numba") * [
+        "our own products of bfloat16 cannot be compiled: RuntimeError('LLVM has changed')"
+    ]
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(measured, monkeypatch, tmp_path):
@@ -88,6 +143,24 @@ def test_all_libraries_are_measured():
     assert f"float32 by {found.float32}" in str(found)
 
 
+@pytest.mark.parametrize(
+    ("times", "float32", "half"),
+    [
+        ({1: 3, 3: 2, 4: 4, 6: 1}, "MKL", "Numba"),
+        ({1: 3, 3: 1, 4: 4, 6: 2}, "MKL", "MKL"),
+        ({1: 3, 3: 5, 4: 2, 6: 4}, "OpenBLAS", "float32"),
+    ],
+)
+def test_the_fastest_is_chosen(monkeypatch, times, float32, half):
+    """Functions have their numbers in place of addresses."""
+    libraries = {"MKL": (1, 2, 3), "OpenBLAS": (4, 5, 0), "Numba": (0, 0, 6)}
+    monkeypatch.setattr(
+        mkl_products, "available", lambda: {name: mkl_products.Products(*each) for name, each in libraries.items()}
+    )
+    monkeypatch.setattr(mkl_products, "_seconds", lambda function, dtype: times[function])
+    assert mkl_products.measure()[:2] == (float32, half)
+
+
 def placed(x, offset):
     """A copy of x that begins `offset` bytes after a multiple of 64."""
     room = np.empty(x.nbytes + 128, np.uint8)
@@ -97,10 +170,26 @@ def placed(x, offset):
     return copy
 
 
-@pytest.mark.parametrize("dtype", [np.float32, bfloat16])
+HALVES = {name: library.bfloat16 for name, library in mkl_products.available().items() if library.bfloat16}
+HALVES["widened"] = 0
+
+
+@pytest.fixture
+def multiply_by(monkeypatch):
+    """multiply_by(half): products of bfloat16 arrays are from now on by this one of HALVES."""
+
+    def multiply_by(half):
+        found = mkl_products.products()._replace(bfloat16=HALVES[half])
+        monkeypatch.setattr(linear, "products", lambda: found)
+
+    return multiply_by
+
+
+@pytest.mark.parametrize(("dtype", "half"), [(np.float32, "widened"), *((bfloat16, half) for half in HALVES)])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_products_have_the_same_bits_wherever_arrays_lie_and_whoever_runs(dtype, transposed):
+def test_products_have_the_same_bits_wherever_arrays_lie_and_whoever_runs(multiply_by, dtype, half, transposed):
     """In several blocks, of which the last are not whole; two threads at once."""
+    multiply_by(half)
     draw = np.random.default_rng(0)
     x, w, b = (draw.standard_normal(shape).astype(dtype) for shape in ((600, 70), (70, 700), 700))
     w = np.ascontiguousarray(w.T) if transposed else w
@@ -120,14 +209,13 @@ def test_products_have_the_same_bits_wherever_arrays_lie_and_whoever_runs(dtype,
     assert (error <= bound * (1 + rounding) + rounding * np.abs(right)).all()
 
 
-def test_bfloat16_without_a_product_of_its_own_is_widened(monkeypatch):
+@pytest.mark.parametrize("half", HALVES)
+def test_bfloat16_forward_and_backward_by_each_library_and_widened(multiply_by, half):
     draw = np.random.default_rng(0)
     x, w, dy = (draw.standard_normal(shape).astype(bfloat16) for shape in ((5, 7), (7, 3), (5, 3)))
-    found = []
-    for own in True, False:
-        if not own:
-            monkeypatch.setattr(linear, "products", lambda: mkl_products.products()._replace(bfloat16=0))
-        y, cache = linear.linear(x, w)
-        found.append((y, *linear.linear_backward(dy, cache)))
-    for with_own, widened in zip(*found, strict=True):
-        np.testing.assert_allclose(with_own.astype(float), widened.astype(float), rtol=2**-7, atol=1e-6)
+    multiply_by(half)
+    y, cache = linear.linear(x, w)
+    wide_x, wide_w, wide_dy = (each.astype(float) for each in (x, w, dy))
+    right = wide_x @ wide_w, wide_dy @ wide_w.T, wide_x.T @ wide_dy
+    for found, expected in zip((y, *linear.linear_backward(dy, cache)), right, strict=True):
+        np.testing.assert_allclose(found.astype(float), expected, rtol=2**-8, atol=1e-6)
