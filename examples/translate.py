@@ -22,7 +22,7 @@ from scratchformer.training.readers import MEMBER, finished_members
 PRESETS = {
     "small": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
-        tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=6400, average=10,
+        tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=4480, average=10,
         beam=5, length_penalty=2.0,
     ),
     "adam": dict(
