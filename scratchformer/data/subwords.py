@@ -197,10 +197,10 @@ class Subwords:
     def encode_long(self, text: str) -> np.ndarray:
         """`encode` for a whole corpus, on all cores and in little memory; for a byte-level encoding (`byte_bpe`).
 
-        The text is cut at newlines with no white space on either side. No token crosses such a cut, so the ids are the
-        same.
+        The text is cut where no token crosses, so the ids are the same: after a newline with no white space on either
+        side, and before a newline that ends other white space, as in "\\r\\n" or after an empty line.
         """
-        lines = re.split(r"(?<=\S\n)(?=\S)", text)
+        lines = re.split(r"(?<=\S\n)(?=\S)|(?<=\s)(?=\n\S)", text)
         return np.concatenate(self.encode_all(lines))
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:

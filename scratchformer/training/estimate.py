@@ -16,6 +16,7 @@ from ..models.classifier import AdversarialCache
 from ..models.encoder_decoder import TwiceCache
 from ..nn import add_lora, recompute_blocks
 from ..nn.recompute import RecomputeCache, recomputes_blocks
+from ..ops.checks import shown
 from ..optim import Adam
 from ..rng import Key
 from .memory import resident_bytes
@@ -84,8 +85,10 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     depth; if they are recomputed, this is their inputs, and the rest counts once. Call it inside `with replicas`, so
     that it measures the twins that training uses. before: bytes that the process used without the model
     (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means. Raises ValueError
-    for a model on a GPU.
+    for a model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
     """
+    if not hasattr(batch, "stretched"):
+        raise TypeError(f"estimate: expected a batch with stretched(rows, length), got {shown(batch)}")
     model = replicas.model
     config = model.config
     if model.device is not CPU:

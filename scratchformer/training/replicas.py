@@ -52,7 +52,7 @@ class Replicas:
     `loss_backward(dloss, cache)`, which adds to the gradients. `train` saves it, and needs its `config`, JSON values.
     A batch is a NamedTuple of NumPy arrays, the first (rows, tokens), with `weight`, the number of items in the mean of
     its loss (targets that are `ops.IGNORED` do not count), `tokens`, the number of its tokens, and `split(size)`, its
-    rows in order as batches of at most `size` rows.
+    rows in order as batches of at most `size` rows. For `estimate` it also needs `stretched(rows, length)`.
     count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
     tokens × width near 131,072 on a CPU, or near twice that in half precision, but few enough for FEWEST micro-batches
     (just that many if `model.config` has no "d_model"), and the whole batch on a GPU.

@@ -230,15 +230,16 @@ class Stage:
             self.report(state, test)
 
     def choose(self) -> None:
-        """Load the weights to be scored: the mean of the snapshots that `train` kept, which is saved too, or the best
-        snapshot if none were kept.
+        """Load the weights to be scored: the mean of the snapshots that `train` kept, or the best snapshot if it kept
+        none. If it is told to keep some, what is scored is saved too, also when the run was too short for a single one.
         """
         if snapshots := kept_snapshots(self.out):
             average_snapshots(snapshots, self.model)
             print(f"scoring the mean of the last {len(snapshots)} snapshots")
-            save_snapshot(self.out / MEAN, self.model, **self.identity())
         else:
             self.load_weights(best_snapshot(self.out))
+        if snapshots or self.training().get("keep"):
+            save_snapshot(self.out / MEAN, self.model, **self.identity())
 
     def save(self) -> None:
         """Write what resuming the run needs, and remove the mean of earlier snapshots, which would soon be an old one.

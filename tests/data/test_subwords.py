@@ -103,13 +103,27 @@ def test_many_texts_at_once(learned, kind):
 
 
 @pytest.mark.parametrize("at_once", [1, 2, 1000])
-@pytest.mark.parametrize("text", [TEXT, UNSEEN, TEXT * 3 + UNSEEN * 2, "", "\n", "\n\n", "a\n b\n\nc\n\n\n d\n"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(TEXT, UNSEEN, TEXT * 3 + UNSEEN * 2, "", "\n", "\n\n", "a\n b\n\nc\n\n\n d\n"),
+        *(TEXT.replace("\n", end) for end in ("\r\n", "\n\n", " \n", "\n \n", "\u2028\n", "\r\n\r\n\t")),
+    ],
+)
 def test_a_long_text_in_parts_gives_the_same_tokens(learned, monkeypatch, text, at_once):
     monkeypatch.setattr("scratchformer.data.subwords._TEXTS", at_once)
     vocabulary = learned["byte_bpe"]
     found = vocabulary.encode_long(text)
     assert found.dtype == np.int32
     np.testing.assert_array_equal(found, vocabulary.encode(text))
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n", " \n"])
+def test_a_long_text_is_cut_at_every_kind_of_line_end(learned, monkeypatch, end):
+    pieces = []
+    monkeypatch.setattr(Subwords, "encode_all", lambda self, texts: pieces.extend(texts) or [np.zeros(0, np.int32)])
+    learned["byte_bpe"].encode_long(end.join(["low lower"] * 50))
+    assert len(pieces) == 50 and "".join(pieces) == end.join(["low lower"] * 50)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -102,6 +102,15 @@ def test_the_mean_of_the_snapshots_is_scored(call, copy):
         assert abs(array - expected).max() < 1e-6, name
 
 
+def test_a_run_of_less_than_an_epoch_also_saves_what_it_scores(copy):
+    """It has kept no snapshot to average; without the file, an ensemble would count as not trained to its end."""
+    for path in (*kept_snapshots(copy), copy / "average.safetensors"):
+        path.unlink()
+    find_program(copy).open(copy, "cpu").choose()
+    mean, best = (load_model(copy / name)[0].flat.data for name in ("average.safetensors", "best.safetensors"))
+    assert (mean == best).all()
+
+
 def test_a_run_that_goes_on_has_no_mean_until_it_ends(copy):
     """The mean of earlier snapshots is not taken for that of a run which was resumed and stopped."""
     stopped = RuntimeError("stopped")

@@ -273,3 +273,9 @@ def test_a_device_is_refused(make_model, make_batches):
     model, batch = make_model("LanguageModel", STRICT), make_batches("LanguageModel").batch(0)
     with pytest.raises(ValueError, match="estimate: expected a model on a CPU"):
         estimate(Replicas(model, 1), batch)
+
+
+def test_a_batch_that_cannot_be_stretched_is_named(make_model, make_batches):
+    batch = make_batches("LanguageModel").batch(0)
+    with pytest.raises(TypeError, match=r"estimate: expected a batch with stretched\(rows, length\), got"):
+        estimate(Replicas(make_model("LanguageModel"), 1), tuple(batch))
