@@ -1,8 +1,8 @@
 """Train the encoder-decoder of "Attention is all you need" to translate English to German (Multi30k).
 
 Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon.
-The preset adam has them after these layers, and trains with Adam, as in the paper, for longer. The mean of the last
-snapshots is scored. With --models 2 a second model is trained after the first, from other weights and on other batches,
+The preset adam has them after these layers, and trains with Adam, as in the paper. The mean of the last snapshots is
+scored. With --models 2 a second model is trained after the first, from other weights and on other batches,
 and both translate together; each has a subfolder in the run's folder. With --bpe-dropout 0.1 words are split
 differently in each epoch.
 
@@ -22,7 +22,7 @@ from scratchformer.training.readers import MEMBER, finished_members
 PRESETS = {
     "small": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
-        tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=4480, average=10,
+        tokens=4096, max_length=128, optimizer="muon", muon_lr=0.01, lr=5e-3, warmup=300, steps=7680, average=10,
         beam=5, length_penalty=2.0,
     ),
     "adam": dict(

@@ -138,8 +138,8 @@ def test_the_translator_learns_with_muon_and_the_preset_adam_as_in_the_paper(tra
     for module in NEEDED["translate"]:
         pytest.importorskip(module)
     model, optimizer, schedule, _, steps = trained("translate")
-    assert (type(optimizer), optimizer.lr, optimizer.adam_lr, steps) == (Muon, 0.01, 5e-3, 4480)
-    assert schedule == Cosine(0.01, 300, 4480, floor=0.0005) and model.config["norm"] == "pre"
+    assert (type(optimizer), optimizer.lr, optimizer.adam_lr, steps) == (Muon, 0.01, 5e-3, 7680)
+    assert schedule == Cosine(0.01, 300, 7680, floor=0.0005) and model.config["norm"] == "pre"
     for preset, peak, warmup in ("adam", 4e-3, 1920), ("paper", 7e-4, 4000):
         model, optimizer, schedule = trained("translate", "--preset", preset)[:3]
         assert type(optimizer) is Adam and schedule == InverseSquareRoot(peak, warmup)
