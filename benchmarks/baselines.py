@@ -10,10 +10,10 @@ the test part again, once the validation part was trained on too. Seconds are of
 for the score in the column "test": counting, training and scoring, or compressing.
 
 imdb: linear models on the words and n-grams that a review contains, however often; words as in `data.tokenize`. The
-validation reviews are those that `imdb.py --seed N` draws. With
-naive Bayes weights an n-gram counts as much as its log-ratio of the classes (`log_ratios`). The setting is C of
-scikit-learn. `--folds K` measures instead how far the accuracy on a validation part is from that on the test part, with
-two of the models: for validation parts of blocks of neighbours, of films, and of single reviews (`print_judges`).
+validation reviews are those that `imdb.py --seed N` draws. With naive Bayes weights an n-gram counts as much as its
+log-ratio of the classes (`log_ratios`). The setting is C of scikit-learn. `--folds K` measures instead how far the
+accuracy on a validation part is from that on the test part, with two of the models: for validation parts of blocks of
+neighbours, of films, and of single reviews (`print_judges`).
 
 enwik8, photos: bits per byte of a part is what it adds to the compressed size of the bytes before it. Of enwik8 the
 first 4,000,000 bytes are used, as in `enwik8.py`, unless --bytes says otherwise. PNG and WebP compress the photographs

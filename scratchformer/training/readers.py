@@ -102,13 +102,14 @@ def finished_members(run: Path) -> list[Path]:
     """`members` of a run whose setting `models` says how many there are. Raises ValueError for one that has not been
     trained to its end, since the others alone are another ensemble.
     """
-    if not (found := members(run)):
+    if not members(run):
         return []
     count = read_settings(run, "models")["models"]
-    for folder in [run / f"{MEMBER}{number}" for number in range(1, count + 1)]:
+    folders = [run / f"{MEMBER}{number}" for number in range(1, count + 1)]
+    for folder in folders:
         if not (folder / MEAN).is_file():
             raise ValueError(f"{folder.name} of {count} is not trained to its end: continue with --resume {run}")
-    return found
+    return folders
 
 
 def mean_snapshot(run: Path) -> Path:
