@@ -149,10 +149,11 @@ def test_units_prints_both_scores_and_resumes(call, units, tmp_path):
     others = "logistic regression 90.83%, SVM 95.83%"
     assert re.search(rf"^images: [0-9.]+% of 360 test images right; {others}$", first, re.MULTILINE)
     assert re.search(r"^graph: harmonic function, 96.9%$", first, re.MULTILINE)
-    told = re.findall(r"^graph: (.*), [0-9.]+% of the other 32 right; mean of 10, least [0-9.]+%$", first, re.MULTILINE)
+    line = r"^graph: (.*), [0-9.]+% of the other 32 right; mean of 10 models, least [0-9.]+%, all together [0-9.]+%$"
+    told = re.findall(line, first, re.MULTILINE)
     assert told == ["along the edges", "all to all"]
     model, _ = load_model(tmp_path / "run")
-    assert type(model) is Classifier and model.config["units"] == 4
+    assert type(model) is Classifier and model.config["units"] == 16
     again = call("units", "--resume", tmp_path / "run", "--steps", 2, "--device", "cpu").stdout
     assert "2 steps" in again and load_snapshot(tmp_path / "run").optimizer["steps"] == 2
     told = float(re.search(r"images: ([0-9.]+)% of 360", again)[1])
@@ -162,15 +163,21 @@ def test_units_prints_both_scores_and_resumes(call, units, tmp_path):
 
 
 def test_the_edges_of_the_graph_help(units):
-    """Two seeds with the edges, and two without, which can only guess."""
+    """Two models with the edges, and two without, which can only guess."""
     edges, known, clubs = units.load_club()
     assert (edges.sum() - 34) // 2 == 78 and (edges == edges.T).all() and clubs[known].tolist() == [0, 1]
     run = SimpleNamespace(device=CPU, steps=200, graph=units.PRESETS["small"]["graph"])
-    along, without = (
-        np.mean([units.predict_clubs(run, pattern, known, clubs, Key(0).fold("graph", seed)) for seed in range(2)])
-        for pattern in (ops.Edges(edges), None)
-    )
-    assert along > 0.8 > 0.7 > without
+    for pattern, least, most in (ops.Edges(edges), 0.8, 1), (None, 0, 0.7):
+        found = [units.predict_clubs(run, pattern, known, clubs, Key(0).fold("graph", seed)) for seed in range(2)]
+        for p in found:
+            assert p.shape == (34, 2)
+            np.testing.assert_allclose(p.sum(axis=1), 1, rtol=1e-6)
+        assert least < np.mean([units.right(p, known, clubs) for p in found]) < most
+
+
+def test_the_labelled_members_do_not_count(units):
+    p = np.array([[0.1, 0.9], [0.6, 0.4], [0.6, 0.4], [0.6, 0.4]])
+    assert units.right(p, np.array([0]), np.array([0, 0, 0, 1])) == 2 / 3
 
 
 def test_the_harmonic_function_on_a_hand_example(units):
@@ -183,8 +190,25 @@ def test_the_harmonic_function_on_a_hand_example(units):
 def test_patches_are_squares_of_the_image(units):
     pixels = np.arange(2 * 64, dtype=np.uint8).reshape(2, 8, 8)
     batch = units.as_patches(units.Images(pixels, np.array([3, 4])))
-    assert batch.ids.shape == (2, 16, 4)
-    np.testing.assert_allclose(16 * batch.ids[1, 6], pixels[1, 2:4, 4:6].ravel())
+    assert batch.ids.shape == (2, 25, 16)
+    np.testing.assert_allclose(16 * batch.ids[1, 7], pixels[1, 1:5, 2:6].ravel())
+
+
+def test_changed_copies_are_near_the_image(units):
+    """A dot in the middle stays a dot, within the farthest that turning, stretching, slanting and moving carry it."""
+    pixels = np.zeros((2, 8, 8), np.uint8)
+    pixels[0, 3:5, 3:5] = pixels[1, 3:5, 5:7] = 16
+    copies = units.with_changed_copies(units.Images(pixels, np.array([7, 2])), Key(0).generator())
+    assert copies.pixels.dtype == np.uint8 and copies.pixels.shape == (42, 8, 8)
+    assert copies.labels.tolist() == [7, 2] * 21
+    np.testing.assert_array_equal(copies.pixels[:2], pixels)
+    assert len(np.unique(copies.pixels, axis=0)) == 42
+    mass = copies.pixels.sum(axis=(1, 2))
+    centers = [(copies.pixels.sum(axis=axis) @ np.arange(8)) / mass for axis in (2, 1)]
+    for i, center in enumerate(([3.5, 3.5], [3.5, 5.5])):
+        found = np.stack(centers, axis=1)[i::2]
+        assert np.abs(found - center).max() < 2 and np.ptp(found, axis=0).min() > 1
+        assert 0.6 < mass[i::2].min() / 64 < 1 < mass[i::2].max() / 64 < 1.6
 
 
 @pytest.mark.parametrize(
