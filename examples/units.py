@@ -1,14 +1,14 @@
 """Not only text: the same classifier on images and on a graph, whose structure is the attention pattern.
 
 Images: a handwritten digit of 8 × 8 pixels is read as its 25 patches of 4 × 4 pixels, which overlap, and each patch
-attends to all. In training each image is also turned, stretched, slanted and moved a little, in 20 ways. The baselines
-are logistic regression and a support vector machine on the pixels.
+attends to all. Training also uses 20 copies of each image, turned, stretched, slanted and moved a little at random. The
+baselines are logistic regression and a support vector machine on the pixels.
 Graph: the 34 members of a karate club (Zachary 1977) attend only to themselves and their friends. Two members, the
 instructor and the officer, are labelled; the model predicts which club each of the others joined when the club split.
-Ten models are trained; the mean of their probabilities is a prediction too. The baselines are the same model without
-the graph, in which all attend to all, and the harmonic function on the graph (Zhu et al. 2003): each member without a
-label is the mean of its friends. --steps sets the number of steps for the images and limits it for the graph. The data
-comes with scikit-learn and networkx: pip install 'scratchformer[units]'.
+Ten models are trained, and the mean of their probabilities gives one more prediction. The baselines are the same model
+without the graph, in which all attend to all, and the harmonic function on the graph (Zhu et al. 2003): each member
+without a label is the mean of its friends. --steps sets the number of steps for the images and limits it for the graph.
+The data comes with scikit-learn and networkx: pip install 'scratchformer[units]'.
 """
 
 from functools import partial
@@ -27,8 +27,8 @@ from scratchformer.training import Program
 
 PATCH = 4  # pixels on a side
 PATCHES = (SIDE - PATCH + 1) ** 2
-COPIES = 20  # how many changed copies of each training image are added
-TURN, STRETCH, SLANT, MOVE = np.deg2rad(12), 0.1, 0.15, 1.0  # the most that they are changed
+COPIES = 20  # of each training image, all changed
+TURN, STRETCH, SLANT, MOVE = np.deg2rad(12), 0.1, 0.15, 1.0  # the largest changes
 INVERSE_DECAY = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # C of scikit-learn
 PRESETS = {
     "small": dict(
@@ -49,7 +49,7 @@ def as_patches(images: Images) -> LabelledBatch:
 def with_changed_copies(images: Images, draw: np.random.Generator) -> Images:
     """The images, and COPIES of each: turned, stretched along both axes, slanted and moved, each by a random amount.
 
-    The bounds are TURN (radians), STRETCH (of the logarithm of a factor), SLANT (pixels a pixel) and MOVE (pixels).
+    The bounds are TURN (radians), STRETCH (of the logarithm of a factor), SLANT (pixels per pixel) and MOVE (pixels).
     """
     from scipy import ndimage
 
@@ -58,9 +58,10 @@ def with_changed_copies(images: Images, draw: np.random.Generator) -> Images:
     for i, image in enumerate(originals):
         angle, slant = draw.uniform(-TURN, TURN), draw.uniform(-SLANT, SLANT)
         rotation = np.array([[np.cos(angle), -np.sin(angle)], [np.sin(angle), np.cos(angle)]])
+        # from a pixel (y, x) of the copy to its place in the image; outside of the image all is white
         matrix = rotation @ [[1, 0], [slant, 1]] @ np.diag(np.exp(draw.uniform(-STRETCH, STRETCH, 2)))
         offset = center - matrix @ [center, center] + draw.uniform(-MOVE, MOVE, 2)
-        changed[i] = np.rint(ndimage.affine_transform(image.astype(float), matrix, offset, order=1))  # white outside
+        changed[i] = np.rint(ndimage.affine_transform(image, matrix, offset, output=float, order=1))
     return Images(np.concatenate([images.pixels, changed]), np.tile(images.labels, COPIES + 1))
 
 
@@ -117,8 +118,8 @@ def predict_clubs(run, pattern: ops.Pattern | None, known: np.ndarray, clubs: np
     return to_cpu(ops.softmax(model(units, pattern=pattern)[0])[0])
 
 
-def right(p: np.ndarray, known: np.ndarray, clubs: np.ndarray) -> float:
-    """How many of the members that are not in `known` have p (n, 2) highest for their club, as a fraction."""
+def accuracy(p: np.ndarray, known: np.ndarray, clubs: np.ndarray) -> float:
+    """The share of the members not in `known` for whom p (n, 2) is highest at their own club."""
     return float(np.delete(p.argmax(axis=-1) == clubs, known).mean())
 
 
@@ -128,9 +129,12 @@ def train_on_graph(run) -> None:
     print(f"graph: {len(clubs)} members, {(edges.sum() - len(clubs)) // 2} friendships, {len(known)} labelled")
     for name, pattern in (("along the edges", ops.Edges(to_device(edges, run.device))), ("all to all", None)):
         found = [predict_clubs(run, pattern, known, clubs, key) for key in counted(keys, f"graph, {name}", "models")]
-        each, together = [right(p, known, clubs) for p in found], right(np.mean(found, axis=0), known, clubs)
-        of = f"of the other {len(clubs) - 2} right; mean of {len(keys)} models"
-        print(f"graph: {name}, {np.mean(each):.1%} {of}, least {min(each):.1%}, all together {together:.1%}")
+        each = [accuracy(p, known, clubs) for p in found]
+        together = accuracy(np.mean(found, axis=0), known, clubs)
+        print(
+            f"graph: {name}, {np.mean(each):.1%} of the other {len(clubs) - 2} right; mean of {len(keys)} models, "
+            f"least {min(each):.1%}, all together {together:.1%}"
+        )
     print(f"graph: harmonic function, {harmonic_clubs(edges, known, clubs):.1%}")
 
 
@@ -167,7 +171,7 @@ class Units(Program):
 
     def describe(self):
         images = len(self.digits.train.labels)
-        print(f"images: {images:,} for training, of {PATCHES} units; {self.parameters} parameters")
+        print(f"images: {images:,} for training, and {COPIES} copies of each; {PATCHES} units; {self.parameters} parameters")
 
     def report(self, state, test):
         images = len(self.digits.test.labels)
