@@ -171,7 +171,8 @@ class Units(Program):
 
     def describe(self):
         images = len(self.digits.train.labels)
-        print(f"images: {images:,} for training, and {COPIES} copies of each; {PATCHES} units; {self.parameters} parameters")
+        print(f"images: {images:,} for training, and {COPIES} copies of each, of {PATCHES} units")
+        print(f"images: {self.parameters} parameters")
 
     def report(self, state, test):
         images = len(self.digits.test.labels)

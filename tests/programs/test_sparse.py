@@ -211,8 +211,8 @@ def test_the_models_of_the_graph_are_counted_alone_and_together(units, monkeypat
 def moments_of_copies(units, monkeypatch):
     """A function of the bounds that are not 0: how far they change the moments of the copies of a bar.
 
-    The moments are the center (2,), and the covariance of the places of the pixels (2, 2), down and across, each weighed
-    by its grey value. Returned are the largest changes; all 21 images come second.
+    The moments are the center (2,), and the covariance of the places of the pixels (2, 2), down and across, each
+    weighed by its grey value. Returned are the largest change of each, and all 21 images.
     """
 
     def changes(**bounds):
@@ -254,7 +254,7 @@ def test_each_bound_changes_copies_in_its_own_way(units, moments_of_copies, boun
 
 
 def test_the_grey_values_of_copies_are_rounded(moments_of_copies):
-    """Bilinear interpolation keeps the sum of a bar that stays in the image, 12 × 16; cut off, it would lose 1/2 a pixel."""
+    """Interpolation keeps the sum of a bar that stays in the image, 12 × 16; if cut off, each pixel would lose 1/2."""
     *_, images = moments_of_copies(MOVE=1.0)
     assert abs(images[1:].sum(axis=(1, 2)).mean() - 192) < 2
 
