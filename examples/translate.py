@@ -2,9 +2,10 @@
 
 Unlike in the paper, the preset small has layer norms before attention and feed-forward layers, and trains with Muon.
 The preset adam has them after these layers, and trains with Adam, as in the paper. The mean of the last snapshots is
-scored. With --models 2 a second model is trained after the first, from other weights and on other batches,
-and both translate together; each has a subfolder in the run's folder. With --bpe-dropout 0.1 words are split
-differently in each epoch.
+scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
+translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
+the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
+--bpe-dropout 0.1 words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -38,6 +39,14 @@ SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
 OPTIONS = {
     **MUON_OPTIONS,
     "models": dict(type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (1)"),
+    "backwards": dict(
+        type=int,
+        default=0,
+        metavar="N",
+        least=0,
+        most=100,
+        help="how many of the models, the last ones, write from the end of a sentence to its beginning (0)",
+    ),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "r-drop": dict(
         type=float,
@@ -66,12 +75,15 @@ class Translate(Program):
     hidden = "*coder.*.w"
 
     def __init__(self, run, number=1):
+        if run.backwards > run.models:
+            raise ValueError(f"--backwards: expected at most as many as --models, {run.models}, got {run.backwards}")
         super().__init__(run)
         self.number = number
         if run.models > 1:
             self.folder = f"{MEMBER}{number}"
         if number > 1:
             self.key = self.key.fold("model", number)
+        self.backwards = number > run.models - run.backwards
 
     def member(self, number):
         """The program that trains this model of an ensemble."""
@@ -102,7 +114,7 @@ class Translate(Program):
         return encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
 
     def make_model(self, key):
-        return EncoderDecoder(len(self.vocabulary), key=key, **self.sizes(*SIZES))
+        return EncoderDecoder(len(self.vocabulary), backwards=self.backwards, key=key, **self.sizes(*SIZES))
 
     def make_batches(self, key):
         training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early
@@ -110,7 +122,7 @@ class Translate(Program):
         if self.run.bpe_dropout:
             texts = self.data.train.source + self.data.train.target
             dropped = DroppedMerges(self.vocabulary, texts, self.run.bpe_dropout, key.fold("dropped merges"))
-        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, dropped)
+        return TranslationBatches(training, self.run.tokens, self.vocabulary, key, dropped, self.backwards)
 
     def largest_batch(self):
         batches = map(self.batches.batch, range(len(self.batches)))

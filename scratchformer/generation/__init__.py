@@ -1,9 +1,11 @@
 """Generating text: sampling, beam search, and the key-value caches."""
 
-from .beam import beam_search, bleu, translate
+from .beam import beam_search, n_best
+from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
 from .sampling import probabilities, sample
+from .translation import log_probabilities, translate
 
 __all__ = [
     "DecoderCache",
@@ -13,6 +15,8 @@ __all__ = [
     "bleu",
     "cache_for",
     "generate",
+    "log_probabilities",
+    "n_best",
     "printable",
     "probabilities",
     "sample",

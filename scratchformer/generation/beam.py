@@ -1,19 +1,13 @@
-"""Translation: beam search with the decoder of an encoder-decoder, or with several."""
+"""Beam search with the decoder of an encoder-decoder, or with several."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from threadpoolctl import threadpool_limits
 
-from ..backend import CPU
-from ..data import Subwords
-from ..data.subwords import BEGIN, END, PAD
-from ..data.translation import padded
 from ..dispatch import fast
 from ..models import EncoderDecoder
 from ..ops.checks import (
@@ -24,19 +18,11 @@ from ..ops.checks import (
     expect_number,
     expect_positive,
     expect_shape,
-    expect_texts,
 )
 from ..ops.precision import widen
-from ..progress import counted
 from .cache import DecoderCache
-from .generate import expect_vocabulary
-
-if TYPE_CHECKING:
-    from ..training.ranks import Ranks
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
-ROWS = 256  # hypotheses at once, at most
-FEWEST = 4  # batches, so that as many cores have work; not the number of cores, on which the results would depend
 WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
 LARGEST = 700  # the largest log of lp(n), for float64
 
@@ -59,7 +45,23 @@ def beam_search(
     length_penalty: float = 0.6,
     longer: int = LONGER,
 ) -> list[Hypothesis]:
-    """For each source, the translation with the highest score that the search finds.
+    """For each source, the translation with the highest score that the search finds: the first one of `n_best`."""
+    found = n_best(model, source, lengths, begin, end, beam, length_penalty, longer)
+    return [hypotheses[0] for hypotheses in found]
+
+
+@fast()
+def n_best(
+    model: EncoderDecoder | Sequence[EncoderDecoder],
+    source: np.ndarray,
+    lengths: np.ndarray,
+    begin: int,
+    end: int,
+    beam: int = 4,
+    length_penalty: float = 0.6,
+    longer: int = LONGER,
+) -> list[list[Hypothesis]]:
+    """For each source, all translations that the search finishes, at least one, the one with the highest score first.
 
     source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source.
     At each step every hypothesis is extended by every token, and the K most likely results that do not end are kept.
@@ -121,7 +123,7 @@ def beam_search(
             break
         for cache in caches:
             cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
-    return [max(hypotheses, key=lambda h: h.score) for hypotheses in finished]
+    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
 
 
 def ensemble(model: EncoderDecoder | Sequence[EncoderDecoder]) -> list[EncoderDecoder]:
@@ -190,107 +192,3 @@ def done(finished: list[Hypothesis], scores: np.ndarray, beam: int, limit: int, 
     if not finished:
         return False
     return len(finished) >= beam or max(h.score for h in finished) >= scores.max() / penalty(limit, length_penalty)
-
-
-@fast()
-def translate(
-    model: EncoderDecoder | Sequence[EncoderDecoder],
-    subwords: Subwords,
-    sentences: list[str],
-    beam: int = 4,
-    length_penalty: float = 0.6,
-    max_length: int | None = None,
-    ranks: Ranks | None = None,
-) -> list[str]:
-    """The translations of `sentences` by `beam_search`, with one model or an ensemble.
-
-    On a CPU, batches are distributed over the cores. max_length: the largest number of tokens in a sentence, including
-    END; None for no limit. ranks: processes that have all called this function; batches are distributed over them, and
-    all get all translations. Raises ValueError for a longer or an empty sentence, with its number, if the vocabulary
-    and the model differ in size, and like `beam_search`; TypeError for a single text instead of a list.
-    """
-    from ..training.ranks import Ranks  # here, since training imports this package
-
-    models = ensemble(model)
-    expect_options(beam, LONGER, length_penalty)
-    expect_list("sentences", sentences)
-    if max_length is not None:
-        expect_at_least(1, max_length=max_length)
-    begin, end, pad = (subwords[token] for token in (BEGIN, END, PAD))
-    expect_vocabulary(models[0], len(subwords))
-    ids = [np.append(s, np.int32(end)) for s in subwords.encode_all(sentences)]
-    for i, sentence in enumerate(sentences):
-        if not sentence.strip():
-            raise ValueError(f"sentence {i + 1}: expected text, got an empty one")
-        if max_length is not None and len(ids[i]) > max_length:
-            raise ValueError(f"sentence {i + 1}: expected at most {max_length} tokens with END, got {len(ids[i])}")
-    order = np.argsort([len(s) for s in ids], kind="stable")
-    size = max(1, min(ROWS // beam, -(-len(ids) // FEWEST)))
-    ranks = ranks or Ranks()
-    own = [order[i : i + size] for i in range(0, len(order), size)][ranks.rank :: ranks.size]
-
-    def work(batch: np.ndarray) -> list[Hypothesis]:
-        source, lengths = padded([ids[i] for i in batch], pad), np.array([len(ids[i]) for i in batch])
-        return beam_search(models, source, lengths, begin, end, beam, length_penalty)
-
-    device = models[0].device
-    threads = ranks.cores() if device is CPU else 1
-    found: dict[int, str] = {}
-    blas = threadpool_limits(1 if threads > 1 or ranks.size > 1 else None, "blas")
-    with blas, ThreadPoolExecutor(threads, initializer=device.use) as pool:
-        pairs, total = zip(own, pool.map(work, own), strict=True), sum(map(len, own))
-        for batch, translations in counted(pairs, "translating", "sentences", total, lambda pair: len(pair[0])):
-            for i, translation in zip(batch, translations, strict=True):
-                found[i] = subwords.decode(translation.ids)
-    translated = {i: text for part in ranks.gather(found) for i, text in part.items()}
-    return [translated[i] for i in range(len(sentences))]
-
-
-def expect_list(name: str, texts: list[str]) -> None:
-    """Raise TypeError unless `texts` is a list of texts."""
-    expect_texts(name, texts, list | tuple)
-    for i, text in enumerate(texts):
-        expect_instance(f"{name}[{i}]", text, str)
-
-
-def bleu(found: list[str], references: list[str], moses: str | None = None) -> tuple[float, str]:
-    """BLEU, from 0 to 100, of whole translations with one reference each, and sacreBLEU's signature of its settings.
-
-    moses: None for sacreBLEU's default: its own tokenizer, case-sensitive. Such scores can be compared between
-    publications. A language, such as "de", for lower-case, tokenised BLEU, which many papers on Multi30k report: the
-    rules of Moses for this language normalise the punctuation of translations and references and split them into
-    tokens. For a language that it does not know, Moses uses general rules and the English abbreviations. This score is
-    usually higher, and cannot be compared with the default. Its signature begins with "moses:" and the language.
-
-    Raises ValueError unless there are as many references as translations, and at least one, and ImportError without
-    sacreBLEU or, for moses, sacremoses. Source: Post, "A call for clarity in reporting BLEU scores", 2018.
-    """
-    for name, texts in ("found", found), ("references", references):
-        expect_list(name, texts)
-    expect_instance("moses", moses, str, none=True)
-    if not 0 < len(found) == len(references):
-        raise ValueError(
-            f"found, references: expected the same number >= 1 of both, got {len(found)} and {len(references)}"
-        )
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError as error:
-        raise ImportError("BLEU needs sacreBLEU: pip install 'scratchformer[translate]'") from error
-    if moses is None:
-        metric = BLEU()
-        return metric.corpus_score(found, [references]).score, str(metric.get_signature())
-    metric = BLEU(tokenize="none", lowercase=True, force=True)  # force: no warning that it is tokenised
-    score = metric.corpus_score(moses_words(found, moses), [moses_words(references, moses)]).score
-    return score, f"moses:{moses}|{metric.get_signature()}"
-
-
-def moses_words(texts: list[str], language: str) -> list[str]:
-    """Each text after Moses has normalised its punctuation and split it into tokens, with spaces between them."""
-    try:
-        from sacremoses import MosesPunctNormalizer, MosesTokenizer
-    except ImportError as error:
-        raise ImportError(
-            "BLEU with Moses's tokens needs sacremoses: pip install 'scratchformer[translate]'"
-        ) from error
-    plain, split = MosesPunctNormalizer(language), MosesTokenizer(language)
-    return [split.tokenize(plain.normalize(text), escape=False, return_str=True) for text in texts]

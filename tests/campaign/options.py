@@ -124,6 +124,7 @@ OWN = {
         choice("--norm", "pre", "post"),
         Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"]),
         Option("--r-drop", [*NO_NUMBER, "-1"], ["0", "5"]),
+        whole("--backwards", 0, 1, least=0),
     ],
     "reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],
     "gpt2": [Option("--pretrained", NO_PATH, [])],

@@ -92,6 +92,25 @@ def test_two_models_translate_together(call, fail, sentences_folder, tmp_path):
         assert fail("scratchformer", *command, "--device", "cpu") == expected
 
 
+def test_models_of_both_directions_translate_together(call, fail, sentences_folder, tmp_path):
+    """The first writes forwards, as without the option, and the second backwards; what it learns is reversed."""
+    folder, options = tmp_path / "run", ("--device", "cpu")
+    train = ("translate", "--data", sentences_folder, "--steps", 60, *options)
+    told = call(*train, "--out", folder, "--models", 2, "--backwards", 1).stdout
+    score = float(re.findall(BLEU, told)[-1][0])
+    models, subwords = load_translators(folder)
+    assert [model.backwards for model in models] == [False, True]
+    data = load_multi30k(sentences_folder, "en", "de").test
+    alone = [bleu(translate(model, subwords, data.source, 5, 2.0), data.target)[0] for model in models]
+    assert min(alone) > 30  # without reversal, the second would have next to nothing
+    assert bleu(translate(models, subwords, data.source, 5, 2.0), data.target)[0] == pytest.approx(score, abs=0.011)
+    found = call("scratchformer", "evaluate", folder, *options).stdout
+    assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
+    line = fail(*train, "--out", tmp_path / "new", "--backwards", 2)
+    assert line == "error: --backwards: expected at most as many as --models, 1, got 2"
+    assert not (tmp_path / "new").exists()
+
+
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
     call("translate", "--resume", copy, "--steps", 5, "--device", "cpu")
     models = [load_model(path)[0].state_dict() for path in kept_snapshots(copy)]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from scratchformer.data import SegmentBatch, Subwords, TextBatches
-from scratchformer.generation import beam, translate
+from scratchformer.generation import translate, translation
 from scratchformer.models import EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.optim import AdamW, Constant, Group, Muon
 from scratchformer.rng import Key
@@ -203,9 +203,9 @@ def test_translations_are_shared_out_and_the_same(monkeypatch):
     subwords = Subwords.bpe(["the man eats a red apple", "der Mann isst einen roten Apfel"] * 3, 60)
     model = EncoderDecoder(len(subwords), 8, 2, 1, key=Key(3)).to(dtype=np.float64)
     sentences = ["the man eats a red apple", "a man", "red red red apple eats the man", "apple", "the man a man eats"]
-    searched, search = [], beam.beam_search
+    searched, search = [], translation.beam_search
     monkeypatch.setattr(
-        beam, "beam_search", lambda model, ids, *rest: (searched.append(ids), search(model, ids, *rest))[1]
+        translation, "beam_search", lambda model, ids, *rest: (searched.append(ids), search(model, ids, *rest))[1]
     )
     expected = translate(model, subwords, sentences, beam=2)
     alone = sorted(ids.tolist() for ids in searched)

@@ -55,6 +55,11 @@ MISTAKES = (
         replacements=(("        for cache in caches:\n", "        for cache in []:\n"),),
     ),
     Mistake(
+        name="translation: what a model writes backwards is not turned round",
+        file="generation/translation.py",
+        replacements=(("return ids[::-1] if model.backwards else ids", "return ids"),),
+    ),
+    Mistake(
         name="no padding mask: a review's class depends on its batch",
         file="models/classifier.py",
         replacements=(("            padding = ops.Padding(lengths)\n", "            padding = ops.Full()\n"),),
