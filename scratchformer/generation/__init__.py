@@ -1,11 +1,11 @@
 """Generating text: sampling, beam search, and the key-value caches."""
 
-from .beam import beam_search, n_best
+from .beam import beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
 from .sampling import probabilities, sample
-from .translation import log_probabilities, translate
+from .translation import translate
 
 __all__ = [
     "DecoderCache",
@@ -15,8 +15,6 @@ __all__ = [
     "bleu",
     "cache_for",
     "generate",
-    "log_probabilities",
-    "n_best",
     "printable",
     "probabilities",
     "sample",

@@ -63,7 +63,8 @@ def n_best(
 ) -> list[list[Hypothesis]]:
     """For each source, all translations that the search finishes, at least one, the one with the highest score first.
 
-    source: (B, S), lengths: (B,), see `EncoderDecoder.forward`. beam: K, the number of hypotheses kept for each source.
+    The ids are in the order in which the model writes. source: (B, S), lengths: (B,), see `EncoderDecoder.forward`.
+    beam: K, the number of hypotheses kept for each source.
     At each step every hypothesis is extended by every token, and the K most likely results that do not end are kept.
     K = 1 is greedy search. A finished hypothesis y has the score log p(y)/lp(|y|) with lp(n) = ((5 + n)/6)^α, where |y|
     includes `end`: log p falls with every token, so without the division short translations would win. length_penalty:
@@ -77,6 +78,7 @@ def n_best(
     Source: Wu et al., "Google's neural machine translation system", 2016, equation 14, with β = 0.
     """
     models = ensemble(model)
+    expect_one_direction(models)
     expect_options(beam, longer, length_penalty)
     V = models[0].config["vocab_size"]
     expect_at_least(0, begin=begin, end=end)
@@ -140,6 +142,12 @@ def ensemble(model: EncoderDecoder | Sequence[EncoderDecoder]) -> list[EncoderDe
         if len(found) != 1:
             raise ValueError(f"model: expected at least one, all with the same {what}, got {len(found)} of them")
     return list(model)
+
+
+def expect_one_direction(models: Sequence[EncoderDecoder]) -> None:
+    """Raise ValueError if some of the models write backwards and some do not: they do not predict the same token."""
+    if len({model.backwards for model in models}) > 1:
+        raise ValueError("model: expected models that all write in one direction, got both directions")
 
 
 def mixed(logits: list[np.ndarray]) -> np.ndarray:

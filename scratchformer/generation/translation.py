@@ -19,7 +19,17 @@ from ..ops.checks import expect_at_least
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
 from ..progress import counted
-from .beam import LONGER, beam_search, ensemble, expect_options, log_sum_exp, mixed, n_best, penalty
+from .beam import (
+    LONGER,
+    beam_search,
+    ensemble,
+    expect_one_direction,
+    expect_options,
+    log_sum_exp,
+    mixed,
+    n_best,
+    penalty,
+)
 from .bleu import expect_list
 from .generate import expect_vocabulary
 
@@ -27,6 +37,7 @@ if TYPE_CHECKING:
     from ..training.ranks import Ranks
 
 ROWS = 256  # hypotheses at once, at most
+TOKENS = 2048  # of proposed translations at once, at most, unless a single one is longer
 FEWEST = 4  # batches, so that as many cores have work; not the number of cores, on which the results would depend
 
 
@@ -97,20 +108,21 @@ def choose_translations(
 
     Models of one direction are an ensemble: see `beam_search`, also for the arguments. If some write backwards and some
     do not, each of the two ensembles proposes the K best translations that it finds, and both judge all of them. A
-    translation y has the score Σ_d n_d log p_d(y)/(N lp(|y|)), where n_d of the N models write in direction d.
+    translation y has the score Σ_d n_d log p_d(y)/(N lp(|y|)), where n_d of the N models write in direction d. One that
+    was cut off at the limit is judged as if it ended there.
 
-    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016.
+    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016; the weights n_d are ours.
     """
     ensembles = [[model for model in models if model.backwards is backwards] for backwards in (False, True)]
     if not all(ensembles):
         found = beam_search(models, source, lengths, begin, end, beam, length_penalty)
         return [in_order(models[0], hypothesis.ids) for hypothesis in found]
-    proposed: list[list[np.ndarray]] = [[] for _ in lengths]
+    proposed: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in lengths]  # without repetitions
     for own in ensembles:
         for texts, found in zip(proposed, n_best(own, source, lengths, begin, end, beam, length_penalty), strict=True):
-            texts += [in_order(own[0], hypothesis.ids) for hypothesis in found[:beam]]
+            texts |= {tuple(y): y for y in (in_order(own[0], hypothesis.ids) for hypothesis in found[:beam])}
     chosen = []
-    for ids, length, texts in zip(source, lengths, proposed, strict=True):
+    for ids, length, texts in zip(source, lengths, map(list, map(dict.values, proposed)), strict=True):
         log_p = sum(
             len(own) * log_probabilities(own, ids[:length], [in_order(own[0], y) for y in texts], begin, end)
             for own in ensembles
@@ -138,6 +150,15 @@ def log_probabilities(
     writes, without `begin` and `end`. Of an ensemble, the probability of a token is the mean.
     """
     models = ensemble(model)
+    expect_one_direction(models)
+    size = max(1, TOKENS // (1 + max(map(len, translations))))
+    parts = [translations[i : i + size] for i in range(0, len(translations), size)]
+    return np.concatenate([_log_probabilities(models, source, part, begin, end) for part in parts])
+
+
+def _log_probabilities(
+    models: list[EncoderDecoder], source: np.ndarray, translations: Sequence[np.ndarray], begin: int, end: int
+) -> np.ndarray:
     device, N = models[0].device, len(translations)
     target = padded([np.append(begin, y) for y in translations], end)
     targets = padded([np.append(y, end) for y in translations], IGNORED)

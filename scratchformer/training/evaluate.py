@@ -85,7 +85,7 @@ def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = Non
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:
     """Loss (nats per token, END included, no label smoothing) of the reference translations, by teacher forcing.
 
-    A model that writes backwards reads them reversed. tokens: per side of a batch; see `data.TranslationBatches`.
+    A model that writes backwards is given them reversed. tokens: per side of a batch; see `data.TranslationBatches`.
     """
     batches = pairs_in_order(pairs, tokens, subwords, replicas.model.backwards)
     return {"loss": mean_loss(replicas, batches, len(pairs.target))}

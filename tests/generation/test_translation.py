@@ -1,14 +1,17 @@
-"""Translation by models that write in both directions. Tests of `beam_search` and of BLEU are in test_beam.py."""
+"""Translation by models that write in both directions. `beam_search`, `translate` and BLEU: see test_beam.py."""
 
 import numpy as np
 import pytest
 
 from scratchformer import ops
 from scratchformer.backend import CPU, to_cpu, to_device
-from scratchformer.generation import beam_search, log_probabilities, n_best
-from scratchformer.generation.translation import choose_translations
+from scratchformer.data import Pairs, Subwords, encode_pairs
+from scratchformer.generation import beam_search, translation
+from scratchformer.generation.beam import n_best
+from scratchformer.generation.translation import choose_translations, log_probabilities
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
+from scratchformer.training import Replicas, evaluate_translation
 
 V, BEGIN, END = 5, 0, 1
 SOURCE, LENGTHS = np.array([[2, 3, 4], [4, 2, 2]]), np.array([3, 1])
@@ -46,8 +49,10 @@ def test_n_best_are_all_that_a_beam_search_finishes(device):
                     assert score == pytest.approx(expected, rel=1e-9)
 
 
-def test_log_probabilities_of_translations(device):
-    """Translations of several lengths, and an empty one, alone and by an ensemble."""
+@pytest.mark.parametrize("tokens", [translation.TOKENS, 10])
+def test_log_probabilities_of_translations(device, monkeypatch, tokens):
+    """Translations of several lengths, and an empty one, alone and by an ensemble; 10 tokens are those of 2 at once."""
+    monkeypatch.setattr(translation, "TOKENS", tokens)
     translations = [np.array(ids, int) for ids in ([2, 3, 4, 2], [], [4], [3, 3])]
     for models in [make(device)], [make(device, 1), make(device, 2, norm="pre")]:
         for b in range(2):
@@ -70,7 +75,7 @@ def test_models_that_write_backwards_are_read_forwards(device):
 
 
 def test_both_directions_judge_what_both_propose(device):
-    """Two models forwards and one backwards: the highest mean score of the three, among the translations of both."""
+    """Two models forwards and one backwards: the highest score, among the translations of both."""
     alpha, chosen_from = 0.6, set()
     for seed in range(5):
         forwards = [make(device, seed), make(device, seed + 20, norm="pre")]
@@ -87,6 +92,28 @@ def test_both_directions_judge_what_both_propose(device):
             assert tuple(found[b]) == max(proposed[0] + proposed[1], key=score)
             chosen_from.add(tuple(tuple(found[b]) in own for own in proposed))
     assert {(True, False), (False, True)} <= chosen_from  # some only one of the directions proposed
+
+
+def test_models_of_both_directions_do_not_write_together():
+    models = [make(CPU), make(CPU, 1, True)]
+    for call in (
+        lambda: beam_search(models, SOURCE, LENGTHS, BEGIN, END),
+        lambda: log_probabilities(models, SOURCE[0], [np.array([2])], BEGIN, END),
+    ):
+        with pytest.raises(ValueError, match="expected models that all write in one direction, got both directions"):
+            call()
+
+
+def test_a_backward_model_is_evaluated_on_reversed_targets():
+    subwords = Subwords.bpe(["a b c d", "e f g"] * 3, 40)
+    pairs = encode_pairs(subwords, Pairs(["a b", "c d e"], ["f g a", "b c"]), 64)
+    turned = pairs._replace(target=[ids[::-1] for ids in pairs.target])
+    losses = []
+    for backwards, given in (False, turned), (True, pairs), (False, pairs):
+        model = EncoderDecoder(len(subwords), 8, 2, 1, backwards=backwards, key=Key(2))
+        with Replicas(model, 1) as replicas:
+            losses.append(evaluate_translation(replicas, given, 64, subwords)["loss"])
+    assert losses[0] == losses[1] != losses[2]
 
 
 def test_backwards_is_true_or_false():

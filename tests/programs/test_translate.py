@@ -93,7 +93,7 @@ def test_two_models_translate_together(call, fail, sentences_folder, tmp_path):
 
 
 def test_models_of_both_directions_translate_together(call, fail, sentences_folder, tmp_path):
-    """The first writes forwards, as without the option, and the second backwards; what it learns is reversed."""
+    """The first writes forwards, and the second backwards; what it learns is reversed."""
     folder, options = tmp_path / "run", ("--device", "cpu")
     train = ("translate", "--data", sentences_folder, "--steps", 60, *options)
     told = call(*train, "--out", folder, "--models", 2, "--backwards", 1).stdout
