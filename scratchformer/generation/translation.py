@@ -119,14 +119,15 @@ def choose_translations(
         return [in_order(models[0], hypothesis.ids) for hypothesis in found]
     proposed: list[dict[tuple[int, ...], np.ndarray]] = [{} for _ in lengths]  # without repetitions
     for own in ensembles:
-        for texts, found in zip(proposed, n_best(own, source, lengths, begin, end, beam, length_penalty), strict=True):
-            texts |= {tuple(y): y for y in (in_order(own[0], hypothesis.ids) for hypothesis in found[:beam])}
+        lists = n_best(own, source, lengths, begin, end, beam, length_penalty)
+        for known, hypotheses in zip(proposed, lists, strict=True):
+            known |= {tuple(y): y for y in (in_order(own[0], hypothesis.ids) for hypothesis in hypotheses[:beam])}
     chosen = []
     for ids, length, texts in zip(source, lengths, map(list, map(dict.values, proposed)), strict=True):
-        log_p = sum(
-            len(own) * log_probabilities(own, ids[:length], [in_order(own[0], y) for y in texts], begin, end)
-            for own in ensembles
-        )
+        log_p = np.zeros(len(texts))
+        for own in ensembles:
+            written = [in_order(own[0], y) for y in texts]
+            log_p += len(own) * log_probabilities(own, ids[:length], written, begin, end)
         chosen.append(texts[int(np.argmax(log_p / [penalty(len(y) + 1, length_penalty) for y in texts]))])
     return chosen
 
