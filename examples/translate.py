@@ -5,7 +5,8 @@ The preset adam has them after these layers, and trains with Adam, as in the pap
 scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
---bpe-dropout 0.1 words are split differently in each epoch.
+--neighbours 32 a translator also looks up which words followed in the training pairs, in the 32 places most like its own.
+With --bpe-dropout 0.1 words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -14,7 +15,7 @@ Without --data the official files are downloaded.
 from functools import cache, cached_property
 
 from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
-from scratchformer.generation import bleu, translate
+from scratchformer.generation import bleu, translate, with_neighbours
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
 from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
@@ -46,6 +47,15 @@ OPTIONS = {
         least=0,
         most=100,
         help="how many of the models, the last ones, write from the end of a sentence to its beginning (0)",
+    ),
+    "neighbours": dict(
+        type=int,
+        default=0,
+        metavar="K",
+        least=0,
+        most=1000,
+        help="in the scored translations, mix predictions with what followed the K nearest places of the training "
+        "pairs (0: none)",
     ),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "r-drop": dict(
@@ -163,11 +173,14 @@ class Translate(Program):
 
     @cached_property
     def models(self):
-        """This model, and those that were trained before it."""
+        """This model, and those that were trained before it; with `neighbours`, each with its own for every token."""
         earlier = [self.member(number) for number in range(1, self.number)]
         for other in earlier:
             other.load_finished()
-        return [*(other.model for other in earlier), self.model]
+        models, k = [*(other.model for other in earlier), self.model], self.run.neighbours
+        if not k:
+            return models
+        return [with_neighbours(model, self.pairs("train"), self.vocabulary, neighbours=k) for model in models]
 
     def summary(self, replicas, part):
         found, references = self.translations(part, self.run.beam), getattr(self.data, part).target

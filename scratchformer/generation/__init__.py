@@ -4,6 +4,7 @@ from .beam import beam_search
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
+from .neighbours import with_neighbours
 from .sampling import probabilities, sample
 from .translation import translate
 
@@ -20,4 +21,5 @@ __all__ = [
     "sample",
     "stream_text",
     "translate",
+    "with_neighbours",
 ]

@@ -44,6 +44,7 @@ TESTS = {
     "beam search: an ensemble predicts the mean of the logarithms": "tests/generation/test_beam.py -k ensemble",
     "beam search: the cache is not reordered": "tests/generation/test_beam.py -k plain_search",
     "translation: what a model writes backwards is not turned round": "tests/generation/test_translation.py -k read",
+    "neighbours: the nearest are those with the largest product": "tests/generation/test_neighbours.py -k mixed",
     "a causal model that sees the future": "tests/nn/test_attention.py",
     "embedding: dW[ids] += dy, so that repeated tokens lose gradient": "tests/ops/test_embedding.py",
     "multi-head attention that mixes time and heads, right only for T = 1": "tests/nn/test_attention.py",

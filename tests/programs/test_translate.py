@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from scratchformer import cli
-from scratchformer.data import load_multi30k
-from scratchformer.generation import bleu, translate
+from scratchformer.data import encode_pairs, load_multi30k
+from scratchformer.generation import bleu, translate, with_neighbours
 from scratchformer.plots import attention_maps, encode
 from scratchformer.training import kept_snapshots, load_model, load_snapshot
 from scratchformer.training.program import find_program
@@ -109,6 +109,25 @@ def test_models_of_both_directions_translate_together(call, fail, sentences_fold
     line = fail(*train, "--out", tmp_path / "new", "--backwards", 2)
     assert line == "error: --backwards: expected at most as many as --models, 1, got 2"
     assert not (tmp_path / "new").exists()
+
+
+def test_neighbours_are_looked_up_for_the_scores(call, fail, sentences_folder, tmp_path):
+    """In the run and in `evaluate`, with each model's own vectors; `scratchformer translate` has no pairs to look up."""
+    folder, options = tmp_path / "run", ("--device", "cpu")
+    train = ("translate", "--data", sentences_folder, "--steps", 20, *options)
+    told = call(*train, "--out", folder, "--models", 2, "--backwards", 1, "--neighbours", 4).stdout
+    score = float(re.findall(BLEU, told)[-1][0])
+    models, subwords = load_translators(folder)
+    data = load_multi30k(sentences_folder, "en", "de")
+    pairs = encode_pairs(subwords, data.train, 128)
+    known = [with_neighbours(model, pairs, subwords, neighbours=4) for model in models]
+    found = bleu(translate(known, subwords, data.test.source, 5, 2.0), data.test.target)[0]
+    alone = bleu(translate(models, subwords, data.test.source, 5, 2.0), data.test.target)[0]
+    assert found == pytest.approx(score, abs=0.011) and abs(found - alone) > 0.02
+    told = call("scratchformer", "evaluate", folder, *options).stdout
+    assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", told)[1]) == pytest.approx(score, abs=0.011)
+    line = fail(*train, "--out", tmp_path / "new", "--neighbours", -1)
+    assert line.startswith("error: argument --neighbours: ") or "--neighbours" in line
 
 
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
