@@ -5,8 +5,8 @@ The preset adam has them after these layers, and trains with Adam, as in the pap
 scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
---neighbours 32 a translator also looks up which words followed in the training pairs, in the 32 places most like its own.
-With --bpe-dropout 0.1 words are split differently in each epoch.
+--neighbours 32 a translator also looks up what followed in the training pairs, at the 32 places most like its own. With
+--bpe-dropout 0.1 words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.

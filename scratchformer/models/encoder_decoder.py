@@ -11,6 +11,7 @@ from ..nn import (
     DecoderBlock,
     Dropout,
     EmbeddingSum,
+    Layer,
     LayerNorm,
     SinusoidalPositions,
     Stack,
@@ -126,7 +127,7 @@ class EncoderDecoder(Predictor):
         self.encoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
         self.decoder = repeated(lambda i: DecoderBlock(d_model, heads, key=fold(key, "decoder", i), **block), depth)
         self.decoder_norm = LayerNorm(d_model, eps) if norm == "pre" else None
-        self.output = TiedOutput(self.tokens)
+        self.output: Layer = TiedOutput(self.tokens)
         self.recompute = False  # see `nn.recompute_blocks`
 
     def forward(

@@ -60,6 +60,11 @@ MISTAKES = (
         replacements=(("return ids[::-1] if model.backwards else ids", "return ids"),),
     ),
     Mistake(
+        name="neighbours: the nearest are those with the largest product",
+        file="generation/neighbours.py",
+        replacements=(("        scores -= self.halves\n", ""),),
+    ),
+    Mistake(
         name="no padding mask: a review's class depends on its batch",
         file="models/classifier.py",
         replacements=(("            padding = ops.Padding(lengths)\n", "            padding = ops.Full()\n"),),
