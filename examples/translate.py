@@ -5,8 +5,8 @@ The preset adam has them after these layers, and trains with Adam, as in the pap
 scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
---neighbours 32 a translator also looks up what followed in the training pairs, at the 32 places most like its own. With
---bpe-dropout 0.1 words are split differently in each epoch.
+--neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
+pairs. With --bpe-dropout 0.1 words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -54,8 +54,8 @@ OPTIONS = {
         metavar="K",
         least=0,
         most=1000,
-        help="in the scored translations, mix predictions with what followed the K nearest places of the training "
-        "pairs (0: none)",
+        help="in the scored translations, mix predictions with the tokens that followed at the K most similar places "
+        "of the training pairs (0: none)",
     ),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "r-drop": dict(
@@ -128,6 +128,10 @@ class Translate(Program):
 
     def make_batches(self, key):
         training, _ = map(self.pairs, ("train", "validation"))  # both now, to report bad sentences early
+        if self.run.neighbours > (known := sum(len(ids) + 1 for ids in training.target)):
+            raise ValueError(
+                f"--neighbours: expected at most the {known:,} tokens of the pairs, got {self.run.neighbours}"
+            )
         dropped = None
         if self.run.bpe_dropout:
             texts = self.data.train.source + self.data.train.target
@@ -173,7 +177,7 @@ class Translate(Program):
 
     @cached_property
     def models(self):
-        """This model, and those that were trained before it; with `neighbours`, each with its own for every token."""
+        """This model, and those that were trained before it. With `neighbours`, each looks up its own vectors."""
         earlier = [self.member(number) for number in range(1, self.number)]
         for other in earlier:
             other.load_finished()

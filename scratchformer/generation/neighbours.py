@@ -1,4 +1,4 @@
-"""Translation with a memory: what followed in known translations, where the decoder's vector was nearly the same."""
+"""Translation with a memory of known translations: which token followed where the decoder's vector was similar."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..ops.precision import widen
 from .generate import expect_vocabulary
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
-SCORES = 1 << 24  # scores at once, at most, unless a single vector has more
-BLOCK = 128  # scores whose largest is found before any of them is looked at
+SCORES = 1 << 24  # numbers of vectors times keys, or times K², at once, unless a single vector has more
+BLOCK = 128  # scores in a block; only the blocks with the largest maxima are searched
 
 
 class NeighbourOutput(Layer):
@@ -30,19 +30,24 @@ class NeighbourOutput(Layer):
     output: the layer (..., C) to (..., V) that it stands for, such as a `nn.TiedOutput`. keys: (N, C), the known
     vectors. values: (N,), integers, the token that followed each. neighbours: K, how many are looked up. weight: λ,
     the share of their prediction, between 0 and 1. temperature: τ > 0, in squared distance: the larger, the more alike
-    the weights of the K. x: (..., C). Returns logits (..., V), whose softmax is p. It is for generation, so it has no
-    backward.
+    the weights of the K. x: (..., C). Returns logits (..., V), of at least single precision, whose softmax is p. It is
+    for generation, so it has no backward. The keys stay as they are when the layer is trained, cast or moved.
 
     With keys and values k_n and v_n, and the K nearest keys among all N,
 
         d_n = Σ_c (x_c − k_nc)²        w_n = exp(−d_n/τ) / Σ_m exp(−d_m/τ), over the K nearest
         q_v = Σ_n w_n [v_n = v]        p_v = (1 − λ) softmax(output(x))_v + λ q_v
 
-    The nearest are those with the largest score x·k_n − k_n·k_n/2, which is (x·x − d_n)/2. All N are compared, in
-    2 N C operations for each vector. Raises TypeError for keys that are not floating-point or values that are not
-    integers, ValueError for other shapes, for fewer than K keys, and for an option out of range.
+    The nearest are those with the largest score x·k_n − k_n·k_n/2, which is (x·x − d_n)/2. The mean of the keys is
+    subtracted from x and from every key, so that less is lost to rounding; distances stay the same. All N are compared,
+    in about 2 N C operations for each vector.
 
-    Source: Khandelwal et al., "Nearest neighbor machine translation", 2021, equations 2 and 3.
+    Raises TypeError for keys that are not floating-point, values that are not integers and options that are not
+    numbers, ValueError for other shapes, numbers that are not finite, negative values, fewer than K keys, and an option
+    out of range.
+
+    Source: Khandelwal et al., "Nearest neighbor machine translation", 2021. Their keys are the inputs of the last
+    feed-forward layer. Here they are the inputs of the output map.
     """
 
     def __init__(
@@ -65,22 +70,26 @@ class NeighbourOutput(Layer):
         expect_number("weight", weight, zero=False)
         if weight >= 1:
             raise ValueError(f"weight: expected a number between 0 and 1, got {weight}")
+        if not np.isfinite(widen(keys)).all() or values.min(initial=0) < 0:
+            raise ValueError("keys, values: expected finite numbers and tokens >= 0")
         if len(keys) < neighbours:
             raise ValueError(f"neighbours: expected at most the number of keys, {len(keys):,}, got {neighbours:,}")
         self.output, self.neighbours, self.weight, self.temperature = output, neighbours, weight, temperature
-        missing, keys = -len(keys) % BLOCK, widen(keys)
-        halves = np.pad((keys**2).sum(axis=1) / 2, (0, missing), constant_values=np.inf)  # those added are never near
-        columns = np.ascontiguousarray(np.pad(keys, ((0, missing), (0, 0))).T)  # (C, N), with N a multiple of BLOCK
-        device = output.device
-        self.keys, self.halves = to_device(columns, device), to_device(halves, device)
+        missing, device = -len(keys) % BLOCK, output.device
+        mean = widen(keys).mean(axis=0)
+        columns = np.zeros((len(mean), len(keys) + missing), mean.dtype)  # (C, N), with N a multiple of BLOCK
+        columns[:, : len(keys)] = (widen(keys) - mean).T
+        halves = (columns**2).sum(axis=0) / 2
+        halves[len(keys) :] = np.inf  # the keys that were added are never near
+        self.keys, self.halves, self.mean = (to_device(a, device) for a in (columns, halves, mean))
         self.values = to_device(np.pad(values, (0, missing)), device)
 
     def forward(self, x: Array) -> tuple[Array, None]:
         z, rows = self.output(x), x.reshape(-1, x.shape[-1])
-        xp, logits = array_module(z), widen(z).reshape(len(rows), -1)
+        xp, logits = array_module(z), widen(z).reshape(-1, z.shape[-1])
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - xp.log(xp.exp(logits - top).sum(axis=1, keepdims=True)) + math.log1p(-self.weight)
-        size = max(1, SCORES // len(self.values))
+        size = max(1, SCORES // max(len(self.values), self.neighbours**2))
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             w, tokens = self.nearest(widen(rows[part]))
@@ -93,7 +102,7 @@ class NeighbourOutput(Layer):
 
     def nearest(self, x: Array) -> tuple[Array, Array]:
         """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order."""
-        scores = x @ self.keys
+        scores = (x - self.mean) @ self.keys
         scores -= self.halves
         scores, places = largest(scores, self.neighbours)
         xp = array_module(scores)
@@ -128,14 +137,21 @@ class Unchanged(Layer):
 
 @fast()
 def with_neighbours(model: EncoderDecoder, pairs: TokenPairs, subwords: Subwords, **options: Any) -> EncoderDecoder:
-    """A model with the same weights, whose output is a `NeighbourOutput` with a vector for every token of `pairs`.
+    """A model that shares its weights with `model`, and whose output is a `NeighbourOutput` with a key for every token.
 
-    The vectors are those from which the model predicts the tokens and END, given the true ones before them. options:
-    neighbours, weight and temperature. `model` stays as it is. A saved model has no neighbours.
-    Raises ValueError if the vocabulary and the model differ in size, and like `NeighbourOutput`.
+    The keys are the vectors from which `model` predicts the tokens of `pairs` and END, given the true ones before them.
+    options: neighbours, weight and temperature. The keys do not change when the weights do, so train, cast or move
+    `model` first. `model` itself has the same output as before, and a saved model has no neighbours.
+
+    Raises TypeError for an unknown option, ValueError if the vocabulary and the model differ in size, if there are no
+    pairs or if `model` has neighbours already, and like `NeighbourOutput`.
     """
     expect_instance("model", model, EncoderDecoder)
     expect_vocabulary(model, len(subwords))
+    if not pairs.target:
+        raise ValueError("pairs: expected at least one, got none")
+    if isinstance(model.output, NeighbourOutput):
+        raise ValueError("model: expected one without neighbours")
     inner, found = copy.copy(model), copy.copy(model)
     inner.output = Unchanged()
     keys, values = [], []

@@ -7,6 +7,7 @@ from scratchformer import nn, ops
 from scratchformer.backend import to_cpu, to_device
 from scratchformer.data import Pairs, Subwords, encode_pairs
 from scratchformer.data.subwords import BEGIN, END
+from scratchformer.data.translation import TokenPairs
 from scratchformer.generation import beam_search, neighbours, translate, with_neighbours
 from scratchformer.generation.neighbours import NeighbourOutput, largest
 from scratchformer.models import EncoderDecoder
@@ -76,6 +77,9 @@ def test_a_model_with_neighbours_repeats_what_it_has_seen(device, backwards):
     assert translate(known, SUBWORDS, TEXTS.source, 1) == TEXTS.target != before
     assert translate(model, SUBWORDS, TEXTS.source, 1) == before
     assert known.parameters() == model.parameters()
+    assert list(known.state_dict()) == list(model.state_dict())
+    with pytest.raises(ValueError, match="model: expected one without neighbours"):
+        with_neighbours(known, pairs, SUBWORDS, neighbours=1)
     tokens = sum(len(ids) + 1 for ids in pairs.target)
     assert np.isfinite(to_cpu(known.output.halves)).sum() == tokens
 
@@ -84,7 +88,7 @@ def test_every_vector_predicts_the_token_after_it(device):
     """Keys are the inputs of the output map, and values the targets, whatever the order of the pairs in batches."""
     model, pairs = make(device), encode_pairs(SUBWORDS, TEXTS, 64)
     known = with_neighbours(model, pairs, SUBWORDS, neighbours=1)
-    keys, values = to_cpu(known.output.keys).T, to_cpu(known.output.values)
+    keys, values = to_cpu(known.output.keys).T + to_cpu(known.output.mean), to_cpu(known.output.values)
     table, found = to_cpu(model.output.table.data), set()
     for source, target in zip(pairs.source, pairs.target, strict=True):
         ids = np.concatenate([[SUBWORDS[BEGIN]], target])[None]
@@ -108,6 +112,16 @@ def test_half_precision_and_float32_agree(device):
     assert found[0].score == pytest.approx(found[1].score, rel=0.02)
 
 
+def test_keys_far_from_zero_are_told_apart(device):
+    """In float32, x·k − k·k/2 of coordinates near 10,000 is known to a multiple of 16 at best."""
+    random, output = np.random.default_rng(2), nn.Linear(4, 9).to(device)
+    keys, values = (10_000 + random.standard_normal((300, 4))).astype(np.float32), random.integers(0, 9, 300)
+    layer = NeighbourOutput(output, keys, values, 1, 0.5, 0.01)
+    _, tokens = layer.nearest(to_device(keys, device))
+    assert to_cpu(tokens)[:, 0].tolist() == values.tolist()
+    assert layer(to_device(keys[:0], device)).shape == (0, 9)
+
+
 OUTPUT = nn.Linear(2, 3)
 KEYS, VALUES = np.zeros((4, 2), np.float32), np.zeros(4, int)
 
@@ -116,12 +130,14 @@ KEYS, VALUES = np.zeros((4, 2), np.float32), np.zeros(4, int)
     ("arguments", "error", "message"),
     [
         ((KEYS, VALUES, 5), ValueError, "neighbours: expected at most the number of keys, 4, got 5"),
-        ((KEYS, VALUES, 0), ValueError, "neighbours: expected an integer > 0|neighbours"),
+        ((KEYS, VALUES, 0), ValueError, "neighbours: expected a number >= 1, got 0"),
         ((KEYS, VALUES, 1, 1.0), ValueError, "weight: expected a number between 0 and 1, got 1.0"),
         ((KEYS, VALUES, 1, 0), ValueError, "weight: expected a finite number > 0, got 0"),
         ((KEYS, VALUES, 1, 0.5, 0), ValueError, "temperature: expected a finite number > 0, got 0"),
-        ((KEYS[0], VALUES), ValueError, "keys: "),
-        ((KEYS, VALUES[:3]), ValueError, "values: "),
+        ((KEYS[0], VALUES), ValueError, r"keys: expected \(N, C\)"),
+        ((KEYS, VALUES[:3]), ValueError, r"values: expected \(4\), got \(3,\)"),
+        ((KEYS, VALUES - 1, 1), ValueError, "keys, values: expected finite numbers and tokens >= 0"),
+        ((KEYS + np.nan, VALUES, 1), ValueError, "keys, values: expected finite numbers and tokens >= 0"),
         ((KEYS, KEYS[:, 0]), TypeError, "keys, values: expected floats and integers, got float32 and float32"),
         ((KEYS.astype(int), VALUES), TypeError, "keys, values: expected floats and integers, got int64 and int64"),
     ],
@@ -135,3 +151,8 @@ def test_a_vocabulary_of_another_size(device):
     other = Subwords.bpe(TEXTS.source, 30)
     with pytest.raises(ValueError, match="vocabulary: expected"):
         with_neighbours(make(device), encode_pairs(other, TEXTS, 64), other)
+
+
+def test_no_pairs(device):
+    with pytest.raises(ValueError, match="pairs: expected at least one, got none"):
+        with_neighbours(make(device), TokenPairs([], []), SUBWORDS)

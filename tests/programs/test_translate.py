@@ -126,9 +126,16 @@ def test_neighbours_are_looked_up_for_the_scores(call, fail, sentences_folder, t
     assert found == pytest.approx(score, abs=0.011) and abs(found - alone) > 0.02
     told = call("scratchformer", "evaluate", folder, *options).stdout
     assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", told)[1]) == pytest.approx(score, abs=0.011)
-    line = fail(*train, "--out", tmp_path / "new", "--neighbours", -1)
-    assert "--neighbours" in line
-    assert not (tmp_path / "new").exists()
+
+
+def test_more_neighbours_than_tokens(fail, sentences_folder, tmp_path):
+    """An error before any training."""
+    few = shutil.copytree(sentences_folder, tmp_path / "few")
+    for end, words in ("en", "a dog sees a cat ."), ("de", "ein Hund sieht eine Katze ."):
+        (few / f"train.{end}").write_text(f"{words}\n" * 20, encoding="utf-8")
+    (few / "train.de.gz").unlink()
+    line = fail("translate", "--data", few, "--steps", 1, "--device", "cpu", "--neighbours", 999)
+    assert re.fullmatch(r"error: --neighbours: expected at most the \d+ tokens of the pairs, got 999", line)
 
 
 def test_the_mean_of_the_snapshots_is_scored(call, copy):
