@@ -106,6 +106,8 @@ def test_half_precision_and_float32_agree(device):
     model, pairs = make(device, dtype=np.float32), encode_pairs(SUBWORDS, TEXTS, 64)
     half = make(device, dtype=np.float32).to(dtype=np.float16)
     both = [with_neighbours(one, pairs, SUBWORDS, neighbours=3) for one in (model, half)]
+    x = device.xp.ones((1, 8), dtype=np.float16)
+    assert {str(both[1].output.keys.dtype), str(both[1].output(x).dtype)} == {"float32"}  # float16 has 3 digits
     source, lengths = np.array([pairs.source[0]]), np.array([len(pairs.source[0])])
     found = [beam_search(one, source, lengths, SUBWORDS[BEGIN], SUBWORDS[END], 2)[0] for one in both]
     assert found[0].ids.tolist() == found[1].ids.tolist()
