@@ -100,6 +100,13 @@ def test_enwik8_recalls_and_learns_with_muon(trained):
     assert model.body.recall is None and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
 
 
+def test_the_translators_of_an_hour_are_two(trained, sentences_folder, tmp_path):
+    for module in NEEDED["translate"]:
+        pytest.importorskip(module)
+    usual, hour = (trained("translate", "--preset", preset) for preset in ("small", "hour"))
+    assert hour[0].config == usual[0].config and (usual[4], hour[4]) == (7680, 6400)
+
+
 def test_the_photographs_are_read_with_the_color_before_in_sight(trained):
     """The strided heads see 639 back, where another color of the pixel to come is."""
     for module in "sklearn", "PIL":
