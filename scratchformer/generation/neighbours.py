@@ -20,8 +20,10 @@ from ..ops.precision import widen
 from .generate import expect_vocabulary
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
-SCORES = 1 << 24  # numbers of vectors times keys, or times K², at once, unless a single vector has more
-BLOCK = 128  # scores in a block; only the blocks with the largest maxima are searched
+ROWS = 256  # vectors that are compared with all keys at once, at most
+SCORES = 1 << 18  # scores at once, about: few enough for a processor's cache
+NUMBERS = 1 << 24  # other numbers at once, about, unless a single vector has more
+BLOCK = 128  # keys in a block; only the blocks with the largest maxima are searched
 
 
 class NeighbourOutput(Layer):
@@ -77,11 +79,13 @@ class NeighbourOutput(Layer):
         self.output, self.neighbours, self.weight, self.temperature = output, neighbours, weight, temperature
         missing, device = -len(keys) % BLOCK, output.device
         mean = widen(keys).mean(axis=0)
-        columns = np.zeros((len(mean), len(keys) + missing), mean.dtype)  # (C, N), with N a multiple of BLOCK
+        columns = np.zeros((len(mean), len(keys) + missing), mean.dtype)
         columns[:, : len(keys)] = (widen(keys) - mean).T
         halves = (columns**2).sum(axis=0) / 2
         halves[len(keys) :] = np.inf  # the keys that were added are never near
-        self.keys, self.halves, self.mean = (to_device(a, device) for a in (columns, halves, mean))
+        blocks = columns.reshape(len(mean), -1, BLOCK).swapaxes(0, 1)  # (N/BLOCK, C, BLOCK)
+        self.keys, self.mean = (to_device(np.ascontiguousarray(a), device) for a in (blocks, mean))
+        self.halves = to_device(halves.reshape(-1, BLOCK), device)
         self.values = to_device(np.pad(values, (0, missing)), device)
 
     def forward(self, x: Array) -> tuple[Array, None]:
@@ -89,7 +93,7 @@ class NeighbourOutput(Layer):
         xp, logits = array_module(z), widen(z).reshape(-1, z.shape[-1])
         top = logits.max(axis=1, keepdims=True)
         logits = logits - top - xp.log(xp.exp(logits - top).sum(axis=1, keepdims=True)) + math.log1p(-self.weight)
-        size = max(1, SCORES // max(len(self.values), self.neighbours**2))
+        size = max(1, min(ROWS, NUMBERS // self.neighbours**2))
         for start in range(0, len(rows), size):
             part = slice(start, start + size)
             w, tokens = self.nearest(widen(rows[part]))
@@ -101,31 +105,36 @@ class NeighbourOutput(Layer):
         return logits.reshape(z.shape), None
 
     def nearest(self, x: Array) -> tuple[Array, Array]:
-        """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order."""
-        scores = (x - self.mean) @ self.keys
-        scores -= self.halves
-        scores, places = largest(scores, self.neighbours)
-        xp = array_module(scores)
+        """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order.
+
+        Each of them is in one of the K blocks with the largest maximal scores. All scores are computed, but only the
+        maximum of each block is kept. Then those of the K blocks are computed again.
+        """
+        xp, x = array_module(x), x - self.mean
+        step = max(1, SCORES // (max(1, len(x)) * BLOCK))
+        parts = [slice(start, start + step) for start in range(0, len(self.keys), step)]
+        maxima = xp.concatenate([self.scores(x, part).max(axis=2) for part in parts]).T  # (n, N/BLOCK)
+        blocks = largest(maxima, min(self.neighbours, len(self.keys)))
+        step = max(1, NUMBERS // (blocks.shape[1] * self.keys[0].size))
+        parts = [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+        scores = xp.concatenate([self.scores(x[part, None, None], blocks[part])[:, :, 0] for part in parts])
+        scores = scores.reshape(len(x), -1)
+        chosen = largest(scores, self.neighbours)
+        scores = xp.take_along_axis(scores, chosen, 1)
+        places = xp.take_along_axis(blocks, chosen // BLOCK, 1) * BLOCK + chosen % BLOCK
         w = xp.exp((scores - scores.max(axis=1, keepdims=True)) * (2 / self.temperature))
         return w / w.sum(axis=1, keepdims=True), self.values[places]
 
+    def scores(self, x: Array, blocks: slice | Array) -> Array:
+        """x·k_n − k_n·k_n/2 for the keys of these blocks. x: (..., n, C). blocks: a slice or places. (..., n, BLOCK)"""
+        scores = x @ self.keys[blocks]
+        scores -= self.halves[blocks][..., None, :]
+        return scores
 
-def largest(scores: Array, count: int) -> tuple[Array, Array]:
-    """The `count` largest of scores (n, N) in each row, and their places, both (n, count), in no particular order.
 
-    N is a multiple of BLOCK. Each of the largest is in one of the `count` blocks with the largest maxima, so only these
-    blocks are searched.
-    """
-    xp, blocks = array_module(scores), scores.reshape(len(scores), -1, BLOCK)
-
-    def top(x: Array, k: int) -> Array:
-        return xp.argpartition(x, x.shape[1] - k, axis=1)[:, x.shape[1] - k :]
-
-    best = top(blocks.max(axis=2), min(count, blocks.shape[1]))
-    inside = xp.take_along_axis(blocks, best[:, :, None], 1).reshape(len(scores), -1)
-    chosen = top(inside, count)
-    places = xp.take_along_axis(best, chosen // BLOCK, 1) * BLOCK + chosen % BLOCK
-    return xp.take_along_axis(inside, chosen, 1), places
+def largest(x: Array, count: int) -> Array:
+    """The places of the `count` largest of x (n, N) in each row, (n, count), in no particular order."""
+    return array_module(x).argpartition(x, x.shape[1] - count, axis=1)[:, x.shape[1] - count :]
 
 
 class Unchanged(Layer):

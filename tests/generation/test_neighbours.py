@@ -33,11 +33,12 @@ def by_hand(logits, x, keys, values, K, weight, temperature):
     return p
 
 
-@pytest.mark.parametrize("scores", [neighbours.SCORES, 1])
+@pytest.mark.parametrize("most", [{}, dict.fromkeys(["ROWS", "SCORES", "NUMBERS"], 1)])
 @pytest.mark.parametrize("N", [5, 128, 700])
-def test_predictions_are_mixed_with_those_of_the_nearest(device, monkeypatch, N, scores):
-    """1 score at once: one row at a time. Fewer keys than a block, a whole block, and several with a part of one."""
-    monkeypatch.setattr(neighbours, "SCORES", scores)
+def test_predictions_are_mixed_with_those_of_the_nearest(device, monkeypatch, N, most):
+    """Also one row and one block at a time. Fewer keys than a block, a whole block, and several with a part of one."""
+    for name, count in most.items():
+        monkeypatch.setattr(neighbours, name, count)
     random = np.random.default_rng(N)
     output = nn.TiedOutput(nn.TokenEmbedding(6, 4, key=Key(1)), bias=True).to(device, np.float64)
     keys, values = random.standard_normal((N, 4)), random.integers(0, 6, N)
@@ -63,9 +64,8 @@ def test_a_known_vector_predicts_the_token_that_followed(device):
 def test_the_largest_are_those_of_a_full_sort(device, count):
     scores = np.random.default_rng(count).standard_normal((4, 384))
     scores[:, 250:] = -np.inf
-    found, places = map(to_cpu, largest(to_device(scores, device), count))
-    assert np.array_equal(np.sort(found), np.sort(scores)[:, -count:])
-    assert np.array_equal(found, np.take_along_axis(scores, places, 1))
+    places = to_cpu(largest(to_device(scores, device), count))
+    assert np.array_equal(np.sort(np.take_along_axis(scores, places, 1)), np.sort(scores)[:, -count:])
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -88,7 +88,8 @@ def test_every_vector_predicts_the_token_after_it(device):
     """Keys are the inputs of the output map, and values the targets, whatever the order of the pairs in batches."""
     model, pairs = make(device), encode_pairs(SUBWORDS, TEXTS, 64)
     known = with_neighbours(model, pairs, SUBWORDS, neighbours=1)
-    keys, values = to_cpu(known.output.keys).T + to_cpu(known.output.mean), to_cpu(known.output.values)
+    blocks, values = to_cpu(known.output.keys), to_cpu(known.output.values)
+    keys = blocks.swapaxes(1, 2).reshape(-1, blocks.shape[1]) + to_cpu(known.output.mean)
     table, found = to_cpu(model.output.table.data), set()
     for source, target in zip(pairs.source, pairs.target, strict=True):
         ids = np.concatenate([[SUBWORDS[BEGIN]], target])[None]

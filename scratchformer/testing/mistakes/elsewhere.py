@@ -62,7 +62,7 @@ MISTAKES = (
     Mistake(
         name="neighbours: the nearest are those with the largest product",
         file="generation/neighbours.py",
-        replacements=(("        scores -= self.halves\n", ""),),
+        replacements=(("        scores -= self.halves[blocks][..., None, :]\n", ""),),
     ),
     Mistake(
         name="no padding mask: a review's class depends on its batch",
