@@ -6,7 +6,8 @@ scored. With --models 2 a second model is trained after the first, from other we
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
 --neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
-pairs. The preset hour has both. With --bpe-dropout 0.1 words are split differently in each epoch.
+pairs. The preset hour has two models and
+32 neighbours. With --bpe-dropout 0.1 words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -41,7 +42,9 @@ PRESETS = {
 SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
 OPTIONS = {
     **MUON_OPTIONS,
-    "models": dict(type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (1)"),
+    "models": dict(
+        type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (default: the preset's)"
+    ),
     "backwards": dict(
         type=int,
         default=0,
@@ -57,7 +60,7 @@ OPTIONS = {
         least=0,
         most=1000,
         help="in the scored translations, mix predictions with the tokens that followed at the K most similar places "
-        "of the training pairs (0: none)",
+        "of the training pairs (0: none; default: the preset's)",
     ),
     "norm": dict(choices=("post", "pre"), default="post", help="of the blocks (default: the preset's)"),
     "r-drop": dict(

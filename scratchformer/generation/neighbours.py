@@ -21,7 +21,7 @@ from .generate import expect_vocabulary
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
 ROWS = 256  # vectors that are compared with all keys at once, at most
-SCORES = 1 << 18  # scores at once, about: few enough for a processor's cache
+SCORES = 1 << 18  # scores at once, about: few enough for a processor's cache; a GPU computes NUMBERS
 NUMBERS = 1 << 24  # other numbers at once, about, unless a single vector has more
 BLOCK = 128  # keys in a block; only the blocks with the largest maxima are searched
 
@@ -42,7 +42,7 @@ class NeighbourOutput(Layer):
 
     The nearest are those with the largest score x·k_n − k_n·k_n/2, which is (x·x − d_n)/2. The mean of the keys is
     subtracted from x and from every key, so that less is lost to rounding; distances stay the same. All N are compared,
-    in about 2 N C operations for each vector.
+    in about 2 N C operations for each vector, and those of K blocks of 128 keys once more.
 
     Raises TypeError for keys that are not floating-point, values that are not integers and options that are not
     numbers, ValueError for other shapes, numbers that are not finite, negative values, fewer than K keys, and an option
@@ -107,16 +107,16 @@ class NeighbourOutput(Layer):
     def nearest(self, x: Array) -> tuple[Array, Array]:
         """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order.
 
-        Each of them is in one of the K blocks with the largest maximal scores. All scores are computed, but only the
-        maximum of each block is kept. Then those of the K blocks are computed again.
+        Each of them is in one of the K blocks with the largest maxima (up to rounding). All scores are computed, but
+        only the maximum of each block is kept. Then the scores in the K blocks are computed again. n is at least 1.
         """
         xp, x = array_module(x), x - self.mean
-        step = max(1, SCORES // (max(1, len(x)) * BLOCK))
+        step = max(1, (SCORES if xp is np else NUMBERS) // (len(x) * BLOCK))
         parts = [slice(start, start + step) for start in range(0, len(self.keys), step)]
         maxima = xp.concatenate([self.scores(x, part).max(axis=2) for part in parts]).T  # (n, N/BLOCK)
         blocks = largest(maxima, min(self.neighbours, len(self.keys)))
         step = max(1, NUMBERS // (blocks.shape[1] * self.keys[0].size))
-        parts = [slice(start, start + step) for start in range(0, max(1, len(x)), step)]
+        parts = [slice(start, start + step) for start in range(0, len(x), step)]
         scores = xp.concatenate([self.scores(x[part, None, None], blocks[part])[:, :, 0] for part in parts])
         scores = scores.reshape(len(x), -1)
         chosen = largest(scores, self.neighbours)

@@ -33,10 +33,10 @@ def by_hand(logits, x, keys, values, K, weight, temperature):
     return p
 
 
-@pytest.mark.parametrize("most", [{}, dict.fromkeys(["ROWS", "SCORES", "NUMBERS"], 1)])
+@pytest.mark.parametrize("most", [{}, {"ROWS": 1, "SCORES": 1, "NUMBERS": 1}, {"SCORES": 1536, "NUMBERS": 10_240}])
 @pytest.mark.parametrize("N", [5, 128, 700])
 def test_predictions_are_mixed_with_those_of_the_nearest(device, monkeypatch, N, most):
-    """Also one row and one block at a time. Fewer keys than a block, a whole block, and several with a part of one."""
+    """Fewer keys than a block, a whole block, and several with a part of one; also one row and one block at a time."""
     for name, count in most.items():
         monkeypatch.setattr(neighbours, name, count)
     random = np.random.default_rng(N)
