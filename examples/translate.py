@@ -6,8 +6,8 @@ scored. With --models 2 a second model is trained after the first, from other we
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
 --neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
-pairs. The preset hour has two models and
-32 neighbours. With --bpe-dropout 0.1 words are split differently in each epoch.
+pairs. The preset hour has two models and 32 neighbours. With --bpe-dropout 0.1 words are split differently in each
+epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
