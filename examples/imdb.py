@@ -3,6 +3,8 @@
 Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`); --evidence 0
 trains a transformer that reads words alone. The model is selected on held-out training reviews and scored once on the
 test reviews.
+With --models 3 two more models are trained after the first, from other weights and on other batches. The mean of the
+probabilities of all three is scored. Each has a subfolder in the run's folder.
 Without --data the official archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
@@ -16,9 +18,12 @@ program:
 - 2,500 reviews are held out to select the best model; there, a fifth or none, used only for reporting.
 """
 
+import numpy as np
+
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier, EvidenceClassifier
-from scratchformer.training import Program, evaluate_classifier
+from scratchformer.training import MODELS_OPTION, Ensemble, evaluate_classifier, predict_classes, scores_of_classes
+from scratchformer.training.stage import as_text
 
 PRESETS = {
     "small": dict(
@@ -33,6 +38,7 @@ PRESETS = {
     ),
 }  # fmt: skip
 OPTIONS = {
+    **MODELS_OPTION,
     "evidence": dict(
         type=int,
         choices=range(4),
@@ -45,7 +51,7 @@ OPTIONS = {
 }
 
 
-class Imdb(Program):
+class Imdb(Ensemble):
     name = "imdb"
     description = __doc__
     presets = PRESETS
@@ -86,10 +92,33 @@ class Imdb(Program):
         reviews, words = len(self.data.train.labels), len(self.vocabulary)
         print(f"{reviews:,} reviews, {words:,} words, {self.parameters} parameters")
 
+    def together(self, replicas, part):
+        """The scores of the mean of all models' probabilities, and the accuracy of each model, as text."""
+        texts, found = self.texts(part), []
+        for other in self.each():
+            with replicas.like(other.model) as own:
+                found.append(predict_classes(own, texts, self.run.max_length, self.run.keep))
+        *each, scores = (scores_of_classes(p, texts.labels) for p in (*found, np.mean(found, axis=0)))
+        alone = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in each)
+        return scores, f" (each model alone: {alone})" if len(each) > 1 else ""
+
+    def summary(self, replicas, part):
+        scores, alone = self.together(replicas, part)
+        return as_text(scores) + alone
+
+    def test(self, replicas):
+        if not self.is_last:
+            return {}
+        if self.run.models > 1:
+            print(f"all models on validation: {self.summary(replicas, 'validation')}")
+        scores, self.alone = self.together(replicas, "test")
+        return scores
+
     def report(self, state, test):
         print(f"best on validation: {state['best']}")
-        reviews = self.share(len(self.texts("test").labels), len(self.data.test.labels), "reviews")
-        print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%")
+        if test:
+            reviews = self.share(len(self.texts("test").labels), len(self.data.test.labels), "reviews")
+            print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%{self.alone}")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, enco
 from scratchformer.generation import bleu, translate, with_neighbours
 from scratchformer.models import EncoderDecoder
 from scratchformer.optim import Adam, InverseSquareRoot
-from scratchformer.training import MUON_OPTIONS, Program, evaluate_translation
-from scratchformer.training.readers import MEMBER, finished_members
+from scratchformer.training import MODELS_OPTION, MUON_OPTIONS, Ensemble, evaluate_translation
 
 SMALL = dict(
     source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, norm="pre",
@@ -42,9 +41,7 @@ PRESETS = {
 SIZES = ("d_model", "heads", "depth", "d_ff", "dropout", "norm", "r_drop")
 OPTIONS = {
     **MUON_OPTIONS,
-    "models": dict(
-        type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (default: the preset's)"
-    ),
+    **MODELS_OPTION,
     "backwards": dict(
         type=int,
         default=0,
@@ -82,7 +79,7 @@ OPTIONS = {
 }
 
 
-class Translate(Program):
+class Translate(Ensemble):
     name = "translate"
     description = __doc__
     presets = PRESETS
@@ -92,28 +89,8 @@ class Translate(Program):
     def __init__(self, run, number=1):
         if run.backwards > run.models:
             raise ValueError(f"--backwards: expected at most as many as --models, {run.models}, got {run.backwards}")
-        super().__init__(run)
-        self.number = number
-        if run.models > 1:
-            self.folder = f"{MEMBER}{number}"
-        if number > 1:
-            self.key = self.key.fold("model", number)
+        super().__init__(run, number)
         self.backwards = number > run.models - run.backwards
-
-    def member(self, number):
-        """The program that trains this model of an ensemble."""
-        if number == self.number:
-            return self
-        other = type(self)(self.run, number)
-        other.data, other.vocabulary = self.data, self.vocabulary
-        return other
-
-    def stages(self):
-        return [self.member(i + 1) for i in range(self.run.models)]
-
-    def scored_stages(self):
-        finished_members(self.run.out)  # raises an error for one that is not
-        return [self.member(self.run.models)]
 
     def load(self):
         self.data = load_multi30k(self.run.data, self.run.source, self.run.target)
@@ -170,7 +147,7 @@ class Translate(Program):
         print(f"{len(self.batches)} batches an epoch")
 
     def test(self, replicas):
-        if self.number < self.run.models:
+        if not self.is_last:
             return {}
         self.tested = {beam: self.translations("test", beam) for beam in sorted({1, self.run.beam})}
         return {}  # BLEU, in `report`
@@ -182,11 +159,8 @@ class Translate(Program):
 
     @cached_property
     def models(self):
-        """This model, and those that were trained before it. With `neighbours`, each looks up its own vectors."""
-        earlier = [self.member(number) for number in range(1, self.number)]
-        for other in earlier:
-            other.load_finished()
-        models, k = [*(other.model for other in earlier), self.model], self.run.neighbours
+        """The models that translate together. With `neighbours`, each looks up its own vectors."""
+        models, k = [other.model for other in self.each()], self.run.neighbours
         if not k:
             return models
         return [with_neighbours(model, self.pairs("train"), self.vocabulary, neighbours=k) for model in models]
@@ -202,7 +176,7 @@ class Translate(Program):
 
     def report(self, state, test):
         run, sentences = self.run, self.data.test
-        if self.number < run.models:
+        if not self.is_last:
             return print(f"model {self.number} of {run.models}: best on validation: {state['best']}")
         for beam, found in self.tested.items():
             for name, moses in self.kinds():

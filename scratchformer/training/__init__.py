@@ -1,6 +1,7 @@
 """Training: the loop, replicas, snapshots, metrics, and programs made of them."""
 
 from .dynamic import evaluate_dynamic, observe_gradients
+from .ensemble import MODELS_OPTION, Ensemble
 from .estimate import Estimate, estimate
 from .evaluate import (
     evaluate_classifier,
@@ -10,6 +11,7 @@ from .evaluate import (
     evaluate_translation,
     mean_loss,
     predict_classes,
+    scores_of_classes,
 )
 from .language import LanguageProgram
 from .loop import Diverged, train
@@ -30,8 +32,10 @@ from .snapshot import (
 from .stage import MUON_OPTIONS
 
 __all__ = [
+    "MODELS_OPTION",
     "MUON_OPTIONS",
     "Diverged",
+    "Ensemble",
     "Estimate",
     "LanguageProgram",
     "LossScale",
@@ -57,5 +61,6 @@ __all__ = [
     "predict_classes",
     "read_metrics",
     "save_snapshot",
+    "scores_of_classes",
     "train",
 ]

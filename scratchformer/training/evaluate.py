@@ -25,7 +25,15 @@ from ..data import (
 from ..data.batching import by_length, expect_text, tokens_of
 from ..models import BidirectionalLanguageModel
 from ..ops import IGNORED
-from ..ops.checks import expect_at_least, expect_ids, expect_instance, expect_positive, is_inexact
+from ..ops.checks import (
+    expect_at_least,
+    expect_floating,
+    expect_ids,
+    expect_instance,
+    expect_positive,
+    expect_shape,
+    is_inexact,
+)
 from ..progress import progress_bar
 from .replicas import Replicas
 
@@ -154,8 +162,27 @@ def evaluate_classifier(
     if is_inexact(dataset.labels):
         raise TypeError("dataset: expected labels that are classes, integers, got probabilities")
     log_probabilities = _log_probabilities(replicas, dataset, max_length, keep, batch_size)
-    own = np.take_along_axis(log_probabilities, dataset.labels[:, None], axis=1)
-    right = log_probabilities.argmax(axis=1) == dataset.labels
+    return _scores(log_probabilities, dataset.labels)
+
+
+def scores_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Loss (nats per text) and accuracy of probabilities (texts, K), such as the mean of those that several classifiers
+    predict. labels: (texts,), the true classes. A text whose class has probability 0 makes the loss infinite. Raises
+    TypeError, ValueError or IndexError for arrays that do not fit.
+    """
+    expect_floating(probabilities=probabilities)
+    expect_shape("probabilities", probabilities, "texts K")
+    if not len(probabilities):
+        raise ValueError("probabilities: expected at least one text")
+    expect_shape("labels", labels, "texts", texts=len(probabilities))
+    expect_ids("labels", labels, probabilities.shape[1])
+    with np.errstate(divide="ignore"):
+        return _scores(np.log(probabilities), labels)
+
+
+def _scores(log_probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    own = np.take_along_axis(log_probabilities, labels[:, None], axis=1)
+    right = log_probabilities.argmax(axis=1) == labels
     return {"loss": -math.fsum(own[:, 0]) / len(own), "accuracy": int(right.sum()) / len(own)}
 
 

@@ -149,7 +149,7 @@ class Program(Stage):
             stage.load_weights(mean_snapshot(stage.out))
             self.run.ranks.expect_same_bits("parameters", stage.model.flat.data)
             with Replicas(stage.model, ranks=self.run.ranks) as replicas:
-                yield f"{stage.folder}: " * bool(stage.folder) + f"{part}: {stage.summary(replicas, part)}"
+                yield f"{stage.heading}{part}: {stage.summary(replicas, part)}"
 
     def saved_vocabulary(self, kind: type) -> Any:
         """The saved vocabulary, of class `kind`, when a run is resumed or scored; None for a new run.

@@ -69,7 +69,7 @@ def load_writer(
         gpt2 = read_config(path, ("gpt2", *KINDS))["model_type"] == "gpt2"
         return load_gpt2(path, dropout=0.0) if gpt2 else load_llama(path, prompt, tokens)
     if members(Path(path)):
-        raise ValueError(f"{path} holds several translators, which cannot generate text: use scratchformer translate")
+        raise ValueError(f"{path} holds an ensemble, which cannot generate text")
     model, state = load_model(best_snapshot(path))
     if not isinstance(model, LanguageModel):
         raise ValueError(f"{path} holds {with_article(type(model))}, which cannot generate text")

@@ -119,6 +119,10 @@ class Replicas:
             self.limits = None
         self.fast.__exit__(None, None, None)
 
+    def like(self, model: Any) -> Replicas:
+        """As many replicas of another model, with the same settings."""
+        return Replicas(model, self.count, self.micro_batch, self.precision, self.ranks)
+
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
         return self._map(lambda _, item: function(item), items)

@@ -140,6 +140,11 @@ class Stage:
         """The line that `scratchformer evaluate` prints for the model."""
         return as_text(self.evaluate(replicas, part))
 
+    @property
+    def heading(self) -> str:
+        """What that line starts with."""
+        return f"{self.folder}: " if self.folder else ""
+
     def largest_batch(self) -> Any:
         """The batch for which --estimate computes the memory."""
         return self.batches.batch(0)

@@ -9,15 +9,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scratchformer.data import load_enwik8, recalling
+from scratchformer.data import load_enwik8, load_imdb, recalling
 from scratchformer.training import (
     Replicas,
     evaluate_language_model,
     language,
     load_model,
     load_snapshot,
+    predict_classes,
     read_metrics,
+    scores_of_classes,
 )
+from scratchformer.training.readers import mean_snapshot
 from scratchformer.training.settings import read_settings
 
 NUMBER = r"([0-9.]+)"
@@ -305,6 +308,41 @@ def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest)
     found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
     assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
     assert "invalid choice" in call("imdb", "--evidence", 4, "--data", reviews_folder, status=2).stderr
+
+
+def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_path):
+    """The mean of their probabilities is scored, by the program and by the command."""
+    folder, options = tmp_path / "run", ("--device", "cpu")
+    train = ("imdb", "--data", reviews_folder, "--steps", 6, "--evidence", 0, *options)
+    told = call(*train, "--out", folder, "--models", 3).stdout
+    names = ("model-1", "model-2", "model-3")
+    models = [load_model(mean_snapshot(folder / name))[0] for name in names]
+    assert len({model.flat.data.tobytes() for model in models}) == 3
+    alone = tmp_path / "alone"
+    call(*train, "--out", alone)
+    assert (load_model(mean_snapshot(alone))[0].flat.data == models[0].flat.data).all()
+
+    data = load_imdb(reviews_folder, 100)
+    assert number(rf"test accuracy on 80 reviews: {NUMBER}% \(each model alone: ", told) > 60
+    asked = call("scratchformer", "evaluate", folder, *options).stdout
+    for part, start, printed in ("validation", "all models on validation", told), ("test", "^3 models: test", asked):
+        texts, found = getattr(data, part), []
+        for model in models:
+            with Replicas(model, 1) as replicas:
+                found.append(predict_classes(replicas, texts, 16, "both"))
+        scores = scores_of_classes(sum(found) / 3, texts.labels)
+        assert number(rf"{start}: loss {NUMBER}, ", printed) == pytest.approx(scores["loss"], abs=1e-4)
+        assert number(rf"{start}: loss [0-9.]+, accuracy {NUMBER} ", printed) == pytest.approx(
+            scores["accuracy"], abs=1e-4
+        )
+
+    call("imdb", "--resume", folder, "--steps", 7, *options)
+    assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in names] == [7] * 3
+    assert "holds an ensemble, which cannot generate text" in fail("scratchformer", "generate", folder)
+    assert "which cannot translate" in fail("scratchformer", "translate", folder, "a")
+    (folder / "model-2" / "average.safetensors").unlink()  # as if the run had been stopped before its end
+    expected = f"error: model-2 of 3 is not trained to its end: continue with --resume {folder}"
+    assert fail("scratchformer", "evaluate", folder, *options) == expected
 
 
 def test_imdb_resumes_and_learns(call, imdb_copy):

@@ -80,7 +80,7 @@ def test_two_models_translate_together(call, fail, sentences_folder, tmp_path):
     together = bleu(translate(models, subwords, data.source, 5, 2.0), data.target)[0]
     assert together == pytest.approx(score, abs=0.011)
     assert len({*(bleu(translate(m, subwords, data.source, 5, 2.0), data.target)[0] for m in models), together}) > 1
-    assert "holds several translators, which cannot generate text" in fail("scratchformer", "generate", folder)
+    assert "holds an ensemble, which cannot generate text" in fail("scratchformer", "generate", folder)
     call("translate", "--resume", folder, "--steps", 31, *options)
     assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in ("model-1", "model-2")] == [
         31,

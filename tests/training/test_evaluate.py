@@ -17,6 +17,7 @@ from scratchformer.training import (
     evaluate_language_model,
     evaluate_translation,
     predict_classes,
+    scores_of_classes,
 )
 from scratchformer.training.estimate import _by_layer
 from scratchformer.training.evaluate import MOST_ROWS, at_once
@@ -97,6 +98,34 @@ def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, rev
     with Replicas(make_model("Classifier", device), 1) as replicas:  # in float32
         found = predict_classes(replicas, reviews, 10)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-15)
+
+
+def test_probabilities_are_scored_as_a_classifier_is(make_model, reviews):
+    with Replicas(make_model("Classifier", dtype=np.float64), 1) as replicas:
+        expected = evaluate_classifier(replicas, reviews, 10)
+        probabilities = predict_classes(replicas, reviews, 10)
+    found = scores_of_classes(probabilities, reviews.labels)
+    assert found["accuracy"] == expected["accuracy"]
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-12)
+    known = np.array([[0.25, 0.75], [0.5, 0.5], [1.0, 0.0]])
+    assert scores_of_classes(known[:2], np.array([1, 0])) == {"loss": pytest.approx(math.log(8 / 3) / 2), "accuracy": 1}
+    assert scores_of_classes(known, np.array([0, 1, 1])) == {"loss": math.inf, "accuracy": 0}
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "labels", "error", "message"),
+    [
+        (np.ones((2, 2), int), np.array([0, 1]), TypeError, "probabilities: expected a floating-point array"),
+        (np.ones(2), np.array([0, 1]), ValueError, r"probabilities: expected \(texts, K\)"),
+        (np.ones((2, 2)), np.array([0]), ValueError, r"labels: expected \(2\), got \(1,\)"),
+        (np.ones((2, 2)), np.array([0, 2]), IndexError, "labels: expected .* 0 to 1"),
+        (np.ones((2, 2)), np.array([0.0, 1.0]), TypeError, "labels: expected integers"),
+        (np.ones((0, 2)), np.empty(0, int), ValueError, "probabilities: expected at least one text"),
+    ],
+)
+def test_probabilities_that_cannot_be_scored(probabilities, labels, error, message):
+    with pytest.raises(error, match=message):
+        scores_of_classes(probabilities, labels)
 
 
 def test_evaluation_neither_drops_out_nor_learns(device, make_model, text, reviews):
