@@ -1,11 +1,12 @@
 """Train the classification transformer on IMDb: is a film review positive or negative?
 
-Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`); --evidence 0
-trains a transformer that reads words alone. The model is selected on held-out training reviews and scored once on the
-test reviews.
+Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`). In evaluation the
+logits of both are added. --evidence 0 trains a transformer that reads words alone, without the linear model. The model
+is selected on held-out training reviews and scored once on the test reviews.
+
 With --models 3 two more models are trained after the first, from other weights and on other batches. The mean of the
-probabilities of all three is scored. Each has a subfolder in the run's folder.
-Without --data the official archive is downloaded.
+probabilities of all three is scored. Each has a subfolder in the run's folder. Without --data the official archive is
+downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
 Adam's learning rate rises to 1e-4 over 10,000 texts (2,500 steps of 4) and then stays there, for 80 epochs in all.

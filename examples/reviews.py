@@ -119,9 +119,9 @@ class Classification(Part):
     folder = "finetune"
 
     def make_model(self, key):
-        run, sizes = self.run, self.sizes("evidence", "d_model", "heads", "depth", "max_length")
+        run, sizes = self.run, self.sizes("d_model", "heads", "depth", "max_length")
         block = dict(causal=True, positions="none", block=LlamaBlock, final_norm=RMSNorm, dropout=run.tuning_dropout)
-        model = BidirectionalClassifier(len(self.data.vocabulary), reads_evidence=False, **sizes, **block, key=key)
+        model = BidirectionalClassifier(len(self.data.vocabulary), 2, **sizes, **block, key=key)
         if not (self.out / "last.safetensors").exists() and run.ranks.first:  # which sends the others its weights
             pretrained, state = load_model(best_snapshot(run.out / "pretrain"), BidirectionalLanguageModel)
             print(f"starts from the language models of step {state['step']} of {run.steps}")
@@ -129,8 +129,7 @@ class Classification(Part):
         return model
 
     def make_batches(self, key):
-        part = self.program.without_evidence(self.data.train)
-        return LabelledBatches(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
+        return LabelledBatches(self.data.train, self.run.tuning_batch_size, self.run.max_length, key, "both")
 
     @property
     def learned(self):
@@ -168,7 +167,7 @@ class Classification(Part):
     def evaluate(self, replicas, part):
         texts = self.program.validation
         if part == "test":
-            texts = self.program.with_evidence(self.data.test.evenly(self.tested))
+            texts = self.program.with_logits(self.data.test.evenly(self.tested))
         return evaluate_classifier(replicas, texts, self.run.max_length, "both")
 
     def describe(self):
@@ -207,7 +206,7 @@ class SelfTraining(Classification):
             labels = np.full((self.learned, 2), 0.5, np.float32)  # until `train` loads those of the snapshot
         else:
             labels = np.concatenate([np.eye(2, dtype=np.float32)[train.labels], self.pseudo_labels(unlabelled)])
-        part = self.program.without_evidence(Labelled([*train.ids, *unlabelled], labels))
+        part = Labelled([*train.ids, *unlabelled], labels)
         return PseudoLabelled(part, self.run.tuning_batch_size, self.run.max_length, key, "both")
 
     @property
@@ -225,7 +224,7 @@ class SelfTraining(Classification):
         print(
             f"the classifier of {teacher.folder}, {trained}, predicts the labels of {len(texts):,} unlabelled reviews"
         )
-        asked = self.program.with_evidence(Labelled(texts, np.empty(0)))
+        asked = self.program.with_logits(Labelled(texts, np.empty(0)))
         with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:
             return predict_classes(replicas, asked, self.run.max_length, "both").astype(np.float32)
 
@@ -266,17 +265,11 @@ class Reviews(Program):
 
     @cached_property
     def validation(self):
-        return self.with_evidence(self.data.validation)
+        return self.with_logits(self.data.validation)
 
-    def with_evidence(self, part):
-        """A part of the data, with the linear model's evidence for each sub-word."""
-        found = [self.linear.of(ids) for ids in counted(part.ids, "finding evidence", "reviews")]
-        return part._replace(evidence=found)
-
-    def without_evidence(self, part):
-        """A part of the data for training. Its evidence is all zeros, since none is read in training."""
-        nothing, order = np.float32(0), self.run.evidence
-        return part._replace(evidence=[np.broadcast_to(nothing, (len(ids), order)) for ids in part.ids])
+    def with_logits(self, part):
+        """A part of the data, with the linear model's logit for each text. In evaluation it is added to the model's."""
+        return part._replace(logits=self.linear.found(counted(part.ids, "finding evidence", "reviews")).logits)
 
     def stages(self):
         kinds, chosen = [Pretraining, Classification, SelfTraining], self.run.stage or "all"

@@ -62,9 +62,8 @@ def _evidence_classifier(d: Sizes) -> LayerCase:
 
 
 def _bidirectional_classifier(d: Sizes) -> LayerCase:
-    model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, DEPTH, d.T + 1)
-    evidence = d("B T I").astype(np.float32)
-    return LayerCase(model, (_ids(d, "B T"), evidence, d.lengths(), _ids(d, "B", 2)))
+    model = models.BidirectionalClassifier(d.V, d.K, d.C, d.H, DEPTH, d.T + 1)
+    return LayerCase(model, (_ids(d, "B T"), d.lengths(), _ids(d, "B", d.K)))
 
 
 def _bidirectional_language_model(d: Sizes) -> LayerCase:

@@ -13,7 +13,7 @@ and the evidence in a fold comes from a model of the other folds (Wolpert, "Stac
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,13 @@ BITS = 20  # of an id in the key of an n-gram: three fit in 63 bits
 MOST_ORDER = 3
 FOLDS = 10
 ITERATIONS = 20  # of L-BFGS, at most; the loss is then within 1e-4 of its minimum on IMDb
+
+
+class Found(NamedTuple):
+    """What a linear model says about texts: their evidence, float32 (T, order) each, and its logits (texts,)."""
+
+    evidence: list[np.ndarray]
+    logits: np.ndarray
 
 
 class Evidence(NamedTuple):
@@ -45,6 +52,11 @@ class Evidence(NamedTuple):
         evidence = np.zeros(len(ids) * self.order, np.float32)
         evidence[first] = np.where(self.keys[places] == keys, self.weights[places], 0)
         return evidence.reshape(len(ids), self.order)
+
+    def found(self, texts: Iterable[np.ndarray]) -> Found:
+        """The evidence in each of the texts, and the logits of class 1."""
+        evidence = [self.of(ids) for ids in texts]
+        return Found(evidence, np.array([own.sum(dtype=np.float64) for own in evidence]) + self.bias)
 
 
 def keys_of(ids: np.ndarray, order: int) -> np.ndarray:
@@ -139,8 +151,8 @@ def find_evidence(
     order: int = 3,
     c: float = 0.1,
     folds: np.ndarray | None = None,
-) -> list[list[np.ndarray]]:
-    """The evidence, (T, order) for each text, in the training texts, and in those of each of `others`.
+) -> list[Found]:
+    """The evidence in the training texts, and in those of each of `others`, with the linear model's logits.
 
     train: texts, ids (T,) from 0 to 1,048,574. labels: (texts,), 0 or 1. order: the longest n-grams, 1 to 3. c: the
     weight of the loss against that of the penalty. folds: (texts,), the fold of each training text, at least two, with
@@ -158,18 +170,20 @@ def find_evidence(
         if len(np.unique(labels[folds != fold])) < 2:
             raise ValueError(f"folds: expected both labels outside of each fold, got one outside of fold {fold}")
     counts = count(train, order)
-    found: list[np.ndarray] = [np.empty(0)] * len(train)
+    evidence, logits = [np.empty(0)] * len(train), np.empty(len(train))
     for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
-        model = fit(counts, labels, order, c, np.flatnonzero(folds != fold))
-        for i in np.flatnonzero(folds == fold).tolist():
-            found[i] = model.of(train[i])
+        model, rows = fit(counts, labels, order, c, np.flatnonzero(folds != fold)), np.flatnonzero(folds == fold)
+        own = model.found([train[i] for i in rows.tolist()])
+        logits[rows] = own.logits
+        for i, one in zip(rows.tolist(), own.evidence, strict=True):
+            evidence[i] = one
     whole = fit(counts, labels, order, c)
-    return [found, *([whole.of(ids) for ids in texts] for texts in others)]
+    return [Found(evidence, logits), *map(whole.found, others)]
 
 
 def fit_evidence(train: Sequence[np.ndarray], labels: np.ndarray, order: int = 3, c: float = 0.1) -> Evidence:
-    """The linear model that `find_evidence` fits to all training texts. Its method `of` returns the evidence in a new
-    text. Arguments and errors as in `find_evidence`.
+    """The linear model that `find_evidence` fits to all training texts. Its method `found` returns the evidence in new
+    texts, and its logits. Arguments and errors as in `find_evidence`.
     """
     _check([train], labels, order, c)
     return fit(count(train, order), labels, order, c)

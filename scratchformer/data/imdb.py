@@ -61,17 +61,21 @@ class Labelled(NamedTuple):
 
     labels: they may also be probabilities, (texts, K) of K classes, to learn from.
     evidence: numbers that come with each word, a float32 array (T, I) for each text, or none: see `data.find_evidence`.
+    logits: (texts,), those that another model gives class 1 of two, or none. In evaluation they are added to the
+    classifier's own, so that both models decide together.
     """
 
     ids: list[np.ndarray]
     labels: np.ndarray
     evidence: Sequence[np.ndarray] = ()
+    logits: np.ndarray | Sequence[float] = ()
 
     def evenly(self, count: int) -> Labelled:
         """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
         chosen = (np.arange(count) * len(self.labels) // count).tolist()
         evidence = [self.evidence[i] for i in chosen] if len(self.evidence) else ()
-        return Labelled([self.ids[i] for i in chosen], self.labels[chosen], evidence)
+        logits = np.asarray(self.logits)[chosen] if len(self.logits) else ()
+        return Labelled([self.ids[i] for i in chosen], self.labels[chosen], evidence, logits)
 
 
 class Imdb(NamedTuple):
@@ -91,8 +95,8 @@ class Imdb(NamedTuple):
         """SHA-256 of all parts except the test, encoded texts and labels in order, in hexadecimal."""
         digest = hashlib.sha256()
         unlabelled = [Labelled(list(self.unlabelled), np.empty(0))] if self.unlabelled else []
-        for ids, labels, _ in (self.train, self.validation, *unlabelled):
-            for array in (labels, np.array([len(text) for text in ids]), *ids):
+        for part in (self.train, self.validation, *unlabelled):
+            for array in (part.labels, np.array([len(text) for text in part.ids]), *part.ids):
                 digest.update(array.astype("<f4" if array.dtype.kind == "f" and array.size else "<i8").data)
         return digest.hexdigest()
 
@@ -115,8 +119,8 @@ def load_imdb(
     The vocabulary, of at most `vocabulary_size` words, is built from the remaining training reviews. If `vocabulary` is
     given, as on resume, it is used unchanged. Raises DataError.
 
-    evidence: the longest n-grams of the linear model whose evidence comes with each word (see `find_evidence`), up to
-    3, or 0 for none. The model is trained on the training part alone.
+    evidence: the longest n-grams of the linear model whose evidence comes with each word, and whose logits come with
+    each text (see `find_evidence`), up to 3, or 0 for none. The model is trained on the training part alone.
     """
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
@@ -136,7 +140,7 @@ def _with_evidence(data: Imdb, order: int, films: np.ndarray) -> Imdb:
     others = [data.validation.ids, data.test.ids]
     found = find_evidence(data.train.ids, data.train.labels, others, order, folds=films % FOLDS)
     encoded = zip(("train", "validation", "test"), found, strict=True)
-    return data._replace(**{name: getattr(data, name)._replace(evidence=own) for name, own in encoded})
+    return data._replace(**{name: getattr(data, name)._replace(**own._asdict()) for name, own in encoded})
 
 
 def load_imdb_subwords(

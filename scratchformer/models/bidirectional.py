@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_ids, expect_instance, expect_shape, shown
 from ..rng import Key, fold
-from .evidence_classifier import EvidenceClassifier
+from .classifier import Classifier
 from .language_model import LanguageModel
 from .llama import Llama
 from .model import Model
@@ -21,12 +20,6 @@ from .predictor import ClassPredictor
 class BothCache(NamedTuple):
     rightward: Any
     leftward: Any
-
-
-class BothLogitsCache(NamedTuple):
-    rightward: Any
-    leftward: Any
-    gather: Any  # of the evidence in reverse order
 
 
 class BidirectionalLanguageModel(Model):
@@ -109,43 +102,22 @@ class BidirectionalLanguageModel(Model):
 
 
 class BidirectionalClassifier(ClassPredictor):
-    """Two classifiers of two classes, of which one reads a text from left to right, and the other from right to left.
+    """Two classifiers, of which one reads a text from left to right, and the other from right to left.
 
-    The arguments are those of `EvidenceClassifier`, which each of them is. In evaluation, without a key, the logits are
-    the mean of both. In training each learns from its own, as if it were alone: the loss is the mean of two losses.
+    The arguments are those of `Classifier`, which each of them is. In evaluation, without a key, the logits are the
+    mean of both, so each gets half of the gradient. In training each learns from its own, as if it were alone: the loss
+    is the mean of two losses.
 
     To start from two Llamas, it takes their sizes and causal=True, positions="none", block=LlamaBlock,
     final_norm=RMSNorm. recall is left out.
-
-    Forward, in evaluation. In reverse order, position t of text b, of length n_b, holds what was at position
-    n_b − 1 − t. Let places_bt be this position; in the padding it is t:
-
-        reverse_bti = evidence_bsi with s = places_bt
-        first = rightward(evidence)        second = leftward(reverse)        z_bk = 1/2 (first_bk + second_bk)
-
-    Backward. z is the mean of first and second, so each gets half of dz:
-
-        dfirst_bk = 1/2 dz_bk        dsecond_bk = 1/2 dz_bk
-
-    evidence is used twice, in both orders, so its gradient is the sum of two. direct is the gradient that `rightward`
-    returns in backward, and dreverse the one that `leftward` returns. The latter is added at the places from which
-    `ops.gather` took the vectors:
-
-        direct_bsi = Σ_k dfirst_bk ∂first_bk/∂evidence_bsi
-        dreverse_bti = Σ_k dsecond_bk ∂second_bk/∂reverse_bti
-        devidence_bsi = direct_bsi + Σ_t [places_bt = s] dreverse_bti
-
-    In code:
-
-        devidence = direct + ops.gather_backward(dreverse, cache.gather)
     """
 
-    body_class = EvidenceClassifier
+    body_class = Classifier
 
     def __init__(
         self,
         vocab_size: int,
-        evidence: int,
+        num_classes: int,
         d_model: int,
         heads: int,
         depth: int,
@@ -156,7 +128,7 @@ class BidirectionalClassifier(ClassPredictor):
         if options.get("recall") is not None:
             raise ValueError("recall: expected None, since a BidirectionalClassifier has none")
         self.rightward, self.leftward = (
-            EvidenceClassifier(vocab_size, evidence, d_model, heads, depth, max_length, key=fold(key, name), **options)
+            Classifier(vocab_size, num_classes, d_model, heads, depth, max_length, key=fold(key, name), **options)
             for name in ("rightward", "leftward")
         )
 
@@ -166,39 +138,27 @@ class BidirectionalClassifier(ClassPredictor):
         self.rightward.start_from(pretrained.rightward)
         self.leftward.start_from(pretrained.leftward)
 
-    def logits(
-        self, ids: Array, evidence: Array, lengths: Array | None = None, key: Key | None = None
-    ) -> tuple[Array, BothLogitsCache]:
-        """The mean of the logits (B, 2) of both: see `EvidenceClassifier`."""
-        first, rightward = self.rightward.logits(ids, evidence, lengths, fold(key, "rightward"))
-        reverse, gather = in_reverse(ids, evidence, lengths)
-        second, leftward = self.leftward.logits(*reverse, lengths, fold(key, "leftward"))
-        return (first + second) / 2, BothLogitsCache(rightward, leftward, gather)
+    def logits(self, ids: Array, lengths: Array | None = None, key: Key | None = None) -> tuple[Array, BothCache]:
+        """The mean of the logits (B, num_classes) of both: see `Classifier`."""
+        first, rightward = self.rightward.logits(ids, lengths, fold(key, "rightward"))
+        second, leftward = self.leftward.logits(in_reverse(ids, lengths), lengths, fold(key, "leftward"))
+        return (first + second) / 2, BothCache(rightward, leftward)
 
-    def logits_backward(self, dz: Array, cache: BothLogitsCache) -> Array | None:
-        """The gradient of evidence, given the gradient of the logits: see `EvidenceClassifier`."""
-        direct = self.rightward.logits_backward(dz / 2, cache.rightward)
-        dreverse = self.leftward.logits_backward(dz / 2, cache.leftward)
-        if direct is None:
-            return None if dreverse is None else ops.gather_backward(dreverse, cache.gather)
-        if dreverse is None:
-            return direct
-        devidence = direct + ops.gather_backward(dreverse, cache.gather)
-        return devidence
+    def logits_backward(self, dz: Array, cache: BothCache) -> None:
+        """Add to the gradients of the parameters, given the gradient of the logits. ids have none."""
+        self.rightward.logits_backward(dz / 2, cache.rightward)
+        self.leftward.logits_backward(dz / 2, cache.leftward)
 
-    def loss(
-        self, ids: Array, evidence: Array, lengths: Array | None, labels: Array, key: Key | None = None
-    ) -> tuple[Array, tuple]:
-        """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, 2). In evaluation it is that of the
-        mean of the logits, in training the mean of two.
+    def loss(self, ids: Array, lengths: Array | None, labels: Array, key: Key | None = None) -> tuple[Array, tuple]:
+        """The mean cross-entropy, in nats, of labels (B,), or of probabilities (B, num_classes). In evaluation it is
+        that of the mean of the logits, in training the mean of two.
         """
         if key is None:
-            z, logits = self.logits(ids, evidence, lengths)
+            z, logits = self.logits(ids, lengths)
             loss, cross_entropy = self.cross_entropy(z, labels)
             return loss, (logits, cross_entropy)
-        first, rightward = self.rightward.loss(ids, evidence, lengths, labels, fold(key, "rightward"))
-        reverse, _ = in_reverse(ids, evidence, lengths)
-        second, leftward = self.leftward.loss(*reverse, lengths, labels, fold(key, "leftward"))
+        first, rightward = self.rightward.loss(ids, lengths, labels, fold(key, "rightward"))
+        second, leftward = self.leftward.loss(in_reverse(ids, lengths), lengths, labels, fold(key, "leftward"))
         return (first + second) / 2, BothCache(rightward, leftward)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:
@@ -208,16 +168,14 @@ class BidirectionalClassifier(ClassPredictor):
         self.rightward.loss_backward(dloss / 2, cache.rightward)
         self.leftward.loss_backward(dloss / 2, cache.leftward)
 
-    def check_batch(self, ids: Array, evidence: Array, lengths: Array | None, labels: Array) -> None:
+    def check_batch(self, ids: Array, lengths: Array | None, labels: Array) -> None:
         """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
-        self.rightward.check_batch(ids, evidence, lengths, labels)
+        self.rightward.check_batch(ids, lengths, labels)
 
 
-def in_reverse(ids: Array, evidence: Array, lengths: Array | None) -> tuple[tuple[Array, Array], Any]:
-    """Each text and its evidence in reverse order, with the padding still at the end, and the cache of `ops.gather`."""
+def in_reverse(ids: Array, lengths: Array | None) -> Array:
+    """Each text in reverse order, with the padding still at the end."""
     xp, (B, T) = array_module(ids), ids.shape
     ends = (xp.full(B, T) if lengths is None else lengths.astype(np.int64))[:, None]
     steps = xp.arange(T)[None]
-    places = xp.where(steps < ends, ends - 1 - steps, steps)  # (B, T)
-    reverse, gather = ops.gather(evidence, places)
-    return (xp.take_along_axis(ids, places, axis=1), reverse), gather
+    return xp.take_along_axis(ids, xp.where(steps < ends, ends - 1 - steps, steps), axis=1)

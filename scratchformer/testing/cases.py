@@ -374,15 +374,14 @@ def _classifier_of_units(d: Draw, **options: Any) -> LayerCase:
     return LayerCase(model, (d("B T I"), d.lengths()), {"key": d.key, "pattern": pattern})
 
 
-def _evidence_classifier(d: Draw, training: bool = False, **options: Any) -> LayerCase:
+def _evidence_classifier(d: Draw, **options: Any) -> LayerCase:
     model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 2, d.T + 1, key=Key(d.seed), **options)
-    key = {"key": d.key} if training else {}
-    return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()), key)
+    return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()), {"key": d.key})
 
 
 def _bidirectional_classifier(d: Draw, **options: Any) -> LayerCase:
-    model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True, **options)
-    return LayerCase(model, (d.integers("B T", d.V), d("B T I"), d.lengths()))
+    model = models.BidirectionalClassifier(d.V, d.K, d.C, d.H, 1, d.T + 1, key=Key(d.seed), causal=True, **options)
+    return LayerCase(model, (d.integers("B T", d.V), d.lengths()))
 
 
 def _sparse_transformer(d: Draw, heads: int, **options: Any) -> LayerCase:
@@ -514,7 +513,7 @@ LAYERS: dict[str, Callable[[Draw], LayerCase]] = {
     "Classifier, units, each, pre": partial(_classifier_of_units, pool="none", norm="pre", positions="none"),
     "Classifier, max, pre, no positions": partial(_classifier, pool="max", norm="pre", positions="none"),
     "Classifier, max, pre, relative": partial(_classifier, pool="max", norm="pre", positions="relative", dropout=0.2),
-    "EvidenceClassifier, mean": partial(_evidence_classifier, training=True, dropout=0.2),
+    "EvidenceClassifier, mean": partial(_evidence_classifier, dropout=0.2),
     "EvidenceClassifier, max, pre": partial(_evidence_classifier, pool="max", norm="pre", ngrams=[2], buckets=3),
     "BidirectionalLanguageModel": lambda d: LayerCase(
         models.BidirectionalLanguageModel(d.V, d.C, d.H, 1, d.T + 1, models.LanguageModel, Key(d.seed)),

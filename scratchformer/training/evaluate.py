@@ -154,7 +154,8 @@ def evaluate_transformer_xl(
 def evaluate_classifier(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats per text) and accuracy over a whole dataset.
+    """Loss (nats per text) and accuracy over a whole dataset. The logits of the dataset, if it has any, are added to
+    those of the classifier: half to class 1, and half taken from class 0, so that their difference is the sum of both.
 
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
@@ -201,7 +202,7 @@ def predict_classes(
 def _log_probabilities(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str, batch_size: int | None
 ) -> np.ndarray:
-    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""
+    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset, with its logits."""
     expect_instance("replicas", replicas, Replicas)
     expect_positive(max_length=max_length)
     if batch_size is None:
@@ -215,7 +216,16 @@ def _log_probabilities(
 
     batches = in_order(dataset, batch_size, max_length, keep)
     found = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
-    return np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
+    own = np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
+    return _with_logits(own, np.asarray(dataset.logits, np.float64)) if len(dataset.logits) else own
+
+
+def _with_logits(log_probabilities: np.ndarray, logits: np.ndarray) -> np.ndarray:
+    """Log-probabilities (texts, 2) after another model's logits of class 1, (texts,), are added to their log-odds."""
+    if log_probabilities.shape[1] != 2:
+        raise ValueError(f"dataset: expected no logits for {log_probabilities.shape[1]} classes, only for two")
+    z = log_probabilities + logits[:, None] * [-0.5, 0.5]
+    return z - np.logaddexp(z[:, :1], z[:, 1:])
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:

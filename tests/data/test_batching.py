@@ -601,12 +601,20 @@ def test_evidence_that_does_not_fit_its_texts():
             LabelledBatches(dataset._replace(evidence=evidence), 2, 9, Key(0))
 
 
+@pytest.mark.parametrize("logits", [np.zeros(4), np.zeros((5, 1)), [0.0] * 6])
+def test_logits_that_do_not_fit_the_texts(logits):
+    with pytest.raises(ValueError, match=r"dataset: 5 texts but logits of shape \("):
+        LabelledBatches(make_dataset(5)._replace(logits=logits), 2, 9, Key(0))
+
+
 def test_evidence_of_evenly_spaced_texts():
-    dataset = with_evidence(make_dataset(10))
+    dataset = with_evidence(make_dataset(10))._replace(logits=np.arange(10.0))
     some = dataset.evenly(4)
+    assert some.logits.tolist() == [0, 2, 5, 7]
     assert [ids[0] - 1 for ids in some.ids] == [0, 2, 5, 7]
     assert equal(some.evidence, [dataset.evidence[i] for i in (0, 2, 5, 7)])
-    assert make_dataset(10).evenly(4).evidence == ()
+    bare = make_dataset(10).evenly(4)
+    assert bare.evidence == bare.logits == ()
 
 
 def test_texts_are_joined_with_an_end_after_each():

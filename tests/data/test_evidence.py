@@ -159,7 +159,15 @@ def test_an_ngram_counts_where_it_ends_first():
 
 
 def evidence_of_training_texts(texts, labels, folds):
-    return find_evidence(texts, labels, order=2, folds=folds)[0]
+    found = find_evidence(texts, labels, order=2, folds=folds)[0]
+    assert sums_and_logits_agree(found)
+    return found.evidence
+
+
+def sums_and_logits_agree(found):
+    """Whether the logits of texts differ from the sums of their evidence by one bias for each model: four folds."""
+    biases = found.logits - [own.sum(dtype=np.float64) for own in found.evidence]
+    return len(set(np.round(biases, 6).tolist())) == 4
 
 
 def same(first, second):
@@ -184,12 +192,15 @@ def test_evidence_in_others_is_of_a_model_of_all_training_texts():
     first, second = make_texts(5, seed=1)[0], make_texts(3, seed=2)[0]
     train, *others = find_evidence(texts, labels, [first, second], order=3, c=0.2)
     whole = fit(count(texts, 3), labels, 3, 0.2)
-    assert same(others[0], [whole.of(ids) for ids in first])
-    assert same(others[1], [whole.of(ids) for ids in second])
-    one_more = fit_evidence(texts, labels, order=3, c=0.2)
-    assert same(others[1], [one_more.of(ids) for ids in second]) and one_more.bias == whole.bias
-    assert [x.shape for x in train] == [(len(ids), 3) for ids in texts]
-    assert not same(train, [whole.of(ids) for ids in texts])
+    for found, asked in zip(others, (first, second), strict=True):
+        assert same(found.evidence, [whole.of(ids) for ids in asked])
+        sums = [whole.of(ids).sum(dtype=np.float64) for ids in asked]
+        np.testing.assert_allclose(found.logits, np.array(sums) + whole.bias, rtol=1e-12)
+    assert abs(whole.bias) > 1e-3
+    one_more = fit_evidence(texts, labels, order=3, c=0.2).found(second)
+    assert same(others[1].evidence, one_more.evidence) and same(others[1].logits, one_more.logits)
+    assert [x.shape for x in train.evidence] == [(len(ids), 3) for ids in texts]
+    assert not same(train.evidence, [whole.of(ids) for ids in texts])
 
 
 def test_folds_are_neighbours_and_have_their_share_of_each_class():
@@ -201,7 +212,7 @@ def test_folds_are_neighbours_and_have_their_share_of_each_class():
         assert (np.diff(own) >= 0).all() and set(np.bincount(own)) == sizes
     texts, labels = make_texts(40)
     default, given = find_evidence(texts, labels)[0], find_evidence(texts, labels, folds=by_class(labels))[0]
-    assert same(default, given)
+    assert same(default.evidence, given.evidence) and same(default.logits, given.logits)
 
 
 @pytest.mark.parametrize(

@@ -28,27 +28,15 @@ def batch(device, seed=0, padding=(0, 0.0)):
 
 
 @POOLS
-def test_it_is_a_classifier_with_features_and_a_sum(device, pool):
-    model = make(device, pool=pool)
-    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I).to(device, np.float64)
+def test_it_is_a_classifier_with_features(device, pool):
+    """In evaluation and in training."""
+    model = make(device, pool=pool, dropout=0.3)
+    deep = Classifier(V, 2, 8, 2, 2, T, pool, key=Key(1), features=I, dropout=0.3).to(device, np.float64)
     deep.load_state_dict(model.state_dict())
     ids, evidence, lengths = batch(device)
-    sums = np.array([x[:n].sum() for x, n in zip(to_cpu(evidence), LENGTHS, strict=True)])
-    alone = to_cpu(deep.logits(ids, lengths, features=evidence)[0])
-    expected = alone + sums[:, None] * [-0.5, 0.5]
-    np.testing.assert_allclose(to_cpu(model.logits(ids, evidence, lengths)[0]), expected, rtol=1e-12)
-    in_training, _ = model.logits(ids, evidence, lengths, Key(0))  # there is no dropout
-    np.testing.assert_allclose(to_cpu(in_training), alone, rtol=1e-12)
-
-
-def test_it_adds_the_logit_of_the_linear_model(device):
-    """Without the classifier's output layer, the log-odds are the sum of the evidence."""
-    model = make(device)
-    for p in model.output.parameters():
-        p.data[...] = 0
-    ids, evidence, _ = batch(device)
-    y = to_cpu(model(ids, evidence))
-    np.testing.assert_allclose(y[:, 1] - y[:, 0], to_cpu(evidence).sum(axis=(1, 2)), rtol=1e-12)
+    for key in (None, Key(3)):
+        expected = to_cpu(deep.logits(ids, lengths, key, features=evidence)[0])
+        np.testing.assert_array_equal(to_cpu(model.logits(ids, evidence, lengths, key)[0]), expected)
 
 
 @POOLS
@@ -76,29 +64,9 @@ def test_every_number_is_read_by_the_transformer(device):
     assert np.abs(to_cpu(model(ids, exchanged, lengths)) - to_cpu(model(ids, evidence, lengths))).min() > 1e-5
 
 
-def test_evidence_that_is_not_read_is_only_added(device):
-    """In evaluation it is added to the logit. In training it has no influence, and no gradient."""
-    model = make(device, reads_evidence=False)
-    deep = Classifier(V, 2, 8, 2, 2, T, key=Key(1)).to(device, np.float64)
-    deep.load_state_dict(model.state_dict())
-    ids, evidence, lengths = batch(device)
-    sums = np.array([x[:n].sum() for x, n in zip(to_cpu(evidence), LENGTHS, strict=True)])
-    alone = to_cpu(deep.logits(ids, lengths)[0])
-    z, cache = model.logits(ids, evidence, lengths)
-    np.testing.assert_allclose(to_cpu(z), alone + sums[:, None] * [-0.5, 0.5], rtol=1e-12)
-    within = np.arange(T) < LENGTHS[:, None]
-    dz = np.random.default_rng(0).standard_normal((3, 2))
-    expected = np.where(within, (dz[:, 1:] - dz[:, :1]) / 2, 0)[:, :, None].repeat(I, axis=2)
-    np.testing.assert_allclose(to_cpu(model.logits_backward(to_device(dz, device), cache)), expected, rtol=1e-12)
-    in_training, cache = model.logits(ids, evidence, lengths, Key(0))
-    np.testing.assert_allclose(to_cpu(in_training), alone, rtol=1e-12)
-    assert model.logits_backward(to_device(dz, device), cache) is None
-
-
-@pytest.mark.parametrize("reads_evidence", [True, False])
 @pytest.mark.parametrize("norm", ["post", "pre"])
-def test_gradient_of_the_loss(norm, reads_evidence, device, check_loss_backward):
-    model = make(device, norm=norm, reads_evidence=reads_evidence, dropout=0.2, activation="gelu")
+def test_gradient_of_the_loss(norm, device, check_loss_backward):
+    model = make(device, norm=norm, dropout=0.2, activation="gelu")
     check_loss_backward(model, *map(to_cpu, batch(device)), LABELS)
 
 

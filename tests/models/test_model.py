@@ -17,7 +17,7 @@ MADE_OF = {
     "Bert": SIZES | dict(max_length=4),
     "BertClassifier": SIZES | dict(max_length=4, num_classes=2),
     "BertPretraining": SIZES | dict(max_length=4),
-    "BidirectionalClassifier": SIZES | dict(max_length=4, evidence=2),
+    "BidirectionalClassifier": SIZES | dict(max_length=4, num_classes=2),
     "BidirectionalLanguageModel": SIZES | dict(context=4),
     "Body": SIZES | dict(max_length=4),
     "Classifier": SIZES | dict(max_length=4, num_classes=2),

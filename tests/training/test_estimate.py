@@ -8,7 +8,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from scratchformer.data import EvidenceBatch, LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
+from scratchformer.data import LabelledBatch, SegmentBatch, TextBatch, TextBatches, TranslationBatch
 from scratchformer.models import (
     BidirectionalClassifier,
     BidirectionalLanguageModel,
@@ -182,7 +182,7 @@ def test_recomputed_blocks_keep_their_inputs_and_what_one_block_keeps(kind):
         "Bidirectional": lambda: (BidirectionalLanguageModel(11, context=64, **sizes), TextBatch(ids, ids)),
         "Bidirectional, noise": lambda: (
             BidirectionalClassifier(11, 3, max_length=64, adversarial=0.1, **sizes),
-            EvidenceBatch(ids, np.ones((4, 64, 3), np.float32), lengths, ids[:, 0]),
+            LabelledBatch(ids, lengths, ids[:, 0]),
         ),
         "Classifier": lambda: (Classifier(11, 2, max_length=64, **sizes), LabelledBatch(ids, lengths, ids[:, 0])),
         "Classifier, noise": lambda: (

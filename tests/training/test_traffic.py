@@ -82,8 +82,8 @@ CASES = {
         (IDS, integers((B, T), V)),
     ),
     "BidirectionalClassifier": lambda: (
-        models.BidirectionalClassifier(V, 2, max_length=T, dropout=0.1, **SIZES),
-        (IDS, normal((B, T, 2)), LENGTHS, integers((B,), 2)),
+        models.BidirectionalClassifier(V, K, max_length=T, dropout=0.1, **SIZES),
+        (IDS, LENGTHS, LABELS),
     ),
     "BertPretraining": lambda: (
         models.BertPretraining(V, max_length=T, dropout=0.1, **SIZES),

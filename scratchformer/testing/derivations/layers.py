@@ -303,56 +303,6 @@ def encoder_decoder(d: Sizes) -> DerivationCase:
     return DerivationCase(model.forward, model.backward, ids, names, {"functions": functions}, docstring)
 
 
-def evidence_classifier(d: Sizes) -> DerivationCase:
-    """With sizes of its own, since the model always has K = 2 classes."""
-    d.sizes |= {"H": 2, "C": 4, "B": 3, "T": 5, "I": 6, "V": 7}
-    model = models.EvidenceClassifier(d.V, d.I, d.C, d.H, 1, d.T, d_ff=8, activation=GELU)
-    prepared(d, model)
-    ids, lengths = d.integers("B T", d.V), d.lengths()
-
-    @shows(model.logits)
-    def forward(evidence: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Any]:
-        return model.logits(ids, evidence, lengths)
-
-    @shows(model.logits_backward)
-    def backward(dz: np.ndarray, cache: Any) -> np.ndarray:
-        return model.logits_backward(dz, cache)
-
-    def classifier(features: np.ndarray) -> np.ndarray:
-        return models.Classifier.logits(model, ids, lengths, features=features)[0]
-
-    options = {"functions": {"classifier": classifier}}
-    docstring = inspect.getdoc(models.EvidenceClassifier)
-    return DerivationCase(forward, backward, (d("B T I"), lengths), {}, options, docstring)
-
-
-def bidirectional_classifier(d: Sizes) -> DerivationCase:
-    """With sizes of its own, since the model always has K = 2 classes."""
-    d.sizes |= {"H": 2, "C": 4, "B": 3, "T": 5, "I": 6, "V": 7}
-    model = models.BidirectionalClassifier(d.V, d.I, d.C, d.H, 1, d.T, d_ff=8, activation=GELU)
-    prepared(d, model)
-    ids, lengths = d.integers("B T", d.V), d.lengths()
-    evidence, at = d("B T I"), np.arange(d.T)
-    places = np.where(at < lengths[:, None], lengths[:, None] - 1 - at, at)
-    reverse_ids = np.take_along_axis(ids, places, axis=1)
-
-    @shows(model.logits)
-    def forward(evidence: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, Any]:
-        return model.logits(ids, evidence, lengths)
-
-    @shows(model.logits_backward)
-    def backward(dz: np.ndarray, cache: Any) -> np.ndarray | None:
-        return model.logits_backward(dz, cache)
-
-    functions = {
-        "rightward": lambda evidence: model.rightward.logits(ids, evidence, lengths)[0],
-        "leftward": lambda reverse: model.leftward.logits(reverse_ids, reverse, lengths)[0],
-    }
-    docstring = inspect.getdoc(models.BidirectionalClassifier)
-    options = {"functions": functions}
-    return DerivationCase(forward, backward, (evidence, lengths), {"places": places}, options, docstring)
-
-
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "BasicSelfAttention": basic_attention,
     "SingleHeadAttention": single_head,
@@ -377,8 +327,6 @@ CASES: dict[str, Callable[[Sizes], DerivationCase]] = {
     "LoRA": lora,
     "Pooler": lambda d: case(d, models.bert_heads.Pooler(d.C), d("B T C")),
     "MaskedPrediction": masked_prediction,
-    "EvidenceClassifier": evidence_classifier,
-    "BidirectionalClassifier": bidirectional_classifier,
     "BertPretraining": bert_pretraining,
     "Predictor": predictor,
     "Predictor, smoothing": partial(predictor, smoothing=0.1),
