@@ -16,7 +16,7 @@ from scratchformer.models import GPT2, Llama, SparseTransformer, TransformerXL
 BEFORE = {
     "Classifier": None,
     "EvidenceClassifier": "Classifier",
-    "BidirectionalClassifier": "EvidenceClassifier",
+    "BidirectionalClassifier": "Classifier",
     "LanguageModel": "Classifier",
     "BidirectionalLanguageModel": "LanguageModel",
     "SparseTransformer": "LanguageModel",
@@ -48,15 +48,14 @@ def _classifier() -> str:
 def _evidence_classifier() -> str:
     return (
         "The classifier beside a linear model, which says with I numbers how much each word speaks for one of two "
-        "classes. They are used twice. A matrix maps them to C, and the result is added to the vector of the word, so "
-        "the transformer can weigh them by their context. In evaluation their sum over the text, which is the linear "
-        "model's own logit, is also added to the transformer's: the two decide together."
+        "classes. A matrix maps them to C, and the result is added to the vector of the word, so the transformer can "
+        "weigh them by their context."
     )
 
 
 def _bidirectional_classifier() -> str:
     return (
-        "Two classifiers beside a linear model, of which one reads the text in reverse order. They share no weights. "
+        "Two classifiers, of which one reads the text in reverse order. They share no weights. "
         "In training each has a loss of its own; in evaluation the mean of their logits decides. Both are meant to be "
         "causal, and to start from language models that read in these directions."
     )
