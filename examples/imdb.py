@@ -4,9 +4,9 @@ Beside each word the model reads what a linear model of n-grams says about it (`
 logits of both are added. --evidence 0 trains a transformer that reads words alone, without the linear model. The model
 is selected on held-out training reviews and scored once on the test reviews.
 
-With --models 3 two more models are trained after the first, from other weights and on other batches. The mean of the
-probabilities of all three is scored. Each has a subfolder in the run's folder. Without --data the official archive is
-downloaded.
+With --models 3 two more models are trained after the first, from different weights and on different batches. The mean
+of the probabilities of all three is scored. Each has a subfolder in the run's folder. Without --data the official
+archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
 Adam's learning rate rises to 1e-4 over 10,000 texts (2,500 steps of 4) and then stays there, for 80 epochs in all.
@@ -18,6 +18,8 @@ program:
 - The learning rate starts at 1/2,500 of its peak; there, at zero.
 - 2,500 reviews are held out to select the best model; there, a fifth or none, used only for reporting.
 """
+
+from contextlib import nullcontext
 
 import numpy as np
 
@@ -97,7 +99,7 @@ class Imdb(Ensemble):
         """The scores of the mean of all models' probabilities, and the accuracy of each model, as text."""
         texts, found = self.texts(part), []
         for other in self.each():
-            with replicas.like(other.model) as own:
+            with nullcontext(replicas) if other is self else replicas.like(other.model) as own:
                 found.append(predict_classes(own, texts, self.run.max_length, self.run.keep))
         *each, scores = (scores_of_classes(p, texts.labels) for p in (*found, np.mean(found, axis=0)))
         alone = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in each)

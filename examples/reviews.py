@@ -268,8 +268,10 @@ class Reviews(Program):
         return self.with_logits(self.data.validation)
 
     def with_logits(self, part):
-        """A part of the data, with the linear model's logit for each text. In evaluation it is added to the model's."""
-        return part._replace(logits=self.linear.found(counted(part.ids, "finding evidence", "reviews")).logits)
+        """A part of the data, with the linear model's logit for each text. In evaluation it is added to that of the
+        classifier.
+        """
+        return part._replace(logits=self.linear.logits(counted(part.ids, "scoring with the linear model", "reviews")))
 
     def stages(self):
         kinds, chosen = [Pretraining, Classification, SelfTraining], self.run.stage or "all"

@@ -29,7 +29,9 @@ ITERATIONS = 20  # of L-BFGS, at most; the loss is then within 1e-4 of its minim
 
 
 class Found(NamedTuple):
-    """What a linear model says about texts: their evidence, float32 (T, order) each, and its logits (texts,)."""
+    """What a linear model says about texts: the evidence in each, float32 (T, order), and the logit of class 1 of each,
+    (texts,), bias included.
+    """
 
     evidence: list[np.ndarray]
     logits: np.ndarray
@@ -53,10 +55,18 @@ class Evidence(NamedTuple):
         evidence[first] = np.where(self.keys[places] == keys, self.weights[places], 0)
         return evidence.reshape(len(ids), self.order)
 
-    def found(self, texts: Iterable[np.ndarray]) -> Found:
-        """The evidence in each of the texts, and the logits of class 1."""
+    def logits(self, texts: Iterable[np.ndarray]) -> np.ndarray:
+        """The logit of class 1 of each of the texts, (texts,)."""
+        return self.logits_of(map(self.of, texts))
+
+    def found(self, texts: Sequence[np.ndarray]) -> Found:
+        """The evidence in each of the texts, and its logit."""
         evidence = [self.of(ids) for ids in texts]
-        return Found(evidence, np.array([own.sum(dtype=np.float64) for own in evidence]) + self.bias)
+        return Found(evidence, self.logits_of(evidence))
+
+    def logits_of(self, evidence: Iterable[np.ndarray]) -> np.ndarray:
+        """`logits` of the texts with this evidence."""
+        return np.array([own.sum(dtype=np.float64) for own in evidence]) + self.bias
 
 
 def keys_of(ids: np.ndarray, order: int) -> np.ndarray:
@@ -172,7 +182,8 @@ def find_evidence(
     counts = count(train, order)
     evidence, logits = [np.empty(0)] * len(train), np.empty(len(train))
     for fold in counted(np.unique(folds).tolist(), "finding evidence", "folds"):
-        model, rows = fit(counts, labels, order, c, np.flatnonzero(folds != fold)), np.flatnonzero(folds == fold)
+        rows = np.flatnonzero(folds == fold)
+        model = fit(counts, labels, order, c, np.flatnonzero(folds != fold))
         own = model.found([train[i] for i in rows.tolist()])
         logits[rows] = own.logits
         for i, one in zip(rows.tolist(), own.evidence, strict=True):

@@ -1,7 +1,7 @@
 """An ensemble: several models of one kind, trained one after another, whose predictions are combined.
 
-They start from other weights and learn from other batches, so they make partly different mistakes. In the mean of
-their predictions these cancel in part.
+They start from different weights and learn from different batches, so their mistakes are partly different. In the mean
+of their predictions, these mistakes partly cancel.
 
 Source: Hansen, Salamon, "Neural network ensembles", 1990.
 """
@@ -19,17 +19,19 @@ from .stage import Stage
 
 
 class Ensemble(Program):
-    """A program that trains `models` models; only the last one, which comes with all the others, is scored as a whole.
+    """A program that trains `models` models, and scores all of them together when the last one has been trained.
 
     Each model is a stage. With more than one, each has a subfolder in the run's folder. A subclass puts MODELS_OPTION
-    among its `options`. Its `load` sets `data`, and `vocabulary` if there is one; all models share them. To combine
-    predictions, it uses `each`. number: of this model, from 1.
+    among its `options`. Its `load` sets `data`, and `vocabulary` if there is one; all models share these two, and
+    nothing else. To combine predictions, it uses `each`. number: which of the models this is, from 1.
     """
 
-    data: Any
+    data: Any = None
 
     def __init__(self, run: Run, number: int = 1) -> None:
         super().__init__(run)
+        if not hasattr(run, "models"):
+            raise TypeError(f"{type(self).__name__}: an ensemble must have MODELS_OPTION among its options")
         self.number = number
         if run.models > 1:
             self.folder = f"{MEMBER}{number}"
@@ -67,6 +69,12 @@ class Ensemble(Program):
             yield other
         yield self
 
+    def save(self) -> None:
+        """Also remove the means of later models: they are not those of this run until they have been trained again."""
+        super().save()
+        for number in range(self.number + 1, self.run.models + 1):
+            (self.run.out / f"{MEMBER}{number}" / MEAN).unlink(missing_ok=True)
+
     def choose(self) -> None:
         super().choose()
         if self.folder and not (self.out / MEAN).is_file():  # which says that the model has been trained to its end
@@ -75,6 +83,11 @@ class Ensemble(Program):
 
 MODELS_OPTION = {
     "models": dict(
-        type=int, default=1, metavar="N", least=1, most=100, help="train N models, an ensemble (default: the preset's)"
+        type=int,
+        default=1,
+        metavar="N",
+        least=1,
+        most=100,
+        help="train N models, an ensemble (default: the preset's, or 1)",
     )
 }

@@ -31,6 +31,7 @@ from ..ops.checks import (
     expect_ids,
     expect_instance,
     expect_positive,
+    expect_probabilities,
     expect_shape,
     is_inexact,
 )
@@ -154,8 +155,8 @@ def evaluate_transformer_xl(
 def evaluate_classifier(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats per text) and accuracy over a whole dataset. The logits of the dataset, if it has any, are added to
-    those of the classifier: half to class 1, and half taken from class 0, so that their difference is the sum of both.
+    """Loss (nats per text) and accuracy over a whole dataset. If the dataset has logits, each is added to the
+    classifier's log-odds of class 1 for its text. This needs a classifier of two classes.
 
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
@@ -173,8 +174,9 @@ def scores_of_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str
     """
     expect_floating(probabilities=probabilities)
     expect_shape("probabilities", probabilities, "texts K")
-    if not len(probabilities):
-        raise ValueError("probabilities: expected at least one text")
+    if not probabilities.size:
+        raise ValueError(f"probabilities: expected texts and classes, got {probabilities.shape}")
+    expect_probabilities("probabilities", probabilities, probabilities.shape)
     expect_shape("labels", labels, "texts", texts=len(probabilities))
     expect_ids("labels", labels, probabilities.shape[1])
     with np.errstate(divide="ignore"):
@@ -191,7 +193,7 @@ def predict_classes(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> np.ndarray:
     """The probabilities of the classes, float64 (texts, K), that a classifier predicts for each text, in the order of
-    the dataset. The labels of the dataset are ignored. The other arguments are those of `evaluate_classifier`.
+    the dataset. Its labels are ignored, and its logits are added. The arguments are those of `evaluate_classifier`.
     """
     expect_instance("dataset", dataset, Labelled)
     unread = dataset._replace(labels=np.zeros(len(dataset.ids), np.int64))
@@ -212,18 +214,19 @@ def _log_probabilities(
         with replicas.moved(model, batch) as moved:
             found = to_cpu(model(*moved.inputs))
         expect_ids("labels", batch.labels, found.shape[1])
+        if len(dataset.logits) and found.shape[1] != 2:
+            raise ValueError(f"dataset: expected no logits for {found.shape[1]} classes, only for two")
         return found
 
     batches = in_order(dataset, batch_size, max_length, keep)
     found = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
     own = np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
-    return _with_logits(own, np.asarray(dataset.logits, np.float64)) if len(dataset.logits) else own
+    logits = replicas.ranks.from_first(lambda: np.asarray(dataset.logits, np.float64))  # each rank may fit its own
+    return _with_logits(own, logits) if len(logits) else own
 
 
 def _with_logits(log_probabilities: np.ndarray, logits: np.ndarray) -> np.ndarray:
     """Log-probabilities (texts, 2) after another model's logits of class 1, (texts,), are added to their log-odds."""
-    if log_probabilities.shape[1] != 2:
-        raise ValueError(f"dataset: expected no logits for {log_probabilities.shape[1]} classes, only for two")
     z = log_probabilities + logits[:, None] * [-0.5, 0.5]
     return z - np.logaddexp(z[:, :1], z[:, 1:])
 

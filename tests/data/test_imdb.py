@@ -11,6 +11,7 @@ import pytest
 from scratchformer.data import (
     DataError,
     Vocabulary,
+    fit_evidence,
     load_imdb,
     load_imdb_subwords,
     read_reviews,
@@ -485,6 +486,20 @@ def test_the_fingerprint_covers_everything_but_the_test_part(tmp_path):
         load_imdb(tmp_path / "folder", validation=4, seed=1),
     ]
     assert len({first.fingerprint, *(data.fingerprint for data in changed)}) == 6
+
+
+def test_each_part_has_the_evidence_and_the_logits_of_a_linear_model(tmp_path):
+    """Those in the training part come from models of other films, those in the others from one model of all."""
+    folder = write_folder(tmp_path / "folder", make_reviews())
+    data = load_imdb(folder, validation=4, evidence=2)
+    linear = fit_evidence(data.train.ids, data.train.labels, 2)
+    for part in (data.train, data.validation, data.test):
+        assert [own.shape for own in part.evidence] == [(len(ids), 2) for ids in part.ids]
+        assert part.logits.shape == part.labels.shape
+    for part in (data.validation, data.test):
+        np.testing.assert_array_equal(part.logits, linear.logits(part.ids))
+        assert all(np.array_equal(own, linear.of(ids)) for own, ids in zip(part.evidence, part.ids, strict=True))
+    assert (data.train.logits != linear.logits(data.train.ids)).all()
 
 
 def test_subwords_and_texts_to_pre_train_on(tmp_path):

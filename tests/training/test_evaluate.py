@@ -137,10 +137,14 @@ def test_probabilities_are_scored_as_a_classifier_is(make_model, reviews):
     [
         (np.ones((2, 2), int), np.array([0, 1]), TypeError, "probabilities: expected a floating-point array"),
         (np.ones(2), np.array([0, 1]), ValueError, r"probabilities: expected \(texts, K\)"),
-        (np.ones((2, 2)), np.array([0]), ValueError, r"labels: expected \(2\), got \(1,\)"),
-        (np.ones((2, 2)), np.array([0, 2]), IndexError, "labels: expected .* 0 to 1"),
-        (np.ones((2, 2)), np.array([0.0, 1.0]), TypeError, "labels: expected integers"),
-        (np.ones((0, 2)), np.empty(0, int), ValueError, "probabilities: expected at least one text"),
+        (np.full((2, 2), 0.5), np.array([0]), ValueError, r"labels: expected \(2\), got \(1,\)"),
+        (np.full((2, 2), 0.5), np.array([0, 2]), IndexError, "labels: expected .* 0 to 1"),
+        (np.full((2, 2), 0.5), np.array([0.0, 1.0]), TypeError, "labels: expected integers"),
+        (np.ones((0, 2)), np.empty(0, int), ValueError, r"probabilities: expected texts and classes, got \(0, 2\)"),
+        (np.ones((2, 0)), np.array([0, 0]), ValueError, r"probabilities: expected texts and classes, got \(2, 0\)"),
+        (np.array([[np.nan, 0.5]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
+        (np.array([[-0.5, 1.5]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
+        (np.array([[7.0, 8.0]]), np.array([0]), ValueError, "probabilities: expected probabilities, from 0 to 1"),
     ],
 )
 def test_probabilities_that_cannot_be_scored(probabilities, labels, error, message):
