@@ -1,12 +1,13 @@
 """Train the classification transformer on IMDb: is a film review positive or negative?
 
-Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`). In evaluation the
-logits of both are added. --evidence 0 trains a transformer that reads words alone, without the linear model. The model
-is selected on held-out training reviews and scored once on the test reviews.
+Beside each word the model reads what a linear model of n-grams says about it (`data.find_evidence`). In evaluation both
+decide together, with weights that are fitted to held-out training reviews (`training.stack_weights`). --evidence 0
+trains a transformer that reads words alone, without the linear model. The model is selected on the held-out reviews and
+scored once on the test reviews.
 
 With --models 3 two more models are trained after the first, from different weights and on different batches. The mean
-of the probabilities of all three is scored. Each has a subfolder in the run's folder. Without --data the official
-archive is downloaded.
+of the probabilities of all three is scored, together with the linear model. Each has a subfolder in the run's folder.
+Without --data the official archive is downloaded.
 
 --preset tutorial has the settings of the tutorial's own program (github.com/pbloem/former, experiments/classify.py).
 Adam's learning rate rises to 1e-4 over 10,000 texts (2,500 steps of 4) and then stays there, for 80 epochs in all.
@@ -25,7 +26,14 @@ import numpy as np
 
 from scratchformer.data import LabelledBatches, Vocabulary, load_imdb
 from scratchformer.models import Classifier, EvidenceClassifier
-from scratchformer.training import MODELS_OPTION, Ensemble, evaluate_classifier, predict_classes, scores_of_classes
+from scratchformer.training import (
+    MODELS_OPTION,
+    Ensemble,
+    predict_classes,
+    scores_of_classes,
+    stack_weights,
+    stacked,
+)
 from scratchformer.training.stage import as_text
 
 PRESETS = {
@@ -81,29 +89,47 @@ class Imdb(Ensemble):
         return LabelledBatches(self.data.train, run.batch_size, run.max_length, key, run.keep, run.word_dropout)
 
     def training(self):
-        return dict(evaluate_every=len(self.batches) // 2, select=("accuracy", "max"))
+        return dict(evaluate_every=len(self.batches) // 2, select=("loss", "min"))
 
     def texts(self, part):
         """The reviews of a part that are scored."""
         whole = getattr(self.data, part)
         return whole.evenly(self.scored(part, len(whole.labels), self.steps * self.run.batch_size))
 
+    def predict(self, replicas, part):
+        """What a model predicts for a part, and for the validation part, to which the weights of both models are
+        fitted: probabilities (texts, 2) of each.
+        """
+        run, parts = self.run, dict.fromkeys((part, "validation"))
+        return {name: predict_classes(replicas, self.texts(name), run.max_length, run.keep) for name in parts}
+
+    def scores_of(self, found, part):
+        """The scores of what `predict` returned, after the linear model has joined the transformer."""
+        texts, probabilities = self.texts(part), found[part]
+        if self.run.evidence:
+            known = self.texts("validation")
+            weights = stack_weights(found["validation"], known.logits, known.labels)
+            probabilities = stacked(probabilities, texts.logits, weights)
+        return scores_of_classes(probabilities, texts.labels)
+
     def evaluate(self, replicas, part):
-        return evaluate_classifier(replicas, self.texts(part), self.run.max_length, self.run.keep)
+        found = self.predict(replicas, part)
+        return self.run.ranks.from_first(lambda: self.scores_of(found, part))  # each rank fits its own linear model
 
     def describe(self):
         reviews, words = len(self.data.train.labels), len(self.vocabulary)
         print(f"{reviews:,} reviews, {words:,} words, {self.parameters} parameters")
 
     def together(self, replicas, part):
-        """The scores of the mean of all models' probabilities, and the accuracy of each model, as text."""
-        texts, found = self.texts(part), []
+        """The scores of the mean of all models' probabilities, and the accuracy with each model alone, as text."""
+        found = []
         for other in self.each():
             with nullcontext(replicas) if other is self else replicas.like(other.model) as own:
-                found.append(predict_classes(own, texts, self.run.max_length, self.run.keep))
-        *each, scores = (scores_of_classes(p, texts.labels) for p in (*found, np.mean(found, axis=0)))
+                found.append(self.predict(own, part))
+        mean = {name: np.mean([own[name] for own in found], axis=0) for name in found[0]}
+        *each, scores = self.run.ranks.from_first(lambda: [self.scores_of(own, part) for own in (*found, mean)])
         alone = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in each)
-        return scores, f" (each model alone: {alone})" if len(each) > 1 else ""
+        return scores, f" (with one model: {alone})" if len(each) > 1 else ""
 
     def summary(self, replicas, part):
         scores, alone = self.together(replicas, part)

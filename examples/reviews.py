@@ -3,8 +3,8 @@
 Three stages, each with a subfolder in the run's folder; --resume continues where the run stopped. pretrain: a Llama
 learns to predict the next sub-word of the training reviews and of the 50,000 unlabelled ones. A second one learns to
 predict the sub-word before. finetune: their bodies, each with a mean over the text and an output layer, learn the
-labels of the training reviews. In evaluation a linear model of n-grams, as in imdb.py, is added to the two. selftrain:
-when this stage begins, the classifier and the linear model predict the labels of the unlabelled reviews, as
+labels of the training reviews. In evaluation they decide together with a linear model of n-grams, as in imdb.py.
+selftrain: when this stage begins, the classifier and the linear model predict the labels of the unlabelled reviews, as
 probabilities. A new classifier starts from the same language models, and learns from the true labels and from these
 pseudo-labels. Without unlabelled reviews this stage is left out.
 
@@ -42,11 +42,13 @@ from scratchformer.training import (
     Program,
     Replicas,
     best_snapshot,
-    evaluate_classifier,
     load_model,
     load_snapshot,
     mean_loss,
     predict_classes,
+    scores_of_classes,
+    stack_weights,
+    stacked,
 )
 from scratchformer.training.stage import Stage
 
@@ -157,7 +159,7 @@ class Classification(Part):
         return AdamW(model.parameters(), self.lr, weight_decay=self.run.weight_decay)
 
     def training(self):
-        return dict(evaluate_every=max(100, self.per_epoch // 2), select=("accuracy", "max"))
+        return dict(evaluate_every=max(100, self.per_epoch // 2), select=("loss", "min"))
 
     @property
     def tested(self):
@@ -165,10 +167,22 @@ class Classification(Part):
         return self.scored("test", len(self.data.test.labels), self.steps * self.run.tuning_batch_size)
 
     def evaluate(self, replicas, part):
-        texts = self.program.validation
-        if part == "test":
-            texts = self.program.with_logits(self.data.test.evenly(self.tested))
-        return evaluate_classifier(replicas, texts, self.run.max_length, "both")
+        texts = self.data.validation if part == "validation" else self.data.test.evenly(self.tested)
+        return scores_of_classes(self.predict(replicas, texts), texts.labels)
+
+    def predict(self, replicas, texts):
+        """The probabilities, (texts, 2), that the classifier and the linear model predict together. Their weights are
+        fitted to the validation reviews.
+        """
+        known, program = self.data.validation, self.program
+        fitted = predict_classes(replicas, known, self.run.max_length, "both")
+        found = fitted if texts is known else predict_classes(replicas, texts, self.run.max_length, "both")
+
+        def joined():
+            weights = stack_weights(fitted, program.logits(known), known.labels)
+            return stacked(found, program.logits(texts), weights)
+
+        return self.run.ranks.from_first(joined)
 
     def describe(self):
         pass
@@ -214,8 +228,8 @@ class SelfTraining(Classification):
         return len(self.data.train.labels) + len(self.program.unlabelled)
 
     def pseudo_labels(self, texts):
-        """The probabilities of both classes, float32 (texts, 2), that the best classifier of `finetune` and the linear
-        model predict for texts.
+        """The probabilities, float32 (texts, 2), that the best classifier of `finetune` and the linear model predict
+        for texts.
         """
         teacher = Classification(self.program)
         teacher.load_finished()
@@ -224,9 +238,8 @@ class SelfTraining(Classification):
         print(
             f"the classifier of {teacher.folder}, {trained}, predicts the labels of {len(texts):,} unlabelled reviews"
         )
-        asked = self.program.with_logits(Labelled(texts, np.empty(0)))
         with Replicas(teacher.model, **self.run.replicas_on_device()) as replicas:
-            return predict_classes(replicas, asked, self.run.max_length, "both").astype(np.float32)
+            return teacher.predict(replicas, Labelled(texts, np.empty(0))).astype(np.float32)
 
 
 class Reviews(Program):
@@ -263,15 +276,9 @@ class Reviews(Program):
         """The linear model of the training reviews."""
         return fit_evidence(self.data.train.ids, self.data.train.labels, self.run.evidence)
 
-    @cached_property
-    def validation(self):
-        return self.with_logits(self.data.validation)
-
-    def with_logits(self, part):
-        """A part of the data, with the linear model's logit for each text. In evaluation it is added to that of the
-        classifier.
-        """
-        return part._replace(logits=self.linear.logits(counted(part.ids, "scoring with the linear model", "reviews")))
+    def logits(self, part):
+        """The linear model's logit for each text of a part of the data."""
+        return self.linear.logits(counted(part.ids, "scoring with the linear model", "reviews"))
 
     def stages(self):
         kinds, chosen = [Pretraining, Classification, SelfTraining], self.run.stage or "all"

@@ -61,8 +61,8 @@ class Labelled(NamedTuple):
 
     labels: they may also be probabilities, (texts, K) of K classes, to learn from.
     evidence: numbers that come with each word, a float32 array (T, I) for each text, or none: see `data.find_evidence`.
-    logits: for each text, another model's logit of class 1, of two classes, (texts,), or none. In evaluation they are
-    added to the classifier's own, so that both models decide together. Training ignores them.
+    logits: for each text, another model's logit of class 1, of two classes, (texts,), or none. A classifier does not
+    read them: `training.stacked` joins its predictions with them.
     """
 
     ids: list[np.ndarray]

@@ -29,6 +29,7 @@ from .snapshot import (
     load_snapshot,
     save_snapshot,
 )
+from .stacking import stack_weights, stacked
 from .stage import MUON_OPTIONS
 
 __all__ = [
@@ -62,5 +63,7 @@ __all__ = [
     "read_metrics",
     "save_snapshot",
     "scores_of_classes",
+    "stack_weights",
+    "stacked",
     "train",
 ]

@@ -155,8 +155,7 @@ def evaluate_transformer_xl(
 def evaluate_classifier(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> dict[str, float]:
-    """Loss (nats per text) and accuracy over a whole dataset. If the dataset has logits, each is added to the
-    classifier's log-odds of class 1 for its text. This needs a classifier of two classes.
+    """Loss (nats per text) and accuracy over a whole dataset.
 
     batch_size: texts per batch; by default as many of the longest as in training, or as fit on a GPU.
     """
@@ -193,7 +192,7 @@ def predict_classes(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str = "head", batch_size: int | None = None
 ) -> np.ndarray:
     """The probabilities of the classes, float64 (texts, K), that a classifier predicts for each text, in the order of
-    the dataset. Its labels are ignored, and its logits are added. The arguments are those of `evaluate_classifier`.
+    the dataset. Its labels are ignored. The arguments are those of `evaluate_classifier`.
     """
     expect_instance("dataset", dataset, Labelled)
     unread = dataset._replace(labels=np.zeros(len(dataset.ids), np.int64))
@@ -204,7 +203,7 @@ def predict_classes(
 def _log_probabilities(
     replicas: Replicas, dataset: Labelled, max_length: int, keep: str, batch_size: int | None
 ) -> np.ndarray:
-    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset, with its logits."""
+    """The log-probabilities of a classifier for each text, (texts, K), in the order of the dataset."""
     expect_instance("replicas", replicas, Replicas)
     expect_positive(max_length=max_length)
     if batch_size is None:
@@ -214,21 +213,11 @@ def _log_probabilities(
         with replicas.moved(model, batch) as moved:
             found = to_cpu(model(*moved.inputs))
         expect_ids("labels", batch.labels, found.shape[1])
-        if len(dataset.logits) and found.shape[1] != 2:
-            raise ValueError(f"dataset: expected no logits for {found.shape[1]} classes, only for two")
         return found
 
     batches = in_order(dataset, batch_size, max_length, keep)
     found = _scored(replicas, score, batches, "texts", len(dataset.ids), lambda batch: len(batch.labels))
-    own = np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
-    logits = replicas.ranks.from_first(lambda: np.asarray(dataset.logits, np.float64))  # each rank may fit its own
-    return _with_logits(own, logits) if len(logits) else own
-
-
-def _with_logits(log_probabilities: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Log-probabilities (texts, 2) after another model's logits of class 1, (texts,), are added to their log-odds."""
-    z = log_probabilities + logits[:, None] * [-0.5, 0.5]
-    return z - np.logaddexp(z[:, :1], z[:, 1:])
+    return np.concatenate(found)[np.argsort(by_length(dataset, max_length))]
 
 
 def evaluate_pretraining(replicas: Replicas, batches: MaskedBatches, count: int) -> dict[str, float]:

@@ -19,6 +19,8 @@ from scratchformer.training import (
     predict_classes,
     read_metrics,
     scores_of_classes,
+    stack_weights,
+    stacked,
 )
 from scratchformer.training.readers import mean_snapshot
 from scratchformer.training.settings import read_settings
@@ -307,20 +309,30 @@ def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest)
     told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
     found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
     assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
-    texts, nats = load_imdb(reviews_folder, 100, evidence=longest).test, []
+    data, predicted = load_imdb(reviews_folder, 100, evidence=longest), {}
     model, _ = load_model(mean_snapshot(tmp_path / "run"))
-    for i, (ids, label) in enumerate(zip(texts.ids, texts.labels, strict=True)):
-        own = model(ids[None], texts.evidence[i][None])[0] if longest else model(ids[None])[0]
-        logit = own[1] - own[0] + (texts.logits[i] if longest else 0)  # of both models together
-        nats.append(np.logaddexp(0, -logit if label else logit))
-    assert number(rf"^test: loss {NUMBER}, ", found) == pytest.approx(np.mean(nats), abs=1e-4)
+    for part in "validation", "test":
+        texts, rows = getattr(data, part), []
+        for i, ids in enumerate(texts.ids):
+            kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
+            inputs = (ids, texts.evidence[i]) if longest else (ids,)
+            rows.append(np.exp(model(*(x[None, kept] for x in inputs))[0]))
+        predicted[part] = np.array(rows)
+    if longest:
+        weights = stack_weights(predicted["validation"], data.validation.logits, data.validation.labels)
+        predicted["test"] = stacked(predicted["test"], data.test.logits, weights)
+    scores = scores_of_classes(predicted["test"], data.test.labels)
+    assert number(rf"^test: loss {NUMBER}, ", found) == pytest.approx(scores["loss"], abs=1e-4)
     assert "invalid choice" in call("imdb", "--evidence", 4, "--data", reviews_folder, status=2).stderr
 
 
-def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_path):
-    """The mean of their probabilities is scored, by the program and by the command."""
+@pytest.mark.parametrize("longest", [0, 2])
+def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_path, longest):
+    """The mean of their probabilities is scored, with the linear model if there is one, by the program and by the
+    command.
+    """
     folder, options = tmp_path / "run", ("--device", "cpu")
-    train = ("imdb", "--data", reviews_folder, "--steps", 6, "--evidence", 0, *options)
+    train = ("imdb", "--data", reviews_folder, "--steps", 6, "--evidence", longest, *options)
     told = call(*train, "--out", folder, "--models", 3).stdout
     names = ("model-1", "model-2", "model-3")
     models = [load_model(mean_snapshot(folder / name))[0] for name in names]
@@ -329,20 +341,24 @@ def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_pa
     call(*train, "--out", alone)
     assert (load_model(mean_snapshot(alone))[0].flat.data == models[0].flat.data).all()
 
-    data = load_imdb(reviews_folder, 100)
+    data = load_imdb(reviews_folder, 100, evidence=longest)
     asked = call("scratchformer", "evaluate", folder, *options).stdout
     for part, start, printed in ("validation", "all models on validation", told), ("test", "^3 models: test", asked):
-        texts, found = getattr(data, part), []
+        texts, known, found = getattr(data, part), data.validation, []
         for model in models:
             with Replicas(model, 1) as replicas:
-                found.append(predict_classes(replicas, texts, 16, "both"))
-        scores = scores_of_classes(sum(found) / 3, texts.labels)
+                found.append([predict_classes(replicas, own, 16, "both") for own in (texts, known)])
+        found.append([sum(own) / 3 for own in zip(*found, strict=True)])
+        if longest:
+            weights = [stack_weights(own, known.logits, known.labels) for _, own in found]
+            found = [(stacked(own, texts.logits, w), None) for (own, _), w in zip(found, weights, strict=True)]
+        *alone, scores = [scores_of_classes(own, texts.labels) for own, _ in found]
         assert number(rf"{start}: loss {NUMBER}, ", printed) == pytest.approx(scores["loss"], abs=1e-4)
         accuracy = number(rf"{start}: loss [0-9.]+, accuracy {NUMBER} ", printed)
         assert accuracy == pytest.approx(scores["accuracy"], abs=1e-4)
-        each = ", ".join(f"{100 * scores_of_classes(own, texts.labels)['accuracy']:.2f}%" for own in found)
-        assert f"(each model alone: {each})" in printed
-    assert f"test accuracy on 80 reviews: {100 * scores['accuracy']:.2f}% (each model alone: {each})" in told
+        each = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in alone)
+        assert f"(with one model: {each})" in printed
+    assert f"test accuracy on 80 reviews: {100 * scores['accuracy']:.2f}% (with one model: {each})" in told
 
     call("imdb", "--resume", folder, "--steps", 7, *options)
     assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in names] == [7] * 3

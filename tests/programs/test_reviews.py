@@ -13,7 +13,15 @@ import pytest
 from scratchformer.data import fit_evidence, joined
 from scratchformer.models import BidirectionalClassifier
 from scratchformer.rng import Key
-from scratchformer.training import Replicas, load_model, load_snapshot, read_metrics, save_snapshot
+from scratchformer.training import (
+    Replicas,
+    load_model,
+    load_snapshot,
+    read_metrics,
+    save_snapshot,
+    stack_weights,
+    stacked,
+)
 from scratchformer.training.program import load_file
 
 from .conftest import EXAMPLES, TINY
@@ -91,16 +99,22 @@ def labels_of(run):
 
 
 def expected_labels(run, teacher):
-    """The true labels, and then what `teacher` and the linear model say, one text at a time."""
+    """The true labels, and then what `teacher` and the linear model say together, read one text at a time."""
     _, program = opened(run)
-    data, found = program.data, []
+    data = program.data
     linear = fit_evidence(data.train.ids, data.train.labels)
-    for ids in program.unlabelled:
-        kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
-        own, logit = teacher(ids[None, kept])[0], linear.of(ids).sum() + linear.bias  # of the words that are cut too
-        odds = np.exp(own[1] - own[0] + logit)
-        found.append([1 / (1 + odds), odds / (1 + odds)])
-    return np.concatenate([[[1 - label, label] for label in data.train.labels], found])
+
+    def predicted(texts):
+        found = []
+        for ids in texts:
+            kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
+            found.append(np.exp(teacher(ids[None, kept])[0]))
+        logits = [linear.of(ids).sum(dtype=np.float64) + linear.bias for ids in texts]  # of the words that are cut too
+        return np.array(found), np.array(logits)
+
+    weights = stack_weights(*predicted(data.validation.ids), data.validation.labels)
+    together = stacked(*predicted(program.unlabelled), weights)
+    return np.concatenate([[[1 - label, label] for label in data.train.labels], together])
 
 
 def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):

@@ -9,8 +9,7 @@ from scratchformer import models
 from scratchformer.backend import CPU, to_cpu, to_device
 from scratchformer.data import Labelled, Pairs, Subwords, encode_pairs
 from scratchformer.dispatch import reference_only
-from scratchformer.models import Classifier, EncoderDecoder
-from scratchformer.rng import Key
+from scratchformer.models import EncoderDecoder
 from scratchformer.testing.strict import STRICT
 from scratchformer.training import (
     Replicas,
@@ -99,25 +98,6 @@ def test_classes_are_predicted_in_the_order_of_the_texts(device, make_model, rev
     with Replicas(make_model("Classifier", device), 1) as replicas:  # in float32
         found = predict_classes(replicas, reviews, 10)
     np.testing.assert_allclose(found.sum(axis=1), 1, rtol=1e-15)
-
-
-def test_logits_of_another_model_are_added(device, make_model, reviews):
-    """To the log-odds of class 1: by both functions, in the order of the texts."""
-    model = Classifier(29, 2, 12, 3, 2, max_length=10, key=Key(1)).to(device, np.float64)
-    labels, logits = reviews.labels % 2, np.random.default_rng(1).standard_normal(len(reviews.ids))
-    joined = reviews._replace(labels=labels, logits=logits)
-    with Replicas(model, 1) as replicas:
-        alone = predict_classes(replicas, reviews, 10)
-        found = predict_classes(replicas, joined, 10, batch_size=4)
-        scores = evaluate_classifier(replicas, joined, 10)
-    odds = alone[:, 1] / alone[:, 0] * np.exp(logits)
-    np.testing.assert_allclose(found[:, 1], odds / (1 + odds), rtol=1e-12)
-    own = np.where(labels == 1, found[:, 1], found[:, 0])
-    assert scores["loss"] == pytest.approx(-np.log(own).mean(), rel=1e-12)
-    assert scores["accuracy"] == (own > 0.5).mean() != (alone.argmax(axis=1) == labels).mean()
-    with Replicas(make_model("Classifier", device), 1) as replicas:
-        with pytest.raises(ValueError, match="dataset: expected no logits for 3 classes, only for two"):
-            evaluate_classifier(replicas, joined, 10)
 
 
 def test_probabilities_are_scored_as_a_classifier_is(make_model, reviews):
