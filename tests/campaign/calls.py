@@ -461,6 +461,23 @@ OTHERS: dict[str, Callable[[], Call]] = {
         keep="head",
         batch_size=2,
     ),
+    "scores_of_classes": lambda: call_of(
+        "scores_of_classes", training.scores_of_classes, probabilities=np.full((3, 2), 0.5), labels=np.array([0, 1, 1])
+    ),
+    "stack_weights": lambda: call_of(
+        "stack_weights",
+        training.stack_weights,
+        probabilities=np.full((3, 2), 0.5),
+        logits=np.array([0.5, -1.0, 2.0]),
+        labels=np.array([0, 1, 1]),
+    ),
+    "stacked": lambda: call_of(
+        "stacked",
+        training.stacked,
+        probabilities=np.full((3, 2), 0.5),
+        logits=np.array([0.5, -1.0, 2.0]),
+        weights=np.array([0.4, 0.6]),
+    ),
     "evaluate_transformer_xl": lambda: call_of(
         "evaluate_transformer_xl",
         lambda **given: training.evaluate_transformer_xl(
