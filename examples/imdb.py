@@ -89,7 +89,9 @@ class Imdb(Ensemble):
         return LabelledBatches(self.data.train, run.batch_size, run.max_length, key, run.keep, run.word_dropout)
 
     def training(self):
-        return dict(evaluate_every=len(self.batches) // 2, select=("loss", "min"))
+        # A transformer alone is too sure of itself: while its accuracy still rises, its loss does too.
+        select = ("loss", "min") if self.run.evidence else ("accuracy", "max")
+        return dict(evaluate_every=len(self.batches) // 2, select=select)
 
     def texts(self, part):
         """The reviews of a part that are scored."""
@@ -97,24 +99,25 @@ class Imdb(Ensemble):
         return whole.evenly(self.scored(part, len(whole.labels), self.steps * self.run.batch_size))
 
     def predict(self, replicas, part):
-        """What a model predicts for a part, and for the validation part, to which the weights of both models are
-        fitted: probabilities (texts, 2) of each.
+        """The probabilities, (texts, 2), that a model predicts for a part, by its name. With evidence, also those for
+        the validation part, to which the weights are fitted.
         """
-        run, parts = self.run, dict.fromkeys((part, "validation"))
+        run = self.run
+        parts = dict.fromkeys((part, "validation") if run.evidence else (part,))
         return {name: predict_classes(replicas, self.texts(name), run.max_length, run.keep) for name in parts}
 
     def scores_of(self, found, part):
-        """The scores of what `predict` returned, after the linear model has joined the transformer."""
+        """The scores of what `predict` returned, together with the linear model if there is one."""
         texts, probabilities = self.texts(part), found[part]
         if self.run.evidence:
-            known = self.texts("validation")
-            weights = stack_weights(found["validation"], known.logits, known.labels)
+            held_out = self.texts("validation")
+            weights = stack_weights(found["validation"], held_out.logits, held_out.labels)
             probabilities = stacked(probabilities, texts.logits, weights)
         return scores_of_classes(probabilities, texts.labels)
 
     def evaluate(self, replicas, part):
         found = self.predict(replicas, part)
-        return self.run.ranks.from_first(lambda: self.scores_of(found, part))  # each rank fits its own linear model
+        return self.run.ranks.from_first(lambda: self.scores_of(found, part))  # each rank has its own linear model
 
     def describe(self):
         reviews, words = len(self.data.train.labels), len(self.vocabulary)
@@ -129,7 +132,7 @@ class Imdb(Ensemble):
         mean = {name: np.mean([own[name] for own in found], axis=0) for name in found[0]}
         *each, scores = self.run.ranks.from_first(lambda: [self.scores_of(own, part) for own in (*found, mean)])
         alone = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in each)
-        return scores, f" (with one model: {alone})" if len(each) > 1 else ""
+        return scores, f" (with one transformer each: {alone})" if len(each) > 1 else ""
 
     def summary(self, replicas, part):
         scores, alone = self.together(replicas, part)

@@ -9,7 +9,8 @@ probabilities. A new classifier starts from the same language models, and learns
 pseudo-labels. Without unlabelled reviews this stage is left out.
 
 --steps sets the steps of pre-training, and limits those of the other stages. Each classifier is selected on held-out
-training reviews, which no stage learns from. After training, only the last classifier is scored on the test reviews.
+training reviews. No stage learns from them, but the two weights in the joint decision are fitted to them. After
+training, only the last classifier is scored on the test reviews.
 
 Without --data the official archive is downloaded.
 
@@ -174,15 +175,15 @@ class Classification(Part):
         """The probabilities, (texts, 2), that the classifier and the linear model predict together. Their weights are
         fitted to the validation reviews.
         """
-        known, program = self.data.validation, self.program
-        fitted = predict_classes(replicas, known, self.run.max_length, "both")
-        found = fitted if texts is known else predict_classes(replicas, texts, self.run.max_length, "both")
+        held_out = self.data.validation
+        parts = [held_out] if texts is held_out else [held_out, texts]
+        own = [predict_classes(replicas, part, self.run.max_length, "both") for part in parts]
 
-        def joined():
-            weights = stack_weights(fitted, program.logits(known), known.labels)
-            return stacked(found, program.logits(texts), weights)
+        def together():
+            logits = [self.program.logits(part) for part in parts]
+            return stacked(own[-1], logits[-1], stack_weights(own[0], logits[0], held_out.labels))
 
-        return self.run.ranks.from_first(joined)
+        return self.run.ranks.from_first(together)
 
     def describe(self):
         pass

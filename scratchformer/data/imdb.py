@@ -68,7 +68,7 @@ class Labelled(NamedTuple):
     ids: list[np.ndarray]
     labels: np.ndarray
     evidence: Sequence[np.ndarray] = ()
-    logits: np.ndarray | Sequence[float] = ()
+    logits: np.ndarray | tuple[()] = ()
 
     def evenly(self, count: int) -> Labelled:
         """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""

@@ -19,9 +19,9 @@ class EvidenceClassifier(Classifier):
     `Classifier`. evidence (B, T, I) is read with the embedding of its word. `backward` returns its gradient, or None if
     the body is frozen.
 
-    The linear model's own logits are not read. In evaluation both models may decide together: see `training.stacked`. In
-    training they are left out: a transformer that sees them learns only to correct the linear model, and its
-    corrections are right on training texts alone.
+    The linear model's own logits are not read: a transformer that sees them in training learns only to correct the
+    linear model, and its corrections are right on training texts alone. In evaluation the two may decide together: see
+    `training.stacked`.
 
     Source: Wang, Manning, "Baselines and bigrams", 2012, for the linear model; Mesnil et al., "Ensemble of generative
     and discriminative techniques for sentiment analysis of movie reviews", 2014, for joining it with another model.

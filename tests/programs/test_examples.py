@@ -297,10 +297,21 @@ def test_imdb_prints_its_test_accuracy(imdb_run):
     assert 0 <= number(rf"test accuracy on 80 reviews: {NUMBER}%", imdb_run.output) <= 100
 
 
+@pytest.fixture
+def noisy_reviews(reviews_folder, tmp_path):
+    """reviews_folder, but a fifth of the reviews use the word of the other class, so no model can be sure."""
+    folder = shutil.copytree(reviews_folder, tmp_path / "noisy" / "aclImdb")
+    other = {"wonderful": "awful", "awful": "wonderful"}
+    for path in folder.glob("*/*/*.txt"):
+        if int(path.name.split("_")[0]) % 5 == 0:
+            path.write_text(" ".join(other.get(word, word) for word in path.read_text().split()))
+    return folder
+
+
 @pytest.mark.parametrize("longest", [0, 2])
-def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest):
+def test_imdb_with_and_without_evidence(call, noisy_reviews, tmp_path, longest):
     """A run keeps its model when it is resumed, and the command scores it as the program did."""
-    options = ("--data", reviews_folder, "--evidence", longest, "--out", tmp_path / "run")
+    options = ("--data", noisy_reviews, "--evidence", longest, "--out", tmp_path / "run")
     call("imdb", *options, "--steps", 1, "--device", "cpu")
     result = call("imdb", "--resume", tmp_path / "run", "--steps", 3, "--device", "cpu")
     model, _ = load_model(tmp_path / "run")
@@ -309,7 +320,7 @@ def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest)
     told = number(rf"test accuracy on 80 reviews: {NUMBER}%", result.stdout)
     found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
     assert number(rf"^test: loss [0-9.]+, accuracy {NUMBER}$", found) == pytest.approx(told / 100, abs=1.01e-4)
-    data, predicted = load_imdb(reviews_folder, 100, evidence=longest), {}
+    data, predicted = load_imdb(noisy_reviews, 100, evidence=longest), {}
     model, _ = load_model(mean_snapshot(tmp_path / "run"))
     for part in "validation", "test":
         texts, rows = getattr(data, part), []
@@ -323,16 +334,16 @@ def test_imdb_with_and_without_evidence(call, reviews_folder, tmp_path, longest)
         predicted["test"] = stacked(predicted["test"], data.test.logits, weights)
     scores = scores_of_classes(predicted["test"], data.test.labels)
     assert number(rf"^test: loss {NUMBER}, ", found) == pytest.approx(scores["loss"], abs=1e-4)
-    assert "invalid choice" in call("imdb", "--evidence", 4, "--data", reviews_folder, status=2).stderr
+    assert "invalid choice" in call("imdb", "--evidence", 4, "--data", noisy_reviews, status=2).stderr
 
 
 @pytest.mark.parametrize("longest", [0, 2])
-def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_path, longest):
+def test_three_models_of_imdb_decide_together(call, fail, noisy_reviews, tmp_path, longest):
     """The mean of their probabilities is scored, with the linear model if there is one, by the program and by the
     command.
     """
     folder, options = tmp_path / "run", ("--device", "cpu")
-    train = ("imdb", "--data", reviews_folder, "--steps", 6, "--evidence", longest, *options)
+    train = ("imdb", "--data", noisy_reviews, "--steps", 6, "--evidence", longest, *options)
     told = call(*train, "--out", folder, "--models", 3).stdout
     names = ("model-1", "model-2", "model-3")
     models = [load_model(mean_snapshot(folder / name))[0] for name in names]
@@ -341,24 +352,24 @@ def test_three_models_of_imdb_decide_together(call, fail, reviews_folder, tmp_pa
     call(*train, "--out", alone)
     assert (load_model(mean_snapshot(alone))[0].flat.data == models[0].flat.data).all()
 
-    data = load_imdb(reviews_folder, 100, evidence=longest)
+    data = load_imdb(noisy_reviews, 100, evidence=longest)
     asked = call("scratchformer", "evaluate", folder, *options).stdout
     for part, start, printed in ("validation", "all models on validation", told), ("test", "^3 models: test", asked):
-        texts, known, found = getattr(data, part), data.validation, []
+        texts, held_out, found = getattr(data, part), data.validation, []
         for model in models:
             with Replicas(model, 1) as replicas:
-                found.append([predict_classes(replicas, own, 16, "both") for own in (texts, known)])
+                found.append([predict_classes(replicas, own, 16, "both") for own in (texts, held_out)])
         found.append([sum(own) / 3 for own in zip(*found, strict=True)])
         if longest:
-            weights = [stack_weights(own, known.logits, known.labels) for _, own in found]
-            found = [(stacked(own, texts.logits, w), None) for (own, _), w in zip(found, weights, strict=True)]
-        *alone, scores = [scores_of_classes(own, texts.labels) for own, _ in found]
+            weights = [stack_weights(own, held_out.logits, held_out.labels) for _, own in found]
+        predicted = [stacked(p, texts.logits, weights[i]) if longest else p for i, (p, _) in enumerate(found)]
+        *alone, scores = [scores_of_classes(p, texts.labels) for p in predicted]
         assert number(rf"{start}: loss {NUMBER}, ", printed) == pytest.approx(scores["loss"], abs=1e-4)
         accuracy = number(rf"{start}: loss [0-9.]+, accuracy {NUMBER} ", printed)
         assert accuracy == pytest.approx(scores["accuracy"], abs=1e-4)
         each = ", ".join(f"{100 * own['accuracy']:.2f}%" for own in alone)
-        assert f"(with one model: {each})" in printed
-    assert f"test accuracy on 80 reviews: {100 * scores['accuracy']:.2f}% (with one model: {each})" in told
+        assert f"(with one transformer each: {each})" in printed
+    assert f"test accuracy on 80 reviews: {100 * scores['accuracy']:.2f}% (with one transformer each: {each})" in told
 
     call("imdb", "--resume", folder, "--steps", 7, *options)
     assert [load_snapshot(folder / name / "last.safetensors").state["step"] for name in names] == [7] * 3

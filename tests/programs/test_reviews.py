@@ -19,6 +19,7 @@ from scratchformer.training import (
     load_snapshot,
     read_metrics,
     save_snapshot,
+    scores_of_classes,
     stack_weights,
     stacked,
 )
@@ -98,23 +99,26 @@ def labels_of(run):
     return load_snapshot(run / "selftrain" / "last.safetensors").batches["labels"]
 
 
-def expected_labels(run, teacher):
-    """The true labels, and then what `teacher` and the linear model say together, read one text at a time."""
-    _, program = opened(run)
-    data = program.data
+def together(data, model, texts):
+    """What a model and the linear model predict together for texts, which are read one at a time."""
     linear = fit_evidence(data.train.ids, data.train.labels)
 
     def predicted(texts):
         found = []
         for ids in texts:
             kept = np.arange(len(ids)) if len(ids) <= 16 else np.r_[:4, len(ids) - 12 : len(ids)]
-            found.append(np.exp(teacher(ids[None, kept])[0]))
+            found.append(np.exp(model(ids[None, kept])[0]))
         logits = [linear.of(ids).sum(dtype=np.float64) + linear.bias for ids in texts]  # of the words that are cut too
         return np.array(found), np.array(logits)
 
-    weights = stack_weights(*predicted(data.validation.ids), data.validation.labels)
-    together = stacked(*predicted(program.unlabelled), weights)
-    return np.concatenate([[[1 - label, label] for label in data.train.labels], together])
+    return stacked(*predicted(texts), stack_weights(*predicted(data.validation.ids), data.validation.labels))
+
+
+def expected_labels(run, teacher):
+    """The true labels, and then what `teacher` and the linear model predict for the unlabelled reviews."""
+    _, program = opened(run)
+    found = together(program.data, teacher, program.unlabelled)
+    return np.concatenate([[[1 - label, label] for label in program.data.train.labels], found])
 
 
 def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
@@ -133,6 +137,23 @@ def test_the_last_stage_learns_from_labels_and_from_probabilities(finished):
     found = labels_of(folder)
     assert found.dtype == np.float32 and len(found) == len(learned) and np.abs(found[-len(texts) :] - 0.5).max() > 0.1
     np.testing.assert_allclose(found, expected_labels(folder, teacher), rtol=2e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES[1:])
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_classifier_is_scored_with_the_linear_model(finished, stage, part):
+    """Their weights are fitted to the validation part, whichever part is scored."""
+    folder, _ = finished
+    module, program = opened(folder)
+    data, texts = program.data, getattr(program.data, part)
+    model, _ = load_model(folder / stage, BidirectionalClassifier)
+    expected = scores_of_classes(together(data, model, texts.ids), texts.labels)
+    kind = {"finetune": module.Classification, "selftrain": module.SelfTraining}[stage](program)
+    kind.load_finished()
+    with Replicas(kind.model, 1) as replicas:
+        found = kind.evaluate(replicas, part)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.011)
 
 
 def test_the_language_models_are_scored_on_reviews_of_both_classes(finished, monkeypatch):

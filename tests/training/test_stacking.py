@@ -56,13 +56,14 @@ def test_no_other_weights_have_a_lower_loss():
         assert stack_loss(found + step, x, labels)[0] > least
 
 
-def test_few_texts_leave_the_plain_sum():
+def test_few_texts_stay_near_the_plain_sum():
     """Also if all of them are classified correctly: without the penalty, the weights would grow without end."""
     right = np.array([[0.1, 0.9], [0.8, 0.2]])
     found = stack_weights(right, np.array([1.0, -1.0]), np.array([1, 0]))
     assert (found > 1).all() and (found < 1.5).all()
-    sure = stack_weights(np.array([[0.0, 1.0], [1.0, 0.0]]), np.array([50.0, -50.0]), np.array([1, 0]))
-    np.testing.assert_allclose(sure, 1, atol=1e-6)
+    for dtype in np.float32, np.float64:
+        sure = stack_weights(np.array([[0, 1], [1, 0]], dtype), np.array([50.0, -50.0]), np.array([1, 0]))
+        np.testing.assert_allclose(sure, 1, atol=1e-6)
 
 
 def test_weights_are_applied_to_log_odds():
@@ -72,8 +73,11 @@ def test_weights_are_applied_to_log_odds():
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, np.stack([1 / (1 + odds), odds / (1 + odds)], axis=1), rtol=1e-5)
     np.testing.assert_allclose(stacked(probabilities, logits, np.array([1.0, 0.0])), probabilities, rtol=1e-12)
-    sure = stacked(np.array([[0.0, 1.0], [1.0, 0.0]]), np.zeros(2), np.ones(2))
-    np.testing.assert_allclose(sure, [[0, 1], [1, 0]], atol=1e-300)
+    for dtype in np.float32, np.float64:
+        sure = stacked(np.array([[0, 1], [1, 0]], dtype), np.zeros(2), np.ones(2))
+        np.testing.assert_allclose(sure, [[0, 1], [1, 0]], atol=1e-300)
+    unlikely = stacked(np.full((2, 2), 0.5), np.array([50.0, -50.0]), np.ones(2))
+    np.testing.assert_allclose(unlikely[[0, 1], [0, 1]], np.exp(-50), rtol=1e-12)
 
 
 GOOD = dict(
