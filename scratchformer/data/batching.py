@@ -521,4 +521,10 @@ def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: st
         width = np.shape(dataset.evidence[0])[1:]
         if len(width) != 1 or [np.shape(e) for e in dataset.evidence] != [(n, *width) for n in lengths.tolist()]:
             raise ValueError("dataset: expected evidence (T, I) for each text of T words, with the same I")
+    if len(dataset.logits) and np.shape(dataset.logits) != (len(dataset.ids),):
+        raise ValueError(f"dataset: {len(dataset.ids)} texts but logits of shape {np.shape(dataset.logits)}")
+    if len(dataset.logits):
+        logits = np.asarray(dataset.logits)
+        if logits.dtype.kind not in "iuf" or not np.isfinite(logits).all():
+            raise ValueError("dataset: expected logits that are finite numbers")
     return np.minimum(lengths, max_length)

@@ -601,6 +601,18 @@ def test_evidence_that_does_not_fit_its_texts():
             LabelledBatches(dataset._replace(evidence=evidence), 2, 9, Key(0))
 
 
+@pytest.mark.parametrize("logits", [np.zeros(4), np.zeros((5, 1)), [0.0] * 6])
+def test_logits_that_do_not_fit_the_texts(logits):
+    with pytest.raises(ValueError, match=r"dataset: 5 texts but logits of shape \("):
+        LabelledBatches(make_dataset(5)._replace(logits=logits), 2, 9, Key(0))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, 1j, None, "1"])
+def test_logits_that_are_no_finite_numbers(wrong):
+    with pytest.raises(ValueError, match="dataset: expected logits that are finite numbers"):
+        in_order(make_dataset(3)._replace(logits=[0.5, wrong, 1.0]), 2, 9)
+
+
 def test_evidence_of_evenly_spaced_texts():
     dataset = with_evidence(make_dataset(10))._replace(logits=np.arange(10.0))
     some = dataset.evenly(4)
