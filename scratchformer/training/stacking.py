@@ -50,13 +50,14 @@ def stack_loss(weights: np.ndarray, x: np.ndarray, y: np.ndarray) -> tuple[float
     Gradient. The derivative of log(1 + exp(z)) is p, the probability of class 1:
 
         p_b = 1/(1 + exp(−z_b))
-        dw_m = Σ_b (p_b − y_b) x_bm + w_m − 1
+        dw_m = Σ_b (p_b − y_b) x_bm + w_m − 1        dw = (p − y) @ x + w − 1
     """
     from scipy.special import expit
 
     z = x @ weights
     loss = float(np.sum(np.logaddexp(0, z) - y * z)) + 0.5 * float(np.sum((weights - 1) ** 2))
-    return loss, (expit(z) - y) @ x + weights - 1
+    p = expit(z)
+    return loss, (p - y) @ x + weights - 1
 
 
 def stacked(probabilities: np.ndarray, logits: np.ndarray, weights: np.ndarray) -> np.ndarray:
