@@ -11,7 +11,7 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu, to_device
 from ..data import Subwords
 from ..data.translation import TokenPairs, pairs_in_order
-from ..dispatch import fast
+from ..dispatch import fast, operation
 from ..models import EncoderDecoder
 from ..nn import Layer
 from ..ops.checks import expect_array, expect_instance, expect_number, expect_positive, expect_shape
@@ -42,7 +42,7 @@ class NeighbourOutput(Layer):
 
     The nearest are those with the largest score x·k_n − k_n·k_n/2, which is (x·x − d_n)/2. The mean of the keys is
     subtracted from x and from every key, so that less is lost to rounding; distances stay the same. All N are compared,
-    in about 2 N C operations for each vector, and those of K blocks of 128 keys once more.
+    in about 2 N C operations for each vector, and those of K blocks of 128 keys once more: see `nearest_keys`.
 
     Raises TypeError for keys that are not floating-point, values that are not integers and options that are not
     numbers, ValueError for other shapes, numbers that are not finite, negative values, fewer than K keys, and an option
@@ -105,23 +105,9 @@ class NeighbourOutput(Layer):
         return logits.reshape(z.shape), None
 
     def nearest(self, x: Array) -> tuple[Array, Array]:
-        """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order.
-
-        Each of them is in one of the K blocks with the largest maxima (up to rounding). All scores are computed, but
-        only the maximum of each block is kept. Then the scores in the K blocks are computed again. n is at least 1.
-        """
-        xp, x = array_module(x), x - self.mean
-        step = max(1, (SCORES if xp is np else NUMBERS) // (len(x) * BLOCK))
-        parts = [slice(start, start + step) for start in range(0, len(self.keys), step)]
-        maxima = xp.concatenate([self.scores(x, part).max(axis=2) for part in parts]).T  # (n, N/BLOCK)
-        blocks = largest(maxima, min(self.neighbours, len(self.keys)))
-        step = max(1, NUMBERS // (blocks.shape[1] * self.keys[0].size))
-        parts = [slice(start, start + step) for start in range(0, len(x), step)]
-        scores = xp.concatenate([self.scores(x[part, None, None], blocks[part])[:, :, 0] for part in parts])
-        scores = scores.reshape(len(x), -1)
-        chosen = largest(scores, self.neighbours)
-        scores = xp.take_along_axis(scores, chosen, 1)
-        places = xp.take_along_axis(blocks, chosen // BLOCK, 1) * BLOCK + chosen % BLOCK
+        """The weights and the tokens of the K nearest keys of each x (n, C); both (n, K), in no particular order."""
+        xp = array_module(x)
+        scores, places = nearest_keys(x - self.mean, self)
         w = xp.exp((scores - scores.max(axis=1, keepdims=True)) * (2 / self.temperature))
         return w / w.sum(axis=1, keepdims=True), self.values[places]
 
@@ -130,6 +116,33 @@ class NeighbourOutput(Layer):
         scores = x @ self.keys[blocks]
         scores -= self.halves[blocks][..., None, :]
         return scores
+
+
+@operation
+def nearest_keys(x: Array, layer: NeighbourOutput) -> tuple[Array, Array]:
+    """The largest `layer.neighbours` scores of each x (n, C), and the places of their keys; both (n, K), in no order.
+
+    Each of them is in one of the K blocks with the largest maxima (up to rounding). All scores are computed, but only
+    the maximum of each block is kept. Then the scores in the K blocks are computed again. n is at least 1. x: after
+    subtraction of the keys' mean.
+    """
+    xp = array_module(x)
+    step = max(1, (SCORES if xp is np else NUMBERS) // (len(x) * BLOCK))
+    parts = [slice(start, start + step) for start in range(0, len(layer.keys), step)]
+    maxima = xp.concatenate([layer.scores(x, part).max(axis=2) for part in parts]).T  # (n, N/BLOCK)
+    blocks = largest(maxima, min(layer.neighbours, len(layer.keys)))
+    step = max(1, NUMBERS // (blocks.shape[1] * layer.keys[0].size))
+    parts = [slice(start, start + step) for start in range(0, len(x), step)]
+    scores = xp.concatenate([layer.scores(x[part, None, None], blocks[part])[:, :, 0] for part in parts])
+    return largest_in(scores, blocks, layer.neighbours)
+
+
+def largest_in(scores: Array, blocks: Array, count: int) -> tuple[Array, Array]:
+    """The `count` largest of scores (n, B, BLOCK), those in B blocks of each row, and the places of their keys."""
+    xp, scores = array_module(scores), scores.reshape(len(scores), -1)
+    chosen = largest(scores, count)
+    places = xp.take_along_axis(blocks, chosen // BLOCK, 1) * BLOCK + chosen % BLOCK
+    return xp.take_along_axis(scores, chosen, 1), places
 
 
 def largest(x: Array, count: int) -> Array:

@@ -53,6 +53,7 @@ FAST = (  # the modules of the extra `fast`
     "numba_layernorm",
     "numba_linear",
     "mkl_muon",
+    "numba_neighbours",
     "numba_rmsnorm",
     "numba_rotary",
     "numba_symmetric_kl",
