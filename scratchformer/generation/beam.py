@@ -24,6 +24,7 @@ from .cache import DecoderCache
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
+FEWER = 0.75  # the share of open searches at which the others are taken out of the caches, which copies what they store
 LARGEST = 700  # the largest log of lp(n), for float64
 
 
@@ -100,31 +101,37 @@ def n_best(
     written = np.empty((B, K, 0), np.int64)
     finished: list[list[Hypothesis]] = [[] for _ in range(B)]
     last = np.full(B * K, begin)
+    places = np.arange(B)  # the sources whose search goes on, and some whose search is over
     for n in range(1, most_tokens + 1):
         total, parents, tokens = likeliest(scores, mixed([cache.logits(last[:, None]) for cache in caches]))
         most = total.shape[1]  # at most K of them end, so at least K do not
-        chosen = np.zeros((B, K), np.int64)  # which of them go on
-        for b in range(B):
+        chosen = np.zeros((len(places), K), np.int64)  # which of them go on
+        for b, place in enumerate(places):
             goes_on = np.flatnonzero(tokens[b] != end)[:K]
             chosen[b, : len(goes_on)] = goes_on
-            if done(finished[b], scores[b], K, limits[b], length_penalty):
+            if done(finished[place], scores[b], K, limits[place], length_penalty):
                 continue
-            ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[b]]
+            ends = [i for i in range(min(K, most)) if tokens[b, i] == end or n == limits[place]]
             for i in ends:
                 ids = np.append(written[b, parents[b, i]], tokens[b, i])
                 score = total[b, i] / penalty(n, length_penalty)
                 if np.isfinite(score):
-                    finished[b].append(Hypothesis(float(score), ids[ids != end]))
+                    finished[place].append(Hypothesis(float(score), ids[ids != end]))
         scores = np.take_along_axis(total, chosen, 1)
         scores[np.take_along_axis(tokens, chosen, 1) == end] = -np.inf  # where fewer than K go on
         rows = np.take_along_axis(parents, chosen, 1)
         last = np.take_along_axis(tokens, chosen, 1).reshape(-1)
-        written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(B, K, 1)], axis=2)
-        texts = zip(finished, scores, limits, strict=True)
-        if all(done(ended, going_on, K, limit, length_penalty) for ended, going_on, limit in texts):
+        written = np.concatenate([np.take_along_axis(written, rows[:, :, None], 1), last.reshape(-1, K, 1)], axis=2)
+        over = [done(finished[i], s, K, limits[i], length_penalty) for i, s in zip(places, scores, strict=True)]
+        kept = np.flatnonzero(~np.array(over))
+        if not len(kept):
             break
         for cache in caches:
-            cache.reorder((np.arange(B)[:, None] * K + rows).reshape(-1))
+            cache.reorder((np.arange(len(places))[:, None] * K + rows).reshape(-1))
+        if len(kept) <= FEWER * len(places):
+            for cache in caches:
+                cache.keep(kept)
+            places, scores, written, last = places[kept], scores[kept], written[kept], last.reshape(-1, K)[kept].ravel()
     return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
 
 

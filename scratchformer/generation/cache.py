@@ -147,6 +147,21 @@ class DecoderCache:
         self.length += ids.shape[1]
         return to_cpu(logits[:, -1])
 
+    def keep(self, sources: np.ndarray) -> None:
+        """Forget all sources but these, (N,), in this order; N rows of K are left.
+
+        Raises TypeError if `sources` are not integers, IndexError if one is out of range, ValueError if there is none.
+        """
+        expect_shape("sources", sources, "N")
+        expect_ids("sources", sources, self.rows // self.copies)
+        if not len(sources):
+            raise ValueError("sources: expected at least one to keep, got none")
+        rows = to_device((sources[:, None] * self.copies + np.arange(self.copies)).ravel(), self.device)
+        self.rows = len(rows)
+        self.memory = [tuple(x[rows] for x in each) for each in self.memory]
+        self.stored = [tuple(x[rows] for x in each) for each in self.stored]
+        self.pattern = ops.Padding(self.pattern.lengths[rows])
+
     def reorder(self, rows: np.ndarray) -> None:
         """Replace row i by row rows[i], for all rows at once; rows: (B K,).
 

@@ -8,6 +8,8 @@ from scratchformer import ops
 from scratchformer.backend import CPU, Device, to_cpu, to_device
 from scratchformer.data import Subwords
 from scratchformer.generation import DecoderCache, beam_search, bleu, translate
+from scratchformer.generation import beam as search
+from scratchformer.generation.beam import n_best
 from scratchformer.models import EncoderDecoder
 from scratchformer.rng import Key
 from scratchformer.testing.strict import STRICT
@@ -142,6 +144,32 @@ def test_other_sources_in_the_batch_make_no_difference(device):
         (alone,) = beam_search(model, SOURCE[b : b + 1, : LENGTHS[b]], LENGTHS[b : b + 1], BEGIN, END, beam=3, longer=5)
         assert alone.ids.tolist() == together[b].ids.tolist()
         assert alone.score == pytest.approx(together[b].score, rel=1e-9)
+
+
+@pytest.mark.parametrize("beam_width", [1, 3])
+def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_width):
+    """After each step, or never: the translations are the same, also those of an ensemble."""
+    source, lengths = np.concatenate([SOURCE, SOURCE[:, ::-1]] * 3), np.tile(LENGTHS, 6)
+    source = 2 + (source + np.arange(12)[:, None]) % 3
+    models = [make(device, seed) for seed in range(2)]
+    left, keep = [], DecoderCache.keep
+
+    def spy(cache, sources):
+        keep(cache, sources)
+        left.append(cache.rows)
+
+    monkeypatch.setattr(DecoderCache, "keep", spy)
+    found = []
+    for share in (1, 0):
+        monkeypatch.setattr(search, "FEWER", share)
+        found.append(n_best(models, source, lengths, BEGIN, END, beam_width, longer=6))
+        if share:
+            assert left and min(left) < 6 * beam_width
+            left.clear()
+    assert not left
+    for one, other in zip(*found, strict=True):
+        assert [h.ids.tolist() for h in one] == [h.ids.tolist() for h in other]
+        assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
 
 
 def test_a_length_penalty_favours_long_ones():

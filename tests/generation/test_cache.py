@@ -314,6 +314,40 @@ def test_rows_of_another_source_are_refused(rows, message):
         cache.reorder(np.array(rows))
 
 
+@pytest.mark.parametrize("kept", [[2], [0, 2], [1, 0]], ids=str)
+def test_a_cache_forgets_sources(device, kept):
+    """The others have the logits that they have in the whole cache."""
+    model = EncoderDecoder(31, 12, 3, 2, key=Key(0)).to(device, np.float64)
+    caches = [DecoderCache(model, tokens(3, 4), np.array([3, 2, 4]), 5, copies=2) for _ in range(2)]
+    first, second = tokens(6, 2), tokens(6, 1) + 1
+    for cache in caches:
+        cache.logits(first)
+    caches[1].keep(np.array(kept))
+    rows = [2 * source + copy for source in kept for copy in (0, 1)]
+    np.testing.assert_allclose(caches[1].logits(second[rows]), caches[0].logits(second)[rows], rtol=1e-9)
+    other = np.arange(len(rows)) ^ 1  # the two copies of each source
+    for cache, moved in zip(caches, (np.arange(6) ^ 1, other), strict=True):
+        cache.reorder(moved)
+    np.testing.assert_allclose(caches[1].logits(second[rows]), caches[0].logits(second)[rows], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("sources", "error", "message"),
+    [
+        ([], ValueError, "sources: expected at least one to keep, got none"),
+        ([2], IndexError, "sources: expected .* 0 .* 1, got 2"),
+        ([-1], IndexError, "sources: expected .* 0 .* 1, got -1"),
+        ([0.5], TypeError, "sources: expected integers"),
+    ],
+    ids=str,
+)
+def test_sources_that_are_not_there(sources, error, message):
+    cache = DecoderCache(EncoderDecoder(31, 12, 3, 1), tokens(2, 3), np.array([3, 2]), 5, copies=2)
+    with pytest.raises(error, match=message):
+        cache.keep(np.array(sources, int if sources == [] else None))
+    assert cache.rows == 4
+
+
 def test_a_cache_has_room_for_something(make_model):
     with pytest.raises(ValueError, match=r"^batch_size: expected .* >= 1, got 0$"):
         cache_for(make_model(), 0)
