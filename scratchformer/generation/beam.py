@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -161,8 +162,9 @@ def mixed(logits: list[np.ndarray]) -> np.ndarray:
     """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`."""
     if len(logits) == 1:
         return logits[0]
-    log_p = [widen(z) - log_sum_exp(z) for z in logits]
-    return np.logaddexp.reduce(log_p, axis=0)
+    log_p = [z - log_sum_exp(z).astype(z.dtype) for z in map(widen, logits)]
+    top = functools.reduce(np.maximum, log_p)
+    return top + np.log(sum(np.exp(each - top) for each in log_p))
 
 
 def log_sum_exp(logits: np.ndarray) -> np.ndarray:
