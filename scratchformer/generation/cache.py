@@ -13,6 +13,7 @@ from ..backend import Array, array_module, to_cpu, to_device
 from ..models import EncoderDecoder, TransformerXL
 from ..models.encoder_decoder import expect_tokens
 from ..nn import Layer
+from ..nn.stack import Stored
 from ..ops.checks import (
     checked_on_host,
     expect_array,
@@ -129,7 +130,7 @@ class DecoderCache:
 
         self.memory = [tuple(each(x) for x in block.cross.project(memory)) for block in model.decoder]
         self.pattern = ops.Padding(each(lengths))
-        self.stored = model.decoder_stack.allocate(xp.empty((self.rows, 0, memory.shape[2]), memory.dtype), length)
+        self.stored = self.allocate(memory.dtype)
 
     def logits(self, ids: np.ndarray) -> np.ndarray:
         """Append the tokens ids (B K, T) and return the logits (B K, V) of the token after the last of them.
@@ -156,11 +157,20 @@ class DecoderCache:
         expect_ids("sources", sources, self.rows // self.copies)
         if not len(sources):
             raise ValueError("sources: expected at least one to keep, got none")
+        sources = sources.astype(np.int64)
         rows = to_device((sources[:, None] * self.copies + np.arange(self.copies)).ravel(), self.device)
-        self.rows = len(rows)
+        before, self.rows = self.stored, len(rows)
         self.memory = [tuple(x[rows] for x in each) for each in self.memory]
-        self.stored = [tuple(x[rows] for x in each) for each in self.stored]
         self.pattern = ops.Padding(self.pattern.lengths[rows])
+        self.stored = self.allocate(before[0][0].dtype)
+        for new, old in zip(chain(*self.stored), chain(*before), strict=True):
+            new[:, :, : self.length] = old[rows, :, : self.length]
+
+    def allocate(self, dtype: Any) -> list[Stored]:
+        """Room for each block's keys and values of all target tokens."""
+        table = self.model.tokens.table.data
+        x = array_module(table).empty((self.rows, 0, table.shape[1]), dtype)
+        return self.model.decoder_stack.allocate(x, self.room)
 
     def reorder(self, rows: np.ndarray) -> None:
         """Replace row i by row rows[i], for all rows at once; rows: (B K,).

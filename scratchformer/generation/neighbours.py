@@ -122,9 +122,9 @@ class NeighbourOutput(Layer):
 def nearest_keys(x: Array, layer: NeighbourOutput) -> tuple[Array, Array]:
     """The largest `layer.neighbours` scores of each x (n, C), and the places of their keys; both (n, K), in no order.
 
-    Each of them is in one of the K blocks with the largest maxima (up to rounding). All scores are computed, but only
-    the maximum of each block is kept. Then the scores in the K blocks are computed again. n is at least 1. x: after
-    subtraction of the keys' mean.
+    x is given after subtraction of the keys' mean, and n is at least 1. Each of these keys is in one of the K blocks
+    with the largest maxima (up to rounding). So all scores are computed, but only the maximum of each block is kept.
+    Then the scores in the best blocks are computed again.
     """
     xp = array_module(x)
     step = max(1, (SCORES if xp is np else NUMBERS) // (len(x) * BLOCK))

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from ..generation.neighbours import BLOCK, NeighbourOutput, largest, largest_in, nearest_keys
+from ..generation.neighbours import NeighbourOutput, largest, largest_in, nearest_keys
 from .mkl_products import product, products
 from .numba_code import compiled
 from .numba_elementwise import copy_into
+from .numba_math import read
 
-KEYS = 8 * BLOCK  # in one product: their scores for 256 vectors stay in cache
-ROUNDED: WeakKeyDictionary[NeighbourOutput, np.ndarray] = WeakKeyDictionary()  # a layer's keys (N, C), as bits
+KEYS = 1024  # in one product, about: their scores for 256 vectors stay in cache
+MORE = 8  # blocks that are searched beyond K, at least, if their maxima are those of rounded keys
+
+
+class Rounded(NamedTuple):
+    """The keys of a layer as compiled code takes bfloat16, and half of each one's square."""
+
+    keys: np.ndarray  # (N, C), bits
+    halves: np.ndarray  # (N/BLOCK, BLOCK), float32
+
+
+ROUNDED: WeakKeyDictionary[NeighbourOutput, Rounded] = WeakKeyDictionary()
+_rounding = threading.Lock()
 
 
 @nearest_keys.twin(np.ndarray, fast=True)
@@ -21,30 +34,40 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     """As `generation.neighbours.nearest_keys`, for float32.
 
     If bfloat16 is multiplied faster than float32 here (see `mkl_products`), the maxima of the blocks are those of
-    rounded keys. As a maximum may then be a little too small, half as many blocks again are searched. The scores in
-    these blocks are computed from the keys in float32, so only a key in another block can be missed.
+    rounded keys. As their order may then differ a little, half as many blocks again are searched, and at least eight.
+    The scores in these blocks are computed from the keys in float32. So a key is missed only if its block was not
+    chosen.
     """
-    library = products()
-    if library is None or x.dtype != np.float32 or layer.keys.dtype != np.float32:
+    library, keys, halves = products(), layer.keys, layer.halves
+    if library is None or not fits(x, keys):
         return nearest_keys.reference(x, layer)
-    x, K, count = np.ascontiguousarray(x), layer.neighbours, len(layer.keys)
-    maxima = np.empty((count, len(x)), np.float32)
+    x, K = np.ascontiguousarray(x), layer.neighbours
+    maxima = np.empty((len(keys), len(x)), np.float32)
     if library.bfloat16:
-        maxima_of_rows(library, as_bfloat16(x), rounded_keys(layer), layer.halves, maxima)
-        K += K // 2
+        K += max(MORE, K // 2)
+        maxima_of_rows(library, as_bfloat16(x), *rounded(layer), maxima)
     else:
-        maxima_of_blocks(library, x, layer.keys, layer.halves, maxima)
-    blocks = largest(maxima.T, min(K, count))
-    scores = np.empty((*blocks.shape, BLOCK), np.float32)
-    scores_in_blocks(x, layer.keys, layer.halves, blocks, scores)
+        maxima_of_blocks(library, x, keys, halves, maxima)
+    blocks = np.ascontiguousarray(largest(maxima.T, min(K, len(keys))))
+    scores = np.empty((*blocks.shape, halves.shape[1]), np.float32)
+    scores_in_blocks(x, keys, halves, blocks, scores)
     return largest_in(scores, blocks, layer.neighbours)
 
 
-def rounded_keys(layer: NeighbourOutput) -> np.ndarray:
-    """The keys of a layer in bfloat16, (N, C), as bits; made once."""
-    if layer not in ROUNDED:
-        ROUNDED[layer] = as_bfloat16(layer.keys.swapaxes(1, 2).reshape(-1, layer.keys.shape[1]))
-    return ROUNDED[layer]
+def fits(x: np.ndarray, keys: np.ndarray) -> bool:
+    """Whether compiled code can compare x (n, C) with these keys."""
+    return x.dtype == keys.dtype == np.float32 and x.ndim == 2 and x.shape[1] == keys.shape[1]
+
+
+def rounded(layer: NeighbourOutput) -> Rounded:
+    """The rounded keys of a layer; made once, although several threads may ask for them."""
+    with _rounding:
+        if layer not in ROUNDED:
+            blocks, C, size = layer.keys.shape
+            found = Rounded(np.empty((blocks * size, C), np.uint16), np.empty((blocks, size), np.float32))
+            round_keys(layer.keys, layer.halves, *found)
+            ROUNDED[layer] = found
+        return ROUNDED[layer]
 
 
 def as_bfloat16(x: np.ndarray) -> np.ndarray:
@@ -55,21 +78,35 @@ def as_bfloat16(x: np.ndarray) -> np.ndarray:
 
 
 @compiled
+def round_keys(keys: Any, halves: Any, bits: Any, rounded_halves: Any) -> None:
+    """Write the rounded keys, and half of each one's square; infinite where that of the key is."""
+    for block in range(keys.shape[0]):
+        for k in range(keys.shape[2]):
+            row, half = bits[block * keys.shape[2] + k], np.float32(0)
+            copy_into(keys[block, :, k], row)
+            for c in range(row.size):
+                half += read(row[c]) * read(row[c]) / np.float32(2)
+            rounded_halves[block, k] = half if np.isfinite(halves[block, k]) else halves[block, k]
+
+
+@compiled
 def maxima_of_rows(library: Any, x: Any, keys: Any, halves: Any, maxima: Any) -> None:
     """Write the maxima (N/BLOCK, n) of the scores of x (n, C) in each block of keys (N, C), both bits."""
-    scores = np.empty((min(KEYS, len(keys)), len(x)), np.float32)
-    for first in range(0, len(keys), KEYS):
-        part = keys[first : first + KEYS]
+    size = halves.shape[1]
+    step = max(1, KEYS // size) * size
+    scores = np.empty((min(step, len(keys)), len(x)), np.float32)
+    for first in range(0, len(keys), step):
+        part = keys[first : first + step]
         product(library, part, False, x, True, 0, scores[: len(part)])
-        for start in range(0, len(part), BLOCK):
-            block = (first + start) // BLOCK
-            write_maxima(scores[start : start + BLOCK], halves[block], maxima[block])
+        for start in range(0, len(part), size):
+            block = (first + start) // size
+            write_maxima(scores[start : start + size], halves[block], maxima[block])
 
 
 @compiled
 def maxima_of_blocks(library: Any, x: Any, keys: Any, halves: Any, maxima: Any) -> None:
     """The same for keys (N/BLOCK, C, BLOCK), both float32."""
-    scores = np.empty((BLOCK, len(x)), np.float32)
+    scores = np.empty((keys.shape[2], len(x)), np.float32)
     for block in range(len(keys)):
         product(library, keys[block], True, x, True, 0, scores)
         write_maxima(scores, halves[block], maxima[block])

@@ -172,6 +172,30 @@ def test_sources_whose_search_is_over_are_taken_out(device, monkeypatch, beam_wi
         assert [h.score for h in one] == pytest.approx([h.score for h in other], rel=1e-9)
 
 
+@pytest.mark.parametrize("share", [0, 1])
+@pytest.mark.parametrize("beam_width", [2, 5, 20])
+def test_each_source_has_its_own_limit(monkeypatch, beam_width, share):
+    """Of sources of many lengths, each has all the translations that it has alone."""
+    monkeypatch.setattr(search, "FEWER", share)
+    lengths, source = np.array([1, 8, 5, 2, 7, 3, 6, 4]), 2 + np.arange(64).reshape(8, 8) ** 2 % 3
+    for seed in range(4):
+        model = make(CPU, seed)
+        together = n_best(model, source, lengths, BEGIN, END, beam_width, 2.0, longer=2)
+        for b, length in enumerate(lengths):
+            one = source[b : b + 1, :length], lengths[b : b + 1]
+            (alone,) = n_best(model, *one, BEGIN, END, beam_width, 2.0, longer=2)
+            assert [h.ids.tolist() for h in alone] == [h.ids.tolist() for h in together[b]]
+            assert [h.score for h in alone] == pytest.approx([h.score for h in together[b]], rel=1e-9)
+
+
+def test_the_mean_of_very_different_predictions():
+    """In float32, where exp(-200) is 0."""
+    z = search.mixed([np.array([row], np.float32) for row in ([0, -200, -200], [-200, 0, -200])])
+    p, _ = ops.softmax(z.astype(np.float64))
+    np.testing.assert_allclose(p, [[0.5, 0.5, np.exp(-200)]], rtol=1e-5)
+    assert z.dtype == np.float32
+
+
 def test_a_length_penalty_favours_long_ones():
     lengths = []
     for alpha in (0, 3):

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import CPU, DeviceError, to_cpu, to_device
+from scratchformer.dispatch import fast
 from scratchformer.generation import DecoderCache, KeyValueCache, SegmentCache, cache_for, generate
 from scratchformer.models import EncoderDecoder, SparseTransformer, TransformerXL
 from scratchformer.rng import Key
@@ -329,6 +330,19 @@ def test_a_cache_forgets_sources(device, kept):
     for cache, moved in zip(caches, (np.arange(6) ^ 1, other), strict=True):
         cache.reorder(moved)
     np.testing.assert_allclose(caches[1].logits(second[rows]), caches[0].logits(second)[rows], rtol=1e-9)
+
+
+def test_what_is_kept_is_laid_out_as_before():
+    """Compiled code reads keys in the order in which they were allocated."""
+    model = EncoderDecoder(31, 16, 2, 2, key=Key(0)).to(dtype=np.float32)
+    cache = DecoderCache(model, tokens(3, 4), np.array([3, 2, 4]), 5, copies=100)
+    order = [[x.strides[1:] for x in each] for each in (*cache.stored, *cache.memory)]
+    with fast():
+        cache.logits(tokens(300, 1))
+        cache.keep(np.array([2], np.uint8))
+        cache.logits(tokens(100, 1))
+    assert [[x.strides[1:] for x in each] for each in (*cache.stored, *cache.memory)] == order
+    assert len(cache.stored[0][0]) == 100 and cache.pattern.lengths.tolist() == [4] * 100
 
 
 @pytest.mark.parametrize(
