@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 ROWS = 256  # hypotheses at once, at most
 TOKENS = 2048  # of proposed translations at once, at most, unless a single one is longer
+WEIGHTS = 2 / 3, 1 / 3  # of the models that write forwards, and of those that write backwards
 FEWEST = 4  # batches, so that as many cores have work; not the number of cores, on which the results would depend
 
 
@@ -108,10 +109,11 @@ def choose_translations(
 
     Models of one direction are an ensemble: see `beam_search`, also for the arguments. If some write backwards and some
     do not, each of the two ensembles proposes the K best translations that it finds, and both judge all of them. A
-    translation y has the score Σ_d n_d log p_d(y)/(N lp(|y|)), where n_d of the N models write in direction d. One that
-    was cut off at the limit is judged as if it ended there.
+    translation y has the score (2/3 log p_f(y) + 1/3 log p_b(y))/lp(|y|), where f writes forwards and b backwards. One
+    that was cut off at the limit is judged as if it ended there.
 
-    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016; the weights n_d are ours.
+    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016. The weights are ours: a
+    model that writes backwards is less good at translating (see the trials in docs/trials.md).
     """
     ensembles = [[model for model in models if model.backwards is backwards] for backwards in (False, True)]
     if not all(ensembles):
@@ -125,9 +127,9 @@ def choose_translations(
     chosen = []
     for ids, length, texts in zip(source, lengths, map(list, map(dict.values, proposed)), strict=True):
         log_p = np.zeros(len(texts))
-        for own in ensembles:
+        for own, weight in zip(ensembles, WEIGHTS, strict=True):
             written = [in_order(own[0], y) for y in texts]
-            log_p += len(own) * log_probabilities(own, ids[:length], written, begin, end)
+            log_p += weight * log_probabilities(own, ids[:length], written, begin, end)
         chosen.append(texts[int(np.argmax(log_p / [penalty(len(y) + 1, length_penalty) for y in texts]))])
     return chosen
 

@@ -75,18 +75,19 @@ def test_models_that_write_backwards_are_read_forwards(device):
 
 
 def test_both_directions_judge_what_both_propose(device):
-    """Two models forwards and one backwards: the highest score, among the translations of both."""
+    """Two models forwards and one backwards, or one and two: the highest score, among the translations of both."""
     alpha, chosen_from = 0.6, set()
-    for seed in range(5):
+    for seed in range(10):
         forwards = [make(device, seed), make(device, seed + 20, norm="pre")]
-        backwards = [make(device, seed + 40, True)]
-        found = choose_translations([forwards[0], *backwards, forwards[1]], SOURCE, LENGTHS, BEGIN, END, 2, alpha)
+        backwards = [make(device, seed + 40, True), make(device, seed + 60, True)]
+        (forwards if seed % 2 else backwards).pop()
+        found = choose_translations([forwards[0], *backwards, *forwards[1:]], SOURCE, LENGTHS, BEGIN, END, 2, alpha)
         ahead, back = (n_best(models, SOURCE, LENGTHS, BEGIN, END, 2, alpha) for models in (forwards, backwards))
         for b in range(2):
             proposed = [tuple(h.ids) for h in ahead[b][:2]], [tuple(h.ids[::-1]) for h in back[b][:2]]
 
             def score(ids, b=b, forwards=forwards, backwards=backwards):
-                total = 2 * log_p(forwards, b, ids) + log_p(backwards, b, ids[::-1])
+                total = 2 * log_p(forwards, b, ids) + log_p(backwards, b, ids[::-1])  # whatever their numbers
                 return total / 3 / ((6 + len(ids)) / 6) ** alpha
 
             assert tuple(found[b]) == max(proposed[0] + proposed[1], key=score)
