@@ -147,7 +147,7 @@ class Imdb(Ensemble):
         return scores
 
     def report(self, state, test):
-        print(f"best on validation: {state['best']}")
+        print(f"{self.which}best on validation: {state['best']}")
         if test:
             reviews = self.share(len(self.texts("test").labels), len(self.data.test.labels), "reviews")
             print(f"test accuracy on {reviews}: {100 * test['accuracy']:.2f}%{self.alone}")

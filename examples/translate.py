@@ -178,7 +178,7 @@ class Translate(Ensemble):
     def report(self, state, test):
         run, sentences = self.run, self.data.test
         if not self.is_last:
-            return print(f"model {self.number} of {run.models}: best on validation: {state['best']}")
+            return print(f"{self.which}best on validation: {state['best']}")
         for beam, found in self.tested.items():
             for name, moses in self.kinds():
                 score, signature = bleu(found, sentences.target, moses)

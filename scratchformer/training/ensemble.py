@@ -46,6 +46,11 @@ class Ensemble(Program):
     def heading(self) -> str:
         return f"{self.run.models} models: " if self.folder else ""
 
+    @property
+    def which(self) -> str:
+        """What a line about this model alone starts with."""
+        return f"model {self.number} of {self.run.models}: " if self.folder else ""
+
     def member(self, number: int) -> Self:
         """The program that trains this model of the ensemble."""
         if number == self.number:

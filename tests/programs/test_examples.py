@@ -345,6 +345,7 @@ def test_three_models_of_imdb_decide_together(call, fail, noisy_reviews, tmp_pat
     folder, options = tmp_path / "run", ("--device", "cpu")
     train = ("imdb", "--data", noisy_reviews, "--steps", 6, "--evidence", longest, *options)
     told = call(*train, "--out", folder, "--models", 3).stdout
+    assert re.findall("^model (.) of 3: best on validation: ", told, re.MULTILINE) == ["1", "2", "3"]
     names = ("model-1", "model-2", "model-3")
     models = [load_model(mean_snapshot(folder / name))[0] for name in names]
     assert len({model.flat.data.tobytes() for model in models}) == 3
