@@ -48,8 +48,8 @@ OPTIONS = {
         metavar="N",
         least=0,
         most=100,
-        help="how many of the models, the last ones, write from the end of a sentence to its beginning (default: the "
-        "preset's, or 0)",
+        help="how many of the models write from the end of a sentence to its beginning; these are trained last "
+        "(default: the preset's, or 0)",
     ),
     "neighbours": dict(
         type=int,

@@ -25,7 +25,7 @@ from .cache import DecoderCache
 
 LONGER = 50  # how many more tokens than its source a translation may have: Vaswani et al., 2017, section 6.1
 WIDEST = 1000  # hypotheses of a source; wide beams make translations worse (Koehn, Knowles, 2017, section 3.6)
-FEWER = 0.75  # when at most this share of the searches goes on, the others leave the caches, which are then copied
+FEWER = 0.75  # once at most this share of the sources is still searched, the caches are copied without the others
 LARGEST = 700  # the largest log of lp(n), for float64
 
 
@@ -159,7 +159,7 @@ def expect_one_direction(models: Sequence[EncoderDecoder]) -> None:
 
 
 def mixed(logits: list[np.ndarray]) -> np.ndarray:
-    """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`; of several, at least float32."""
+    """Logits (B K, V) whose softmax is the mean of the softmax of each of `logits`; for several, at least float32."""
     if len(logits) == 1:
         return logits[0]
     log_p = [z - log_sum_exp(z).astype(z.dtype) for z in map(widen, logits)]

@@ -149,7 +149,7 @@ class DecoderCache:
         return to_cpu(logits[:, -1])
 
     def keep(self, sources: np.ndarray) -> None:
-        """Forget all sources but these, (N,), in this order; N rows of K are left.
+        """Keep only these sources, (N,), in this order; N K rows are left.
 
         Raises TypeError if `sources` are not integers, IndexError if one is out of range, ValueError if there is none.
         """

@@ -120,9 +120,9 @@ class NeighbourOutput(Layer):
 
 @operation
 def nearest_keys(x: Array, layer: NeighbourOutput) -> tuple[Array, Array]:
-    """The largest `layer.neighbours` scores of each x (n, C), and the places of their keys; both (n, K), in no order.
+    """The largest `layer.neighbours` scores of each x (n, C), and the places of their keys, (n, K), unordered.
 
-    x is given after subtraction of the keys' mean, and n is at least 1. Each of these keys is in one of the K blocks
+    The keys' mean has been subtracted from x, and n is at least 1. Each of these keys is in one of the K blocks
     with the largest maxima (up to rounding). So all scores are computed, but only the maximum of each block is kept.
     Then the scores in the best blocks are computed again.
     """

@@ -112,8 +112,8 @@ def choose_translations(
     translation y has the score (2/3 log p_f(y) + 1/3 log p_b(y))/lp(|y|), where f writes forwards and b backwards. One
     that was cut off at the limit is judged as if it ended there.
 
-    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016. The weights are ours: a
-    model that writes backwards is less good at translating (see the trials in docs/trials.md).
+    Source: Liu et al., "Agreement on target-bidirectional neural machine translation", 2016. The weights are ours:
+    models that write backwards translated worse in our trials (docs/trials.md).
     """
     ensembles = [[model for model in models if model.backwards is backwards] for backwards in (False, True)]
     if not all(ensembles):

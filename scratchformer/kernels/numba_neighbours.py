@@ -1,4 +1,6 @@
-"""The search for the nearest keys in compiled code: first all blocks in bfloat16, then the best ones in float32."""
+"""The search for the nearest keys in compiled code: all blocks, in bfloat16 where that is faster, then the best ones in
+float32.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from .numba_elementwise import copy_into
 from .numba_math import read
 
 KEYS = 1024  # in one product, about: their scores for 256 vectors stay in cache
-MORE = 8  # blocks that are searched beyond K, at least, if their maxima are those of rounded keys
+MORE = 8  # the fewest blocks that are searched beyond K after rounding
 
 
 class Rounded(NamedTuple):
-    """The keys of a layer as compiled code takes bfloat16, and half of each one's square."""
+    """The keys of a layer in bfloat16, and half of each one's square."""
 
     keys: np.ndarray  # (N, C), bits
     halves: np.ndarray  # (N/BLOCK, BLOCK), float32
@@ -34,7 +36,7 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     """As `generation.neighbours.nearest_keys`, for float32.
 
     If bfloat16 is multiplied faster than float32 here (see `mkl_products`), the maxima of the blocks are those of
-    rounded keys. As their order may then differ a little, half as many blocks again are searched, and at least eight.
+    rounded keys. Rounding may change their order, so max(8, K/2) more blocks are searched.
     The scores in these blocks are computed from the keys in float32. So a key is missed only if its block was not
     chosen.
     """

@@ -48,7 +48,7 @@ class Ensemble(Program):
 
     @property
     def which(self) -> str:
-        """What a line about this model alone starts with."""
+        """The start of a line about this model only."""
         return f"model {self.number} of {self.run.models}: " if self.folder else ""
 
     def member(self, number: int) -> Self:
