@@ -36,9 +36,8 @@ def nearest(x: np.ndarray, layer: Any) -> tuple[np.ndarray, np.ndarray]:
     """As `generation.neighbours.nearest_keys`, for float32.
 
     If bfloat16 is multiplied faster than float32 here (see `mkl_products`), the maxima of the blocks are those of
-    rounded keys. Rounding may change their order, so max(8, K/2) more blocks are searched.
-    The scores in these blocks are computed from the keys in float32. So a key is missed only if its block was not
-    chosen.
+    rounded keys. Rounding may change their order, so max(8, K/2) more blocks are searched. The scores in these blocks
+    are computed from the keys in float32. So a key is missed only if its block was not chosen.
     """
     library, keys, halves = products(), layer.keys, layer.halves
     if library is None or not fits(x, keys):
