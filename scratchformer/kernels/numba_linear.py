@@ -14,6 +14,7 @@ from ..ops.linear import LinearCache
 from .mkl_products import product, products
 from .numba_code import as_bits, compiled
 from .numba_math import BITS, alike, narrow, read, rows, wide_buffer, wide_empty
+from .numba_tiles import affine_by_tiles, gradient_by_tiles
 
 BLOCK = 256, 512  # rows and columns: their float32 products stay in cache until they are rounded
 
@@ -98,6 +99,8 @@ def affine(library: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any
     """y = max(x w + b, least). across: w is transposed in memory. b has no elements if there is no bias; then `least`
     has no effect.
     """
+    if affine_by_tiles(library.tiles, x, w, across, b, least, y):
+        return
     (N, O), (height, width) = y.shape, block(y)
     buffer = wide_buffer(y, height * width)
     for n0 in range(0, N, height):
@@ -127,8 +130,10 @@ def affine_backward(library: Any, dy: Any, x: Any, w: Any, across: Any, has_bias
     """Write dx, and return dw and db."""
     affine(library, dy, w, not across, dy[0, :0], 0.0, dx)
     dw = wide_empty((x.shape[1], dy.shape[1]), dy)
-    product(library, x, True, dy, False, 0, dw)
     db = wide_empty(dy.shape[1], dy)
+    if gradient_by_tiles(library.tiles, x, dy, dw, db if has_bias else db[:0]):
+        return dw, db
+    product(library, x, True, dy, False, 0, dw)
     if has_bias:
         db[:] = 0
         for n in range(dy.shape[0]):

@@ -6,9 +6,10 @@ import ctypes
 import sys
 from pathlib import Path
 
-# From malloc.h of the GNU C library, with the largest values that it accepts.
+# From malloc.h of the GNU C library. It maps some large blocks one by one and unmaps them when they are freed; blocks of
+# 32 MB are always among them, unless their number is limited.
 M_TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
-M_MMAP_THRESHOLD, LARGEST = -3, 32 * 2**20
+M_MMAP_MAX, NONE = -4, 0
 M_ARENA_MAX, ONE = -8, 1
 
 
@@ -24,7 +25,7 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return False
-    options = (M_TRIM_THRESHOLD, NEVER), (M_MMAP_THRESHOLD, LARGEST), (M_ARENA_MAX, ONE)
+    options = (M_TRIM_THRESHOLD, NEVER), (M_MMAP_MAX, NONE), (M_ARENA_MAX, ONE)
     return all([mallopt(option, value) for option, value in options])
 
 

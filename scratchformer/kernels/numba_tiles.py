@@ -1,0 +1,303 @@
+"""The affine map in bfloat16 on processors with AMX: its products in tile registers, as in `numba_amx`.
+
+Both factors of a product are first copied to blocks of BLOCK x BLOCK numbers, which lie in memory as the registers need
+them. So registers are loaded from whole cache lines, and a block serves many products. A block of the first factor has
+rows of numbers, one of the second rows of pairs, which are neighbours along the axis that is summed over. A pair is
+moved as if it were one float32; there is no arithmetic on it.
+
+The sums of a block are finished (bias, ReLU, rounding) as soon as they are complete, while they are in the first-level
+cache. The instructions treat numbers below 2⁻¹²⁶ in magnitude (subnormal ones) as 0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import overload
+
+from .numba_amx import (
+    BLOCK,
+    SIDE,
+    add_tiles,
+    available,
+    clear_tile,
+    configuration,
+    configure,
+    load_tile,
+    release,
+    store_pairs,
+    store_tile,
+)
+from .numba_code import compiled
+from .numba_math import BITS
+from .numba_vectors import (
+    LANES,
+    element,
+    filled,
+    intrinsic,
+    larger,
+    load,
+    on_boundary,
+    store,
+    transpose_tile,
+    vector_of,
+    vectorised,
+)
+
+SHAPES = configuration(BLOCK)
+DEPTH, HEIGHT, WIDTH = 32, 8, 16  # blocks along the sum, of rows and of columns at once: they stay in a core's cache
+NUMBERS = BLOCK, SIDE  # the shape, in float32, of a block of the first factor
+PAIRS = SIDE, BLOCK  # of a block of the second
+
+
+def affine_by_tiles(tiles: bool, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> bool:
+    """`numba_linear.affine` by tiles, if that pays. Returns whether it did.
+
+    tiles: whether the processor has tile registers, and Linux lets this process use them.
+    """
+    raise TypeError("affine_by_tiles: for compiled code only")
+
+
+def gradient_by_tiles(tiles: bool, x: Any, dy: Any, dw: Any, db: Any) -> bool:
+    """dw = xᵀ dy and, if db has elements, db = the sum of the rows of dy, if that pays by tiles."""
+    raise TypeError("gradient_by_tiles: for compiled code only")
+
+
+@overload(affine_by_tiles, strict=False)
+def _affine_by_tiles(tiles: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> Any:
+    if x.dtype != BITS or not available():
+        return lambda tiles, x, w, across, b, least, y: False
+
+    def by_tiles(tiles, x, w, across, b, least, y):  # type: ignore[no-untyped-def]
+        pays = tiles and fits(x, y)
+        if pays:
+            multiply(SHAPES, x, w, across, b, least, y)
+        return pays
+
+    return by_tiles
+
+
+@overload(gradient_by_tiles, strict=False)
+def _gradient_by_tiles(tiles: Any, x: Any, dy: Any, dw: Any, db: Any) -> Any:
+    if x.dtype != BITS or not available():
+        return lambda tiles, x, dy, dw, db: False
+
+    def by_tiles(tiles, x, dy, dw, db):  # type: ignore[no-untyped-def]
+        pays = tiles and fits(x, dy)
+        if pays:
+            multiply_transposed(SHAPES, x, dy, dw, db)
+        return pays
+
+    return by_tiles
+
+
+@compiled
+def fits(x: Any, y: Any) -> bool:
+    """Whether tiles compute a map from x to y faster than a library. With few rows they do not: copying the weights to
+    blocks takes too long.
+    """
+    I, O = x.shape[1], y.shape[1]
+    return I % BLOCK == 0 and O % BLOCK == 0 and 4 * x.shape[0] >= min(I, O) > 0
+
+
+@compiled
+def blocks(count: Any, shape: Any) -> Any:
+    """Room for blocks of pairs, each of this shape, that begins on a cache line."""
+    size = count[0] * count[1] * shape[0] * shape[1]
+    room = on_boundary(np.empty(size + LANES, np.float32))
+    return room[:size].reshape((count[0], count[1], shape[0], shape[1]))
+
+
+@compiled
+def multiply(shapes: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> None:
+    """y = max(x w + b, least), as `numba_linear.affine`."""
+    (N, O), deep, wide = y.shape, x.shape[1] // BLOCK, y.shape[1] // BLOCK
+    right = blocks((wide, deep), PAIRS)
+    if across:
+        pair_columns(w, right)
+    else:
+        pair_rows(w, 0, w.shape[0], 0, right, np.empty(0, np.float32))
+    left = blocks((HEIGHT, min(DEPTH, deep)), NUMBERS)
+    h = blocks((1, 1), (BLOCK, BLOCK))[0, 0]
+    part = np.empty((HEIGHT * BLOCK if deep > DEPTH else 0, O), np.float32)
+    configure(shapes)
+    for n in range(0, N, HEIGHT * BLOCK):
+        high = (min(HEIGHT * BLOCK, N - n) + BLOCK - 1) // BLOCK
+        for k in range(0, deep, DEPTH):
+            some = min(DEPTH, deep - k)
+            copy_rows(x, n, k, some, left)
+            for first in range(0, wide, WIDTH):
+                for r in range(high):
+                    for o in range(first, min(first + WIDTH, wide)):
+                        if k:
+                            load_sums(part, r * BLOCK, o * BLOCK)
+                        else:
+                            clear_sums()
+                        add_products(left[r], right[o, k:], some)
+                        if k + some < deep:
+                            store_sums(part, r * BLOCK, o * BLOCK)
+                        else:
+                            store_sums(h, 0, 0)
+                            finish(h, b, least, n + r * BLOCK, o * BLOCK, y)
+    release()
+
+
+@compiled
+def multiply_transposed(shapes: Any, x: Any, dy: Any, dw: Any, db: Any) -> None:
+    """dw = xᵀ dy and, if db has elements, db = the sum of the rows of dy."""
+    N, high, wide = x.shape[0], x.shape[1] // BLOCK, dy.shape[1] // BLOCK
+    deep = (N + BLOCK - 1) // BLOCK
+    left, right = blocks((high, min(DEPTH, deep)), NUMBERS), blocks((WIDTH, min(DEPTH, deep)), PAIRS)
+    db[:] = 0
+    configure(shapes)
+    for k in range(0, deep, DEPTH):
+        some = min(DEPTH, deep - k)
+        first, last = k * BLOCK, min(N, (k + some) * BLOCK)
+        transpose_rows(x, first, last, left)
+        for o in range(0, wide, WIDTH):
+            columns = min(WIDTH, wide - o)
+            pair_rows(dy, first, last, o * BLOCK, right[:columns], db)
+            for i in range(high):
+                for c in range(columns):
+                    if k:
+                        load_sums(dw, i * BLOCK, (o + c) * BLOCK)
+                    else:
+                        clear_sums()
+                    add_products(left[i], right[c], some)
+                    store_sums(dw, i * BLOCK, (o + c) * BLOCK)
+    release()
+
+
+@vectorised
+def add_products(left: Any, right: Any, deep: Any) -> None:
+    """Add the products of `deep` blocks to the sums, which registers 0 to 3 hold."""
+    for k in range(deep):
+        load_tile(4, left, (k, 0, 0))
+        load_tile(6, right, (k, 0, 0))
+        add_tiles(0, 4, 6)
+        load_tile(7, right, (k, 0, SIDE))
+        add_tiles(1, 4, 7)
+        load_tile(5, left, (k, SIDE, 0))
+        add_tiles(2, 5, 6)
+        add_tiles(3, 5, 7)
+
+
+@vectorised
+def clear_sums() -> None:
+    clear_tile(0)
+    clear_tile(1)
+    clear_tile(2)
+    clear_tile(3)
+
+
+@vectorised
+def load_sums(c: Any, i: Any, j: Any) -> None:
+    load_tile(0, c, (i, j))
+    load_tile(1, c, (i, j + SIDE))
+    load_tile(2, c, (i + SIDE, j))
+    load_tile(3, c, (i + SIDE, j + SIDE))
+
+
+@vectorised
+def store_sums(c: Any, i: Any, j: Any) -> None:
+    store_tile(0, c, (i, j))
+    store_tile(1, c, (i, j + SIDE))
+    store_tile(2, c, (i + SIDE, j))
+    store_tile(3, c, (i + SIDE, j + SIDE))
+
+
+@vectorised
+def finish(h: Any, b: Any, least: Any, n: Any, o: Any, y: Any) -> None:
+    """As `numba_linear.finish_row`, for a block of y."""
+    for r in range(min(BLOCK, y.shape[0] - n)):
+        for c in range(0, BLOCK, LANES):
+            a = load(h, (r, c))
+            if b.size:
+                a = larger(filled(h, least), a + load(b, (o + c,)))
+            put(y, (n + r, o + c), a)
+
+
+def put(x: Any, index: Any, a: Any) -> None:
+    """As `store`."""
+
+
+@overload(put, strict=False)
+def _put(x: Any, index: Any, a: Any) -> Any:
+    return (lambda x, index, a: round_to(x, index, a)) if x.dtype == BITS else (lambda x, index, a: store(x, index, a))
+
+
+@intrinsic
+def round_to(typing: Any, x: Any, index: Any, a: Any) -> Any:
+    """As `store` for bfloat16, in one instruction, which takes numbers below 2⁻¹²⁶ in magnitude for 0."""
+
+    def code(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kind = ir.FunctionType(vector_of(x.dtype), [args[2].type])
+        name = "llvm.x86.avx512bf16.cvtneps2bf16.512"
+        narrow = builder.call(cgutils.get_or_insert_function(builder.module, kind, name), [args[2]])
+        builder.store(narrow, element(context, builder, x, args), align=2)
+        return context.get_dummy_value()
+
+    return types.void(x, types.UniTuple(types.intp, x.ndim), a), code
+
+
+@vectorised
+def copy_rows(x: Any, n: Any, k: Any, deep: Any, to: Any) -> None:
+    """Rows of x, from row n and block k on, to blocks; rows after the last one of x are 0."""
+    pairs = x.view(np.float32)
+    for r in range(0, min(to.shape[0] * BLOCK, (x.shape[0] - n + BLOCK - 1) // BLOCK * BLOCK)):
+        block, row = to[r // BLOCK], r % BLOCK
+        for d in range(deep):
+            if n + r < x.shape[0]:
+                store(block, (d, row, 0), load(pairs, (n + r, (k + d) * SIDE)))
+            else:
+                store(block, (d, row, 0), filled(block, np.float32(0)))
+
+
+@vectorised
+def pair_rows(x: Any, first: Any, last: Any, at: Any, to: Any, sums: Any) -> None:
+    """Rows of x, from column `at` on, in pairs, to blocks. The last block is filled up with zeros. The sums of the
+    columns are added to `sums`, if it has elements.
+    """
+    pairs = to.view(np.uint32)
+    for i in range(first, (last + BLOCK - 1) // BLOCK * BLOCK, 2):
+        d, row = (i - first) // BLOCK, (i - first) % BLOCK // 2
+        for o in range(to.shape[0]):
+            for c in range(0, BLOCK, LANES):
+                column = at + o * BLOCK + c
+                even = odd = filled(to, np.float32(0))
+                if i < last:
+                    even = load(x, (i, column))
+                if i + 1 < last:
+                    odd = load(x, (i + 1, column))
+                store_pairs(pairs, (o, d, row, c), even, odd)
+                if sums.size:
+                    store(sums, (column,), load(sums, (column,)) + (even + odd))
+
+
+@vectorised
+def pair_columns(x: Any, to: Any) -> None:
+    """The transpose of x, by pairs of its rows, to blocks."""
+    pairs = x.view(np.float32)
+    for o in range(0, x.shape[0], SIDE):
+        for d in range(to.shape[1]):
+            transpose_tile(pairs, o, d * SIDE, to[o // BLOCK, d], 0, o % BLOCK)
+
+
+@vectorised
+def transpose_rows(x: Any, first: Any, last: Any, to: Any) -> None:
+    """The transpose of rows of x to blocks. The last block is filled up with zeros."""
+    pairs = np.empty((SIDE, SIDE), np.float32)
+    for n in range(first, last, BLOCK):
+        for i in range(0, x.shape[1], SIDE):
+            for r in range(0, BLOCK, 2):
+                even = odd = filled(to, np.float32(0))
+                if n + r < last:
+                    even = load(x, (n + r, i))
+                if n + r + 1 < last:
+                    odd = load(x, (n + r + 1, i))
+                store_pairs(pairs.view(np.uint32), (r // 2, 0), even, odd)
+            transpose_tile(pairs, 0, 0, to[i // BLOCK, (n - first) // BLOCK], i % BLOCK, 0)

@@ -1,0 +1,134 @@
+"""The affine map in bfloat16 by tiles, against products in float64."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+pytest.importorskip("numba")
+linear = pytest.importorskip("scratchformer.kernels.numba_linear")
+bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+
+from scratchformer.kernels import numba_tiles as tiles  # noqa: E402
+from scratchformer.kernels.mkl_products import products  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not tiles.available(), reason="for processors with AMX")
+
+B = tiles.BLOCK
+# (N, I, O): one block; parts of a block; several heights, depths and widths, and one of each more
+SIZES = [
+    (B, B, B),
+    (B + 1, 2 * B, B),
+    (B * tiles.HEIGHT + 17, B, B * (tiles.WIDTH + 1)),
+    (300, B * (tiles.DEPTH + 1), 3 * B),
+    (B * tiles.DEPTH + 5, B, 2 * B),
+    (2 * B * tiles.DEPTH + B, 3 * B, B),
+]
+UNIT = 2.0**-8  # rounding to bfloat16 changes a number by at most this part of it
+
+
+def drawn(seed, *shapes):
+    draw = np.random.default_rng(seed)
+    return [draw.standard_normal(shape).astype(bfloat16) for shape in shapes]
+
+
+def bits(x):
+    return x.view(np.uint16)
+
+
+def wide(*arrays):
+    return [x.astype(np.float64) for x in arrays]
+
+
+@linear.compiled
+def by_tiles(tiles, x, w, across, b, least, y):
+    return linear.affine_by_tiles(tiles, x, w, across, b, least, y)
+
+
+@linear.compiled
+def gradient(tiles, x, dy, dw, db):
+    return linear.gradient_by_tiles(tiles, x, dy, dw, db)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("dtype", [np.uint16, np.float32])
+def test_a_map_of_any_size_is_within_the_bounds_of_its_sums(sizes, dtype):
+    """w as it is and transposed in memory, with and without bias and ReLU. What lies around y is not written."""
+    N, I, O = sizes
+    x, w, b = drawn(0, (N, I), (I, O), O)
+    for across, has_bias, least in itertools.product((False, True), (False, True), (-np.inf, 0.0)):
+        room = np.full((N + 2, O), 7, dtype)
+        y, row = room[1:-1], bits(b) if has_bias else bits(b)[:0]
+        stored = np.ascontiguousarray(w.T) if across else w
+        assert by_tiles(True, bits(x), bits(stored), across, row, least, y)
+        wide_x, wide_w, wide_b = wide(x, w, b)
+        sums = wide_x @ wide_w + (wide_b if has_bias else 0)
+        expected = np.maximum(sums, least) if has_bias else sums
+        bound = (I + 4) * 2.0**-24 * (np.abs(wide_x) @ np.abs(wide_w) + 1)
+        if dtype == np.uint16:
+            y, bound = y.view(bfloat16).astype(np.float64), bound + UNIT * (np.abs(sums) + bound)
+        assert (np.abs(y - expected) <= bound).all()
+        assert (room[[0, -1]] == 7).all()
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_gradients_of_any_size_are_within_the_bounds_of_their_sums(sizes):
+    N, I, O = sizes
+    x, dy = drawn(1, (N, I), (N, O))
+    for has_bias in (False, True):
+        dw, db = np.full((I, O), np.nan, np.float32), np.full(O if has_bias else 0, np.nan, np.float32)
+        assert gradient(True, bits(x), bits(dy), dw, db)
+        wide_x, wide_dy = wide(x, dy)
+        unit = (N + 4) * 2.0**-24
+        assert (np.abs(dw - wide_x.T @ wide_dy) <= unit * (np.abs(wide_x).T @ np.abs(wide_dy))).all()
+        if has_bias:
+            assert (np.abs(db - wide_dy.sum(0)) <= unit * np.abs(wide_dy).sum(0)).all()
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_reaches_only_the_sums_that_it_belongs_to(wrong):
+    N, I, O = B + 3, 2 * B, 3 * B
+    x, w, b, dy = drawn(2, (N, I), (I, O), O, (N, O))
+    library = products()
+    for bad, at, y_too, dx_too, dw_too in (
+        (x, (N - 1, 5), (slice(N - 1, N), slice(None)), None, (slice(5, 6), slice(None))),
+        (w, (3, O - 1), (slice(None), slice(O - 1, O)), (slice(None), slice(3, 4)), None),
+        (dy, (N - 1, 2), None, (slice(N - 1, N), slice(None)), (slice(None), slice(2, 3))),
+    ):
+        kept, bad[at] = bad[at], wrong
+        y, dx = np.empty((N, O), np.uint16), np.empty((N, I), np.uint16)
+        linear.affine(library, bits(x), bits(w), False, bits(b), 0.0, y)
+        dw, _ = linear.affine_backward(library, bits(dy), bits(x), bits(w), False, True, dx)
+        for result, reached in ((y.view(bfloat16), y_too), (dx.view(bfloat16), dx_too), (dw, dw_too)):
+            finite = np.isfinite(result.astype(np.float32))
+            if reached is not None:
+                # ReLU turns −∞ to 0; NaN stays
+                assert not finite[reached].all() and (not np.isnan(wrong) or not finite[reached].any())
+                finite[reached] = True
+            assert finite.all()
+        bad[at] = kept
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pays"),
+    [((64, 256, 1024), True), ((63, 256, 1024), False), ((64, 250, 256), False), ((64, 256, 250), False)],
+)
+def test_few_rows_and_odd_widths_are_left_to_a_library(sizes, pays):
+    N, I, O = sizes
+    x, w, dy = map(bits, drawn(3, (N, I), (I, O), (N, O)))
+    y, dw = np.empty((N, O), np.uint16), np.empty((I, O), np.float32)
+    assert by_tiles(True, x, w, False, w[0, :0], 0.0, y) is pays
+    assert gradient(True, x, dy, dw, dw[0, :0]) is pays
+    assert not by_tiles(False, x, w, False, w[0, :0], 0.0, y) and not gradient(False, x, dy, dw, dw[0, :0])
+
+
+def test_the_twin_goes_through_tiles():
+    """Its results are those of the tiles, bit for bit; those of a library differ, since sums are in another order."""
+    N, I, O = 200, 64, 96
+    x, w, b, dy = drawn(4, (N, I), (I, O), O, (N, O))
+    found, cache = linear.linear(x, w, b)
+    _, found_w, found_b = linear.linear_backward(dy, cache)
+    y, dw, db = np.empty((N, O), np.uint16), np.empty((I, O), np.float32), np.empty(O, np.float32)
+    assert by_tiles(True, bits(x), bits(w), False, bits(b), -np.inf, y)
+    assert gradient(True, bits(x), bits(dy), dw, db)
+    assert np.array_equal(bits(found), y) and np.array_equal(found_w, dw) and np.array_equal(found_b, db)
