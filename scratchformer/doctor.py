@@ -73,6 +73,9 @@ def _processor(root: Path = processor.ROOT, allowed: Collection[int] | None = No
         yield "products", products
 
 
+TILES = "; affine maps in bfloat16 by our own code for AMX"
+
+
 def _products() -> tuple[Choice | None, str]:
     """How the extra `fast` multiplies matrices, and the finding about it; empty without the extra."""
     if not find_spec("numba") or turned_off():
@@ -81,9 +84,10 @@ def _products() -> tuple[Choice | None, str]:
         from .kernels import mkl_products
 
         choice = mkl_products.choice()
+        products = mkl_products.products() if choice else None
     except Exception as error:  # such as a Numba that is too old for this NumPy
         return None, f"not chosen ({type(error).__name__}: {error})"
-    return choice, str(choice or "by NumPy")
+    return choice, str(choice or "by NumPy") + TILES * bool(products and products.tiles)
 
 
 def _fast(instructions: Collection[str], choice: Choice | None) -> str:

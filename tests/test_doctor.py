@@ -92,6 +92,15 @@ def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, findin
     assert doctor._products() == (None, finding)
 
 
+@pytest.mark.parametrize("tiles", [False, True])
+def test_products_name_our_own_code_for_amx_where_it_is_used(monkeypatch, tiles):
+    found = SimpleNamespace(choice=lambda: "by MKL", products=lambda: SimpleNamespace(tiles=tiles))
+    monkeypatch.setattr(doctor, "turned_off", lambda: "")
+    monkeypatch.setattr(doctor, "find_spec", lambda package: True)
+    monkeypatch.setattr(kernels, "mkl_products", found, raising=False)
+    assert doctor._products() == ("by MKL", "by MKL" + doctor.TILES * tiles)
+
+
 def test_no_driver(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     (finding,) = (finding for subject, finding in doctor.report() if subject == "NVIDIA driver")

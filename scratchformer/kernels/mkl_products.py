@@ -102,7 +102,8 @@ def libraries() -> dict[str, Products]:
     found = {}
     names = ("cblas_sgemm_64", "cblas_dgemm_64", "cblas_gemm_bf16bf16f32_64")
     if (library := mkl.library()) is not None:
-        found["MKL"] = Products(*(address(library, name) for name in names))
+        single, double, half = (address(library, name) for name in names)
+        found["MKL"] = Products(single, double, half)
     for each in threadpool_info():
         if each["internal_api"] == "openblas" and "numpy" in each["filepath"]:
             library = ctypes.CDLL(each["filepath"])

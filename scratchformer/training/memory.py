@@ -6,8 +6,8 @@ import ctypes
 import sys
 from pathlib import Path
 
-# From malloc.h of the GNU C library. It maps some large blocks one by one and unmaps them when they are freed; blocks of
-# 32 MB are always among them, unless their number is limited.
+# From malloc.h of the GNU C library. It maps some large blocks one by one, and unmaps each when it is freed. Blocks of
+# 32 MB or more are always among them, unless their number is limited.
 M_TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
 M_MMAP_MAX, NONE = -4, 0
 M_ARENA_MAX, ONE = -8, 1
