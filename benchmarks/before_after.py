@@ -1,7 +1,7 @@
 """Compare two checkouts of this project: is a change slower? Does it take more memory?
 
     git worktree add ../before HEAD~1
-    python benchmarks/before_after.py ../before enwik8 imdb             # a training step of each model
+    python benchmarks/before_after.py ../before enwik8 imdb [--bfloat16]    # a training step of each model
     python benchmarks/before_after.py ../before --data aclImdb_v1.tar.gz    # all, loading included
 
 enwik8, imdb: a step of the models of training_step.py. load-imdb: reading and encoding the reviews. load-gpt2: loading
@@ -24,19 +24,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from setups import OURS
+from setups import OURS, OURS_BFLOAT16
 from training_step import Worker
 
 HERE = Path(__file__).resolve().parents[1]
 STEPS, LOADS = ("enwik8", "imdb"), ("load-imdb", "load-gpt2")
 
 
-def compare(work: str, before: Path, rounds: int, data: Path | None) -> None:
+def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: bool) -> None:
     """Time one kind of work in both checkouts, which take turns, and print the result."""
-    workers = {}
+    workers, ours = {}, OURS_BFLOAT16 if bfloat16 else OURS
     for name, tree in (("before", before), ("after", HERE)):
         if work in STEPS:
-            command = [str(tree / "benchmarks" / "training_step.py"), work, "--worker", OURS]
+            command = [
+                str(tree / "benchmarks" / "training_step.py"),
+                work,
+                "--worker",
+                OURS_BFLOAT16 if bfloat16 else OURS,
+            ]
         else:
             command = [__file__, str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
         workers[name] = Worker([sys.executable, *command], os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"})
@@ -100,6 +105,7 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a checkout of the project as it was")
     parser.add_argument("work", nargs="*", help=f"any of {', '.join((*STEPS, *LOADS))} (default: all)")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bfloat16", action="store_true", help="take steps in bfloat16")
     parser.add_argument("--data", help="the archive or folder for load-imdb (default: the download)")
     parser.add_argument("--worker", action="store_true", help="for internal use: run as one of the two processes")
     args = parser.parse_args()
@@ -115,7 +121,7 @@ def main() -> None:
             save_gpt2(Path(folder))
         data = {"load-imdb": args.data, "load-gpt2": folder}
         for work in args.work or (*STEPS, *LOADS):
-            compare(work, before, args.rounds, data.get(work))
+            compare(work, before, args.rounds, data.get(work), args.bfloat16)
     return None
 
 

@@ -6,8 +6,8 @@ scored. With --models 2 a second model is trained after the first, from other we
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
 the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
 --neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
-pairs. The preset hour has two models and 32 neighbours. With --bpe-dropout 0.1 words are split differently in each
-epoch.
+pairs. The preset hour has three models, the last of which writes backwards, and 32 neighbours. With --bpe-dropout 0.1
+words are split differently in each epoch.
 
 BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words split by Moses, as many papers report it.
 Without --data the official files are downloaded.
@@ -28,7 +28,7 @@ SMALL = dict(
 )  # fmt: skip
 PRESETS = {
     "small": SMALL,
-    "hour": SMALL | dict(models=2, neighbours=32, steps=6400),
+    "hour": SMALL | dict(models=3, backwards=1, neighbours=32, steps=6400),
     "adam": dict(
         source="en", target="de", vocabulary=8000, d_model=128, heads=4, depth=4, d_ff=256, dropout=0.3, tokens=4096,
         max_length=128, lr=4e-3, warmup=1920, steps=7680, average=10, beam=5, length_penalty=2.0,
@@ -48,7 +48,8 @@ OPTIONS = {
         metavar="N",
         least=0,
         most=100,
-        help="how many of the models write from the end of a sentence to its beginning; these are trained last (0)",
+        help="how many of the models write from the end of a sentence to its beginning; these are trained last "
+        "(default: the preset's)",
     ),
     "neighbours": dict(
         type=int,
@@ -87,8 +88,8 @@ class Translate(Ensemble):
     hidden = "*coder.*.w"
 
     def __init__(self, run, number=1):
-        if run.backwards > run.models:
-            raise ValueError(f"--backwards: expected at most as many as --models, {run.models}, got {run.backwards}")
+        if run.backwards >= run.models:
+            raise ValueError(f"--backwards: expected fewer than --models, {run.models}, got {run.backwards}")
         super().__init__(run, number)
         self.backwards = number > run.models - run.backwards
 

@@ -81,13 +81,13 @@ def _products() -> tuple[Choice | None, str]:
     if not find_spec("numba") or turned_off():
         return None, ""
     try:
-        from .kernels import mkl_products
+        from .kernels import mkl_products, numba_tiles
 
         choice = mkl_products.choice()
-        products = mkl_products.products() if choice else None
+        tiles = choice is not None and numba_tiles.available()
     except Exception as error:  # such as a Numba that is too old for this NumPy
         return None, f"not chosen ({type(error).__name__}: {error})"
-    return choice, str(choice or "by NumPy") + TILES * bool(products and products.tiles)
+    return choice, str(choice or "by NumPy") + TILES * tiles
 
 
 def _fast(instructions: Collection[str], choice: Choice | None) -> str:

@@ -94,10 +94,10 @@ def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, findin
 
 @pytest.mark.parametrize("tiles", [False, True])
 def test_products_name_our_own_code_for_amx_where_it_is_used(monkeypatch, tiles):
-    found = SimpleNamespace(choice=lambda: "by MKL", products=lambda: SimpleNamespace(tiles=tiles))
     monkeypatch.setattr(doctor, "turned_off", lambda: "")
     monkeypatch.setattr(doctor, "find_spec", lambda package: True)
-    monkeypatch.setattr(kernels, "mkl_products", found, raising=False)
+    monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=lambda: "by MKL"), raising=False)
+    monkeypatch.setattr(kernels, "numba_tiles", SimpleNamespace(available=lambda: tiles), raising=False)
     assert doctor._products() == ("by MKL", "by MKL" + doctor.TILES * tiles)
 
 

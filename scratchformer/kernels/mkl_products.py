@@ -2,7 +2,8 @@
 that proves fastest.
 
 A product of bfloat16 arrays with float32 sums pays on a processor that has instructions for it, if the library uses
-them. Elsewhere compiled code widens the arrays to float32 first.
+them. Elsewhere compiled code widens the arrays to float32 first. Affine maps have code of their own for AMX, which is
+used without being measured (`numba_tiles`).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from numba.extending import intrinsic, overload
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from ..processor import described, instructions
-from . import mkl, numba_amx, numba_bfloat16
+from . import mkl, numba_bfloat16, numba_tiles
 from .numba_code import compiled
 from .numba_math import BITS, read
 
@@ -79,7 +80,7 @@ def products() -> Products | None:
     found = available() if chosen.bfloat16 == "Numba" else libraries()
     library = found[chosen.float32]
     half = found[chosen.bfloat16].bfloat16 if chosen.bfloat16 in found else 0
-    return Products(library.float32, library.float64, half, numba_amx.available())
+    return Products(library.float32, library.float64, half, numba_tiles.available())
 
 
 @cache

@@ -51,10 +51,17 @@ BLOCK = 32  # rows and columns of scores at once
 FEW = 4 * BLOCK  # fewer positions that are not whole blocks take longer to fill up than AMX saves
 
 
+def supported() -> bool:
+    """Whether code for AMX can be compiled; whether it may run here, `available` says. Numba keeps compiled code for
+    other processes, so what is compiled must not depend on that.
+    """
+    return sys.platform == "linux" and LANES == SIDE and has("amx-bf16") and has("amx-tile")
+
+
 @functools.cache
 def available() -> bool:
     """Whether the processor has AMX for bfloat16 and Linux lets this process use it."""
-    if not (sys.platform == "linux" and LANES == SIDE and has("amx-bf16") and has("amx-tile")):
+    if not supported():
         return False
     permission, tile_data, arch_prctl = 0x1023, 18, 158  # ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA, the system call
     return ctypes.CDLL(None).syscall(arch_prctl, permission, tile_data) == 0

@@ -32,6 +32,7 @@ from .numba_amx import (
     release,
     store_pairs,
     store_tile,
+    supported,
 )
 from .numba_code import compiled
 from .numba_math import BITS, narrow, read
@@ -120,7 +121,7 @@ def _multiply_rows(means: Any, x: Any, w: Any, y: Any) -> Any:
         return one_by_one
     if w.dtype != BITS:
         return lambda means, x, w, y: product(means.library, x, False, w, False, 0, y)
-    return tiles_or_library if available() else by_library
+    return tiles_or_library if supported() else by_library
 
 
 def one_by_one(means, x, w, y):  # type: ignore[no-untyped-def]

@@ -6,7 +6,7 @@ rows of numbers, one of the second rows of pairs, which are neighbours along the
 moved as if it were one float32; there is no arithmetic on it.
 
 The sums of a block are finished (bias, ReLU, rounding) as soon as they are complete, while they are in the first-level
-cache. The instructions treat numbers below 2⁻¹²⁶ in magnitude (subnormal ones) as 0.
+cache. Products and rounding treat numbers below 2⁻¹²⁶ in magnitude (subnormal ones) as 0.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import overload
 
+from . import numba_amx, numba_bfloat16
 from .numba_amx import (
     BLOCK,
     SIDE,
     add_tiles,
-    available,
     clear_tile,
     configuration,
     configure,
@@ -49,15 +49,25 @@ from .numba_vectors import (
 )
 
 SHAPES = configuration(BLOCK)
-DEPTH, HEIGHT, WIDTH = 32, 8, 16  # blocks along the sum, of rows and of columns at once: they stay in a core's cache
+DEPTH, HEIGHT, WIDTH = 32, 8, 16  # blocks along the sum, of rows and of columns at once, for the sake of the caches
 NUMBERS = BLOCK, SIDE  # the shape, in float32, of a block of the first factor
 PAIRS = SIDE, BLOCK  # of a block of the second
+
+
+def supported() -> bool:
+    """Whether the code here can be compiled: besides AMX it needs what `numba_bfloat16` needs."""
+    return numba_amx.supported() and numba_bfloat16.available()
+
+
+def available() -> bool:
+    """Whether it may run, too."""
+    return numba_amx.available() and numba_bfloat16.available()
 
 
 def affine_by_tiles(tiles: bool, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> bool:
     """`numba_linear.affine` by tiles, if that pays. Returns whether it did.
 
-    tiles: whether the processor has tile registers, and Linux lets this process use them.
+    tiles: whether tiles are `available`.
     """
     raise TypeError("affine_by_tiles: for compiled code only")
 
@@ -69,7 +79,7 @@ def gradient_by_tiles(tiles: bool, x: Any, dy: Any, dw: Any, db: Any) -> bool:
 
 @overload(affine_by_tiles, strict=False)
 def _affine_by_tiles(tiles: Any, x: Any, w: Any, across: Any, b: Any, least: Any, y: Any) -> Any:
-    if x.dtype != BITS or not available():
+    if x.dtype != BITS or not supported():
         return lambda tiles, x, w, across, b, least, y: False
 
     def by_tiles(tiles, x, w, across, b, least, y):  # type: ignore[no-untyped-def]
@@ -83,7 +93,7 @@ def _affine_by_tiles(tiles: Any, x: Any, w: Any, across: Any, b: Any, least: Any
 
 @overload(gradient_by_tiles, strict=False)
 def _gradient_by_tiles(tiles: Any, x: Any, dy: Any, dw: Any, db: Any) -> Any:
-    if x.dtype != BITS or not available():
+    if x.dtype != BITS or not supported():
         return lambda tiles, x, dy, dw, db: False
 
     def by_tiles(tiles, x, dy, dw, db):  # type: ignore[no-untyped-def]
@@ -106,7 +116,7 @@ def fits(x: Any, y: Any) -> bool:
 
 @compiled
 def blocks(count: Any, shape: Any) -> Any:
-    """Room for blocks of pairs, each of this shape, that begins on a cache line."""
+    """Room for blocks of 32-bit numbers, each of this shape. It begins on a cache line."""
     size = count[0] * count[1] * shape[0] * shape[1]
     room = on_boundary(np.empty(size + LANES, np.float32))
     return room[:size].reshape((count[0], count[1], shape[0], shape[1]))
@@ -152,12 +162,13 @@ def multiply_transposed(shapes: Any, x: Any, dy: Any, dw: Any, db: Any) -> None:
     N, high, wide = x.shape[0], x.shape[1] // BLOCK, dy.shape[1] // BLOCK
     deep = (N + BLOCK - 1) // BLOCK
     left, right = blocks((high, min(DEPTH, deep)), NUMBERS), blocks((WIDTH, min(DEPTH, deep)), PAIRS)
+    pairs = np.empty((SIDE, SIDE), np.float32)
     db[:] = 0
     configure(shapes)
     for k in range(0, deep, DEPTH):
         some = min(DEPTH, deep - k)
         first, last = k * BLOCK, min(N, (k + some) * BLOCK)
-        transpose_rows(x, first, last, left)
+        transpose_rows(x, first, last, pairs, left)
         for o in range(0, wide, WIDTH):
             columns = min(WIDTH, wide - o)
             pair_rows(dy, first, last, o * BLOCK, right[:columns], db)
@@ -222,7 +233,7 @@ def finish(h: Any, b: Any, least: Any, n: Any, o: Any, y: Any) -> None:
 
 
 def put(x: Any, index: Any, a: Any) -> None:
-    """As `store`."""
+    """As `store`, but for bfloat16 by `round_to`."""
 
 
 @overload(put, strict=False)
@@ -288,9 +299,8 @@ def pair_columns(x: Any, to: Any) -> None:
 
 
 @vectorised
-def transpose_rows(x: Any, first: Any, last: Any, to: Any) -> None:
-    """The transpose of rows of x to blocks. The last block is filled up with zeros."""
-    pairs = np.empty((SIDE, SIDE), np.float32)
+def transpose_rows(x: Any, first: Any, last: Any, pairs: Any, to: Any) -> None:
+    """The transpose of rows of x to blocks, by way of `pairs`. The last block is filled up with zeros."""
     for n in range(first, last, BLOCK):
         for i in range(0, x.shape[1], SIDE):
             for r in range(0, BLOCK, 2):

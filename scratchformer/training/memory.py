@@ -18,8 +18,8 @@ def keep_freed_memory() -> bool:
 
     By default it returns large blocks to the system, which clears the same pages and hands them out again a moment
     later; this took a tenth of a training step. There is one arena for all threads, so that one can use what another
-    has freed. The setting lasts as long as the process, which then no longer shrinks. With any other C library this
-    does nothing.
+    has freed. The setting lasts as long as the process, which then no longer shrinks. If blocks grow from step to
+    step, they may leave holes, so the peak can rise too. With any other C library this does nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,5 +1,6 @@
 """The affine map in bfloat16 by tiles, against products in float64."""
 
+import ctypes
 import itertools
 
 import numpy as np
@@ -10,7 +11,8 @@ linear = pytest.importorskip("scratchformer.kernels.numba_linear")
 bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
 
 from scratchformer.kernels import numba_tiles as tiles  # noqa: E402
-from scratchformer.kernels.mkl_products import products  # noqa: E402
+from scratchformer.kernels.mkl_products import CBLAS, Products, products  # noqa: E402
+from scratchformer.kernels.numba_code import config  # noqa: E402
 
 pytestmark = pytest.mark.skipif(not tiles.available(), reason="for processors with AMX")
 
@@ -23,6 +25,8 @@ SIZES = [
     (300, B * (tiles.DEPTH + 1), 3 * B),
     (B * tiles.DEPTH + 5, B, 2 * B),
     (2 * B * tiles.DEPTH + B, 3 * B, B),
+    (160, B * (tiles.DEPTH + 1), B * (tiles.WIDTH + 1)),
+    (B * tiles.DEPTH + B, B, B * (tiles.WIDTH + 1)),
 ]
 UNIT = 2.0**-8  # rounding to bfloat16 changes a number by at most this part of it
 
@@ -98,8 +102,9 @@ def test_what_is_not_finite_reaches_only_the_sums_that_it_belongs_to(wrong):
         kept, bad[at] = bad[at], wrong
         y, dx = np.empty((N, O), np.uint16), np.empty((N, I), np.uint16)
         linear.affine(library, bits(x), bits(w), False, bits(b), 0.0, y)
-        dw, _ = linear.affine_backward(library, bits(dy), bits(x), bits(w), False, True, dx)
-        for result, reached in ((y.view(bfloat16), y_too), (dx.view(bfloat16), dx_too), (dw, dw_too)):
+        dw, db = linear.affine_backward(library, bits(dy), bits(x), bits(w), False, True, dx)
+        results = y.view(bfloat16), dx.view(bfloat16), dw, db[None]
+        for result, reached in zip(results, (y_too, dx_too, dw_too, dw_too if bad is dy else None), strict=True):
             finite = np.isfinite(result.astype(np.float32))
             if reached is not None:
                 # ReLU turns −∞ to 0; NaN stays
@@ -122,13 +127,20 @@ def test_few_rows_and_odd_widths_are_left_to_a_library(sizes, pays):
     assert not by_tiles(False, x, w, False, w[0, :0], 0.0, y) and not gradient(False, x, dy, dw, dw[0, :0])
 
 
-def test_the_twin_goes_through_tiles():
-    """Its results are those of the tiles, bit for bit; those of a library differ, since sums are in another order."""
-    N, I, O = 200, 64, 96
-    x, w, b, dy = drawn(4, (N, I), (I, O), O, (N, O))
-    found, cache = linear.linear(x, w, b)
-    _, found_w, found_b = linear.linear_backward(dy, cache)
-    y, dw, db = np.empty((N, O), np.uint16), np.empty((I, O), np.float32), np.empty(O, np.float32)
-    assert by_tiles(True, bits(x), bits(w), False, bits(b), -np.inf, y)
-    assert gradient(True, bits(x), bits(dy), dw, db)
-    assert np.array_equal(bits(found), y) and np.array_equal(found_w, dw) and np.array_equal(found_b, db)
+@pytest.mark.parametrize("there", [True, False])
+def test_the_twin_calls_the_library_only_without_tiles(monkeypatch, there):
+    called = []
+    library = CBLAS(lambda *_: called.append(1))
+    at = ctypes.cast(library, ctypes.c_void_p).value
+    monkeypatch.setattr(linear, "products", lambda: Products(at, at, at, there))
+    x, w, b, dy = drawn(4, (200, 64), (64, 96), 96, (200, 96))
+    _, cache = linear.linear(x, w, b)
+    linear.linear_backward(dy, cache)
+    assert bool(called) is not there
+
+
+@pytest.mark.parametrize("feature", ["amx-bf16", "amx-tile", "avx512bf16", "avx512bw"])
+def test_it_is_not_compiled_without_an_instruction_that_it_needs(monkeypatch, feature):
+    assert tiles.supported()
+    monkeypatch.setattr(config, "CPU_FEATURES", f"{config.CPU_FEATURES},-{feature}")
+    assert not tiles.supported()

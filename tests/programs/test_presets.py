@@ -100,13 +100,13 @@ def test_enwik8_recalls_and_learns_with_muon(trained):
     assert model.body.recall is None and type(optimizer) is not Muon and batches.batch(0).ids.ndim == 2
 
 
-def test_the_translators_of_an_hour_are_two_of_the_usual_size(trained, example):
+def test_the_translators_of_an_hour_are_three_of_the_usual_size(trained, example):
     for module in NEEDED["translate"]:
         pytest.importorskip(module)
     usual, hour = (trained("translate", "--preset", preset) for preset in ("small", "hour"))
     assert hour[0].config == usual[0].config and (usual[4], hour[4]) == (7680, 6400)
     preset = example("translate").presets["hour"]
-    assert (preset["models"], preset["neighbours"]) == (2, 32)
+    assert (preset["models"], preset["backwards"], preset["neighbours"]) == (3, 1, 32)
 
 
 def test_the_photographs_are_read_with_the_color_before_in_sight(trained):
