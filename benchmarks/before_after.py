@@ -36,12 +36,7 @@ def compare(work: str, before: Path, rounds: int, data: Path | None, bfloat16: b
     workers, ours = {}, OURS_BFLOAT16 if bfloat16 else OURS
     for name, tree in (("before", before), ("after", HERE)):
         if work in STEPS:
-            command = [
-                str(tree / "benchmarks" / "training_step.py"),
-                work,
-                "--worker",
-                OURS_BFLOAT16 if bfloat16 else OURS,
-            ]
+            command = [str(tree / "benchmarks" / "training_step.py"), work, "--worker", ours]
         else:
             command = [__file__, str(tree), work, "--worker", *([] if data is None else ["--data", str(data)])]
         workers[name] = Worker([sys.executable, *command], os.environ | {"PYTHONPATH": str(tree), "TQDM_DISABLE": "1"})
