@@ -160,6 +160,10 @@ class Optimizer:
         """The learning rate of a parameter for which no group sets one, as a multiple of the optimizer's."""
         return 1.0
 
+    def cost_of(self, whole: bool) -> float:
+        """About how long `update` takes for one number of a parameter, in units that are the same for all."""
+        return 1.0
+
     def decay_of(self, p: Param) -> float:
         """The weight decay of a parameter for which no group sets one."""
         return self.weight_decay
@@ -187,7 +191,8 @@ class Optimizer:
         return [run.flat.grad[run.where] for run in self._own(self.together)]
 
     def slices(self, count: int) -> list[slice]:
-        """Slices of the flat array, about equally long, between which no piece is cut: not by clipping either.
+        """Slices of the flat array that take about equally long to step, between which no piece is cut: not by clipping
+        either.
 
         Raises ValueError if the parameters are in several flat arrays, or in another order than in theirs.
         """
@@ -195,11 +200,15 @@ class Optimizer:
         (flat, *others) = set(self.flats)
         if others:
             raise ValueError(f"params: expected one flat array, got {1 + len(others)}")
-        starts = [start for run in self.together for start in run.cuts()]
-        if starts != sorted(starts):
+        work, before = 0.0, {}  # of all numbers; of those before each start of a piece
+        for run in self.together:
+            cost = self.cost_of(run.shape is not None)
+            before |= {start: work + cost * (start - run.where.start) for start in run.cuts()}
+            work += cost * (run.where.stop - run.where.start)
+        if list(before) != sorted(before):
             raise ValueError("params: expected them in the order of the flat array, to divide them among processes")
-        even = (i * flat.data.size / count for i in range(1, count))
-        cuts = [0, *(min(starts, key=lambda start: abs(start - cut)) for cut in even), flat.data.size]
+        even = (i * work / count for i in range(1, count))
+        cuts = [0, *(min(before, key=lambda start: abs(before[start] - cut)) for cut in even), flat.data.size]
         return [slice(a, b) for a, b in pairwise(cuts)]
 
     def state_of(self, part: slice) -> slice:
