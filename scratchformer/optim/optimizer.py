@@ -200,7 +200,8 @@ class Optimizer:
         (flat, *others) = set(self.flats)
         if others:
             raise ValueError(f"params: expected one flat array, got {1 + len(others)}")
-        work, before = 0.0, {}  # of all numbers; of those before each start of a piece
+        work = 0.0  # of all numbers so far
+        before: dict[int, float] = {}  # each start of a piece
         for run in self.together:
             cost = self.cost_of(run.shape is not None)
             before |= {start: work + cost * (start - run.where.start) for start in run.cuts()}

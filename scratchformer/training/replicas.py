@@ -55,9 +55,11 @@ class Replicas:
     rows in order as batches of at most `size` rows. For `estimate` it also needs `stretched(rows, length)`.
     count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
     tokens × width near 131,072 on a CPU, or near twice that in half precision, but few enough for FEWEST micro-batches
-    (just that many if `model.config` has no "d_model"), and the whole batch on a GPU.
+    (just that many if `model.config` has no "d_model"), and the whole batch on a GPU. micro_batches: instead, into how
+    many each batch is divided, as equally as its rows allow.
 
-    On a CPU the bits of the results depend on `micro_batch`, but neither on `count` nor on the timing of threads.
+    On a CPU the bits of the results depend on `micro_batch` and `micro_batches`, but neither on `count` nor on the
+    timing of threads.
     """
 
     def __init__(
@@ -67,11 +69,14 @@ class Replicas:
         micro_batch: int | None = None,
         precision: str = "float32",
         ranks: Ranks | None = None,
+        micro_batches: int | None = None,
     ) -> None:
         expect_instance("model", model, Layer)
-        for name, number in ("count", count), ("micro_batch", micro_batch):
+        for name, number in ("count", count), ("micro_batch", micro_batch), ("micro_batches", micro_batches):
             if number is not None:
                 expect_positive(**{name: number})
+        if micro_batch is not None and micro_batches is not None:
+            raise ValueError("micro_batches: expected None beside micro_batch, which gives their rows")
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
         if self.count > MOST_REPLICAS:
@@ -80,7 +85,8 @@ class Replicas:
             raise ValueError("ranks: several processes train on CPUs only, so add --device cpu")
         if self.count > 1 and not on_cpu:
             raise ValueError("replicas: expected 1 on a GPU; use micro_batch to accumulate gradients")
-        self.model, self.micro_batch, self.device = model, micro_batch, model.device
+        self.model, self.device = model, model.device
+        self.micro_batch, self.micro_batches = micro_batch, micro_batches
         self.flat, self.precision, self.ranks = model.flat, precision, ranks or Ranks()
         self.half: Array | None = None  # the copy of the weights in half precision, if the replicas compute in it
         dtype = half_type(precision, model)
@@ -121,7 +127,7 @@ class Replicas:
 
     def like(self, model: Any) -> Replicas:
         """As many replicas of another model, with the same settings."""
-        return Replicas(model, self.count, self.micro_batch, self.precision, self.ranks)
+        return Replicas(model, self.count, self.micro_batch, self.precision, self.ranks, self.micro_batches)
 
     def map(self, function: Callable, items: Iterable) -> list:
         """[function(item) for item in items], distributed over the threads."""
@@ -219,6 +225,8 @@ class Replicas:
         rows = len(batch[0])
         if self.micro_batch is not None:
             return min(rows, self.micro_batch)
+        if self.micro_batches is not None:
+            return math.ceil(rows / self.micro_batches)
         if self.device is not CPU:
             return rows
         most = min(self.fitting(batch[0].shape[1]) or rows, math.ceil(rows / FEWEST))
@@ -233,7 +241,7 @@ class Replicas:
 
     def describe(self, batch: Any) -> str:
         """One line that says how a batch like this one is divided."""
-        chosen = "" if self.micro_batch is not None else ", chosen automatically"
+        chosen = ", chosen automatically" if (self.micro_batch, self.micro_batches) == (None, None) else ""
         precision = "" if self.precision == "float32" else f", in {self.precision}{advice(self.half)}"
         rows = f"micro-batches of {self.rows(batch)} rows{chosen}{precision}"
         ranks = "" if self.ranks.size == 1 else f"{self.ranks.size} ranks, each with "

@@ -43,6 +43,13 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
     "precision": dict(
         choices=PRECISIONS, default="float32", help="float32 (default), bfloat16 or float16; tf32 on a GPU"
     ),
+    "micro-batches": dict(
+        type=int,
+        metavar="N",
+        least=1,
+        most=2**31 - 1,
+        help="into how many parts, computed one at a time, each batch is divided, instead of --micro-batch",
+    ),
     "shard": dict(
         action=argparse.BooleanOptionalAction,
         default=False,
@@ -75,7 +82,8 @@ class Run(argparse.Namespace):
         count = self.replicas if self.device.index is None else 1
         if self.ranks.size > 1 and "replicas" not in self.given:
             count = self.ranks.cores()
-        return {"count": count, "micro_batch": self.micro_batch, "precision": self.precision, "ranks": self.ranks}
+        own = {name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")}
+        return {"count": count, **own}
 
     def save(self) -> None:
         """Write the settings to the run's folder. `train` calls this just before it starts (`on_start`).
@@ -157,6 +165,8 @@ def start_run(
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
         settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
         settings |= {**_defaults(options), **presets[preset], **given}
+        if None not in (settings["micro_batch"], settings["micro_batches"]):
+            raise ValueError("--micro-batches: leave out --micro-batch, which says how many rows they have")
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]

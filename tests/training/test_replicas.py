@@ -69,6 +69,15 @@ def test_gradients_do_not_depend_on_micro_batches_and_replicas(
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-13 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize(("count", "sizes"), [(1, [7]), (2, [4, 3]), (3, [3, 3, 1]), (7, [1] * 7), (100, [1] * 7)])
+def test_a_batch_is_divided_into_a_given_number_of_micro_batches(make_model, make_batches, count, sizes):
+    model, batch = make_model("LanguageModel"), make_batches("LanguageModel", 7).batch(0)
+    replicas = Replicas(model, 1, micro_batches=count)
+    for each in (replicas, replicas.like(make_model("LanguageModel"))):
+        assert [len(micro.ids) for micro in batch.split(each.rows(batch))] == sizes
+    assert replicas.describe(batch) == f"1 replica(s) on cpu, micro-batches of {sizes[0]} rows"
+
+
 @pytest.mark.parametrize("micro_batch", [1, 2, 3, 4])
 def test_texts_of_very_different_lengths_count_alike(device, make_model, micro_batch):
     """Micro-batches are cut to their longest text, and the last one has fewer texts: each text still weighs 1/B."""
@@ -201,6 +210,11 @@ def test_replicas_run_on_threads_inside_the_block_and_one_after_another_outside(
         ({"count": -1}, "count: expected a number >= 1, got -1"),
         ({"count": 1_000_000}, "count: expected at most 512, each of them a thread, got 1000000"),
         ({"micro_batch": 0}, "micro_batch: expected a number >= 1, got 0"),
+        ({"micro_batches": 0}, "micro_batches: expected a number >= 1, got 0"),
+        (
+            {"micro_batch": 2, "micro_batches": 2},
+            "micro_batches: expected None beside micro_batch, which gives their rows",
+        ),
     ],
     ids=str,
 )
