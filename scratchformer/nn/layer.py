@@ -223,18 +223,19 @@ class Layer:
     def named_parameters(self) -> dict[str, Param]:
         """Every parameter under its full name ("blocks.0.attention.query.w"); a shared one once, by its first name."""
         found: dict[int, tuple[str, Param]] = {}
-        self._collect("", found)
+        for name, p in self._each_parameter(""):
+            found.setdefault(id(p), (name, p))
         return dict(found.values())
 
-    def _collect(self, prefix: str, found: dict[int, tuple[str, Param]]) -> None:
-        """Add the parameters to `found`, by their ids: the layer's own first, then those of its sub-layers."""
+    def _each_parameter(self, prefix: str) -> Iterator[tuple[str, Param]]:
+        """The parameters with their names, shared ones each time: the layer's own first, then those of sub-layers."""
         children = list(self.named_children())
         for name, child in children:
             if isinstance(child, Param):
-                found.setdefault(id(child), (prefix + name, child))
+                yield prefix + name, child
         for name, child in children:
             if isinstance(child, Layer):
-                child._collect(f"{prefix}{name}.", found)
+                yield from child._each_parameter(f"{prefix}{name}.")
 
     def parameters(self) -> Parameters:
         """Every parameter, each once."""
@@ -248,7 +249,7 @@ class Layer:
     @property
     def device(self) -> Device:
         """The device of the parameters; its `xp` is their array library."""
-        return next((device_of(p.data) for p in self.parameters()), CPU)
+        return next((device_of(p.data) for _, p in self._each_parameter("")), CPU)
 
     def zero_grad(self) -> None:
         """Set every gradient to zero; nothing else."""
