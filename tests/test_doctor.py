@@ -89,6 +89,7 @@ def test_products_that_cannot_be_chosen_are_a_finding(monkeypatch, error, findin
     monkeypatch.setattr(doctor, "turned_off", lambda: "")
     monkeypatch.setattr(doctor, "find_spec", lambda package: True)
     monkeypatch.setattr(kernels, "mkl_products", SimpleNamespace(choice=choice), raising=False)
+    monkeypatch.setattr(kernels, "numba_tiles", SimpleNamespace(available=lambda: True), raising=False)
     assert doctor._products() == (None, finding)
 
 
