@@ -100,7 +100,7 @@ def main() -> None:
     parser.add_argument("before", type=Path, help="a checkout of the project as it was")
     parser.add_argument("work", nargs="*", help=f"any of {', '.join((*STEPS, *LOADS))} (default: all)")
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--bfloat16", action="store_true", help="take steps in bfloat16")
+    parser.add_argument("--bfloat16", action="store_true", help="take steps in bfloat16 (no effect on loading)")
     parser.add_argument("--data", help="the archive or folder for load-imdb (default: the download)")
     parser.add_argument("--worker", action="store_true", help="for internal use: run as one of the two processes")
     args = parser.parse_args()

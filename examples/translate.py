@@ -4,7 +4,7 @@ Unlike in the paper, the preset small has layer norms before attention and feed-
 The preset adam has them after these layers, and trains with Adam, as in the paper. The mean of the last snapshots is
 scored. With --models 2 a second model is trained after the first, from other weights and on other batches, and both
 translate together; each has a subfolder in the run's folder. With --models 2 --backwards 1 the second model writes from
-the end of a sentence to its beginning. Then each model proposes translations, and both judge all of them. With
+the end of a sentence to its beginning. Then each direction proposes translations, and all models judge them. With
 --neighbours 32 the scored translations also use the tokens that followed at the 32 most similar places of the training
 pairs. The preset hour has three models, the last of which writes backwards, and 32 neighbours. With --bpe-dropout 0.1
 words are split differently in each epoch.
@@ -88,8 +88,9 @@ class Translate(Ensemble):
     hidden = "*coder.*.w"
 
     def __init__(self, run, number=1):
-        if run.backwards >= run.models:
-            raise ValueError(f"--backwards: expected fewer than --models, {run.models}, got {run.backwards}")
+        if run.backwards >= run.models and not run.resume:
+            expected = f"expected fewer than --models, {run.models}, got {run.backwards}"
+            raise ValueError(f"--backwards: {expected}; add --backwards 0 for models that all write forwards")
         super().__init__(run, number)
         self.backwards = number > run.models - run.backwards
 

@@ -53,7 +53,7 @@ FEW = 4 * BLOCK  # fewer positions that are not whole blocks take longer to fill
 
 def supported() -> bool:
     """Whether code for AMX can be compiled; whether it may run here, `available` says. Numba keeps compiled code for
-    other processes, so what is compiled must not depend on that.
+    other processes, so what is compiled may depend on this function but not on `available`.
     """
     return sys.platform == "linux" and LANES == SIDE and has("amx-bf16") and has("amx-tile")
 

@@ -60,7 +60,7 @@ def supported() -> bool:
 
 
 def available() -> bool:
-    """Whether it may run, too."""
+    """Whether the code here can be compiled and may run."""
     return numba_amx.available() and numba_bfloat16.available()
 
 

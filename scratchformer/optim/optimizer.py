@@ -191,8 +191,8 @@ class Optimizer:
         return [run.flat.grad[run.where] for run in self._own(self.together)]
 
     def slices(self, count: int) -> list[slice]:
-        """Slices of the flat array that take about equally long to step, between which no piece is cut: not by clipping
-        either.
+        """Slices of the flat array that take about equally long to step. No piece is cut, neither of `step` nor of
+        clipping.
 
         Raises ValueError if the parameters are in several flat arrays, or in another order than in theirs.
         """

@@ -84,7 +84,8 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
     difference between half and whole gives the growth with the number of rows. What blocks keep is multiplied by the
     depth; if they are recomputed, this is their inputs, and the rest counts once. Call it inside `with replicas`, so
     that it measures the twins that training uses. before: bytes that the process used without the model
-    (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means. Raises ValueError
+    (`memory.resident_bytes`). shard: whether each of several ranks has only its part of Adam's means,
+    counted as equal parts (with Muon some ranks have more than others). Raises ValueError
     for a model on a GPU, TypeError for a batch without `stretched(rows, length)`, which returns a batch of that size.
     """
     if not hasattr(batch, "stretched"):

@@ -272,7 +272,9 @@ def at_once(replicas: Replicas, length: int) -> int:
 
 
 def as_in_training(replicas: Replicas, length: int) -> int:
-    """As many rows of `length` tokens as a replica takes at once in training on a CPU; 16 if that is not known."""
+    """How many rows of `length` tokens a replica takes at once in training on a CPU: micro_batch, or as many as fit its
+    cache; 16 if that is not known.
+    """
     if replicas.micro_batch is not None:
         return replicas.micro_batch
     return (replicas.fitting(length) if replicas.device is CPU else None) or 16

@@ -6,8 +6,8 @@ import ctypes
 import sys
 from pathlib import Path
 
-# From malloc.h of the GNU C library. It maps some large blocks one by one, and unmaps each when it is freed. Blocks of
-# 32 MB or more are always among them, unless their number is limited.
+# From malloc.h of the GNU C library. The library maps some large blocks one by one, and unmaps each when it is freed.
+# Blocks of 32 MB or more always are, unless the number of mapped blocks is limited, here to none.
 M_TRIM_THRESHOLD, NEVER = -1, 2**31 - 1
 M_MMAP_MAX, NONE = -4, 0
 M_ARENA_MAX, ONE = -8, 1
@@ -19,7 +19,8 @@ def keep_freed_memory() -> bool:
     By default it returns large blocks to the system, which clears the same pages and hands them out again a moment
     later; this took a tenth of a training step. There is one arena for all threads, so that one can use what another
     has freed. The setting lasts as long as the process, which then no longer shrinks. If blocks grow from step to
-    step, they may leave holes, so the peak can rise too. With any other C library this does nothing.
+    step, the smaller ones leave holes that cannot be used, so the peak can rise too. With any other C library this does
+    nothing.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

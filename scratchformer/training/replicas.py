@@ -55,8 +55,8 @@ class Replicas:
     rows in order as batches of at most `size` rows. For `estimate` it also needs `stretched(rows, length)`.
     count: by default one per CPU core, or one on a GPU. micro_batch: rows in a micro-batch; by default as many as keep
     tokens × width near 131,072 on a CPU, or near twice that in half precision, but few enough for FEWEST micro-batches
-    (just that many if `model.config` has no "d_model"), and the whole batch on a GPU. micro_batches: instead, into how
-    many each batch is divided, as equally as its rows allow.
+    (just that many if `model.config` has no "d_model"), and the whole batch on a GPU. micro_batches: instead, about how
+    many a batch has; each has ⌈rows/micro_batches⌉ rows, the last one perhaps fewer.
 
     On a CPU the bits of the results depend on `micro_batch` and `micro_batches`, but neither on `count` nor on the
     timing of threads.
@@ -76,7 +76,7 @@ class Replicas:
             if number is not None:
                 expect_positive(**{name: number})
         if micro_batch is not None and micro_batches is not None:
-            raise ValueError("micro_batches: expected None beside micro_batch, which gives their rows")
+            raise ValueError("micro_batches: give either this or micro_batch, not both")
         on_cpu = model.device is CPU
         self.count = (cores() if on_cpu else 1) if count is None else count
         if self.count > MOST_REPLICAS:
@@ -219,8 +219,9 @@ class Replicas:
     def rows(self, batch: Any) -> int:
         """Rows in a micro-batch of `batch`, which depend on the batch and the model, but not on the number of replicas.
 
-        On a CPU by default as many as fit, but few enough for FEWEST micro-batches; and down to half as many if the
-        number of micro-batches is then a multiple of FEWEST, so that 2 or 4 replicas have equal work.
+        As micro_batch or micro_batches says. On a CPU by default as many as fit, but few enough for FEWEST
+        micro-batches; and down to half as many if the number of micro-batches is then a multiple of FEWEST, so that 2
+        or 4 replicas have equal work.
         """
         rows = len(batch[0])
         if self.micro_batch is not None:
@@ -391,7 +392,7 @@ class Replicas:
         if self.shares(micro_batches) < self.ranks.size:
             what = f"{self.ranks.size} ranks, but a batch has only {micro_batches} micro-batches"
             more = f" (and at most {SHARES} ranks can work at it)" if micro_batches > SHARES else ""
-            self.ranks.refuse(f"{what}{more}: use fewer ranks, or a smaller --micro-batch")
+            self.ranks.refuse(f"{what}{more}: use fewer ranks, a smaller --micro-batch, or more --micro-batches")
 
     def gradient_arrays(self, micro_batches: int) -> int:
         """How many gradient arrays there are as a rule: one for each replica, those of sums that wait, and one for what

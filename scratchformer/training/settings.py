@@ -48,7 +48,7 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
         metavar="N",
         least=1,
         most=2**31 - 1,
-        help="into how many parts, computed one at a time, each batch is divided, instead of --micro-batch",
+        help="divide each batch into N micro-batches, or fewer if it has few rows; instead of --micro-batch",
     ),
     "shard": dict(
         action=argparse.BooleanOptionalAction,
@@ -166,7 +166,7 @@ def start_run(
         settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
         settings |= {**_defaults(options), **presets[preset], **given}
         if None not in (settings["micro_batch"], settings["micro_batches"]):
-            raise ValueError("--micro-batches: leave out --micro-batch, which says how many rows they have")
+            raise ValueError("--micro-batches: give either this or --micro-batch, not both")
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]

@@ -141,8 +141,8 @@ def wrong_values(call: Call, name: str, draw: random.Random) -> Iterator[Wrong]:
 FREE_TEXT = {"prompt", "text", "name", "part", "match"}
 MAY_BE_NONE = {
     "key", "norm", "positions", "final_norm", "dropout", "top_k", "top_p", "allowed", "count", "micro_batch",
-    "clip", "stride", "batch_size", "max_elements", "pattern", "memory", "lengths", "ignore_index", "kv_heads",
-    "head_width", "window", "d_ff", "b", "device", "dtype", "d_head", "max_length", "lr", "weight_decay",
+    "micro_batches", "clip", "stride", "batch_size", "max_elements", "pattern", "memory", "lengths", "ignore_index",
+    "kv_heads", "head_width", "window", "d_ff", "b", "device", "dtype", "d_head", "max_length", "lr", "weight_decay",
     "segments", "first", "second", "length", "seed", "directions", "alpha", "queries",
 }  # fmt: skip
 HUGE = {"d_model", "vocab_size", "depth", "d_ff", "d_in", "d_out", "num_classes", "beam", "batch_size", "heads"}

@@ -76,7 +76,7 @@ NO_PATH = ["", "nowhere", "a/b/c", "x" * 300, "x" * 5000, "/dev/null/x", "\n", "
 NO_DATA = [*NO_PATH, "/dev/null", ".", "zero-bytes", "noise"]
 NO_FOLDER = ["", "precious", "/dev/null", "precious/run", "x" * 300, "loop"]
 # The options of a run that a resumed run keeps.
-KEPT = {"--preset": "small", "--seed": "1", "--out": "elsewhere", "--micro-batch": "3"}
+KEPT = {"--preset": "small", "--seed": "1", "--out": "elsewhere", "--micro-batch": "3", "--micro-batches": "3"}
 
 
 class Option(NamedTuple):
@@ -124,7 +124,7 @@ OWN = {
         choice("--norm", "pre", "post"),
         Option("--bpe-dropout", [*NO_NUMBER, "1"], ["0", "0.9"]),
         Option("--r-drop", [*NO_NUMBER, "-1"], ["0", "5"]),
-        whole("--backwards", 0, 1, least=0),
+        whole("--backwards", 0, least=0),
     ],
     "reviews": [choice("--stage", "pretrain", "finetune", "selftrain")],
     "gpt2": [Option("--pretrained", NO_PATH, [])],

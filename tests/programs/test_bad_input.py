@@ -57,7 +57,7 @@ def edit_settings(run, **changes):
         (["--micro-batches", 0], "--micro-batches: expected at least 1, got 0"),
         (
             ["--micro-batches", 2, "--micro-batch", 3],
-            "--micro-batches: leave out --micro-batch, which says how many rows they have",
+            "--micro-batches: give either this or --micro-batch, not both",
         ),
         (["--device", "tpu"], "device: expected auto, cpu, gpu or gpu:N, got 'tpu'"),
         (["--device", "gpu:x"], "device: expected auto, cpu, gpu or gpu:N, got 'gpu:x'"),

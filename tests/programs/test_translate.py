@@ -106,8 +106,10 @@ def test_models_of_both_directions_translate_together(call, fail, sentences_fold
     assert bleu(translate(models, subwords, data.source, 5, 2.0), data.target)[0] == pytest.approx(score, abs=0.011)
     found = call("scratchformer", "evaluate", folder, *options).stdout
     assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(score, abs=0.011)
-    line = fail(*train, "--out", tmp_path / "new", "--backwards", 1)
-    assert line == "error: --backwards: expected fewer than --models, 1, got 1"
+    for more in ("--backwards", 1), ("--preset", "hour", "--models", 1):
+        line = fail(*train, "--out", tmp_path / "new", *more)
+        expected = "expected fewer than --models, 1, got 1; add --backwards 0 for models that all write forwards"
+        assert line == f"error: --backwards: {expected}"
     assert not (tmp_path / "new").exists()
 
 
