@@ -165,7 +165,8 @@ class Translate(Ensemble):
         models, k = [other.model for other in self.each()], self.run.neighbours
         if not k:
             return models
-        return [with_neighbours(model, self.pairs("train"), self.vocabulary, neighbours=k) for model in models]
+        known = self.pairs("train"), self.vocabulary, self.run.ranks
+        return [with_neighbours(model, *known, neighbours=k) for model in models]
 
     def summary(self, replicas, part):
         found, references = self.translations(part, self.run.beam), getattr(self.data, part).target

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from ..backend import Array, array_module, to_cpu, to_device
 from ..data import Subwords
@@ -18,6 +20,9 @@ from ..ops.checks import expect_array, expect_instance, expect_number, expect_po
 from ..ops.cross_entropy import IGNORED
 from ..ops.precision import widen
 from .generate import expect_vocabulary
+
+if TYPE_CHECKING:
+    from ..training.ranks import Ranks
 
 TOKENS = 2048  # of known translations at once, at most, unless a single one is longer
 ROWS = 256  # vectors that are compared with all keys at once, at most
@@ -158,16 +163,21 @@ class Unchanged(Layer):
 
 
 @fast()
-def with_neighbours(model: EncoderDecoder, pairs: TokenPairs, subwords: Subwords, **options: Any) -> EncoderDecoder:
+def with_neighbours(
+    model: EncoderDecoder, pairs: TokenPairs, subwords: Subwords, ranks: Ranks | None = None, **options: Any
+) -> EncoderDecoder:
     """A model that shares its weights with `model`, and whose output is a `NeighbourOutput` with a key for every token.
 
     The keys are the vectors from which `model` predicts the tokens of `pairs` and END, given the true ones before them.
+    ranks: processes that have all called this function; each computes a part of the keys, and all get all of them.
     options: neighbours, weight and temperature. The keys do not change when the weights do, so train, cast or move
     `model` first. `model` itself has the same output as before, and a saved model has no neighbours.
 
     Raises TypeError for an unknown option, ValueError if the vocabulary and the model differ in size, if there are no
     pairs or if `model` has neighbours already, and like `NeighbourOutput`.
     """
+    from ..training.ranks import Ranks  # here, since training imports this package
+
     expect_instance("model", model, EncoderDecoder)
     expect_vocabulary(model, len(subwords))
     if not pairs.target:
@@ -176,11 +186,14 @@ def with_neighbours(model: EncoderDecoder, pairs: TokenPairs, subwords: Subwords
         raise ValueError("model: expected one without neighbours")
     inner, found = copy.copy(model), copy.copy(model)
     inner.output = Unchanged()
-    keys, values = [], []
-    for batch in pairs_in_order(pairs, TOKENS, subwords, model.backwards):
-        x = to_cpu(inner(*(to_device(a, model.device) for a in (batch.source, batch.lengths, batch.target))))
-        counted = batch.targets != IGNORED
-        keys.append(widen(x[counted]))
-        values.append(batch.targets[counted])
-    found.output = NeighbourOutput(model.output, np.concatenate(keys), np.concatenate(values), **options)
+    ranks = ranks or Ranks()
+    batches = list(pairs_in_order(pairs, TOKENS, subwords, model.backwards))
+    part, own = ranks.part(len(batches)), []
+    with fast(), threadpool_limits(1 if ranks.size > 1 else None, "blas"):
+        for batch in batches[part.start : part.stop]:
+            x = to_cpu(inner(*(to_device(a, model.device) for a in (batch.source, batch.lengths, batch.target))))
+            counted = batch.targets != IGNORED
+            own.append((widen(x[counted]), batch.targets[counted]))
+    keys, values = map(np.concatenate, zip(*chain(*ranks.gather(own)), strict=True))
+    found.output = NeighbourOutput(model.output, keys, values, **options)
     return found
