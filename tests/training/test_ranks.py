@@ -278,7 +278,7 @@ def test_more_ranks_than_micro_batches_are_refused(tmp_path):
 
     run_ranks(2, ask)
     with pytest.raises(
-        ValueError, match=r"^3 ranks, but a batch has only 2 micro-batches: use fewer ranks, or a smaller"
+        ValueError, match=r"^3 ranks, but a batch has only 2 micro-batches: use fewer ranks, a smaller"
     ):
         run_ranks(3, ask)
 
