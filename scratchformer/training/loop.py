@@ -355,7 +355,7 @@ def train(
                     for old in kept_snapshots(out)[:-keep] if ranks.first else []:
                         old.unlink()
                 save(last)  # after the others, so that a resumed run has them all
-            if interrupted and (done < steps or set(interrupted) != {signal.SIGINT}):
+            if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
                 raise end(interrupted[0], done)
     if loss_scale is not None and loss_scale.skipped and ranks.first:
         print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)

@@ -15,6 +15,8 @@ import pytest
 
 from scratchformer.training import load_snapshot, program
 
+from .conftest import EXAMPLES, TINY
+
 MPIEXEC = Path(sys.executable).with_name("mpiexec")
 LAUNCHER = [sys.executable, "-m", "scratchformer", "mpiexec"]
 POEMS = cleandoc(re.search(r"\n    (\"\"\"Train a small.*?main\(\))\n", program.__doc__, re.DOTALL)[1])
@@ -92,6 +94,21 @@ def test_lost_ranks_are_started_again(start, tmp_path):
     told, _ = process.communicate(timeout=100)
     assert process.returncode == 128 + signal.SIGINT and "starting again" not in told
     assert f"step {load_snapshot(run).state['step']} is saved in {run}" in told
+
+
+def test_two_processes_score_classifiers_as_one_does(reviews_folder, tmp_path):
+    """Two of them together with the linear model, of which each process has its own."""
+    pytest.importorskip("scipy")
+    script, found = tmp_path / "small.py", []
+    sizes = f"imdb.PRESETS['small'] |= {TINY['imdb']}"
+    script.write_text(f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nimport imdb\n{sizes}\nimdb.Imdb.main()\n")
+    for size in 1, 2:
+        options = ["--data", reviews_folder, "--models", 2, "--out", tmp_path / f"run{size}", "--device", "cpu"]
+        command = [MPIEXEC, "--allow-run-as-root", "--oversubscribe", "-n", size, sys.executable, script, *options]
+        done = subprocess.run([*map(str, command)], text=True, capture_output=True, timeout=300)
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(re.findall(r"^(?:all models on validation|test accuracy).*", done.stdout, re.M))
+    assert len(found[0]) == 2 and found[0] == found[1]
 
 
 def wait_for(path):

@@ -111,6 +111,13 @@ def test_models_of_both_directions_translate_together(call, fail, sentences_fold
         expected = "expected fewer than --models, 1, got 1; add --backwards 0 for models that all write forwards"
         assert line == f"error: --backwards: {expected}"
     assert not (tmp_path / "new").exists()
+    alone = shutil.copytree(folder / "model-2", tmp_path / "alone")  # as an earlier version could train it
+    shutil.copy(folder / "vocabulary.json", alone)
+    settings = json.loads((folder / "settings.json").read_text()) | {"models": 1, "sha256": None}
+    (alone / "settings.json").write_text(json.dumps(settings))
+    found = call("scratchformer", "evaluate", alone, *options).stdout
+    expected = bleu(translate(models[1], subwords, data.source, 5, 2.0), data.target)[0]
+    assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(expected, abs=0.011)
 
 
 def test_neighbours_are_looked_up_for_the_scores(call, fail, sentences_folder, tmp_path):

@@ -226,11 +226,14 @@ def test_the_memory_of_this_process():
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="of the GNU C library")
 @pytest.mark.parametrize(("count", "size"), [(20, 2_000_000), (2, 40_000_000)])
 def test_freed_memory_is_kept(count, size):
-    """The second time, freed pages need not be requested from the system again. (musl has no such option.)"""
+    """The second time, freed pages need not be requested from the system again. (musl has no such option.) Huge pages,
+    of which there would be few to count, are turned off.
+    """
     if not keep_freed_memory():
         pytest.skip("another C library")
     code = f"""
-import resource
+import ctypes, resource
+ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE
 from scratchformer.training.memory import keep_freed_memory
 keep_freed_memory()
 def blocks():

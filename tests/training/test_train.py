@@ -280,14 +280,10 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path, train_tiny):
     assert load_snapshot(tmp_path).state["step"] == 3
 
 
-def test_ctrl_c_in_the_last_step_ends_the_run_as_usual(tmp_path, train_tiny):
-    press = crash_at(5, lambda: signal.raise_signal(signal.SIGINT))
-    state, *_ = train_tiny("LanguageModel", tmp_path, 6, batches=press)
-    assert state["step"] == load_snapshot(tmp_path).state["step"] == 6
-
-
-@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]], ids=str)
-def test_a_request_to_end_saves_even_in_the_last_step(tmp_path, train_tiny, numbers):
+@pytest.mark.parametrize(
+    "numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGHUP, signal.SIGTERM, signal.SIGINT]], ids=str
+)
+def test_a_request_to_end_in_the_last_step_ends_the_program_too(tmp_path, train_tiny, numbers):
     request = crash_at(5, lambda: [signal.raise_signal(number) for number in numbers])
     with pytest.raises(KeyboardInterrupt, match="step 6 is saved in ") as stopped:
         train_tiny("LanguageModel", tmp_path, 6, batches=request)
