@@ -92,12 +92,14 @@ class Pretraining(BertStage):
         )
 
     def make_batches(self, key):
+        _ = self.validation  # now, to report bad reviews early
         short_steps = round(self.run.short_share * self.steps)
         return self.masked(self.data.unlabelled, key, short_length=self.run.short_length, short_steps=short_steps)
 
     @cached_property
     def validation(self):
-        return self.masked(self.data.validation.ids, self.key.fold("validation"))
+        texts = [ids for ids in self.data.validation.ids if len(ids) > 1]  # each is cut in two
+        return self.masked(texts, self.key.fold("validation"))
 
     def optimizer(self, model):
         if self.with_muon:
@@ -215,7 +217,11 @@ class Bert(Program):
         if run.pretrained and run.stage not in (None, "all", "finetune"):
             raise ValueError(f"--pretrained: published weights are only fine-tuned, so leave out --stage {run.stage}")
         if run.estimate and chosen[0] != "pretrain":
-            raise ValueError("--estimate: only pre-training is estimated, so leave out --stage and --pretrained")
+            raise ValueError("--estimate: only pre-training is estimated: use --stage pretrain, without --pretrained")
+        if run.given & {"optimizer", "muon_lr"} and "pretrain" not in chosen:
+            raise ValueError("--optimizer, --muon-lr: these apply only to pre-training, so leave them out")
+        if run.resume and "pretrain" in chosen:
+            self.expect_final("pretrain", ("finetune", "finetune-head", "finetune-lora"))
         if chosen == ("finetune",) and not run.pretrained and not (run.out / "pretrain" / "last.safetensors").exists():
             raise ValueError(f"{run.out / 'pretrain'} holds no pre-trained model: run --stage pretrain first")
 

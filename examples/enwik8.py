@@ -23,6 +23,8 @@ program:
 - Each byte is scored given at least the 128 bytes before it; there, given all 256 that the model reads.
 """
 
+from argparse import BooleanOptionalAction
+
 from scratchformer.data import SegmentBatches
 from scratchformer.models import LanguageModel, Llama, TransformerXL
 from scratchformer.training import MUON_OPTIONS, LanguageProgram
@@ -51,7 +53,9 @@ RECALL = {3: 3, 4: 4, 5: 4, 6: 3, 8: 2, 12: 1, 16: 1, 24: 1}
 OPTIONS = {
     "model": dict(choices=("plain", "xl", "llama"), default="plain", help="(default: plain)"),
     "positions": dict(choices=("sinusoidal", "relative"), help="positions of the plain model (default: learned)"),
-    "dynamic": dict(action="store_true", default=False, help="also score the model while it learns from the test part"),
+    "dynamic": dict(
+        action=BooleanOptionalAction, default=False, help="also score the model while it learns from the test part"
+    ),
     "bytes": dict(
         type=int,
         metavar="N",
@@ -94,6 +98,10 @@ class Enwik8(LanguageProgram):
                 )
         if self.run.model == "xl" and self.run.dynamic:
             raise ValueError("--dynamic: a Transformer-XL reads segments, not windows, so leave it out")
+        if self.run.dynamic and self.run.precision == "float16":
+            raise ValueError("--dynamic: it has no loss scale for float16; use bfloat16, or leave it out")
+        if self.run.dynamic and self.run.ranks.size > 1:
+            raise ValueError("--dynamic: it takes one process; leave it out, or add --no-dynamic to resume the run")
 
     def load(self):
         super().load()

@@ -253,7 +253,9 @@ class Reviews(Program):
     def check(self):
         run = self.run
         if run.estimate and run.stage in NEEDED:
-            raise ValueError("--estimate: only pre-training is estimated, so leave out --stage")
+            raise ValueError("--estimate: only pre-training is estimated: use --stage pretrain")
+        if run.resume and run.stage not in NEEDED:
+            self.expect_final("pretrain", NEEDED)
         before, what = NEEDED.get(run.stage, ("", ""))
         if before and not (run.out / before / "last.safetensors").exists():
             raise ValueError(f"{run.out / before} holds no {what}: run --stage {before} first")

@@ -13,7 +13,7 @@ BLEU is printed twice: as sacreBLEU counts by default, and of lower-case words s
 Without --data the official files are downloaded.
 """
 
-from functools import cache, cached_property
+from functools import cached_property
 
 from scratchformer.data import DroppedMerges, Subwords, TranslationBatches, encode_pairs, load_multi30k
 from scratchformer.generation import bleu, translate, with_neighbours
@@ -103,9 +103,15 @@ class Translate(Ensemble):
     def identity(self):
         return {"subwords": self.vocabulary.fingerprint, "data": self.data.fingerprint}
 
-    @cache  # noqa: B019 (a process has one program)
+    @cached_property
+    def encoded(self):
+        return {}
+
     def pairs(self, part):
-        return encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
+        """The sentences of a part of the data, as sub-words."""
+        if part not in self.encoded:
+            self.encoded[part] = encode_pairs(self.vocabulary, getattr(self.data, part), self.run.max_length, part)
+        return self.encoded[part]
 
     def make_model(self, key):
         return EncoderDecoder(len(self.vocabulary), backwards=self.backwards, key=key, **self.sizes(*SIZES))

@@ -211,6 +211,7 @@ def _check(parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, order: int
         raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
     for ids in (ids for texts in parts for ids in texts):
         expect_shape("texts", ids, "T")
+        expect_integers("texts", ids)
         expect_at_least(0, ids=int(ids.min(initial=0)))
         if ids.max(initial=0) >= (1 << BITS) - 1:
             raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")

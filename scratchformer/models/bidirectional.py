@@ -104,12 +104,12 @@ class BidirectionalLanguageModel(Model):
 class BidirectionalClassifier(ClassPredictor):
     """Two classifiers, of which one reads a text from left to right, and the other from right to left.
 
-    The arguments are those of `Classifier`, which each of them is. In evaluation, without a key, the logits are the
-    mean of both, so each gets half of the gradient. In training each learns from its own, as if it were alone: the loss
-    is the mean of two losses.
+    The arguments are those of `Classifier`, which each of them is, except units, recall and pool "none". In evaluation,
+    without a key, the logits are the mean of both, so each gets half of the gradient. In training each learns from its
+    own, as if it were alone: the loss is the mean of two losses.
 
     To start from two Llamas, it takes their sizes and causal=True, positions="none", block=LlamaBlock,
-    final_norm=RMSNorm. recall is left out.
+    final_norm=RMSNorm.
     """
 
     body_class = Classifier
@@ -125,8 +125,11 @@ class BidirectionalClassifier(ClassPredictor):
         key: Key = Key(0),
         **options: Any,
     ) -> None:
-        if options.get("recall") is not None:
-            raise ValueError("recall: expected None, since a BidirectionalClassifier has none")
+        for name in ("recall", "units"):
+            if options.get(name) is not None:
+                raise ValueError(f"{name}: expected None, since a BidirectionalClassifier has none")
+        if options.get("pool") == "none":
+            raise ValueError("pool: expected 'mean' or 'max', since whole texts are classified, got 'none'")
         self.rightward, self.leftward = (
             Classifier(vocab_size, num_classes, d_model, heads, depth, max_length, key=fold(key, name), **options)
             for name in ("rightward", "leftward")

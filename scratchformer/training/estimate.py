@@ -202,7 +202,8 @@ def _extrapolate(half: int, most: int, counts: tuple[int, int], rows: int) -> in
 
 def _longest(batch: Any, config: Mapping[str, Any], rows: int) -> Any:
     """`rows` rows of the longest length from a batch, with a full memory if the model has one."""
-    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or batch[0].shape[1])
+    own = max(batch[0].shape[1], getattr(batch, "target", batch[0]).shape[1])  # of a translation, the longer of two
+    longest = batch.stretched(rows, config.get("context") or config.get("max_length") or own)
     if "memory" in config:
         shape = (rows, config["depth"], config["memory"], config["d_model"])
         longest = longest._replace(memory=np.zeros(shape, batch.memory.dtype))

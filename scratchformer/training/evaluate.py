@@ -80,15 +80,18 @@ def evaluate_language_model(
 def mean_loss(replicas: Replicas, batches: Iterable[Any], rows: int | None = None) -> float:
     """The model's mean loss over `batches`, each weighted by its `weight`.
 
-    rows: the number of rows of all batches, for a progress bar; None if it is not known.
+    rows: the number of rows of all batches, for a progress bar; None if it is not known. Raises ValueError if nothing
+    in the batches counts.
     """
 
     def weighted(model: Any, batch: Any) -> tuple[float, int]:
         loss, _ = replicas.loss(model, batch)
         return float(loss) * batch.weight, batch.weight
 
-    sums, counts = zip(*_scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0])), strict=True)
-    return math.fsum(sums) / sum(counts)
+    found = _scored(replicas, weighted, batches, "rows", rows, lambda batch: len(batch[0]))
+    if not (total := sum(count for _, count in found)):
+        raise ValueError(f"batches: expected some with a weight, got {len(found)} without")
+    return math.fsum(loss for loss, _ in found) / total
 
 
 def evaluate_translation(replicas: Replicas, pairs: TokenPairs, tokens: int, subwords: Subwords) -> dict[str, float]:

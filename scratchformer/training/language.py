@@ -128,7 +128,7 @@ class LanguageProgram(Program):
 
     def identity(self) -> dict[str, Any]:
         subwords = {} if self.vocabulary is None else {"subwords": self.vocabulary.fingerprint}
-        return {"corpus": self.corpus.name, "data": self.corpus.fingerprint, **subwords}
+        return {"data": self.corpus.fingerprint, **subwords}
 
     def schedule(self, floor: float | None = None) -> Any:
         return super().schedule(self.lr / 10 if floor is None else floor)

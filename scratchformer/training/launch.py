@@ -158,6 +158,11 @@ def value_of(arguments: list[str], *options: str) -> str | None:
 
 def put(arguments: list[str], value: str, *options: str) -> None:
     """Replace the value of the first of these options, if there is one."""
-    places = [i for i, argument in enumerate(arguments[:-1]) if argument in options]
-    for place in places[:1]:
-        arguments[place + 1] = value
+    for place, argument in enumerate(arguments):
+        option, equals, _ = argument.partition("=")
+        if option in options:
+            if equals:
+                arguments[place] = f"{option}={value}"
+            elif place + 1 < len(arguments):
+                arguments[place + 1] = value
+            return

@@ -34,7 +34,7 @@ import importlib
 import importlib.util
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import ModuleType
@@ -42,14 +42,15 @@ from typing import Any, ClassVar, Self
 
 from safetensors import SafetensorError, safe_open
 
+from ..backend import CPU
 from ..data.files import locked
 from ..data.reading import parsed
 from ..process import run_program
 from .ranks import Ranks
 from .readers import load_vocabulary, mean_snapshot, vocabulary_file
 from .replicas import Replicas
-from .settings import open_run, read_settings, start_run
-from .snapshot import LAST, best_snapshot
+from .settings import Run, open_run, read_settings, start_run
+from .snapshot import LAST, best_snapshot, load_snapshot
 from .stage import Stage
 
 PACKAGE = Path(__file__).parents[2]  # the folder that holds this package, and in a checkout the examples too
@@ -74,6 +75,17 @@ class Program(Stage):
 
     def check(self) -> None:
         """Raise ValueError for options that exclude each other, before any data is read."""
+
+    def expect_final(self, stage: str, later: Iterable[str]) -> None:
+        """Raise ValueError if a stage would go on although one of the `later` stages has started from its model."""
+        started = [str(self.run.out / name) for name in later if (self.run.out / name / LAST).exists()]
+        done = load_snapshot(self.run.out / stage / LAST).state["step"] if started else self.run.steps
+        if done < self.run.steps:
+            folders = " and ".join(started)
+            raise ValueError(
+                f"--steps: {stage} would go on to step {self.run.steps}, but the models in {folders} have started from "
+                f"its step {done}: remove them, add --steps {done}, or begin a new run"
+            )
 
     def check_all(self) -> None:
         if "muon_lr" in self.run.given and not self.with_muon:
@@ -114,14 +126,7 @@ class Program(Stage):
         run.ranks = ranks
         if ranks.size > 1:
             print(ranks.places())
-        program = cls(run)
-        ranks.from_first(program.check_all)
-        ranks.from_first(program.load)
-        vocabulary = ranks.from_first(lambda: program.vocabulary)
-        if not ranks.first:
-            program.vocabulary_of_first = vocabulary
-            program.load()
-        stages = program.stages()
+        stages = cls._loaded(run).stages()  # of an ensemble, the program is the first model, and is to be freed too
         if run.estimate:
             return stages[0].fit()
         several = any(stage.folder for stage in stages)  # `train` locks the folder of a single stage
@@ -132,6 +137,18 @@ class Program(Stage):
                 started = time.perf_counter()
                 stage.fit()
                 print(f"{stage.folder or cls.name}: {(time.perf_counter() - started) / 60:.1f} minutes\n", flush=True)
+
+    @classmethod
+    def _loaded(cls, run: Run) -> Self:
+        """The program of a run, with its data; rank 0 has checked the options, and all have its vocabulary."""
+        program, ranks = cls(run), run.ranks
+        ranks.from_first(program.check_all)
+        ranks.from_first(program.load)
+        vocabulary = ranks.from_first(lambda: program.vocabulary)
+        if not ranks.first:
+            program.vocabulary_of_first = vocabulary
+            program.load()
+        return program
 
     @classmethod
     def open(cls, run: Path, device: str, data: str | None = None, ranks: Ranks | None = None) -> Self:
@@ -148,7 +165,9 @@ class Program(Stage):
         for stage in one_by_one(self.scored_stages()):
             stage.load_weights(mean_snapshot(stage.out))
             self.run.ranks.expect_same_bits("parameters", stage.model.flat.data)
-            with Replicas(stage.model, ranks=self.run.ranks) as replicas:
+            count = self.run.ranks.cores() if self.run.device is CPU else 1
+            own = {name: getattr(self.run, name) for name in ("micro_batch", "micro_batches", "ranks")}
+            with Replicas(stage.model, count, **own) as replicas:
                 yield f"{stage.heading}{part}: {stage.summary(replicas, part)}"
 
     def saved_vocabulary(self, kind: type) -> Any:

@@ -145,8 +145,9 @@ class Replicas:
         exception from `function` or `items` is raised after all replicas have stopped. A generator is closed at the
         end. finished: called with each item, in order, once its result is there. In half precision the replicas get
         the present weights of the model first. Of several ranks, rank r computes items r, r + `ranks.size`, ..., and
-        all ranks get the results of all items.
+        all ranks get the results of all items. Raises ValueError as `gradients` does.
         """
+        self.expect_same_parameters()
         self.refresh()
         ranks = self.ranks
         if ranks.size == 1:
@@ -161,6 +162,11 @@ class Replicas:
 
         found = [deque(results) for results in ranks.gather(self._map(function, own(), finished))]
         return [found[i % ranks.size].popleft() for i in range(sum(map(len, found)))]
+
+    def expect_same_parameters(self) -> None:
+        """Raise ValueError if the model was moved or cast, or its parameters were changed, after this was made."""
+        if self.model.flat is not self.flat:
+            raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
 
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision."""
@@ -299,15 +305,14 @@ class Replicas:
         scale: a power of two by which the gradient is larger while it passes backward (see `training.LossScale`). The
         flat gradient is divided by it; an overflow on the way leaves infinity or NaN there.
         loss: called with a replica, a micro-batch on its device and a key, in place of `model.loss(*micro, key=key)`.
-        Raises ValueError if the model was moved or cast (`to`), or its parameters were
-        changed, after the replicas were made.
+        Raises ValueError if the model was moved or cast (`to`), or its parameters were changed, after the replicas were
+        made.
         """
         if not hasattr(batch, "weight"):
             raise TypeError(f"batch: expected one with weight and split(size), got {shown(batch)}")
         if key is not None:
             expect_key(key)
-        if self.model.flat is not self.flat:
-            raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
+        self.expect_same_parameters()
         total = max(1, batch.weight)
         micro_batches = batch.split(self.rows(batch))
         shares = np.array_split(range(len(micro_batches)), self.shares(len(micro_batches)))

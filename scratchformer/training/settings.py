@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..backend import Device, cores, get_device
+from ..backend import Device, get_device
 from ..data.files import locked, make_folder, replacing
 from ..data.reading import decoded, parsed, read_bytes
 from ..ops.checks import shown
@@ -29,7 +29,7 @@ from .replicas import MOST_REPLICAS
 # What every settings.json has, with examples of its values.
 NAMES: dict[str, tuple[Any, ...]] = {
     **{"program": ("",), "preset": ("",), "seed": (0,), "steps": (0,), "data": ("", None)},
-    **{"replicas": (0,), "micro_batch": (0, None), "tensorboard": (False,)},
+    **{"replicas": (0, None), "micro_batch": (0, None), "tensorboard": (False,)},
 }
 LARGEST = {"steps": MOST_STEPS, "replicas": MOST_REPLICAS}  # any other whole number has to fit in 64 bits, signed
 # What the file has beyond the settings. An earlier version had neither a version nor checksums.
@@ -48,7 +48,7 @@ NEWER: Mapping[str, Mapping[str, Any]] = {
         metavar="N",
         least=1,
         most=2**31 - 1,
-        help="divide each batch into N micro-batches, or fewer if it has few rows; instead of --micro-batch",
+        help="divide each batch into N micro-batches, of its rows / N each, rounded up; instead of --micro-batch",
     ),
     "shard": dict(
         action=argparse.BooleanOptionalAction,
@@ -79,9 +79,12 @@ class Run(argparse.Namespace):
 
     def replicas_on_device(self) -> dict[str, Any]:
         """The arguments of `Replicas`."""
-        count = self.replicas if self.device.index is None else 1
-        if self.ranks.size > 1 and "replicas" not in self.given:
+        if self.device.index is not None:
+            count = 1
+        elif self.replicas is None or (self.ranks.size > 1 and "replicas" not in self.given):
             count = self.ranks.cores()
+        else:
+            count = self.replicas
         own = {name: getattr(self, name) for name in ("micro_batch", "micro_batches", "precision", "ranks")}
         return {"count": count, **own}
 
@@ -163,11 +166,17 @@ def start_run(
             raise ValueError(f"{out} holds a run: continue it with --resume {out}, or choose another --out")
         preset = given.get("preset") or next((name for name in names if name in given and name in presets), "small")
         settings = {"program": name, "preset": preset, "seed": 0, "data": None}
-        settings |= {"replicas": cores(), "micro_batch": None, "tensorboard": False}
+        settings |= {"replicas": None, "micro_batch": None, "tensorboard": False}
         settings |= {**_defaults(options), **presets[preset], **given}
         if None not in (settings["micro_batch"], settings["micro_batches"]):
             raise ValueError("--micro-batches: give either this or --micro-batch, not both")
     print(f"{name}: preset {settings['preset']}, {settings['steps']} steps on {device}, run in {out}", flush=True)
+    if args.resume is not None:
+        usual_values = _defaults(options)
+        kept = [option for option in passing if option not in given and settings[option] != usual_values[option]]
+        if kept:
+            asked = ", ".join(f"--{option} {settings[option]}".removesuffix(" True") for option in kept)
+            print(f"as before: {asked}; to change this, give the option again", flush=True)
     passed = dict(device=device, out=out, resume=args.resume is not None, estimate=args.estimate, state=state)
     usual = presets.get(settings["preset"], presets["small"])["steps"]
     return Run(**settings, **passed, given=frozenset(given), preset_steps=usual)

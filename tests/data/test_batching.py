@@ -629,6 +629,9 @@ def test_texts_are_joined_with_an_end_after_each():
     assert found.tolist() == [5, 6, 3, 3, 7, 3] and found.dtype == np.int32
     with pytest.raises(ValueError, match="end: expected a number >= 0, got -1"):
         joined(texts, -1)
+    for wrong, kind in ([np.array([2**40])], ValueError), ([np.array([1.5])], TypeError), ([], ValueError):
+        with pytest.raises(kind, match="texts: expected "):
+            joined(wrong, 3)
 
 
 def test_labels_that_are_probabilities():

@@ -223,6 +223,7 @@ def test_folds_are_neighbours_and_have_their_share_of_each_class():
         ({"folds": np.arange(19)}, ValueError, r"folds: expected \(20\), got \(19,\)"),
         ({"folds": np.full(20, 3)}, ValueError, "folds: expected at least two, got one"),
         ({"folds": np.arange(20) % 2, "labels": np.arange(20) % 2}, ValueError, "folds: .* both labels .* fold 0"),
+        ({"others": [[np.array([1.5])]]}, TypeError, "texts: expected integers"),
         ({"others": [[np.array([1, -1])]]}, ValueError, "ids: expected .* 0, got -1"),
         ({"others": [[np.array([LARGEST + 1])]]}, ValueError, "ids: expected at most 1,048,574, got 1048575"),
         (

@@ -188,6 +188,13 @@ def test_each_source_has_its_own_limit(monkeypatch, beam_width, share):
             assert [h.score for h in alone] == pytest.approx([h.score for h in together[b]], rel=1e-9)
 
 
+def test_lengths_of_small_integers():
+    """The limit, a length and 50 more, may be larger than they can hold."""
+    model, source = make(CPU), 2 + np.arange(100)[None] % 3
+    small, large = (n_best(model, source, np.array([100], kind), BEGIN, END, 2, 2.0) for kind in (np.int8, np.int64))
+    assert [h.ids.tolist() for h in small[0]] == [h.ids.tolist() for h in large[0]]
+
+
 def test_the_mean_of_very_different_predictions():
     """In float32, where exp(-200) is 0."""
     z = search.mixed([np.array([row], np.float32) for row in ([0, -200, -200], [-200, 0, -200])])

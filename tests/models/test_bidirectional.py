@@ -179,6 +179,9 @@ def test_wrong_arguments():
     for make in (language_model, classifier):
         with pytest.raises(ValueError, match="recall: expected None"):
             make(recall=[2, 3])
+    for wrong in {"units": 3}, {"pool": "none"}:
+        with pytest.raises(ValueError, match=f"{min(wrong)}: expected "):
+            classifier(**wrong)
     model, (ids, lengths) = classifier(), reviews()
     with pytest.raises(ValueError, match=r"lengths: expected \(3\), got \(2,\)"):
         model(ids, lengths[:2])

@@ -62,10 +62,15 @@ def test_it_reports_the_accuracy_with_and_without_pre_training(bert_run):
     assert best.keys() == {"step", "loss", "masked_accuracy", "next_sentence_accuracy"}
 
 
-def test_it_resumes_where_it_stopped(call, copy):
-    """Every stage continues, with more steps."""
+def test_it_resumes_where_it_stopped(call, fail, copy):
+    """Every stage continues, with more steps; but not pre-training, if a classifier has started from its model."""
+    line = fail("bert", "--resume", copy, "--steps", 3, "--device", "cpu")
+    expected = f"the models in {copy / 'finetune'} have started from its step 2: remove them, add --steps 2, or"
+    assert line.startswith(f"error: --steps: pretrain would go on to step 3, but {expected}")
+    shutil.rmtree(copy / "finetune")
     result = call("bert", "--resume", copy, "--steps", 3, "--device", "cpu")
     stages = ("pretrain", "finetune", "scratch")
+    assert "starts from the pre-trained model of step 3 of 3" in result.stdout
     assert [int(load_snapshot(copy / stage).optimizer["steps"]) for stage in stages] == [3, 3, 3]
     assert [r["step"] for r in read_metrics(copy / "pretrain" / "metrics.jsonl") if "lr" in r] == [2, 3]
     assert accuracies(result.stdout).keys() == {"finetune", "scratch"}
@@ -76,10 +81,32 @@ def test_stages_run_one_at_a_time(call, fail, copy, reviews_folder, tmp_path):
     shutil.rmtree(copy / "scratch")
     result = call("bert", "--resume", copy, "--stage", "finetune", "--device", "cpu")
     assert accuracies(result.stdout).keys() == {"finetune"} and not (copy / "scratch").exists()
+    told = call("bert", "--resume", copy, "--device", "cpu").stdout
+    assert "as before: --stage finetune; to change this, give the option again" in told
+    line = fail("bert", "--resume", copy, "--estimate")
+    assert line == "error: --estimate: only pre-training is estimated: use --stage pretrain, without --pretrained"
+    line = fail("bert", "--resume", copy, "--stage", "scratch", "--optimizer", "muon")
+    assert line.startswith("error: --resume: the run keeps its settings")
+    assert accuracies(call("bert", "--resume", copy, "--stage", "all", "--device", "cpu").stdout).keys() == {
+        "finetune",
+        "scratch",
+    }
     options = ("--data", reviews_folder, "--out", tmp_path / "new", "--device", "cpu")
     line = fail("bert", "--stage", "finetune", *options)
     assert line.endswith("holds no pre-trained model: run --stage pretrain first")
+    line = fail("bert", "--stage", "scratch", "--optimizer", "muon", *options)
+    assert line == "error: --optimizer, --muon-lr: these apply only to pre-training, so leave them out"
     assert not (tmp_path / "new").exists()
+
+
+def test_a_held_out_review_of_one_word(call, reviews_folder, tmp_path):
+    """Pre-training cuts each in two, so it is left out there."""
+    folder = shutil.copytree(reviews_folder, tmp_path / "reviews")
+    for path in sorted((folder / "train").glob("*/*.txt"))[::10]:
+        path.write_text("a")
+    run = tmp_path / "run"
+    call("bert", "--data", folder, "--out", run, "--steps", 2, "--stage", "pretrain", "--device", "cpu")
+    assert load_snapshot(run / "pretrain").state["step"] == 2
 
 
 @pytest.mark.parametrize("tune", ["head", "lora"])

@@ -54,7 +54,6 @@ def test_enwik8_prints_its_corpus_its_score_and_a_sample(enwik8_run, text_file):
     written = enwik8_run.output.partition(f"{prompt}|")[2].partition("\n---\nfor more: scratchformer generate")[0]
     assert len(written) > 100  # of 400 bytes
     snapshot = load_snapshot(enwik8_run.folder)
-    assert snapshot.state["corpus"] == "text.txt"
     assert snapshot.state["data"] == hashlib.sha256(text_file.read_bytes()).hexdigest()
     assert snapshot.optimizer["steps"] == 2
 
@@ -210,6 +209,27 @@ def test_enwik8_is_also_scored_while_it_learns(call, fail, enwik8_run, xl_run, i
     assert "trains no language model" in fail("scratchformer", "evaluate", imdb_run.folder, "--dynamic")
     options = ("--data", text_file, "--out", tmp_path / "half", "--steps", 2, "--device", "cpu", "--dynamic")
     assert "no loss scale" in fail("enwik8", *options, "--precision", "float16")
+    assert not (tmp_path / "half").exists()
+
+
+def test_evaluate_computes_in_the_micro_batches_of_the_run(call, text_file, tmp_path):
+    """On which the number of streams, and so the score, of a Transformer-XL depends."""
+    options = ("--data", text_file, "--device", "cpu", "--model", "xl", "--micro-batch", 1, "--steps", 3)
+    told = call("enwik8", *options, "--out", tmp_path / "run").stdout
+    score = re.search(r"text.txt: ([0-9.]+) bits per byte", told)[1]
+    found = call("scratchformer", "evaluate", tmp_path / "run", "--device", "cpu").stdout
+    assert re.search(r"bits_per_byte ([0-9.]+)", found)[1] == score
+
+
+def test_dynamic_evaluation_is_remembered_until_it_is_turned_off(call, enwik8_copy):
+    options = ("--resume", enwik8_copy, "--device", "cpu", "--steps")
+    learning = "if it learns while reading"
+    assert learning in call("enwik8", *options, 3, "--dynamic").stdout
+    told = call("enwik8", *options, 4).stdout
+    assert learning in told and "as before: --dynamic; to change this, give the option again" in told
+    for again in ("--no-dynamic",), ():
+        told = call("enwik8", *options, 5, *again).stdout
+        assert learning not in told and "as before" not in told
 
 
 @pytest.mark.parametrize("kind", ["enwik8", "xl"])
@@ -285,7 +305,6 @@ def test_enwik8_without_data_or_network_trains_on_the_standard_library(
     assert re.search(f"^{name}: [0-9.]+ bits per byte", result.out, re.MULTILINE)
     assert lines[0].startswith("no connection to download enwik8: training on ")
     assert "download" not in result.err.lower()
-    assert re.fullmatch(name, load_snapshot(tmp_path / "run").state["corpus"])
     settings = json.loads((tmp_path / "run" / "settings.json").read_text(encoding="utf-8"))
     assert settings["data"] == "stdlib"  # so that it is resumed on the same corpus, with a network or without
 

@@ -1,10 +1,12 @@
 """examples/translate.py and the commands on its runs, end to end on a toy language."""
 
+import gc
 import io
 import json
 import re
 import shutil
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -118,6 +120,23 @@ def test_models_of_both_directions_translate_together(call, fail, sentences_fold
     found = call("scratchformer", "evaluate", alone, *options).stdout
     expected = bleu(translate(models[1], subwords, data.source, 5, 2.0), data.target)[0]
     assert float(re.search(r"test: BLEU ([0-9.]+), beam 5 ", found)[1]) == pytest.approx(expected, abs=0.011)
+
+
+def test_each_model_is_freed_before_the_next_is_trained(sentences_folder, tmp_path, example, monkeypatch):
+    program, alive, made = example("translate"), [], weakref.WeakSet()
+    make = program.make_model
+
+    def counted(self, key):
+        gc.collect()
+        alive.append(len(made))
+        model = make(self, key)
+        made.add(model)
+        return model
+
+    monkeypatch.setattr(program, "make_model", counted)
+    options = ["--data", str(sentences_folder), "--out", str(tmp_path / "run"), "--steps", "1", "--device", "cpu"]
+    program.start([*options, "--models", "3"])
+    assert alive[:3] == [0, 0, 0]
 
 
 def test_neighbours_are_looked_up_for_the_scores(call, fail, sentences_folder, tmp_path):

@@ -140,6 +140,15 @@ def test_a_model_of_short_texts(make_batches):
     assert found.length == 4
 
 
+def test_the_longer_side_of_a_translation_counts():
+    """Whichever it is."""
+    model, lengths = EncoderDecoder(11, 8, 2, 3), np.full(6, 5)
+    sides = {n: np.ones((6, n), np.int32) for n in (5, 15)}
+    for source, target in (5, 15), (15, 5):
+        batch = TranslationBatch(sides[source], lengths, sides[target], sides[target])
+        assert estimate(Replicas(model, 1, 2), batch).length == 15
+
+
 def test_every_part_of_an_encoder_decoder_is_listed():
     ids = np.ones((6, 5), np.int32)
     model = EncoderDecoder(11, 8, 2, 3, dropout=0.1)

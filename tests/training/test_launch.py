@@ -78,6 +78,15 @@ def test_hosts_that_do_not_answer_are_left_out(ended, capsys):
     assert "without b:2, which does not answer, with 2 ranks" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "given", [["--host", "a:2,b:2", "-n", "4"], ["--host=a:2,b:2", "-n", "4"], ["-host", "a:2,b:2", "--np=4"]], ids=str
+)
+def test_both_forms_of_an_option_are_changed(monkeypatch, given):
+    monkeypatch.setattr(launch, "answers", lambda host: host == "a")
+    assert launch.without_silent_hosts(given) == " without b:2, which does not answer, with 2 ranks"
+    assert (launch.value_of(given, *launch.HOSTS), launch.count_of(given)) == ("a:2", 2)
+
+
 def test_restarts_need_the_folder_of_the_run(monkeypatch):
     monkeypatch.setattr(launch.shutil, "which", lambda *_args, **_options: "mpiexec")
     with pytest.raises(ValueError, match="--out"):

@@ -170,6 +170,8 @@ def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model
             (model if change == "cast" else model.output).to(dtype=np.float64)
         with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
             replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
+        with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
+            replicas.map_models(lambda model, item: item, range(3))
 
 
 def test_replicas_are_not_copied(make_model):
