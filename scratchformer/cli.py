@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import time
 from itertools import chain
@@ -222,6 +223,9 @@ def expect_one_check(args: argparse.Namespace) -> None:
 def mutate(args: argparse.Namespace) -> None:
     from .testing.mutate import mutate
 
+    given = {"--json": args.json, "what follows --": args.others[1:]}
+    if args.list and (without_effect := [name for name, value in given.items() if value]):
+        raise ValueError(f"--list: runs nothing, so leave out {', '.join(without_effect)}")
     output = None if args.json is None else Path(args.json)
     if output is not None and (output.is_dir() or not output.absolute().parent.is_dir()):
         raise ValueError(f"--json: expected a file in an existing folder, got {output}")
@@ -258,10 +262,12 @@ def text_before(args: argparse.Namespace) -> Any:
     from .training.program import find_program
     from .training.ranks import Ranks
 
+    run = Path(args.run_folder)
+    run = run if run.is_dir() else run.parent  # of a snapshot
     try:
-        kind = find_program(Path(args.run_folder), args.program)
+        kind = find_program(run, args.program)
         with Ranks.find() as ranks:
-            program = kind.open(Path(args.run_folder), "cpu", None, ranks)
+            program = kind.open(run, "cpu", None, ranks)
             return program.read_before() if isinstance(program, LanguageProgram) else None
     except (ValueError, OSError) as error:
         print(f"matches are searched only in the text that is written: {error}", file=sys.stderr)
@@ -290,9 +296,19 @@ def translate(args: argparse.Namespace) -> None:
         lines = ranks.from_first(lambda: [as_typed(line) for line in args.sentences or map(str.strip, sys.stdin)])
         models = [placed(model, args) for model in models]
         sentences = [line for line in lines if line]  # a blank line of standard input gives a blank line
-        found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+        try:
+            found = iter(generation.translate(models, subwords, sentences, **options, ranks=ranks))
+        except ValueError as error:
+            raise ValueError(of_line(str(error), lines)) from error
         for line in lines:
             print(generation.printable(next(found)) if line else "")
+
+
+def of_line(message: str, lines: list[str]) -> str:
+    """The message about a sentence, with its number among all lines, of which the blank ones are no sentences."""
+    found = re.match(r"sentence (\d+):", message)
+    numbers = [number for number, line in enumerate(lines, 1) if line]
+    return message if found is None else f"sentence {numbers[int(found[1]) - 1]}:{message[found.end() :]}"
 
 
 def evaluate(args: argparse.Namespace) -> None:

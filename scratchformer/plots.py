@@ -53,6 +53,8 @@ def plot_run(run: Path, text: str | None = None, out: Path | None = None) -> Ite
     alone = not isinstance(model, EvidenceClassifier)  # an example has no evidence
     if text is not None and not alone:
         raise ValueError("--text: this model also reads evidence, which a text alone does not have, so leave it out")
+    if text is not None and not readable:
+        raise ValueError("--text: no attention is plotted for this model, so leave it out")
     if readable:
         rows, columns, *inputs = encode(model, str(example) if text is None else text, run, state)
     out.mkdir(parents=True, exist_ok=True)
@@ -201,6 +203,7 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
         color = plt.get_cmap("tab10")(number % 10)
         steps, loss = series(records, "loss")
         steps, mean = smoothed(steps, loss, max(1, window * len(steps) // steps[-1]))
+        name = shown_as(name)
         left.plot(steps, mean, color=color, label=name, **(dict(marker="o", markersize=3) if len(steps) < 2 else {}))
         steps, values = scores(records, score)
         label = f"{name}: {values[-1]:.4g}" if values else name
@@ -210,6 +213,11 @@ def plot_comparison(runs: Mapping[str, list[dict[str, Any]]], path: Path) -> Pat
     for axes in (left, right):
         axes.legend(frameon=False)
     return save(figure, path)
+
+
+def shown_as(name: str) -> str:
+    """A folder's name for a legend, which hides names that begin with "_" and takes what is between two $ for TeX."""
+    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def series(records: list[dict[str, Any]], name: str) -> tuple[list, list]:

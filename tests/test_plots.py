@@ -57,6 +57,15 @@ def test_runs_are_drawn_together_and_named(figures):
     assert names == [["one", "new"], ["one: 24", "new"]]
 
 
+def test_names_of_runs_are_shown_as_they_are(figures, tmp_path):
+    """Matplotlib hides those that begin with "_", and takes what is between two $ for TeX."""
+    logged = [{"step": 1, "loss": 2.0, "lr": 1e-4}]
+    plot_comparison({"_a": logged, "r$a_b^$x": logged}, None)
+    legend = figures[0].axes[0].get_legend()
+    assert [text.get_text().strip("\u200b").replace(r"\$", "$") for text in legend.get_texts()] == ["_a", "r$a_b^$x"]
+    figures[0].draw_without_rendering()  # which reads TeX
+
+
 def test_runs_that_are_compared_are_smoothed_over_as_many_steps(figures):
     short, long = (
         [{"step": step, "loss": float(step)} for step in range(1, last + 1, each)] for last, each in ((48, 1), (480, 2))

@@ -88,6 +88,7 @@ class KeyValueCache:
         self.check(ids)
         if self.texts is not None:
             ids = self.texts.append(to_cpu(ids))
+        ids = ids.astype(np.int64, copy=False)  # with uint64 they would join to float64
         with checked_on_host():
             return self._append(to_device(ids, self.model.device))
 

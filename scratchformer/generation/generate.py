@@ -15,7 +15,7 @@ from ..backend import CPU, cores, to_cpu
 from ..data.subwords import PublishedTokenizer, Subwords
 from ..dispatch import fast
 from ..models import LanguageModel
-from ..ops.checks import expect_array, expect_at_least, shown
+from ..ops.checks import expect_array, expect_at_least, expect_integers, shown
 from ..rng import Key, expect_key
 from .cache import KeyValueCache, cache_for
 from .sampling import probabilities, sample
@@ -75,9 +75,11 @@ def _texts_before(before: np.ndarray | None, cut: np.ndarray) -> list[np.ndarray
     if before is None:
         return None
     before = expect_array("before", before)
+    expect_integers("before", before)
+    before = before.astype(np.int64, copy=False)  # with uint64 the prompt would join it to float64
     if before.ndim != 1:
         raise ValueError(f"before: expected (n), got {before.shape}")
-    return [before if not len(row) else np.concatenate([before, row]) for row in cut]
+    return [before if not len(row) else np.concatenate([before, row.astype(np.int64)]) for row in cut]
 
 
 def expect_vocabulary(model: Any, size: int, note: str = "") -> None:

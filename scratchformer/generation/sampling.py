@@ -45,7 +45,8 @@ def probabilities(
         top_k, temperature = 1, 1.0
     top = z.max(axis=-1, keepdims=True)
     p = z - top
-    p /= temperature
+    with np.errstate(over="ignore"):  # −∞ is right for a temperature near 0
+        p /= temperature
     np.exp(p, out=p)
     if top_k is not None or top_p is not None:
         p *= _likeliest(z, top, temperature, top_k, top_p)

@@ -30,6 +30,7 @@ def has(feature: str) -> bool:
 
 # Sums may be reordered, so that they run in vectors. NaN and infinity keep their meaning.
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+EXACT = FASTMATH - {"arcp"}  # divisions and roots as they are written
 
 
 def compiled(function: Callable, fastmath: set[str] = FASTMATH, inline: bool = False) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.checks import expect_like
-from .numba_code import as_bits, compiled
+from .numba_code import EXACT, as_bits, compiled
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
 
 
@@ -62,7 +63,7 @@ def layernorm_backward(dy: np.ndarray, cache: FastLayerNormCache) -> tuple[np.nd
     return dx.view(x.dtype).reshape(x.shape), dgamma, dbeta
 
 
-@compiled
+@partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
 def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) -> None:
     N, C = x.shape
     zero, one = statistics.dtype.type(0), statistics.dtype.type(1)
@@ -81,7 +82,7 @@ def forward(x: Any, gamma: Any, beta: Any, eps: Any, statistics: Any, y: Any) ->
             to[c] = narrow((read(row[c]) - mean) * rstd * read(gamma[c]) + read(beta[c]), to)
 
 
-@compiled
+@partial(compiled, fastmath=EXACT)
 def backward(dy: Any, x: Any, statistics: Any, gamma: Any, dx: Any) -> Any:
     """Write dx, and return dγ and dβ."""
     N, C = x.shape

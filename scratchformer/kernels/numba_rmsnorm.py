@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from .. import ops
 from ..ops.checks import expect_like
-from .numba_code import as_bits, compiled
+from .numba_code import EXACT, as_bits, compiled
 from .numba_math import alike, narrow, numbers_like, read, rows, wide_empty
 
 
@@ -60,7 +61,7 @@ def rmsnorm_backward(dy: np.ndarray, cache: FastRMSNormCache) -> tuple[np.ndarra
     return dx.view(x.dtype).reshape(x.shape), dgamma
 
 
-@compiled
+@partial(compiled, fastmath=EXACT)  # 1/√ would be estimated, which makes NaN of 1/√∞
 def forward(x: Any, gamma: Any, eps: Any, rrms: Any, y: Any) -> None:
     number = rrms.dtype.type
     for n in range(x.shape[0]):
@@ -73,7 +74,7 @@ def forward(x: Any, gamma: Any, eps: Any, rrms: Any, y: Any) -> None:
             to[c] = narrow(read(row[c]) * scale * read(gamma[c]), to)
 
 
-@compiled
+@partial(compiled, fastmath=EXACT)
 def backward(dy: Any, x: Any, rrms: Any, gamma: Any, dx: Any) -> Any:
     """Write dx, and return dγ."""
     dgamma = wide_empty(gamma.size, x)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import queue
+import shlex
 import sys
 import threading
 from pathlib import Path
@@ -27,7 +28,10 @@ def add_command(commands: argparse._SubParsersAction) -> None:
 
     start = parts.add_parser("start", help="write the file of an exercise (default: the next one)")
     start.add_argument("name", nargs="?", metavar="NAME", help='an exercise (default: the next one), or "all"')
-    start.add_argument("dir", nargs="?", metavar="DIR", help="folder for the exercises (default: exercises)")
+    start.add_argument(
+        "dir", nargs="?", metavar="DIR", default=argparse.SUPPRESS, help="folder for the exercises (default: exercises)"
+    )
+    add_folder(start)
     start.set_defaults(run=run_start)
 
     for name, run, text in (
@@ -95,7 +99,7 @@ def note(progress: Progress, name: str) -> str:
 def run_start(args: argparse.Namespace) -> None:
     from .course import NAMES, exercise
 
-    progress, out = find(args.dir if hasattr(args, "dir") else None), console()
+    progress, out = opened(args), console()
     names = NAMES if args.name == "all" else [args.name or next_name(progress) or NAMES[0]]
     exercises = [exercise(name) for name in names]
     for each in exercises:
@@ -109,7 +113,9 @@ def run_start(args: argparse.Namespace) -> None:
             out.print(each.task + "\n", markup=False)
         out.print(f"{path}", markup=False)
     if len(exercises) == 1:
-        out.print("Open it in your editor, then: [bold]scratchformer learn check[/] (or [bold]watch[/])")
+        there = f" --dir {shlex.quote(args.dir)}" if progress.folder != find().folder else ""
+        then = f"Open it in your editor, then: scratchformer learn check{there} (or watch{there})"
+        out.print(then, markup=False)
 
 
 def write_new(progress: Progress, each: Exercise) -> None:
@@ -123,7 +129,7 @@ def run_check(args: argparse.Namespace) -> None:
 
     progress = opened(args)
     started = [name for name in NAMES if progress.started(name)]
-    names = started if args.name == "all" else [chosen(progress, args.name)]
+    names = started if args.name == "all" and started else [chosen(progress, None if args.name == "all" else args.name)]
     passed = [check_one(progress, name) for name in names]
     if any(passed):
         print_next(progress)
@@ -143,6 +149,7 @@ def check_one(progress: Progress, name: str) -> bool:
         out.print(indented(verdict.message), markup=False)
         return False
     out.print(f"[green]✓[/] [bold]{name}[/]  {verdict.message}".rstrip())
+    progress.reload()
     progress.of(name).passed = True
     progress.save()
     return True
@@ -168,6 +175,7 @@ def give_hint(progress: Progress, name: str) -> None:
     """Print the hints given so far and one more."""
     from .course import exercise
 
+    progress.reload()
     record, hints = progress.of(name), exercise(name).hints
     record.hints = min(record.hints + 1, len(hints))
     progress.save()

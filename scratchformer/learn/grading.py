@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 @np.errstate(all="ignore")  # if a wrong answer overflows, the check of its result says so
 def grade(exercise: Exercise, path: Path) -> Verdict:
     """Check the student's file, and say what is right or wrong."""
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")  # as Python reads it, without a byte-order mark
     try:
         student = load(path, text)
         expect_functions(exercise, text)

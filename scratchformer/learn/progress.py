@@ -33,6 +33,10 @@ class Progress:
     def started(self, name: str) -> bool:
         return self.path(name).exists()
 
+    def reload(self) -> None:
+        """Read the records again: another command may have changed them while this one ran."""
+        self.records = find(str(self.folder)).records
+
     def save(self) -> None:
         """Write the file; a full disk or a crash leaves the old one."""
         self.folder.mkdir(parents=True, exist_ok=True)

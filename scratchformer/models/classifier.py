@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from inspect import Parameter
 from typing import Any, NamedTuple
 
 from .. import ops
@@ -27,6 +28,7 @@ from ..ops.patterns import expect_pattern
 from ..rng import Key, fold
 from .body import Body
 from .language_model import LanguageModel
+from .model import named
 from .predictor import ClassPredictor, cross_entropy_backward
 
 POOLS = {
@@ -34,7 +36,13 @@ POOLS = {
     "max": (ops.max_pool, ops.max_pool_backward),
 }
 # Options of a body that do not change what its weights mean; the shapes of weights are compared when they are loaded.
-MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "features", "final_norm", "buckets"}
+MAY_DIFFER = {"max_length", "dropout", "recompute", "embedding_std", "features", "final_norm", "buckets", "d_ff"}
+
+
+def with_defaults(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of a body, with what its blocks do by default."""
+    defaults = named(config["block"]).items()
+    return {name: p.default for name, p in defaults if p.default is not Parameter.empty} | dict(config)
 
 
 class LogitsCache(NamedTuple):
@@ -143,7 +151,9 @@ class Classifier(ClassPredictor):
         text classification", 2018.
         """
         expect_instance("pretrained", pretrained, LanguageModel)
-        own, other = self.body.config, pretrained.body.config
+        own, other = (with_defaults(model.body.config) for model in (self, pretrained))
+        if pretrained.pattern is not None:
+            raise ValueError(f"pretrained: expected full causal attention, got {pretrained.pattern}")
         for name in sorted((own.keys() | other.keys()) - MAY_DIFFER):
             if own.get(name) != other.get(name):
                 raise ValueError(f"pretrained: expected a body with {name} {own.get(name)}, got {other.get(name)}")

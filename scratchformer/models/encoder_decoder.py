@@ -147,9 +147,14 @@ class EncoderDecoder(Predictor):
         return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
 
     def backward(self, dlogits: Array, cache: EncoderDecoderCache) -> None:
-        """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients."""
+        """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if a block
+        is `Frozen`, since what precedes it is not trained.
+        """
         encoder, decoder, output = cache
-        dx, dmemory = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
+        found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
+        if found is None:
+            return
+        dx, dmemory = found
         self.embedding.backward(dx, decoder.embedding)
         self.embedding.backward(self.encoder_stack.backward(dmemory, encoder.stack), encoder.embedding)
 

@@ -44,7 +44,7 @@ class Model(Layer):
         model.config = defaults | dict(zip(places, sizes, strict=False)) | options  # __init__ reports errors
         model.config.pop("key", None)
         model.config = {
-            n: copy.deepcopy(v) if isinstance(v, dict | list) else plain(v) for n, v in model.config.items()
+            n: plain(copy.deepcopy(v) if isinstance(v, dict | list) else v) for n, v in model.config.items()
         }
         return model
 

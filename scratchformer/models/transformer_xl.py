@@ -99,6 +99,10 @@ class TransformerXL(LanguageModel):
         the model's `memory`, or less if there are fewer vectors. The arrays of the cache are copied.
         """
         expect_instance("cache", cache, LanguageModelCache)
+        if cache.body is None:
+            raise ValueError(
+                "cache: it has no vectors to remember, since the body is frozen; freeze it by a group instead"
+            )
         length = self.memory if length is None else length
         expect_at_least(0, length=length)
         (B, depth, M, C), T = cache.memory.shape, cache.body.stack.block_inputs[0].shape[1]

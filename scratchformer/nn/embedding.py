@@ -151,6 +151,7 @@ class PositionEmbedding(Layer):
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=C)
         expect_at_least(0, start=start)
+        start = int(start)
         stop = start + x.shape[1]
         if stop > max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
@@ -209,6 +210,7 @@ class GridPositions(Layer):
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
         expect_at_least(0, start=start)
+        start = int(start)
         stop = start + x.shape[1]
         if stop > self.max_length:
             raise ValueError(f"x: expected (B, T, C) with T up to {self.max_length}, got T = {stop}")

@@ -87,8 +87,10 @@ class EmbeddingSum(Layer):
         dx = dy if self.dropout is None else self.dropout.backward(dy, cache.dropout)
         if self.norm is not None:
             dx = self.norm.backward(dx, cache.norm)
-        if self.positions is not None:
+        if self.positions is not None and dx is not None:
             dx = self.positions.backward(dx, cache.positions)
+        if dx is None:  # of a frozen norm, or frozen positions
+            return None
         de = dx
         if self.scale != 1:
             de = (self.scale * dx).astype(dx.dtype, copy=False)

@@ -192,11 +192,12 @@ class Layer:
 
     def __init_subclass__(cls, **options: Any) -> None:
         """Make `backward` check its arguments by their annotations: a dy that is not an array, and the cache of another
-        layer, raise TypeError. Make `__init__` turn NumPy's integers into Python's, which do not overflow.
+        layer, raise TypeError. Make `__init__` and `extend` turn NumPy's integers into Python's, which do not overflow.
         """
         super().__init_subclass__(**options)
-        if init := vars(cls).get("__init__"):
-            cls.__init__ = _with_integers(init)  # type: ignore[method-assign]  # the same function
+        for name in "__init__", "extend":
+            if method := vars(cls).get(name):
+                setattr(cls, name, _with_integers(method))  # the same function
         if function := vars(cls).get("backward"):
             cls.backward = _checked(function)  # type: ignore[method-assign]  # the same function, checked
 
@@ -300,7 +301,7 @@ class Layer:
         problems += [f"not in this model: {name}" for name in state.keys() - params.keys()]
         for name in params.keys() & state.keys():
             expected, found = params[name].data, state[name]
-            if getattr(getattr(found, "dtype", None), "kind", None) != "f":
+            if not hasattr(found, "dtype") or not is_floating_type(found.dtype):
                 got = getattr(found, "dtype", type(found).__name__)
                 problems.append(f"{name}: expected floating-point numbers, got {got}")
             elif tuple(found.shape) != tuple(expected.shape):
@@ -312,18 +313,20 @@ class Layer:
 
 
 def plain(x: Any) -> Any:
-    """`x`, or Python's integer if it is one of NumPy's."""
-    return int(x) if isinstance(x, np.integer) else x
+    """`x`, with NumPy's numbers replaced by Python's, also in lists and tuples."""
+    if type(x) in (list, tuple):
+        return type(x)(map(plain, x))
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biuf" else x
 
 
-def _with_integers(init: Callable) -> Callable:
-    """`init`, with NumPy's integers among its arguments replaced by Python's: 4 * np.int8(64) is 0."""
+def _with_integers(method: Callable) -> Callable:
+    """A method, with NumPy's numbers among its arguments replaced by Python's: 4 * np.int8(64) is 0."""
 
-    @wraps(init)
-    def initialise(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
+    @wraps(method)
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *map(plain, args), **{name: plain(value) for name, value in kwargs.items()})
 
-    return initialise
+    return called
 
 
 def _checked(backward: Callable) -> Callable:
@@ -390,7 +393,7 @@ def _assign(name: str, own: Array, value: Array) -> None:
     shape = tuple(own.shape)
     if not hasattr(value, "dtype"):
         raise TypeError(f"{name}: expected an array {shape}, got {describe(value)}")
-    if value.dtype.kind != "f":
+    if not is_floating_type(value.dtype):
         raise TypeError(f"{name}: expected floating-point numbers, got {value.dtype}")
     if tuple(value.shape) != shape:
         raise ValueError(f"{name}: expected {shape}, got {tuple(value.shape)}")

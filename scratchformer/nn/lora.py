@@ -13,6 +13,7 @@ from .. import ops
 from ..backend import Array, to_device
 from ..ops.checks import expect_instance, expect_number, expect_positive
 from ..rng import Key, fold
+from .frozen import Frozen
 from .layer import Layer, Param
 from .linear import Linear
 
@@ -118,7 +119,7 @@ def add_lora(
     trained, for example `[Group("*.lora_*"), Group("output.*"), Group("*", frozen=True)]`. `model.config["lora"]`
     records the arguments, so that `training.load_model` can repeat the call. Create optimizers and replicas afterwards.
     Raises ValueError, and changes nothing, if a pattern matches no Linear without an activation, if the weights of a
-    matching one are shared, or if the model already has LoRA layers.
+    matching one are shared, if it is in a `Frozen` layer, or if the model already has LoRA layers.
     """
     found = [place for place in _attributes(model, Linear) if getattr(*place[1:]).activation is None]
     chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
@@ -134,6 +135,12 @@ def add_lora(
     for name, owner, attribute in chosen:
         if holders[id(getattr(owner, attribute).w)] > 1:
             raise ValueError(f"layers: {name} shares its weights with another layer, which would not get the change")
+    frozen = [name for name, layer in model.named_layers() if isinstance(layer, Frozen)]
+    for name, *_ in chosen:
+        if inside := [part for part in frozen if not part or name.startswith(f"{part}.")]:
+            raise ValueError(
+                f"layers: {name} is in {inside[0] or 'the model'}, which is Frozen, so it gets no gradient"
+            )
     made = [LoRA(getattr(owner, attribute), rank, alpha, fold(key, name)) for name, owner, attribute in chosen]
     for (_, owner, attribute), lora in zip(chosen, made, strict=True):
         setattr(owner, attribute, lora)

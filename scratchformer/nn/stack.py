@@ -11,6 +11,7 @@ from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_instance
 from ..rng import Key, fold
 from .attention import causal
+from .frozen import Frozen
 from .layer import Layer, list_of_layers
 from .recompute import Recompute
 
@@ -97,6 +98,8 @@ class Stack(Layer):
     def backward(self, dy: Array, cache: StackCache) -> Any:
         """dx, or a tuple of dx and the gradient of each shared input."""
         dx = dy if self.norm is None else self.norm.backward(dy, cache.norm)
+        if dx is None:  # the norm is `Frozen`
+            return None
         totals: list[Array] = []
         for block, block_cache in zip(reversed(self.trained()), reversed(cache.blocks), strict=True):
             dx = block.backward(dx, block_cache)
@@ -130,6 +133,8 @@ class Stack(Layer):
 
 def extends(layer: Any) -> bool:
     """Whether the layer has an `extend` that was written for its `forward`, not for that of a class above it."""
+    if isinstance(layer, Frozen):
+        return extends(layer.layer)
     for kind in type(layer).__mro__:
         if "extend" in vars(kind) or "forward" in vars(kind):
             return "extend" in vars(kind)

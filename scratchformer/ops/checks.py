@@ -150,6 +150,12 @@ def expect_at_least(least: int, **sizes: int) -> None:
             raise ValueError(f"{name}: expected a number <= {LARGEST}, got {shown(size)}")
 
 
+def as_integers(instance: Any, *names: str) -> None:
+    """Turn NumPy's integers among these attributes of a frozen dataclass into Python's: 4 * np.int8(64) is 0."""
+    for name in names:
+        object.__setattr__(instance, name, int(getattr(instance, name)))
+
+
 def expect_memory(count: int, what: str = "weights", /, **sizes: int) -> None:
     """Raise ValueError naming `sizes` unless `count` float32 numbers, the `what`, fit in this machine's memory."""
     if 4 * count > memory():

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ..backend import Array, array_module
-from .checks import expect_integers, expect_positive, expect_shape, shown
+from .checks import expect_integers, expect_positive, expect_range, expect_shape, shown
 
 LONGEST = 64  # tokens of an n-gram
 MULTIPLIERS = (0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93)  # odd 64-bit numbers, from splitmix64 and rrmxmx
@@ -29,7 +29,7 @@ def ngram_buckets(ids: Array, orders: Sequence[int], buckets: int) -> Array:
     expect_buckets(buckets, len(orders))
     expect_shape("ids", ids, "B T")
     expect_integers("ids", ids)
-    xp, found = array_module(ids), {}
+    xp, found, buckets = array_module(ids), {}, int(buckets)
     for n, state in _hashes(ids, max(orders)):
         if n in orders:
             found[n] = (state % xp.uint64(buckets)).astype(np.int32)
@@ -67,6 +67,7 @@ def recalled(ids: Array, orders: Sequence[int]) -> Iterator[tuple[int, Array]]:
     expect_orders(orders)
     expect_shape("ids", ids, "B T")
     expect_integers("ids", ids)
+    expect_range("ids", ids, 0, np.iinfo(np.int32).max - 1)
     xp = array_module(ids)
     rows = xp.arange(len(ids))[:, None]
     for n, state in _hashes(ids, max(orders)):
@@ -119,5 +120,5 @@ def expect_orders(orders: Sequence[int], name: str = "orders") -> None:
 def expect_buckets(buckets: int, orders: int) -> None:
     """Raise TypeError or ValueError unless `buckets` is positive and `orders` · `buckets` fits in int32."""
     expect_positive(buckets=buckets)
-    if orders * buckets > np.iinfo(np.int32).max:
+    if orders * int(buckets) > np.iinfo(np.int32).max:
         raise ValueError(f"buckets: expected at most {np.iinfo(np.int32).max // orders:,}, got {buckets}")

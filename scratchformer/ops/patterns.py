@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, Device, current_device
-from .checks import expect_at_least, expect_lengths, expect_positive
+from .checks import as_integers, expect_at_least, expect_lengths, expect_positive
 
 SIDE = 64  # rows, and columns, of a tile
 
@@ -247,6 +247,7 @@ class Local(Pattern):
 
     def __post_init__(self) -> None:
         expect_at_least(0, radius=self.radius)
+        as_integers(self, "radius")
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         (first, last), (left, right) = ends(rows), ends(columns)
@@ -287,6 +288,7 @@ class Strided(Pattern):
 
     def __post_init__(self) -> None:
         expect_positive(stride=self.stride)
+        as_integers(self, "stride")
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         apart = rows.start + S - T - columns.start

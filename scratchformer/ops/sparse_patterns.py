@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..backend import Array
-from .checks import describe, expect_positive, expect_shape
+from .checks import as_integers, describe, expect_positive, expect_shape
 from .patterns import Full, Pattern, Piece, Tile, cut, ends, expect_pattern, joint_key, numbers, places
 
 
@@ -32,6 +32,7 @@ class SameBlock(Pattern):
 
     def __post_init__(self) -> None:
         expect_positive(size=self.size)
+        as_integers(self, "size")
 
     def tile(self, b: int, rows: slice, columns: slice, T: int, S: int) -> Tile:
         first, last = ((t + S - T) // self.size for t in ends(rows))
@@ -70,6 +71,7 @@ class BlockEnds(Pattern):
         expect_positive(stride=self.stride, width=self.width)
         if self.width > self.stride:
             raise ValueError(f"width: expected at most the stride, {self.stride}, got {self.width}")
+        as_integers(self, "stride", "width")
 
     def below(self, s: int) -> int:
         """How many of the keys 0 ... s − 1 are at the end of a block."""

@@ -79,7 +79,7 @@ class Adam(Optimizer):
         self.betas, self.eps = betas, eps
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"betas": list(self.betas), "eps": self.eps}
+        return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}
 
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if weight_decay:

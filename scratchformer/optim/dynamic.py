@@ -49,6 +49,10 @@ class DynamicRMS(Optimizer):
         expect_number("decay", decay)
         expect_number("eps", eps, zero=False)
         super().__init__(params, lr, groups=groups)
+        if any(group.weight_decay is not None for group in groups):
+            raise ValueError(
+                "groups: DynamicRMS has no weight decay; `decay` pulls parameters back to where they began"
+            )
         for p in self.stepped:
             if (dtype := p.data.dtype).itemsize < 4:
                 raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
@@ -58,7 +62,7 @@ class DynamicRMS(Optimizer):
             self.start[run.state] = run.flat.data[run.where]
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"decay": self.decay, "eps": self.eps}
+        return super().settings() | {"decay": float(self.decay), "eps": float(self.eps)}
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """As for every optimizer, with the number of batches observed."""
@@ -68,8 +72,11 @@ class DynamicRMS(Optimizer):
         """As for every optimizer."""
         if not isinstance(state, Mapping) or "observed" not in state:
             raise ValueError("state of another optimizer: observed: expected int64 (), got none")
+        observed = np.asarray(state["observed"])
+        if observed.shape or observed.dtype.kind not in "iu" or observed < 0:
+            raise ValueError(f"state of another optimizer: observed: expected int64 (), at least 0, got {observed}")
         super().load_state_dict({name: value for name, value in state.items() if name != "observed"})
-        self.observed, self.mean = int(state["observed"]), None
+        self.observed, self.mean = int(observed), None
 
     def observe(self) -> None:
         """Take the present gradients, of a batch of the training data, into the means of their squares."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -173,7 +173,24 @@ class Muon(AdamW):
         return 20.0 if whole else 1.0  # as measured for matrices of 128 rows; larger ones take longer
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum": self.momentum, "precision": self.precision}
+        return super().settings() | {"momentum": float(self.momentum), "precision": self.precision}
+
+    @property
+    def matrices(self) -> int:
+        """The number of parameters that are stepped as matrices."""
+        return sum(how.whole for how in self.treatments)
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """As for every optimizer, with the number of matrices, whose `v` is 0: AdamW would divide by it."""
+        return super().state_dict() | {"matrices": np.array(self.matrices, np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """As for every optimizer. A state of an earlier version does not say how many matrices there are."""
+        if isinstance(state, Mapping) and "matrices" in state:
+            if (found := np.asarray(state["matrices"]).tolist()) != self.matrices:
+                raise ValueError(f"state of another optimizer: matrices: expected {self.matrices}, got {found}")
+            state = {name: value for name, value in state.items() if name != "matrices"}
+        super().load_state_dict(state)
 
     def update(self, w: Array, g: Array, m: Array, v: Array, lr: float, weight_decay: float) -> None:
         if w.ndim == 1:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..ops.checks import expect_at_least, expect_number, expect_positive
+from ..ops.checks import as_integers, expect_at_least, expect_number, expect_positive
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,11 @@ class Constant:
 
     def __post_init__(self) -> None:
         expect_schedule(self.peak, self.warmup)
+        as_integers(self, "warmup")
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)
-        return self.peak * warm_up(step, self.warmup)
+        return self.peak * warm_up(int(step), self.warmup)
 
 
 @dataclass(frozen=True)
@@ -51,12 +52,14 @@ class Cosine:
     def __post_init__(self) -> None:
         expect_schedule(self.peak, self.warmup)
         expect_positive(total=self.total)
+        as_integers(self, "warmup", "total")
         expect_number("floor", self.floor)
         if self.floor > self.peak:
             raise ValueError(f"floor: expected at most the peak, {self.peak}, got {self.floor}")
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)
+        step = int(step)
         if step < self.warmup:
             return self.peak * warm_up(step, self.warmup)
         done = min(1.0, (step - self.warmup) / max(1, self.total - self.warmup))
@@ -77,9 +80,11 @@ class InverseSquareRoot:
 
     def __post_init__(self) -> None:
         expect_schedule(self.peak, self.warmup)
+        as_integers(self, "warmup")
 
     def __call__(self, step: int) -> float:
         expect_at_least(0, step=step)
+        step = int(step)
         return self.peak * min(warm_up(step, self.warmup), math.sqrt(max(1, self.warmup) / (step + 1)))
 
 

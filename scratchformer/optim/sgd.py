@@ -44,7 +44,7 @@ class SGD(Optimizer):
         self.momentum = momentum
 
     def settings(self) -> dict[str, Any]:
-        return super().settings() | {"momentum": self.momentum}
+        return super().settings() | {"momentum": float(self.momentum)}
 
     def update(self, w: Array, g: Array, velocity: Array, lr: float, weight_decay: float) -> None:
         velocity *= self.momentum

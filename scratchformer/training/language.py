@@ -9,7 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from ..data import STANDARD_LIBRARY, VALIDATION_BYTES, Corpus, NoConnection, TextBatches, as_text, load_enwik8
+from ..data import (
+    STANDARD_LIBRARY,
+    VALIDATION_BYTES,
+    Corpus,
+    DataError,
+    NoConnection,
+    TextBatches,
+    as_text,
+    load_enwik8,
+)
 from ..data.batching import recalling, tokens_of
 from ..generation import printable, stream_text
 from ..generation.recalled import recall_orders
@@ -53,9 +62,12 @@ class LanguageProgram(Program):
         token, in its own part and in earlier ones.
         """
         limit = {"validation": VALIDATION_BYTES, "test": getattr(self.run, "test_bytes", None)}.get(part)
-        if self.orders:
-            return self.rows[part][:limit]
-        return self.encoded(getattr(self.corpus, part)[:limit])
+        if not self.orders:
+            return self.encoded(getattr(self.corpus, part)[:limit])
+        rows = self.rows[part]
+        if limit is not None and self.vocabulary is not None:  # as many bytes as without recall
+            limit = len(self.encoded(getattr(self.corpus, part)[:limit]))
+        return rows[:limit]
 
     def encoded(self, data: np.ndarray) -> np.ndarray:
         """The tokens (n,) of bytes."""
@@ -75,7 +87,10 @@ class LanguageProgram(Program):
         return dict(zip(parts, np.split(whole, ends[:-1]), strict=True))
 
     def make_batches(self, key: Key) -> Any:
-        training, *_ = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early
+        training, *scored = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early
+        for part, tokens in zip(("validation", "test"), scored, strict=True):
+            if len(tokens) < 2:
+                raise DataError(f"corpus: the {part} part has {len(tokens)} token(s), too few: use a longer text")
         return TextBatches(training, self.run.batch_size, self.model.context, key)
 
     def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
@@ -94,10 +109,13 @@ class LanguageProgram(Program):
             raise TypeError(f"settings: expected some of {', '.join(DYNAMIC)}, got {min(unknown)}")
         chosen = {**DYNAMIC, **settings}
         expect_adaptable(replicas)
+        context = replicas.model.context
+        stride = chosen["stride"] or max(1, context // 8)
+        if stride > context:
+            raise ValueError(f"--stride: expected at most the context, {context}, got {stride}")
         optimizer = DynamicRMS(replicas.model.parameters(), **{name: chosen[name] for name in ("lr", "decay", "eps")})
         observe_gradients(replicas, optimizer, self.batches, chosen["observed"])
         sizes = None if self.vocabulary is None else self.vocabulary.sizes
-        stride = chosen["stride"] or max(1, replicas.model.context // 8)
         options = dict(stride=stride, windows_per_step=chosen["windows"], learn=chosen["learn"], sizes=sizes)
         return evaluate_dynamic(replicas, self.scored_tokens(part), optimizer, **options)
 
@@ -146,7 +164,8 @@ class LanguageProgram(Program):
     def report(self, state: Mapping[str, Any], test: Mapping[str, float]) -> None:
         nats = "" if self.vocabulary is None else f" ({test['loss']:.4f} nats per token)"
         limit = getattr(self.run, "test_bytes", None)
-        where = self.test_part if limit is None else f"{limit:,} bytes of {self.test_part}"
+        whole = limit is None or limit >= len(self.corpus.test)
+        where = self.test_part if whole else f"{limit:,} bytes of {self.test_part}"
         count, size = len(self.scored_tokens("test")), len(self.tokens("test"))
         if count < size:
             unit = "bytes" if self.vocabulary is None else "tokens"

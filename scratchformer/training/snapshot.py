@@ -102,6 +102,9 @@ def save_snapshot(
     for part, owner in zip(PARTS, (model, optimizer, batches), strict=True):
         if owner is not None:
             tensors |= {f"{part}.{name}": np.asarray(a, order="C") for name, a in owner.state_dict().items()}
+    if narrow := next((name for name, a in tensors.items() if a.dtype.kind == "V"), None):
+        kind = tensors[narrow].dtype
+        raise SnapshotError(f"cannot save {path}: {narrow} is {kind}; cast the model first: to(dtype=np.float32)")
     if bad := nonfinite_tensor(tensors):
         raise NotFinite(f"cannot save {path}: {bad} is not finite")
     header["sha256"] = checksum(header, tensors)

@@ -152,7 +152,7 @@ MUTATE = [
     whole("--jobs", 1, 2, most="bounded"),
     whole("--limit", 1, 3, 10**6),
     SEED,
-    Option("--json", [""], ["o.json"]),
+    Option("--json", ["", "o.json"], []),  # with --list nothing is run, of which it could be written
 ]
 PLOT = [Option("--text", NO_TEXT, ["a film", "--", "中"]), Option("--out", NO_FOLDER, ["plots", "a/b"]), PROGRAM]
 

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from scratchformer.cli import main
+from scratchformer.learn.command import check_one
 from scratchformer.learn.course import NAMES, exercise
+from scratchformer.learn.progress import find
 
 
 @pytest.fixture
@@ -72,6 +74,29 @@ def test_all_can_be_started_elsewhere_and_checked(learn):
     assert {path.stem for path in Path("elsewhere").glob("*.py")} == set(NAMES)
     assert learn("check", "all", "--dir", "elsewhere").count("still blank") == len(NAMES)
     assert learn("--dir", "elsewhere").count("…") == len(NAMES)
+
+
+@pytest.mark.parametrize("words", [("--dir", "my own", "start", "relu"), ("start", "relu", "--dir", "my own")])
+def test_the_folder_may_be_named_in_any_place(learn, words):
+    assert "scratchformer learn check --dir 'my own'" in learn(*words)
+    assert Path("my own/relu.py").exists() and not Path("exercises").exists()
+    assert "exercises: start one with" in learn("check", "all")
+
+
+def test_what_another_command_noted_meanwhile_is_kept(learn):
+    learn("start", "softmax")
+    open_longer = find()
+    learn("hint", "softmax")
+    solve("relu")
+    assert check_one(open_longer, "relu")
+    found = find()
+    assert found.of("softmax").hints == 1 and found.of("relu").passed
+
+
+def test_a_file_with_a_byte_order_mark(learn):
+    learn("start", "softmax")
+    solve("softmax").write_text(exercise("softmax").solution, encoding="utf-8-sig")
+    assert "✓ softmax" in learn("check")
 
 
 def test_a_file_is_never_overwritten(learn):

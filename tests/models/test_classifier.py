@@ -5,7 +5,7 @@ import pytest
 
 from scratchformer import ops
 from scratchformer.backend import to_cpu, to_device
-from scratchformer.models import Classifier, EvidenceClassifier, LanguageModel, Llama
+from scratchformer.models import Classifier, EvidenceClassifier, LanguageModel, Llama, SparseTransformer
 from scratchformer.models.llama import LlamaBlock
 from scratchformer.nn import RMSNorm
 from scratchformer.ops.cross_entropy import IGNORED
@@ -286,7 +286,7 @@ def test_it_starts_from_a_language_model(pretrained, options):
     [
         (dict(causal=False), "pretrained: expected a body with causal False, got True"),
         (dict(positions="learned"), "pretrained: expected a body with positions learned, got none"),
-        (dict(d_ff=16), "pretrained: expected a body with d_ff 16, got None"),
+        (dict(d_ff=16), r"blocks\.0\.feedforward\.down\.w: expected \(16, 8\), got \(22, 8\)"),
         (dict(final_norm=None), "weights of another model: missing: final_norm.beta"),
     ],
 )
@@ -302,3 +302,11 @@ def test_it_starts_only_from_a_language_model():
     model = Classifier(V, K, 8, 2, 2, T, **LLAMA)
     with pytest.raises(TypeError, match=r"pretrained: expected a LanguageModel, got <.*Classifier object"):
         model.start_from(Classifier(V, K, 8, 2, 2, T, **LLAMA))
+
+
+def test_defaults_and_their_values_are_the_same():
+    language, sizes = LanguageModel(V, 8, 2, 1, T), (8, 2, 1, T)
+    Classifier(V, K, *sizes, causal=True, norm="post", d_ff=32).start_from(language)
+    sparse = SparseTransformer(V, *sizes, 3, positions="learned")
+    with pytest.raises(ValueError, match="pretrained: expected full causal attention, got Heads"):
+        Classifier(V, K, *sizes, causal=True, norm="pre", activation="gelu").start_from(sparse)

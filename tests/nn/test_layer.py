@@ -7,10 +7,12 @@ import pytest
 
 from scratchformer import models, nn
 from scratchformer.backend import CPU, DeviceError, array_module, to_cpu, to_device
-from scratchformer.nn import FlatParameters, Layer, Linear, Param
+from scratchformer.models import LanguageModel
+from scratchformer.nn import FlatParameters, Layer, Linear, Param, PositionEmbedding
 from scratchformer.rng import Key
 from scratchformer.testing import check_layer
 from scratchformer.testing.strict import STRICT
+from scratchformer.training import SnapshotError, load_model, save_snapshot
 
 
 class Tied(Layer):
@@ -370,3 +372,35 @@ def test_layers_with_one_key_start_the_same():
 def test_sizes_below_one(make, name):
     with pytest.raises(ValueError, match=f"^{name}: expected a number >= 1, got (0|-1)$"):
         make()
+
+
+def test_bfloat16_weights_are_copied_and_assigned_as_others_are(tmp_path):
+    half = pytest.importorskip("ml_dtypes").bfloat16
+    model, other = LanguageModel(11, 8, 2, 1, 6).to(dtype=half), LanguageModel(11, 8, 2, 1, 6)
+    model.load_state_dict(model.state_dict())
+    other.load_state_dict(model.state_dict())
+    np.testing.assert_array_equal(other.flat.data, model.flat.data.astype(np.float32))
+    model.flat.grad = model.flat.grad + model.flat.grad
+    with pytest.raises(SnapshotError, match=r"is bfloat16; cast the model first: to\(dtype=np.float32\)"):
+        save_snapshot(tmp_path / "m.safetensors", model)
+
+
+def test_numpy_numbers_among_the_arguments(tmp_path):
+    """They do not overflow, and the model can be saved."""
+    options = dict(dropout=np.float32(0.5), recompute=np.bool_(True), ngrams=[np.int8(2), np.int8(3)], buckets=16)
+    model = LanguageModel(11, 8, 2, 1, 400, **options)
+    model(np.ones((1, 300), int))
+    save_snapshot(tmp_path / "m.safetensors", model)
+    found, _ = load_model(tmp_path / "m.safetensors")
+    assert found.config == model.config
+
+
+def test_positions_of_small_integers():
+    model, ids = LanguageModel(11, 8, 2, 1, 300), np.arange(127)[None] % 11
+    found = []
+    for kind in np.int8, int:
+        stored = model.allocate(1)
+        model.extend(ids, stored, kind(0))
+        found.append(model.extend(ids[:, :1], stored, kind(127)))
+    np.testing.assert_array_equal(*found)
+    assert PositionEmbedding(200, 4)(np.ones((1, 1, 4), np.float32), np.int8(127)).shape == (1, 1, 4)

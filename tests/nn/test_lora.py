@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from scratchformer.backend import to_cpu, to_device
+from scratchformer.generation import beam_search
 from scratchformer.generation.cache import KeyValueCache
-from scratchformer.models import Classifier, LanguageModel
+from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
 from scratchformer.nn import Frozen, Layer, Linear, LoRA, SelfAttention, TransformerBlock, add_lora, merge_lora
 from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
@@ -200,3 +201,43 @@ def test_a_frozen_layer_computes_keeps_its_names_and_is_not_trained():
 def test_a_frozen_layer_keeps_no_cache():
     y, cache = Frozen(SelfAttention(4, 2)).forward(np.ones((1, 3, 4), np.float32))
     assert cache is None and y.shape == (1, 3, 4)
+
+
+def test_no_lora_in_a_frozen_layer():
+    model = LanguageModel(11, 8, 2, 1, 6)
+    model.body = Frozen(model.body)
+    with pytest.raises(ValueError, match=r"attention.query is in body, which is Frozen"):
+        add_lora(model, 2)
+
+
+FOUR = np.array([[1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("part", ["final_norm", "positions"])
+def test_a_frozen_part_of_a_body_ends_the_backward(part):
+    """What follows it is trained, and what precedes it is not."""
+    model = LanguageModel(11, 8, 2, 1, 6, norm="pre")
+    setattr(model.body, part, Frozen(getattr(model.body, part)))
+    _, cache = model.loss(FOUR, FOUR)
+    model.loss_backward(1.0, cache)
+    assert model.output.w.grad.any() and not model.body.tokens.table.grad.any()
+    assert model.body.blocks[0].attention.query.w.grad.any() == (part == "positions")
+
+
+def test_a_frozen_block_of_a_decoder():
+    model = EncoderDecoder(11, 8, 2, 2)
+    model.decoder[0] = Frozen(model.decoder[0])
+    _, cache = model.loss(FOUR, np.array([4]), FOUR, FOUR)
+    model.loss_backward(1.0, cache)
+    trained = {name for name, p in model.named_parameters().items() if p.grad.any()}
+    assert {name.split(".")[0] for name in trained} <= {"decoder", "decoder_norm", "tokens"}
+    assert trained and not any(name.startswith("decoder.0") for name in trained)
+    beam_search(model, FOUR, np.array([4]), 0, 1)  # it generates too
+
+
+def test_a_frozen_body_remembers_nothing():
+    model = TransformerXL(11, 8, 2, 1, 6, 3)
+    model.body = Frozen(model.body)
+    _, cache = model.loss(FOUR, FOUR)
+    with pytest.raises(ValueError, match="cache: it has no vectors to remember"):
+        model.remember(cache[0])

@@ -266,3 +266,15 @@ def test_bfloat16_is_for_cpus():
     w = Param(to_device(np.ones((2, 3), np.float32), STRICT), "w")
     with pytest.raises(ValueError, match="precision: CuPy has no products in bfloat16"):
         Muon([w], hidden="*", precision="bfloat16")
+
+
+def test_the_state_of_muon_is_not_for_adamw():
+    """Its v is 0 for matrices, by which AdamW would divide. A state of Muon from before it said so is still loaded."""
+    model = LanguageModel(11, 8, 2, 1, 6)
+    muon, adamw = Muon(model.parameters()), AdamW(model.parameters(), 1e-3)
+    with pytest.raises(ValueError, match="state of another optimizer: matrices: expected none"):
+        adamw.load_state_dict(muon.state_dict())
+    fewer = Muon(model.parameters(), hidden="*query.w")
+    with pytest.raises(ValueError, match="state of another optimizer: matrices: expected 1, got 6"):
+        fewer.load_state_dict(muon.state_dict())
+    muon.load_state_dict({name: value for name, value in muon.state_dict().items() if name != "matrices"})

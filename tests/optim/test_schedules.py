@@ -2,7 +2,9 @@
 
 import itertools
 import math
+from functools import partial
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,3 +87,9 @@ def test_the_cosine_stays_between_floor_and_peak_whatever_its_sizes(warmup, tota
 def test_numbers_out_of_range(make, message):
     with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         make()
+
+
+def test_steps_of_small_integers():
+    """127 + 1 does not fit."""
+    for make in (partial(Constant, 1e-3), partial(InverseSquareRoot, 1e-3), lambda n: Cosine(1e-3, n, 1000)):
+        assert make(np.int8(100))(np.int8(127)) == make(100)(127)

@@ -235,6 +235,9 @@ def test_a_blank_line_of_standard_input_stays_one(copy, monkeypatch, capsys):
     monkeypatch.setattr(sys, "stdin", io.StringIO("\na dog\n \n\na cat\n"))
     dog, cat = translated("a dog", "--beam", "2", "a cat").splitlines()
     assert translated("--beam", "2") == f"\n{dog}\n\n\n{cat}\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"\na dog\n \n{100 * 'a dog '}\n"))
+    with pytest.raises(SystemExit, match=r"^error: sentence 4: expected at most 32 tokens with END, got"):
+        translated()
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     assert translated() == ""
 

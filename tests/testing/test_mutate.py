@@ -260,6 +260,8 @@ def test_the_tests_that_mention_a_function_are_run(project, capsys):
     assert (
         status == 0 and "loops.py:5 in f_backward: -= turned into +=\n-         n -= 1\n+         n += 1\n" in printed
     )
+    status, _ = mutate(capsys, "loops.py::f_backward", "--list", "--json", "all.json")
+    assert status == "error: --list: runs nothing, so leave out --json" and not Path("all.json").exists()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "SECONDS_LONGER", 0.5)
         patch.setattr(run, "TIMES_LONGER", 0)

@@ -53,6 +53,11 @@ MISTAKES = (
     ),
     Mistake("            g *= max_norm / norm", "            g = g * max_norm / norm", r"gradients\[0\].*in place"),
     Mistake(
+        "        for g in gradients:\n            g *= max_norm / norm",
+        "        gradients[:] = [g * max_norm / norm for g in gradients]",
+        r"gradients\[0\].*in place",
+    ),
+    Mistake(
         "            g *= max_norm / norm",
         "            np.clip(g, -max_norm, max_norm, out=g)",
         "All are multiplied",
@@ -81,11 +86,12 @@ def check(student):
         gradients = [scale * normal(0, 3, 4), scale * normal(1, 5), scale * normal(2, 2, 2, 2)]
         before, expected = [g.copy() for g in gradients], [g.copy() for g in gradients]
         right = optim.clip_by_global_norm(expected, 2.5)
+        own = list(gradients)  # the student may put other arrays into the list
         norm = student.clip(gradients, 2.5)
         expect_close("norm", norm, right, "It is the norm of all arrays together, before they are scaled")
-        if scale > 1 and all(map(np.array_equal, gradients, before)):
+        if scale > 1 and all(map(np.array_equal, own, before)):
             raise Wrong("gradients[0] is as it was before: the arrays must be changed in place")
-        for i, (g, right) in enumerate(zip(gradients, expected, strict=True)):
+        for i, (g, right) in enumerate(zip(own, expected, strict=True)):
             expect_close(f"gradients[{i}]", g, right, why)
     zeros = [np.zeros(3), np.zeros((2, 2))]
     expect_close("norm", student.clip(zeros, 1.0), 0.0)
