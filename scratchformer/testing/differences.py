@@ -15,10 +15,12 @@ For a kink at distance δ, the first two terms add up to δ/2h + 3 |1 − 3δ/h|
 |1/2 − 7δ/6h| times the jump (both for δ < h/2; beyond that, the error of V is a third of the first term). So the
 estimate is never below the error.
 
-The step with the smallest estimate is used. It is chosen without looking at the analytic value (and is optimal up to a
-factor of about two in the estimate, provided the measured round-off is right: see `Differences.estimate`). So with a
-kink near x the check takes smaller steps, with a kink at x itself it cannot decide, and trying many steps cannot make a
-wrong gradient pass. Absolute values are taken for each output, so that kinks cannot cancel.
+The step with the smallest estimate is used, unless a smaller step gives another value and neither estimate covers the
+difference: then y changes over less than the larger step, as where softmax saturates, and the smaller step is right.
+The step is chosen without looking at the analytic value (and is optimal up to a factor of about two in the estimate,
+provided the measured round-off is right: see `Differences.estimate`). So with a kink near x the check takes smaller
+steps, with a kink at x itself it cannot decide, and trying many steps cannot make a wrong gradient pass. Absolute
+values are taken for each output, so that kinks cannot cancel.
 
 With a kink at x itself, y has a derivative on each side: 2 R(h/2) − R(h) and 2 L(h/2) − L(h), where the slope from x to
 x + h is R(h) = D(h) + A(h)/2, and that from x − h to x is L(h) = D(h) − A(h)/2. The numeric value is then the middle of
@@ -54,7 +56,7 @@ _NUDGES = 4  # evaluations for measuring noise
 class Tensor:
     """A variable of the derivatives: its name in messages, the array (perturbed in place), its analytic gradient.
 
-    scale: the size of its largest element. reach: how far a random direction may move each element.
+    scale: the size of its largest element. reach: how far a random direction may move each element; 0 counts as 1.
     """
 
     name: str
@@ -66,8 +68,8 @@ class Tensor:
         self.base = to_cpu(self.array).copy()
         largest = float(np.abs(self.base).max(initial=0))
         self.scale = largest if largest > 0 else 1.0
-        far = np.abs(self.base) / (100 * STEPS[0])  # the smallest step moves no number but 0 by over a hundredth
-        self.reach = np.where(far > 0, np.minimum(far, self.scale), self.scale)
+        size = np.where(self.base == 0, 1.0, np.abs(self.base))
+        self.reach = np.minimum(size / (100 * STEPS[0]), self.scale)  # by the smallest step at most a hundredth
 
     def write(self, values: np.ndarray) -> None:
         """Overwrite the array with NumPy values."""
@@ -224,7 +226,7 @@ class Differences:
         one side. There is no search if the first slope is within rtol/10 of the `analytic` value. The value is NaN if y
         was not finite at any step.
         """
-        best, secants = Estimate(np.nan, np.inf), None
+        best, best_h, secants = Estimate(np.nan, np.inf), np.inf, None
         widest, moved = 0.0, np.zeros(self.y.shape, bool)
         left = list(steps)
         place = left.index(self.best_step if self.best_step in steps else FIRST_STEP)
@@ -246,7 +248,9 @@ class Differences:
                 bend = np.abs(2 * half.bend - whole.bend)
                 doubt = 3 * float(self.weight @ (np.abs(value - half.slope) + bend))
                 round_off = self._rounding(h, moved, widest)
-                if doubt + round_off < best.uncertainty:
+                differs = abs(float(self.dy @ value) - best.value) > doubt + round_off + best.uncertainty
+                if h < best_h if differs else doubt + round_off < best.uncertainty:
+                    best_h = h
                     best, secants = Estimate(float(self.dy @ value), doubt + round_off, doubt), (half, whole)
                     self.best_step = left[place]
                 if best.uncertainty <= rtol * abs(best.value):
@@ -351,10 +355,10 @@ def compare_elements(
 
 def _steps_for(x: float, scale: float) -> tuple[float, ...]:
     """STEPS, and smaller ones for a number much smaller than `scale`: near the pole of 1/x, or the edge of the domain
-    of log x, steps must be small compared with the number itself.
+    of log x, steps must be small compared with the number itself. 0 counts as 1.
     """
     smaller: list[float] = []
-    while x and (smaller or STEPS)[0] * scale > 1e-2 * abs(x):
+    while (smaller or STEPS)[0] * scale > 1e-2 * (abs(x) or 1):
         smaller.insert(0, (smaller or STEPS)[0] / 10)
     return (*smaller, *STEPS)
 

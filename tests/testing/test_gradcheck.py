@@ -2,13 +2,14 @@
 
 import itertools
 import re
+from functools import partial
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 from hypothesis import given
 
-from scratchformer import nn
+from scratchformer import nn, ops
 from scratchformer.backend import CPU, array_module, to_cpu
 from scratchformer.testing import GradientError, Report, check_gradients, check_layer, differences
 from scratchformer.testing.runs import normal_like
@@ -776,3 +777,22 @@ def test_a_backward_that_uses_the_latest_forward():
     with pytest.raises(GradientError, match="gradient of x: changes after a second forward") as caught:
         check_gradients(square, lambda dy, _: 2 * dy * latest["x"], np.array([[1.0, -2.0, 3.0]]))
     assert [found.name for found in caught.value.diagnoses] == ["stale after a second forward"]
+
+
+@pytest.mark.parametrize("large", [1e3, 1e6, 1e8, 1e9])
+def test_a_huge_number_among_ordinary_ones(large):
+    """As in a mask that is added. Steps in proportion to it would leave the others where nothing changes any more."""
+
+    def masked(x, mask):
+        return ops.softmax(x + mask)
+
+    def masked_backward(dy, cache, factor=1.0):
+        d = factor * ops.softmax_backward(dy, cache)
+        return d, d.copy()
+
+    x = np.random.default_rng(0).normal(size=(4, 4))
+    arrays = x, np.where(np.tri(4), 0, -large)
+    check_gradients(masked, masked_backward, *arrays)
+    with pytest.raises(GradientError, match=r"wrong gradient at (x|mask)"):
+        check_gradients(masked, partial(masked_backward, factor=1.01), *arrays)
+    check_gradients(ops.tanh, ops.tanh_backward, np.array([[0.0, 1.0, large]]))
