@@ -313,10 +313,10 @@ class Layer:
 
 
 def plain(x: Any) -> Any:
-    """`x`, with NumPy's numbers replaced by Python's, also in lists and tuples."""
+    """`x`, with NumPy's numbers, though not its booleans, replaced by Python's, also in lists and tuples."""
     if type(x) in (list, tuple):
         return type(x)(map(plain, x))
-    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "biuf" else x
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "iuf" else x
 
 
 def _with_integers(method: Callable) -> Callable:

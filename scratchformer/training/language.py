@@ -88,10 +88,11 @@ class LanguageProgram(Program):
 
     def make_batches(self, key: Key) -> Any:
         training, *scored = map(self.tokens, ("train", "validation", "test"))  # all, to report bad text early
+        batches = TextBatches(training, self.run.batch_size, self.model.context, key)
         for part, tokens in zip(("validation", "test"), scored, strict=True):
             if len(tokens) < 2:
                 raise DataError(f"corpus: the {part} part has {len(tokens)} token(s), too few: use a longer text")
-        return TextBatches(training, self.run.batch_size, self.model.context, key)
+        return batches
 
     def evaluate(self, replicas: Replicas, part: str, **options: Any) -> dict[str, float]:
         tokens = self.scored_tokens(part)

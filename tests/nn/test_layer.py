@@ -387,7 +387,7 @@ def test_bfloat16_weights_are_copied_and_assigned_as_others_are(tmp_path):
 
 def test_numpy_numbers_among_the_arguments(tmp_path):
     """They do not overflow, and the model can be saved."""
-    options = dict(dropout=np.float32(0.5), recompute=np.bool_(True), ngrams=[np.int8(2), np.int8(3)], buckets=16)
+    options = dict(dropout=np.float32(0.5), ngrams=[np.int8(2), np.int8(3)], buckets=16)
     model = LanguageModel(11, 8, 2, 1, 400, **options)
     model(np.ones((1, 300), int))
     save_snapshot(tmp_path / "m.safetensors", model)

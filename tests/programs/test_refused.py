@@ -128,6 +128,11 @@ def refused(tiny_main, capsys):
     return refused
 
 
+def more(program):
+    """The option for more steps; none for a program whose later stages have started from the model as it is."""
+    return () if program == "bert" else ("--steps", 5)
+
+
 def cases():
     for program, stage in PROGRAMS.items():
         for name, damages in DAMAGES.items():
@@ -143,7 +148,7 @@ def test_a_damaged_run_is_refused_and_unchanged(finished, refused, tmp_path, pro
     run = shutil.copytree(finished(program), tmp_path / "run")
     damage(run / path)
     before = tree(run)
-    line = refused(program, "--resume", run, "--steps", 5)
+    line = refused(program, "--resume", run, *more(program))
     assert tree(run) == before
     if damage is not of_another_program:
         assert path.name in line or (damage is swap_two_lines and "last.safetensors has vocabulary" in line)
@@ -178,7 +183,7 @@ def test_fewer_steps_than_the_run_has_done_are_refused(finished, refused, tmp_pa
 def test_a_foreign_snapshot_among_those_kept_is_refused_at_the_start(finished, refused, tmp_path):
     run = shutil.copytree(finished("enwik8"), tmp_path / "run")
     shutil.copy(finished("imdb") / "best.safetensors", run / "step-foreign.safetensors")
-    assert "step-foreign.safetensors has corpus None, this run has" in refused("enwik8", "--resume", run)
+    assert "step-foreign.safetensors has data" in refused("enwik8", "--resume", run)
 
 
 def test_sizes_far_larger_than_the_snapshots_are_refused_before_a_model_is_made(finished, refused, tmp_path):
@@ -214,7 +219,7 @@ def test_a_refused_option_leaves_the_run_unchanged(
         else:
             (tmp_path / "other").write_bytes(b"another text " * 9000)
     before = tree(tmp_path)
-    assert message in refused(program, "--resume", run, "--steps", 5, *options)
+    assert message in refused(program, "--resume", run, *more(program), *options)
     assert tree(tmp_path) == before
 
 
