@@ -64,13 +64,6 @@ def reference(name: str) -> str:
     return joined([*parts, directive("automodule", path, **options)])
 
 
-def top_level() -> str:
-    """The API page of the names that are neither in a module of their own nor modules."""
-    names = [name for name in scratchformer.__all__ if not inspect.ismodule(getattr(scratchformer, name))]
-    options = {"members": ", ".join(names), "imported-members": ""}
-    return joined([heading("scratchformer", "="), directive("automodule", "scratchformer", **options)])
-
-
 def summary(thing: Any) -> str:
     """The first paragraph of a docstring."""
     return (inspect.getdoc(thing) or "").partition("\n\n")[0]
@@ -83,7 +76,6 @@ def write(app: Sphinx) -> None:
             write_page(folder / "layers" / f"{name}.md", page(module, name))
     for name in (*MODULES, "dispatch"):
         write_page(folder / "api" / f"{name}.rst", reference(name))
-    write_page(folder / "api" / "scratchformer.rst", top_level())
     write_page(folder / "one_step.md", one_step_page(lambda name: f"{{doc}}`{name} <operations/{name}>`"))
 
 
