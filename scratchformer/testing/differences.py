@@ -273,6 +273,10 @@ class Differences:
         """A bound on the round-off error of a derivative with step h."""
         return 4 * self.noise / h
 
+    def resolution(self, tensor: Tensor) -> float:
+        """The smallest derivative of an output by `tensor` that the grain of y leaves visible, at the largest step."""
+        return 4 * self.grain / (STEPS[-1] * tensor.scale)
+
     def _rounding(self, h: float, moved: np.ndarray, widest: float) -> float:
         """`round_off`, and what the grain of y may hide."""
         unseen = np.max(self.weight, where=~moved, initial=0) / widest

@@ -62,6 +62,7 @@ from .shrink import library
 
 _EPS = float(np.finfo(np.float64).eps)
 _OTHERS = 6  # how many other wrong tensors a message names
+_RESOLUTION = 1e-5  # derivatives larger than this should not be lost in the last digit of another argument
 _COMPLEX_STEP = 1e-30
 _COMPLEX_RTOL = 1e-10
 _KINKS = 5  # how many are printed with a report
@@ -137,8 +138,9 @@ def check_gradients(
 
     Returns a Report. Raises GradientError naming the tensor, the worst element, both values, the tolerance and the
     seed. Raises ValueError if a wrong gradient could pass: if no array among `args` is floating-point, or one is empty,
-    not finite, or only at kinks (such as zeros before a ReLU); if y has no elements; unless 0 <= rtol < 1; if
-    `max_elements` and `directions` are both 0, or one is negative.
+    not finite, or only at kinks (such as zeros before a ReLU); if one is so much larger than another that its last
+    digit hides the other's derivatives; if y has no elements; unless 0 <= rtol < 1; if `max_elements` and `directions`
+    are both 0, or one is negative.
     """
     if not callable(op):
         raise TypeError(f"op: expected a function, got {type(op).__name__}")
@@ -274,6 +276,7 @@ def _compare_all(
         evidence.add(t, indices, by_element, by_direction)
         worst = rtol * float(max((c.excess for c in by_element + by_direction), default=0.0))
         report.append(Row(t.name, tuple(t.base.shape), len(indices), worst))
+    _expect_resolved(found, {t.name: differences.resolution(t) for t in tensors})
     outcome = Outcome(run.y, {t.name: t.gradient for t in tensors})
     noise = {f"gradient of {t.name}": t.noise for t in tensors}
     _raise_worst(
@@ -354,6 +357,17 @@ def _raise_worst(
         if diagnoses or not cause:
             lines += diagnosis.paragraph(diagnoses)
         raise GradientError("\n".join(lines), diagnoses)
+
+
+def _expect_resolved(found: dict[str, tuple[list[Comparison], list[Comparison]]], resolution: dict[str, float]) -> None:
+    """Raise ValueError if a gradient wrong by a hundredth could pass, because of a huge number in another argument."""
+    for name, (by_element, by_direction) in found.items():
+        comparisons = [c for c in by_element + by_direction if c.size]
+        if resolution[name] > _RESOLUTION and comparisons and all(c.tolerance > c.size / 100 for c in comparisons):
+            raise ValueError(
+                f"{name}: expected arguments less different in size, got a number in another argument that is so large "
+                f"that derivatives below {resolution[name]:.2g} are lost in its last digit"
+            )
 
 
 def _expect_decided(found: dict[str, tuple[list[Comparison], list[Comparison]]]) -> None:

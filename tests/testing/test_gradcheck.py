@@ -796,3 +796,17 @@ def test_a_huge_number_among_ordinary_ones(large):
     with pytest.raises(GradientError, match=r"wrong gradient at (x|mask)"):
         check_gradients(masked, partial(masked_backward, factor=1.01), *arrays)
     check_gradients(ops.tanh, ops.tanh_backward, np.array([[0.0, 1.0, large]]))
+
+
+@pytest.mark.parametrize("large", [1e13, 1e20, 1e30])
+@pytest.mark.parametrize("factor", [1.0, 1.01, 0.0])
+def test_a_number_so_large_that_any_gradient_would_pass_is_refused(large, factor):
+    def total(x, w):
+        return x + w.sum(), x.shape
+
+    def total_backward(dy, shape):
+        return factor * dy, np.full(2, dy.sum())
+
+    arrays = np.random.default_rng(0).normal(size=3), np.array([large, -large])
+    with pytest.raises(ValueError, match="x: expected arguments less different in size"):
+        check_gradients(total, total_backward, *arrays)
