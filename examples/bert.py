@@ -34,7 +34,8 @@ PRESETS = {
     "small": dict(
         d_model=192, heads=3, depth=3, max_length=256, embedding_std=0.05, vocabulary=8_000, weight_decay=0.01,
         dropout=0.0, chosen=0.3,  # pre-training, with the next line
-        batch_size=16, lr=1e-3, beta2=0.98, warmup=100, steps=11_000, short_length=256, short_share=0.0,
+        batch_size=16, optimizer="muon", muon_lr=0.01, lr=1e-3, beta2=0.98, warmup=100, steps=5_000,
+        short_length=256, short_share=0.0,
         tuning_dropout=0.1, tuning_batch_size=32,
         finetune_lr=3e-4, finetune_epochs=2, scratch_lr=5e-4, scratch_epochs=3,
         head_lr=3e-3, lora_lr=3e-3, lora_rank=8, lora_alpha=16,

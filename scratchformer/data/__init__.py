@@ -26,7 +26,7 @@ from .enwik8 import (
     load_enwik8,
     load_standard_library,
 )
-from .evidence import find_evidence, fit_evidence
+from .evidence import Evidence, Found, find_evidence, fit_evidence
 from .imdb import Imdb, Labelled, load_imdb, load_imdb_subwords, read_reviews, read_splits
 from .masked import MaskedBatch, MaskedBatches, single_texts
 from .multi30k import Multi30k, Pairs, load_multi30k
@@ -43,7 +43,9 @@ __all__ = [
     "Digits",
     "DrawnBatches",
     "DroppedMerges",
+    "Evidence",
     "EvidenceBatch",
+    "Found",
     "Images",
     "Imdb",
     "Labelled",

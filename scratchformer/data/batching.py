@@ -16,6 +16,8 @@ import numpy as np
 from ..backend import Array, array_module, to_cpu
 from ..ops import IGNORED
 from ..ops.checks import (
+    LARGEST,
+    expect_array,
     expect_at_least,
     expect_fraction,
     expect_instance,
@@ -208,7 +210,14 @@ class EvidenceBatch(NamedTuple):
 def expect_text(data: np.ndarray, recalled: bool = True) -> None:
     """Raise TypeError or ValueError unless `data` is (n,), or, if `recalled`, (n, 1 + K) from `recalling`; integers."""
     expect_shape("data", data, "n J" if recalled and getattr(data, "ndim", 1) == 2 else "n")
-    expect_integers("data", data)
+    expect_token_ids("data", data)
+
+
+def expect_token_ids(name: str, ids: np.ndarray) -> None:
+    """Raise TypeError unless `ids` are integers, ValueError if one is too large for int32, where it would wrap."""
+    expect_integers(name, ids)
+    if ids.dtype.itemsize > 4 or ids.dtype == np.uint32:
+        expect_range(name, ids, -LARGEST, LARGEST)
 
 
 def recalling(text: np.ndarray, orders: Sequence[int]) -> np.ndarray:
@@ -243,6 +252,7 @@ def tokens_of(data: np.ndarray) -> np.ndarray:
 def joined(texts: Sequence[np.ndarray], end: int) -> np.ndarray:
     """All texts, ids (T,) each, one after the other, as one text: int32 (n,). The token `end` follows each."""
     expect_at_least(0, end=end)
+    texts = list(texts)
     most = np.iinfo(np.int32).max - 1
     expect_range("end", np.asarray(end), 0, most)
     for ids in texts:
@@ -271,7 +281,7 @@ class TextBatches:
                 f"corpus: {len(data):,} tokens are fewer than context + 1 = {context + 1:,}; "
                 "use a longer text or a smaller context"
             )
-        self.data, self.batch_size, self.context, self.key = data, batch_size, context, key
+        self.data, self.batch_size, self.context, self.key = data, int(batch_size), int(context), key
 
     def batch(self, step: int) -> TextBatch:
         """The batch of training step `step`, always the same one."""
@@ -285,14 +295,18 @@ class DrawnBatches:
 
     def __init__(self, whole: Any, batch_size: int, key: Key) -> None:
         expect_instance("whole", whole, tuple)
+        rows = [len(a) for a in whole]
+        if len(set(rows)) != 1 or not rows[0]:
+            raise ValueError(f"whole: expected arrays with the same number of rows, at least one, got {rows}")
         expect_positive(batch_size=batch_size)
         expect_key(key)
-        self.whole, self.batch_size, self.key = whole, batch_size, key
+        self.whole, self.batch_size, self.key = whole, int(batch_size), key
 
     def batch(self, step: int) -> Any:
         """The batch of training step `step`, the same whenever it is asked for."""
         rows = self.key.fold(step).generator().integers(0, len(self.whole[0]), self.batch_size)
-        return type(self.whole)(*(a[rows] for a in self.whole))
+        drawn = (a[rows] for a in self.whole)
+        return type(self.whole)(*drawn) if hasattr(self.whole, "_fields") else tuple(drawn)
 
 
 class SegmentBatches:
@@ -309,6 +323,7 @@ class SegmentBatches:
 
     def __init__(self, data: np.ndarray, batch_size: int, context: int, key: Key, depth: int, d_model: int) -> None:
         expect_positive(batch_size=batch_size, context=context, depth=depth, d_model=d_model)
+        batch_size, context = int(batch_size), int(context)
         expect_text(data, recalled=False)
         expect_key(key)
         self.stream = len(data) // batch_size  # tokens
@@ -340,7 +355,10 @@ class SegmentBatches:
         """Keep the memories that the model returned for the micro-batches of `step`, in order, for the next step. They
         stay on their device.
         """
-        self.step, self.memory = step + 1, array_module(*memories).concatenate(memories)
+        memory = array_module(*memories).concatenate(memories)
+        if len(memory) != self.batch_size:
+            raise ValueError(f"memories: expected {self.batch_size} rows together, got {len(memory)}")
+        self.step, self.memory = step + 1, memory
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What a snapshot must save: the memory and the step that it is for."""
@@ -350,7 +368,7 @@ class SegmentBatches:
         """Restore what `state_dict` returned.
 
         Raises ValueError, and changes nothing, if entries are missing or unexpected, or if the memory has the wrong
-        shape or is not floating-point.
+        shape, is not floating-point or not finite.
         """
         if state.keys() != {"step", "memory"}:
             raise ValueError(f"memory of the text: expected step and memory, got {', '.join(state) or 'nothing'}")
@@ -362,6 +380,8 @@ class SegmentBatches:
             raise ValueError(f"memory: expected floating-point numbers, got {memory.dtype}")
         if memory.ndim != 4 or (*memory.shape[:2], memory.shape[3]) != (B, depth, C):
             raise ValueError(f"memory: expected ({B}, {depth}, M, {C}), got {memory.shape}")
+        if not np.isfinite(memory).all():
+            raise ValueError("memory: expected finite numbers")
         self.step, self.memory = int(step), memory
 
 
@@ -376,6 +396,7 @@ def windows(data: np.ndarray, context: int, stride: int, batch_size: int) -> Ite
     Raises ValueError unless 1 <= stride <= context and DataError if n < 2, both before the first batch is asked for.
     """
     expect_positive(context=context, stride=stride, batch_size=batch_size)
+    context, stride = int(context), int(stride)
     expect_text(data)
     if stride > context:
         raise ValueError(f"stride: expected at most the context, {context}, got {stride}: positions would be skipped")
@@ -421,8 +442,8 @@ class LabelledBatches:
         expect_fraction("word_dropout", word_dropout)
         expect_key(key)
         self.word_dropout = word_dropout
-        self.dataset, self.batch_size, self.key = dataset, batch_size, key
-        self.max_length, self.keep = max_length, keep
+        self.dataset, self.batch_size, self.key = dataset, int(batch_size), key
+        self.max_length, self.keep = int(max_length), keep
         # The current epoch, and the indices of the texts in each of its batches.
         self._plan: tuple[int, list[np.ndarray]] | None = None
 
@@ -510,11 +531,14 @@ def _cut(text: np.ndarray, length: int, keep: str) -> np.ndarray:
 def slices(count: int, size: int) -> Iterator[slice]:
     """Slices of at most `size` that cover 0 to `count`."""
     expect_positive(size=size)
+    size = int(size)  # a small integer of NumPy's would wrap
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
 def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: str) -> np.ndarray:
-    """The lengths of the texts after cutting, int64 (number of texts,); raises ValueError if something does not fit."""
+    """The lengths of the texts after cutting, int64 (number of texts,); raises ValueError if something does not fit,
+    TypeError for labels or texts that are not numbers of the right kind.
+    """
     expect_instance("dataset", dataset, Labelled)
     expect_positive(batch_size=batch_size, max_length=max_length)
     expect_one_of("keep", keep, _KEEP)
@@ -522,6 +546,12 @@ def _check_dataset(dataset: Labelled, batch_size: int, max_length: int, keep: st
         raise ValueError(f"dataset: {len(dataset.ids)} texts but {len(dataset.labels)} labels")
     if len(dataset.ids) == 0:
         raise ValueError("dataset: expected texts, got none")
+    labels = expect_array("dataset: labels", dataset.labels)
+    if labels.dtype.kind not in "biu" and (labels.dtype.kind, labels.ndim) != ("f", 2):
+        raise TypeError(f"dataset: expected labels that are integers, or probabilities (texts, K), got {labels.dtype}")
+    for i, text in enumerate(dataset.ids):
+        expect_shape(f"dataset: text number {i}", text, "T")
+        expect_token_ids(f"dataset: text number {i}", text)
     lengths = np.array([len(text) for text in dataset.ids])
     if not lengths.all():
         raise ValueError(f"dataset: text number {np.argmin(lengths)} is empty")

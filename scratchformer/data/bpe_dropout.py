@@ -81,6 +81,9 @@ class DroppedMerges:
 
     def encode(self, key: Key) -> list[np.ndarray]:
         """The token ids of every text, int32 (T,) each. Another key gives other ways to split the words."""
+        expect_key(key)
+        if not len(self.lengths):
+            return []
         chosen = self.words * self.variants + key.generator().integers(0, self.variants, len(self.words))
         sizes = self.sizes[chosen]
         ends = np.cumsum(sizes)

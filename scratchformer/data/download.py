@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ..ops.checks import shown
 from .reading import DataError, expect_file
 
 
@@ -53,13 +54,15 @@ def verify(path: str | os.PathLike[str], checksum: str) -> Path:
     """`path` as a Path if the file has this `checksum`, "md5:..." or "sha256:..."; otherwise raises DataError."""
     import pooch
 
-    algorithm, _, expected = checksum.partition(":")
+    algorithm, _, expected = checksum.lower().partition(":")
+    if algorithm not in ("md5", "sha256"):
+        raise ValueError(f'checksum: expected "md5:..." or "sha256:...", got {shown(checksum)}')
     expect_file(path, most=math.inf)
     try:
         found = pooch.file_hash(str(path), alg=algorithm)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
-    if found != expected.lower():
+    if found != expected:
         raise DataError(f"{path}: expected {algorithm} {expected}, got {found}; the file is damaged or a different one")
     return Path(path)
 

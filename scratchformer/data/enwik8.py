@@ -11,6 +11,7 @@ import hashlib
 import lzma
 import os
 import platform
+import re
 import sysconfig
 import zipfile
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops.checks import expect_positive
+from ..ops.checks import describe, expect_positive
 from ..rng import Key
 from .download import fetch
 from .reading import (
@@ -87,7 +88,7 @@ def load_enwik8(path: str | os.PathLike[str] | None = None, limit: int | None = 
     Raises DataError, naming the file, if it is missing, empty, truncated or corrupt, or if it unpacks to far more than
     text does.
     """
-    if path == STANDARD_LIBRARY:
+    if path is not None and os.fspath(path) == STANDARD_LIBRARY:
         return _beginning(load_standard_library(), limit)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else _find(Path(path))
     data = _read(path, MEMBER)
@@ -100,9 +101,8 @@ def _beginning(corpus: Corpus, limit: int | None) -> Corpus:
         expect_positive(limit=limit)
     if limit is None or sum(map(len, corpus[1:])) <= limit:
         return corpus
-    return _split(
-        f"{corpus.name.partition(' (')[0]} (first {limit:,} bytes)", np.concatenate(corpus[1:])[:limit].tobytes()
-    )
+    name = re.sub(r" \((first )?[\d,]+ bytes\)$", "", corpus.name)
+    return _split(f"{name} (first {limit:,} bytes)", np.concatenate(corpus[1:])[:limit].tobytes())
 
 
 def load_bytes(path: str | os.PathLike[str], name: str | None = None) -> Corpus:
@@ -144,9 +144,11 @@ def load_standard_library() -> Corpus:
 
 
 def as_text(data: np.ndarray, name: str) -> str:
-    """UTF-8 bytes (n,) as text, without a byte-order mark and without characters cut off at either end. Raises
+    """UTF-8 bytes, uint8 (n,), as text, without a byte-order mark and without characters cut off at either end. Raises
     DataError naming `name`.
     """
+    if getattr(data, "dtype", None) != np.uint8:
+        raise TypeError(f"data: expected an array of bytes, uint8, got {describe(data)}")
     raw = data.tobytes()  # may begin with up to 3 bytes of a cut character; the decoder drops one at the end
     start = next((i for i, byte in enumerate(raw[:3]) if byte & 0xC0 != 0x80), min(3, len(raw)))
     try:

@@ -47,8 +47,10 @@ class Evidence(NamedTuple):
 
     def of(self, ids: np.ndarray) -> np.ndarray:
         """The evidence in a text ids (T,): float32 (T, order), a column for each n. An n-gram counts where it occurs
-        first. The sum of all, plus the bias, is the logit of class 1.
+        first. The sum of all, plus the bias, is the logit of class 1. Raises TypeError or ValueError for ids that
+        `find_evidence` does not take.
         """
+        _check_text(ids)
         keys, first = np.unique(keys_of(ids, self.order), return_index=True)
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
         evidence = np.zeros(len(ids) * self.order, np.float32)
@@ -210,11 +212,15 @@ def _check(parts: Sequence[Sequence[np.ndarray]], labels: np.ndarray, order: int
     if set(np.unique(labels)) != {0, 1}:
         raise ValueError(f"labels: expected 0 and 1, got {np.unique(labels).tolist()}")
     for ids in (ids for texts in parts for ids in texts):
-        expect_shape("texts", ids, "T")
-        expect_integers("texts", ids)
-        expect_at_least(0, ids=int(ids.min(initial=0)))
-        if ids.max(initial=0) >= (1 << BITS) - 1:
-            raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
+        _check_text(ids)
+
+
+def _check_text(ids: np.ndarray) -> None:
+    expect_shape("texts", ids, "T")
+    expect_integers("texts", ids)
+    expect_at_least(0, ids=int(ids.min(initial=0)))
+    if ids.max(initial=0) >= (1 << BITS) - 1:
+        raise ValueError(f"ids: expected at most {(1 << BITS) - 2:,}, got {ids.max()}")
 
 
 def by_class(labels: np.ndarray, count: int = FOLDS) -> np.ndarray:

@@ -20,10 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..ops.checks import expect_at_least, expect_instance
 from ..progress import counted, progress_bar
 from ..rng import Key
 from .download import fetch
-from .evidence import FOLDS, find_evidence
+from .evidence import FOLDS, MOST_ORDER, find_evidence
 from .films import films_of
 from .reading import MEGABYTE, DataError, decoded, open_gzip, read_bytes
 from .subwords import Subwords
@@ -72,10 +73,13 @@ class Labelled(NamedTuple):
 
     def evenly(self, count: int) -> Labelled:
         """`count` of the texts, evenly spaced, so that each class keeps its share even if the texts are sorted."""
-        chosen = (np.arange(count) * len(self.labels) // count).tolist()
+        expect_at_least(0, count=count)
+        if count > len(self.labels):
+            raise ValueError(f"count: expected at most the {len(self.labels)} texts, got {count}")
+        chosen = (np.arange(int(count)) * len(self.labels) // int(count or 1)).tolist()
         evidence = [self.evidence[i] for i in chosen] if len(self.evidence) else ()
         logits = np.asarray(self.logits)[chosen] if len(self.logits) else ()
-        return Labelled([self.ids[i] for i in chosen], self.labels[chosen], evidence, logits)
+        return Labelled([self.ids[i] for i in chosen], np.asarray(self.labels)[chosen], evidence, logits)
 
 
 class Imdb(NamedTuple):
@@ -122,6 +126,10 @@ def load_imdb(
     evidence: the longest n-grams of the linear model whose evidence comes with each word, and whose logits come with
     each text (see `find_evidence`), up to 3, or 0 for none. The model is trained on the training part alone.
     """
+    expect_at_least(0, validation=validation, evidence=evidence)
+    if evidence > MOST_ORDER:
+        raise ValueError(f"evidence: expected at most {MOST_ORDER}, got {evidence}")
+    expect_instance("vocabulary", vocabulary, Vocabulary, none=True)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, ("train", "test"))
     train, held_out = hold_out(*parts["train"], validation, seed, path)
@@ -137,8 +145,9 @@ def load_imdb(
 
 def _with_evidence(data: Imdb, order: int, films: np.ndarray) -> Imdb:
     """The dataset with the evidence of n-grams of up to `order`. films: (texts,), of the training part."""
-    others = [data.validation.ids, data.test.ids]
-    found = find_evidence(data.train.ids, data.train.labels, others, order, folds=films % FOLDS)
+    others, folds = [data.validation.ids, data.test.ids], films % FOLDS
+    one_film = len(np.unique(folds)) < 2  # as in a few reviews that share a name
+    found = find_evidence(data.train.ids, data.train.labels, others, order, folds=None if one_film else folds)
     encoded = zip(("train", "validation", "test"), found, strict=True)
     return data._replace(**{name: getattr(data, name)._replace(**own._asdict()) for name, own in encoded})
 
@@ -157,6 +166,8 @@ def load_imdb_subwords(
     `vocabulary_size` pieces, is learned from the same texts. If `vocabulary` is given, as on resume or with published
     weights, it is used unchanged. Raises DataError.
     """
+    expect_at_least(0, validation=validation)
+    expect_instance("vocabulary", vocabulary, Subwords, none=True)
     path = fetch(URL, CHECKSUM, FILENAME) if path is None else path
     parts = read_splits(path, optional=("unsup",))
     train, held_out = hold_out(*parts["train"], validation, seed, path)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..rng import Key
+from ..ops.checks import expect_at_least, expect_ids, expect_positive, expect_shape
+from ..rng import Key, expect_key
 from .batching import batches_by_length, count_of, slices
 from .imdb import Labelled
 from .subwords import BERT_SPECIALS, Subwords
@@ -21,7 +22,10 @@ def places_of(n: int, share: float) -> int:
 
 
 def single_texts(dataset: Labelled, vocabulary: Subwords) -> Labelled:
-    """The texts of `dataset` as rows "[CLS] text [SEP]", as a classifier reads them."""
+    """The texts of `dataset` as rows "[CLS] text [SEP]", as a classifier reads them.
+
+    Batches that cut them should `keep` "both" ends (see `LabelledBatches`): otherwise long ones lose [CLS] or [SEP].
+    """
     first, last = ([vocabulary[token]] for token in ("[CLS]", "[SEP]"))
     return dataset._replace(ids=[np.concatenate([first, ids, last], dtype=np.int32) for ids in dataset.ids])
 
@@ -89,7 +93,7 @@ class MaskedBatches:
     choice is new at every step.
 
     `len()` is the number of batches in an epoch. Raises ValueError for fewer than B texts, for a text of fewer than two
-    tokens, naming its index, and unless 0 < chosen < 1.
+    tokens, naming its index, and unless 0 < chosen < 1; IndexError for an id that is not in the vocabulary.
 
     Source: Devlin et al., "BERT", 2019, section 3.1 and appendices A.1 and A.2 (nine tenths of the steps with short
     rows). The choice is new at every step as in Liu et al., "RoBERTa", 2019, section 4.1. For more than 15% chosen, see
@@ -108,6 +112,10 @@ class MaskedBatches:
         chosen: float = 0.15,
     ) -> None:
         short_length = max_length if short_length is None else short_length
+        expect_positive(batch_size=batch_size, max_length=max_length, short_length=short_length)
+        expect_at_least(0, short_steps=short_steps)
+        expect_key(key)
+        batch_size, max_length, short_length = int(batch_size), int(max_length), int(short_length)
         if batch_size < 2:
             raise ValueError(f"batch_size: expected at least 2, since rows exchange texts, got {batch_size}")
         if not 5 <= short_length <= max_length:
@@ -119,9 +127,12 @@ class MaskedBatches:
             raise ValueError(f"chosen: expected 0 < chosen < 1, the share of the tokens to predict, got {chosen}")
         if len(texts) < batch_size:
             raise ValueError(f"texts: expected at least batch_size = {batch_size}, got {len(texts)}")
+        for i, text in enumerate(texts):
+            expect_shape(f"texts: number {i}", text, "T")
+            expect_ids(f"texts: number {i}", text, len(vocabulary))
         self.lengths = np.array([len(text) for text in texts])
         if self.lengths.min() < 2:
-            i = np.argmin(self.lengths)
+            i = int(np.argmin(self.lengths))
             raise ValueError(f"texts: expected at least 2 tokens in each, got {self.lengths[i]} in number {i}")
         self.texts, self.batch_size, self.max_length, self.key = texts, batch_size, max_length, key
         self.cls, self.sep, self.mask = (vocabulary[token] for token in ("[CLS]", "[SEP]", "[MASK]"))
@@ -150,6 +161,7 @@ class MaskedBatches:
         n = min(longest, self.lengths[rows].min())
         starts = generator.integers(0, self.lengths[rows] - n + 1)
         words = np.stack([self.texts[row][start : start + n] for row, start in zip(rows, starts, strict=True)])
+        words = words.astype(np.int32, copy=False)
         return self._masked(*self._paired(words, generator), generator)
 
     def _paired(

@@ -24,6 +24,7 @@ from ..ops.checks import expect_at_least, expect_instance, expect_texts, shown
 from ..progress import counted
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, parsed, read_json, read_text
+from .vocabulary import expect_sequence
 
 PAD, UNKNOWN, BEGIN, END = "<pad>", "<unk>", "<bos>", "<eos>"  # for translation
 BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -54,18 +55,25 @@ def _library() -> Any:
 
 
 class Subwords:
-    """A sub-word vocabulary: texts to token ids and back. `tokenizer` is a `tokenizers.Tokenizer`."""
+    """A sub-word vocabulary: texts to token ids and back.
+
+    tokenizer: a `tokenizers.Tokenizer`. Truncation and padding, which it may have kept from training, are turned off.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
+        expect_instance("tokenizer", tokenizer, _library().Tokenizer)
         self.tokenizer = tokenizer
+        self.tokenizer.no_truncation()
+        self.tokenizer.no_padding()
         self.tokenizer.encode_special_tokens = True  # despite its name: read special tokens in a text as plain text
 
     @classmethod
     def bpe(cls, texts: Iterable[str], size: int) -> Subwords:
         """Byte-pair encoding learned from `texts`: at most `size` tokens, with PAD, UNKNOWN, BEGIN and END as 0 to 3.
 
-        A space becomes part of the word after it, and punctuation marks are tokens of their own, so decoding restores
-        the text.
+        There are more if the texts have more letters. A space becomes part of the word after it, and punctuation marks
+        are tokens of their own. So decoding restores the text, except for a space at its beginning, a "▁", letters that
+        were not in `texts`, and characters that Unicode's form NFC replaces.
         """
         lib = _library()
         tokenizer = lib.Tokenizer(lib.models.BPE(unk_token=UNKNOWN))
@@ -181,13 +189,17 @@ class Subwords:
 
     def encode(self, text: str) -> np.ndarray:
         """The token ids of `text`, int32 (T,), without special tokens. The name of one in the text, such as "[SEP]",
-        "<eos>" or "<|endoftext|>", is read as plain text; `self["[SEP]"]` is its id.
+        "<eos>" or "<|endoftext|>", is read as plain text; `self["[SEP]"]` is its id. Raises TypeError unless it is a
+        string, DataError if it cannot be written in UTF-8, as after reading with "surrogateescape".
         """
+        expect_instance("text", text, str)
         return self._encode([text])[0]
 
     def encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
         """`encode` for many texts, on all cores."""
-        expect_texts("texts", texts)
+        expect_texts("texts", texts, Sequence)
+        for i, text in enumerate(texts):
+            expect_instance(f"texts[{i}]", text, str)
         parts = [texts[start : start + _TEXTS] for start in range(0, len(texts), _TEXTS)]
         found: list[np.ndarray] = []
         for part in counted(parts, "encoding", "texts", len(texts), len):
@@ -204,16 +216,20 @@ class Subwords:
         return np.concatenate(self.encode_all(lines))
 
     def _encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise DataError(f"vocabulary: cannot encode the text {shown(text)}: {error}") from error
         with _naming("vocabulary: cannot encode the text"):
             encoded = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(e.ids, np.int32) for e in encoded]
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of `ids` (T,), without special tokens; raises IndexError if an id is out of range."""
-        ids = np.asarray(ids, np.int64)
-        if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
-            raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
-        return self.tokenizer.decode(ids.tolist())
+        """The text of `ids` (T,), without special tokens. Raises IndexError if an id is out of range, TypeError or
+        ValueError unless they are one row of integers.
+        """
+        return self.tokenizer.decode(expect_sequence(ids, len(self)).tolist())
 
     @cached_property
     def pieces(self) -> list[bytes]:
@@ -221,6 +237,9 @@ class Subwords:
 
         The bytes of a special token are its name. Raises ValueError for any other kind of vocabulary.
         """
+        decoder = json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
+        if '"ByteLevel"' not in decoder:
+            raise ValueError(f"vocabulary: expected tokens made of bytes, like GPT-2's, got the decoder {decoder[:80]}")
         largest = max(self.tokenizer.get_vocab().values(), default=-1)
         return _pieces(self.tokenizer, largest + 1, _from_symbols)
 

@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from ..ops import IGNORED
-from ..rng import Key
+from ..ops.checks import expect_boolean, expect_positive
+from ..rng import Key, expect_key
 from .batching import count_of, slices, width_of
 from .bpe_dropout import DroppedMerges
 from .multi30k import Pairs
@@ -67,6 +68,7 @@ def encode_pairs(subwords: Subwords, pairs: Pairs, max_length: int, part: str = 
     """The pairs as token ids. Raises DataError if there are no pairs, if sources and targets differ in number, or if a
     sentence has more than `max_length` tokens with END; `part` names the pairs in the message.
     """
+    expect_positive(max_length=max_length)
     if not pairs.source:
         raise DataError(f"{part}: expected sentences, got none")
     if len(pairs.source) != len(pairs.target):
@@ -110,6 +112,9 @@ class TranslationBatches:
         dropped: DroppedMerges | None = None,
         backwards: bool = False,
     ) -> None:
+        expect_positive(tokens=tokens)
+        expect_key(key)
+        expect_boolean(backwards=backwards)
         self.pairs, self.key, self.subwords, self.dropped = pairs, key, subwords, dropped
         self.backwards = backwards
         if dropped is not None and len(dropped.lengths) != 2 * len(pairs.source):
@@ -117,8 +122,8 @@ class TranslationBatches:
             raise ValueError(f"dropped: expected the texts of {expected}, got {len(dropped.lengths):,} texts")
         self.source_lengths, self.target_lengths = lengths_of(pairs)
         longest = np.maximum(self.source_lengths, self.target_lengths)
-        if not len(longest) or longest.max() > tokens:
-            raise ValueError(f"tokens: expected pairs of at most {tokens} tokens, got one of {max(longest, default=0)}")
+        if longest.max() > tokens:
+            raise ValueError(f"tokens: expected pairs of at most {tokens} tokens, got one of {longest.max()}")
         order = np.lexsort((self.source_lengths, self.target_lengths))
         self.cuts = cut_by_tokens(longest[order], tokens)
         self._plan: tuple[int, list[np.ndarray], TokenPairs] | None = None
@@ -152,6 +157,7 @@ def pairs_in_order(
     pairs: TokenPairs, tokens: int, subwords: Subwords, backwards: bool = False
 ) -> Iterator[TranslationBatch]:
     """Batches for evaluation: every pair once, shortest first; the rest as for `TranslationBatches`."""
+    expect_positive(tokens=tokens)
     source, target = lengths_of(pairs)
     order = np.lexsort((source, target))
     cuts = cut_by_tokens(np.maximum(source, target)[order], tokens)
@@ -159,7 +165,11 @@ def pairs_in_order(
 
 
 def lengths_of(pairs: TokenPairs) -> tuple[np.ndarray, np.ndarray]:
-    """The lengths of the sources and of the targets in a batch, including END."""
+    """The lengths of the sources and of the targets, including END. Raises ValueError if there are no pairs, or more of
+    one side than of the other.
+    """
+    if len(pairs.source) != len(pairs.target) or not len(pairs.source):
+        raise ValueError(f"pairs: expected as many targets as sources, got {len(pairs.target)} for {len(pairs.source)}")
     return np.array([len(s) for s in pairs.source]), np.array([len(t) + 1 for t in pairs.target])
 
 

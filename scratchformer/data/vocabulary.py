@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..ops.checks import expect_array, expect_at_least, expect_instance, expect_texts
+from ..ops.checks import expect_array, expect_at_least, expect_ids, expect_instance, expect_shape, expect_texts
 from .files import replacing
 from .reading import VOCABULARY_MOST, DataError, read_text
 
@@ -32,7 +32,8 @@ def tokenize(text: str) -> list[str]:
     """The words and punctuation marks of `text`, in lower case.
 
     A word is a run of letters and digits, which may contain apostrophes ("don't", curly or straight). Every other
-    character that is not white space is a token of its own. The HTML line break `<br />` counts as white space.
+    character that is not white space is a token of its own, also a combining mark, such as a vowel sign of Devanagari.
+    The HTML line break `<br />` counts as white space.
     """
     expect_instance("text", text, str)
     return _TOKEN.findall(_plain(text))
@@ -47,11 +48,29 @@ def _plain(text: str) -> str:
     return text.lower().replace("<br />", " ").replace("’", "'")
 
 
+def _writable(text: str) -> bool:
+    try:
+        return bool(text.encode())
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+
+
+def expect_sequence(ids: Sequence[int] | np.ndarray, size: int) -> np.ndarray:
+    """`ids` as an array (T,) of integers from 0 to `size` − 1; raises an error if they are not."""
+    found = expect_array("ids", ids)
+    if not found.size:
+        return found.astype(np.int64)
+    expect_shape("ids", found, "T")
+    expect_ids("ids", found, size)
+    return found
+
+
 class Vocabulary:
     """A list of words: `<pad>` with id 0, `<unk>` with id 1, then the given ones.
 
-    The attribute `words` is the whole list, including these two. Raises ValueError if a word occurs twice, is empty, or
-    contains white space (`save` writes one word per line).
+    The attribute `words` is the whole list, including these two. `encode` finds a word only if `tokenize` makes it, so
+    words must be in lower case. Raises ValueError if a word occurs twice, is empty, contains white space (`save` writes
+    one word per line), or cannot be written in UTF-8.
     """
 
     words: tuple[str, ...]
@@ -68,6 +87,8 @@ class Vocabulary:
         for i, word in enumerate(self.words):
             if word.split() != [word]:
                 raise ValueError(f"words: number {i}, {word!r}, is empty or contains white space")
+            if not word.isascii() and not _writable(word):
+                raise ValueError(f"words: number {i}, {word!r}, cannot be written in UTF-8")
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int) -> Vocabulary:
@@ -94,11 +115,10 @@ class Vocabulary:
         return np.array([number(word, UNKNOWN) for word in tokenize(text)], dtype=np.int32)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The words of `ids` (T,), separated by spaces; raises IndexError if an id is out of range."""
-        ids = expect_array("ids", ids, np.int64).reshape(-1)
-        if ids.size and not (0 <= ids.min() and ids.max() < len(self)):
-            raise IndexError(f"ids: expected 0 to {len(self) - 1}, got {ids.min()} to {ids.max()}")
-        return " ".join(self.words[i] for i in ids.tolist())
+        """The words of `ids` (T,), separated by spaces. Raises IndexError if an id is out of range, TypeError or
+        ValueError unless they are one row of integers.
+        """
+        return " ".join(self.words[i] for i in expect_sequence(ids, len(self)).tolist())
 
     @cached_property
     def fingerprint(self) -> str:

@@ -1,6 +1,6 @@
 """Generating text: sampling, beam search, and the key-value caches."""
 
-from .beam import beam_search
+from .beam import Hypothesis, beam_search, n_best
 from .bleu import bleu
 from .cache import DecoderCache, KeyValueCache, SegmentCache, cache_for
 from .generate import generate, printable, stream_text
@@ -10,12 +10,14 @@ from .translation import translate
 
 __all__ = [
     "DecoderCache",
+    "Hypothesis",
     "KeyValueCache",
     "SegmentCache",
     "beam_search",
     "bleu",
     "cache_for",
     "generate",
+    "n_best",
     "printable",
     "probabilities",
     "sample",

@@ -92,7 +92,7 @@ def n_best(
     if not len(lengths):
         raise ValueError("source: expected (B, S) with B >= 1, got no text")
     expect_shape("source", source, "B S")
-    B, K, limits = len(lengths), beam, np.asarray(lengths, np.int64) + longer
+    B, K, limits = len(lengths), int(beam), np.asarray(lengths, np.int64) + longer
     most_tokens = int(limits.max())
     caches = [DecoderCache(model, source, lengths, most_tokens, copies=K) for model in models]
     if length_penalty * math.log(penalty(most_tokens, 1)) > LARGEST:

@@ -116,6 +116,7 @@ class DecoderCache:
     ) -> None:
         expect_instance("model", model, EncoderDecoder)
         expect_positive(length=length, copies=copies)
+        length, copies = int(length), int(copies)
         self.model, self.device, self.length = model, model.device, 0
         self.room, self.copies, self.rows = length, copies, len(source) * copies
         source, lengths = expect_array("source", source), expect_array("lengths", lengths)

@@ -65,7 +65,8 @@ def _likeliest(
     ranked = np.sort(z, axis=-1)[:, ::-1][:, :top_k]  # largest first
     n = np.full((len(z), 1), ranked.shape[1])
     if top_p is not None:
-        p = np.exp((ranked - top) / temperature)
+        with np.errstate(over="ignore"):  # −inf for a tiny temperature
+            p = np.exp((ranked - top) / temperature)
         p /= p.sum(axis=-1, keepdims=True)
         n = (np.cumsum(p, axis=-1) - p < top_p).sum(axis=-1, keepdims=True)  # those before which the sum is < p
     last = np.take_along_axis(ranked, n - 1, axis=-1)

@@ -63,6 +63,7 @@ def translate(
 
     models = ensemble(model)
     expect_options(beam, LONGER, length_penalty)
+    beam = int(beam)  # a small integer of NumPy's would wrap
     expect_list("sentences", sentences)
     if max_length is not None:
         expect_at_least(1, max_length=max_length)

@@ -11,6 +11,7 @@ from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock
 from .model import Model
+from .pretrained import PretrainedError
 from .sparse_transformer import SparseTransformer
 from .transformer_xl import TransformerXL
 
@@ -30,6 +31,7 @@ __all__ = [
     "LlamaBlock",
     "MaskedPrediction",
     "Model",
+    "PretrainedError",
     "SparseTransformer",
     "TransformerXL",
 ]

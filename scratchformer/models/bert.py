@@ -6,7 +6,6 @@ understanding", 2019.
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -38,7 +37,7 @@ from ..ops.checks import (
     expect_shape,
 )
 from ..ops.cross_entropy import counted_targets
-from ..rng import Key, Zeros, fold
+from ..rng import Key, Zeros, expect_key, fold
 from .bert_heads import GELU, MaskedPrediction, Pooler, expect_in_text
 from .bert_weights import PREFIX, bert_config, load_bert, stored_classes
 from .model import Model
@@ -394,15 +393,17 @@ class BertClassifier(ClassPredictor):
         unknown or of the wrong shape, and for a setting that would change the computation; ValueError for a num_classes
         or dropout out of range, or for new_head without num_classes.
         """
-        if num_classes is None and new_head:
+        expect_boolean(new_head=new_head)
+        expect_key(key)
+        if num_classes is not None:
+            expect_positive(num_classes=num_classes)
+        elif new_head:
             raise ValueError("num_classes: expected the number of classes of the new head, got None")
-        if not (num_classes is None or (isinstance(num_classes, Integral) and num_classes >= 1)):
-            raise ValueError(f"num_classes: expected a whole number >= 1, got {num_classes!r}")
         config, names = bert_config(folder, dropout), tensor_names(folder, PREFIX)
         if dropout is None:
             own = ("classifier_dropout",)
             config["output_dropout"] = read_config(folder, "bert", fractions=own, optional=own).get(*own)
-        new = ()
+        new: tuple[str, ...] = ()
         if num_classes is None or ("classifier.weight" in names and not new_head):
             stored = stored_classes(folder, names)
             if num_classes not in (None, stored):

@@ -90,6 +90,7 @@ class GPT2(LanguageModel):
         """
         if dropout is not None:
             expect_fraction("dropout", dropout, letter="p")
+        expect_boolean(recompute=recompute)
         config = read_config(folder, "gpt2", SIZES, COMPUTED, FRACTIONS, optional=("n_inner",))
         V, C, P, depth = (config[name] for name in ("vocab_size", "n_embd", "n_positions", "n_layer"))
         F = config.get("n_inner") or 4 * C

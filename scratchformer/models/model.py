@@ -17,7 +17,8 @@ NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 class Model(Layer):
     """A layer that records its arguments, so that it can be created again: `type(model)(**model.config)`.
 
-    config: the arguments by name, including defaults, without the key.
+    config: the arguments by name, including defaults, without the key. `nn.add_lora` adds its own as "lora", which is
+    no argument: `training.load_model` creates such a model again.
 
     A model passes its `**options` on to its `body_class`. A keyword that neither of them takes raises TypeError, which
     lists the valid ones. `fixed`: options that the model sets itself, each with its reason, for the message; passing

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from ..backend import array_module
 from ..data.reading import VOCABULARY_MOST, decoded, expect_file, open_file, parsed, printable, read_json
 from ..nn import Layer, Param
 from ..ops.checks import shown
@@ -142,8 +143,9 @@ def load_weights(
     tensors: where each parameter comes from, by the parameter's name. ignored: a regular expression for the names of
     tensors that the model does not need. prefix: of names in the file, removed where present ("transformer."). tied:
     names of tensors that may be present as copies of others, each with the name of the other.
-    Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of the wrong shape or of an
-    unsupported type. Names and shapes are checked before anything is copied. Tensors are cast to the model's dtype.
+    Raises PretrainedError, naming the file and the tensors, if one is missing, unknown, of the wrong shape, of an
+    unsupported type or not finite. Names and shapes are checked before anything is copied. Tensors are cast to the
+    model's dtype.
     """
     params = model.named_parameters()
     with _opened(folder) as (path, found):
@@ -168,7 +170,11 @@ def load_weights(
                 raise PretrainedError(f"{path}: {name}: expected a copy of {tied[name]}, since the two are tied")
         for name, tensor in counted(tensors.items(), "loading", "tensors"):
             source = stored[tensor.name].read()[..., tensor.columns]
-            params[name].data[...] = source.T if tensor.transposed else source
+            data = params[name].data
+            with np.errstate(over="ignore"):  # float64 to float32
+                data[...] = source.T if tensor.transposed else source
+            if not bool(array_module(data).isfinite(data).all()):
+                raise PretrainedError(f"{path}: {tensor.name}: expected finite numbers that fit in {data.dtype}")
 
 
 def stored_name(name: str, layers: Mapping[str, str], blocks: str, leaves: Mapping[str, str] = LEAVES) -> str:

@@ -13,9 +13,12 @@ class Frozen(Layer):
     """Runs `layer` without training it: forward keeps no cache, and backward does nothing.
 
     For the layers nearest the input, such as the body of a classifier when only its head is trained:
-    `model.body = Frozen(model.body)`. `backward` returns None: no gradient passes through, so layers below are not
-    trained either. The parameters become `frozen`, and optimizers skip them. They keep their names, so weights are
-    saved and loaded as before. Other attributes are looked up on the layer (`body.max_length`).
+    `model.body = Frozen(model.body)`. `backward` returns None: no gradient passes through, so layers below get none
+    either. But weight decay still acts on these, so freeze them too. Nor can a part be `Frozen` whose gradient is
+    needed, such as the branch of a residual layer, or the output of a model; there use `Group(..., frozen=True)`.
+
+    The parameters become `frozen`, and optimizers skip them. They keep their names, so weights are saved and loaded as
+    before. Other attributes are looked up on the layer (`body.max_length`).
     """
 
     def __init__(self, layer: Layer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
 from inspect import signature
@@ -146,7 +147,7 @@ class FlatParameters:
         """The flat arrays of exactly these parameters, created if necessary. Parameters that are in the flat arrays of
         a part of the model are moved to the new ones.
 
-        Raises ValueError if there are no parameters, or if some belong to the flat arrays of a larger model.
+        Raises ValueError if there are no parameters, or if some share flat arrays with others.
         """
         params = list(params)
         if not params:
@@ -157,8 +158,8 @@ class FlatParameters:
         flats = {p.flat for p in params if p.flat is not None}
         if any(id(p) not in own for flat in flats for p in flat.params if p.flat is flat):
             raise ValueError(
-                "these parameters share the flat arrays of a larger model; "
-                "layer.to() moves a layer's parameters to separate arrays"
+                "these parameters share the flat arrays of other parameters, as in a part of a model, or after a part "
+                "was replaced; layer.to() moves a layer's parameters to arrays of their own"
             )
         return FlatParameters(params)
 
@@ -226,7 +227,11 @@ class Layer:
         found: dict[int, tuple[str, Param]] = {}
         for name, p in self._each_parameter(""):
             found.setdefault(id(p), (name, p))
-        return dict(found.values())
+        named = dict(found.values())
+        if len(named) < len(found):
+            twice = [name for name, count in Counter(name for name, _ in found.values()).items() if count > 1]
+            raise ValueError(f"{twice[0]} is the name of two parameters: in a dict, 0 and '0' give the same name")
+        return named
 
     def _each_parameter(self, prefix: str) -> Iterator[tuple[str, Param]]:
         """The parameters with their names, shared ones each time: the layer's own first, then those of sub-layers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from ..rng import Key, fold
 from .frozen import Frozen
 from .layer import Layer, Param
 from .linear import Linear
+from .recompute import Recompute
 
 ATTENTION = ("*.query", "*.value")  # the maps that the paper adapts
 
@@ -121,29 +122,32 @@ def add_lora(
     Raises ValueError, and changes nothing, if a pattern matches no Linear without an activation, if the weights of a
     matching one are shared, if it is in a `Frozen` layer, or if the model already has LoRA layers.
     """
-    found = [place for place in _attributes(model, Linear) if getattr(*place[1:]).activation is None]
-    chosen = [place for place in found if any(fnmatchcase(place[0], pattern) for pattern in layers)]
-    if next(_attributes(model, LoRA), None):
+    found = [place for place in _places(model, Linear) if place.layer.activation is None]
+    chosen = [place for place in found if any(fnmatchcase(place.name, pattern) for pattern in layers)]
+    if next(_places(model, LoRA), None):
         raise ValueError("model: it already has LoRA layers; merge_lora turns them into Linear layers")
     if not layers:
         raise ValueError("layers: expected at least one pattern, got none")
     for pattern in layers:
-        if not any(fnmatchcase(name, pattern) for name, *_ in chosen):
-            names = ", ".join(name for name, *_ in found)
+        if not any(fnmatchcase(place.name, pattern) for place in chosen):
+            names = ", ".join(place.name for place in found)
             raise ValueError(f"layers: {pattern!r} matches no Linear without an activation; the model has {names}")
-    holders = Counter(id(getattr(*place[1:]).w) for place in _attributes(model, Linear))
-    for name, owner, attribute in chosen:
-        if holders[id(getattr(owner, attribute).w)] > 1:
-            raise ValueError(f"layers: {name} shares its weights with another layer, which would not get the change")
+    holders = _holders(model)
     frozen = [name for name, layer in model.named_layers() if isinstance(layer, Frozen)]
-    for name, *_ in chosen:
-        if inside := [part for part in frozen if not part or name.startswith(f"{part}.")]:
+    for place in chosen:
+        if isinstance(place.owner, tuple):
+            raise ValueError(f"layers: {place.name} is in a tuple, where it cannot be replaced: use a list")
+        if holders[id(place.layer.w)] > 1:
             raise ValueError(
-                f"layers: {name} is in {inside[0] or 'the model'}, which is Frozen, so it gets no gradient"
+                f"layers: {place.name} shares its weights with another layer, which would not get the change"
             )
-    made = [LoRA(getattr(owner, attribute), rank, alpha, fold(key, name)) for name, owner, attribute in chosen]
-    for (_, owner, attribute), lora in zip(chosen, made, strict=True):
-        setattr(owner, attribute, lora)
+        if inside := [part for part in frozen if not part or f"{place.name}.".startswith(f"{part}.")]:
+            raise ValueError(
+                f"layers: {place.name} is in {inside[0] or 'the model'}, which is Frozen, so it gets no gradient"
+            )
+    made = [LoRA(place.layer, rank, alpha, fold(key, place.name)) for place in chosen]
+    for place, lora in zip(chosen, made, strict=True):
+        place.put(lora)
     if hasattr(model, "config"):
         model.config["lora"] = {"rank": rank, "alpha": alpha, "layers": list(layers)}
 
@@ -153,23 +157,68 @@ def merge_lora(model: Layer) -> None:
 
     The parameters get new arrays, so create optimizers and replicas afterwards.
     """
-    for _, owner, attribute in list(_attributes(model, LoRA)):
-        setattr(owner, attribute, getattr(owner, attribute).merge())
+    for place in list(_places(model, LoRA)):
+        place.put(place.layer.merge())
+    for _, layer in model.named_layers():
+        for p in layer.parameters() if isinstance(layer, Frozen) else ():
+            p.frozen = True  # also what was trained before it was adapted
     if hasattr(model, "config"):
         model.config.pop("lora", None)
     model.to()
 
 
-def _attributes(model: Layer, kind: type) -> Iterator[tuple[str, Layer, str]]:
-    """Every attribute of type `kind` of a layer in `model`: its full name, the layer, and the attribute's own name.
+class _Place(NamedTuple):
+    """Where a layer is: its full name, and an attribute of its owner, or a place in a list, tuple or dict."""
 
-    A layer that is used several times is visited once.
-    """
+    name: str
+    owner: Any
+    key: Any
+
+    @property
+    def layer(self) -> Any:
+        return getattr(self.owner, self.key) if isinstance(self.owner, Layer) else self.owner[self.key]
+
+    def put(self, layer: Layer) -> None:
+        """Replace the layer by another."""
+        if isinstance(self.owner, Layer):
+            setattr(self.owner, self.key, layer)
+        else:
+            self.owner[self.key] = layer
+
+
+def _places(model: Layer, kind: type) -> Iterator[_Place]:
+    """Every place of a `kind` in `model`. A layer that is used several times is visited once."""
     seen = set()
     for prefix, layer in model.named_layers():
+        layer = _inside(layer)
         if id(layer) in seen or isinstance(layer, LoRA):
             continue
         seen.add(id(layer))
-        for name, value in vars(layer).items():
-            if type(value) is kind:
-                yield (f"{prefix}.{name}" if prefix else name), layer, name
+        yield from _places_in(layer, vars(layer), f"{prefix}." if prefix else "", kind)
+
+
+def _places_in(owner: Any, parts: Any, prefix: str, kind: type) -> Iterator[_Place]:
+    """The places of a `kind` among `parts`, by name or number, and in containers among them."""
+    for key, value in list(parts.items() if isinstance(parts, Mapping) else enumerate(parts)):
+        name, where = f"{prefix}{key}", (owner, key)
+        while isinstance(value, Frozen | Recompute):
+            where, value = (value, "layer"), value.layer
+        if type(value) is kind:
+            yield _Place(name, *where)
+        elif isinstance(value, Mapping | list | tuple):
+            yield from _places_in(value, value, f"{name}.", kind)
+
+
+def _inside(layer: Any) -> Any:
+    """What a `Frozen` or `Recompute` runs; any other layer itself. These have the names of what they run."""
+    while isinstance(layer, Frozen | Recompute):
+        layer = layer.layer
+    return layer
+
+
+def _holders(model: Layer) -> Counter[int]:
+    """In how many places each parameter of `model` is, by its id: those of its Linears, and all other layers."""
+    found = Counter(id(place.layer.w) for place in _places(model, Linear))
+    others = {id(layer): layer for _, layer in model.named_layers() if type(_inside(layer)) is not Linear}.values()
+    found.update(id(part) for layer in others for _, part in layer.named_children() if isinstance(part, Param))
+    return found

@@ -90,14 +90,26 @@ class Residual(Layer):
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
+        _expect_gradient("norm", ds)
         dn = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
+        _expect_gradient("branch", dn)
         if self.order == "post":
             dx, _ = ops.add(ds, dn[:, -T:])
         else:
-            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
+            dn = self.norm.backward(dn, cache.norm)
+            _expect_gradient("norm", dn)
+            dx, _ = ops.add(dy, dn[:, -T:])
         return (dx, *others) if others else dx
 
     def around(self, branch: Callable[[Array], Array], x: Array) -> Array:
         """y with another function in place of the branch, such as its `extend`, without dropout or a cache."""
         return self.norm(x + branch(x)) if self.order == "post" else x + branch(self.norm(x))
+
+
+def _expect_gradient(name: str, dx: Any) -> None:
+    if dx is None:
+        raise TypeError(
+            f"{name}: expected a gradient from its backward, got None, as from a Frozen layer: "
+            "to keep its parameters as they are, use Group(..., frozen=True)"
+        )

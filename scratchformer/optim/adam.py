@@ -76,7 +76,7 @@ class Adam(Optimizer):
         for p in self.stepped:
             if (dtype := p.data.dtype).itemsize < 4:
                 raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps = (float(betas[0]), float(betas[1])), float(eps)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"betas": [float(beta) for beta in self.betas], "eps": float(self.eps)}

@@ -56,7 +56,7 @@ class DynamicRMS(Optimizer):
         for p in self.stepped:
             if (dtype := p.data.dtype).itemsize < 4:
                 raise TypeError(f"params: expected float32 or float64, got {dtype}: cast them with layer.to(dtype=...)")
-        self.decay, self.eps, self.observed = decay, eps, 0
+        self.decay, self.eps, self.observed = float(decay), float(eps), 0
         self.mean: float | None = None  # of rms over all parameters; None if it has to be computed
         for run in self.together:
             self.start[run.state] = run.flat.data[run.where]

@@ -146,7 +146,7 @@ class Muon(AdamW):
         expect_one_of("precision", precision, PRECISIONS)
         if not (isinstance(hidden, str) or callable(hidden)):
             raise TypeError(f"hidden: expected a pattern for names or a function, got {hidden!r}")
-        self.adam_lr, self.momentum, self.precision = adam_lr, momentum, precision
+        self.adam_lr, self.momentum, self.precision = float(adam_lr), float(momentum), precision
         self.hidden = Group(hidden)
         super().__init__(params, lr, betas, eps, weight_decay, groups)
         if not any(how.whole for how in self.treatments):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import cached_property
 from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
@@ -86,7 +88,8 @@ class Optimizer:
 
     params: `layer.parameters()` of a model or of a part of one; or a list of Params, each of which is stepped once,
     however often it is listed (tied weights). Parameters that are adjacent in the flat arrays are stepped together.
-    lr: the learning rate, an attribute that a schedule may set before each step. weight_decay: see each optimizer.
+    lr: the learning rate, an attribute that a schedule may set before each step; the other settings stay as they are
+    given here. weight_decay: see each optimizer.
     groups: rules for some of the parameters. The first group that matches a parameter applies to it; a parameter that
     matches none has the optimizer's own settings. Parameters that are `frozen` are not stepped. `buffers` are the names
     of the state arrays, each as long as all stepped parameters together.
@@ -103,7 +106,7 @@ class Optimizer:
         expect_instance("params", params, Iterable)
         expect_number("lr", lr)
         expect_number("weight_decay", weight_decay)
-        self.lr, self.weight_decay = lr, weight_decay
+        self.lr, self.weight_decay = float(lr), float(weight_decay)  # of NumPy's they would make float64 of float32
         self.layer = getattr(params, "layer", None)
         self.params = list({id(p): p for p in params}.values())
         for i, p in enumerate(self.params):
@@ -260,7 +263,7 @@ class Optimizer:
 
         def update(item: tuple[list[Array], Treatment]) -> None:
             arrays, how = item
-            self.update(*arrays, lr=self.lr * how.lr, weight_decay=how.weight_decay)
+            self.update(*arrays, lr=float(self.lr) * how.lr, weight_decay=how.weight_decay)
 
         list(map(update, work))
 
@@ -323,18 +326,31 @@ class Optimizer:
                 raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """The state by name, on the CPU: the number of steps and the buffers."""
+        """The state by name, on the CPU: the number of steps, a checksum of the names of the parameters that it is for,
+        and the buffers.
+        """
         state = {name: to_cpu(getattr(self, name)).copy() for name in self.buffers}
-        return {"steps": np.array(self.steps, np.int64), **state}
+        return {"steps": np.array(self.steps, np.int64), "parameters": np.array(self._checksum, np.int64), **state}
+
+    @cached_property
+    def _checksum(self) -> int:
+        """CRC-32 of the names of the stepped parameters, in order."""
+        names = (name for name, how in zip(self.names, self.treatments, strict=True) if not how.frozen)
+        return zlib.crc32("\n".join(names).encode())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state. Raises ValueError, and changes nothing, if it is from another optimizer or model; TypeError
-        if it is not a dict of arrays.
+        if it is not a dict of arrays. A state of an earlier version does not say which parameters it is for.
         """
         if not isinstance(state, Mapping):
             raise TypeError(f"state: expected a dict of arrays, got {type(state).__name__}")
-        size, dtype = sum(p.data.size for p in self.stepped), self.stepped[0].data.dtype
-        expected = {"steps": "int64 ()", **dict.fromkeys(self.buffers, f"{dtype} ({size},)")}
+        if "parameters" in state:
+            if np.asarray(state["parameters"]).tolist() != self._checksum:
+                raise ValueError(
+                    "state of another optimizer: its parameters have other names or another order, or others are frozen"
+                )
+            state = {name: value for name, value in state.items() if name != "parameters"}
+        expected = {"steps": "int64 ()", **{name: _kind(getattr(self, name)) for name in self.buffers}}
         found = {name: _kind(value) for name, value in state.items()}
         for name in sorted(expected.keys() | found.keys(), key=str):
             if expected.get(name) != found.get(name):

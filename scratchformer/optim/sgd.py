@@ -41,7 +41,7 @@ class SGD(Optimizer):
     ) -> None:
         expect_fraction("momentum", momentum)
         super().__init__(params, lr, weight_decay, groups)
-        self.momentum = momentum
+        self.momentum = float(momentum)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"momentum": float(self.momentum)}

@@ -227,6 +227,8 @@ def derivations(
     from .derivations.case import DerivationCase
     from .derivations.operations import reference
 
+    if isinstance(dy, tuple):  # derivations have one y
+        return
     for name, options in {"": kwargs, **operations}.items():
         try:
             case = reference(name, *args, **options) if name else DerivationCase(op, op_backward, tuple(args))

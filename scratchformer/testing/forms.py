@@ -160,8 +160,8 @@ def forms_of(name: str, evidence: Evidence, dy: Any, arrays: Mapping[str, Any]) 
 
 def right_digits(found: np.ndarray, right: np.ndarray) -> int:
     """The number of digits to which all elements are right."""
-    error = np.abs(found - right).max() / np.abs(right).max()
-    return math.floor(-math.log10(error)) if error else 0
+    scale, error = np.abs(right).max(initial=0), np.abs(found - right).max(initial=0)
+    return math.floor(math.log10(scale / error)) if scale and 0 < error < math.inf else 0
 
 
 def places(found: np.ndarray, right: np.ndarray) -> Iterator[tuple[str, str]]:

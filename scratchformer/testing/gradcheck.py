@@ -203,10 +203,10 @@ def check_layer(
     backward is linear in dy; forward writes to no input, parameter or gradient; backward writes only to gradients, and
     adds to them; two forwards followed by their two backwards give the sum of both, so nothing is remembered outside
     the cache; no returned array shares memory with a parameter or its gradient; float32 gives float32; neither pass
-    replaces the data or gradient array of a parameter by another; `layer` itself is not changed. Parameters that are
-    `frozen` need no gradient. Unlike an operation, a layer may return its input as y, or dy as dx (as dropout without a
-    key does), since no caller writes to either. With `layouts`, inputs and dy are also passed in other memory layouts,
-    and without rows, as in `check_gradients`.
+    replaces the data or gradient array of a parameter by another; `layer` itself is not changed; `named_parameters()`
+    finds every `Param` in it. Parameters that are `frozen` need no gradient. Unlike an operation, a layer may return
+    its input as y, or dy as dx (as dropout without a key does), since no caller writes to either. With `layouts`,
+    inputs and dy are also passed in other memory layouts, and without rows, as in `check_gradients`.
 
     Returns a Report. Raises GradientError, naming for example `blocks.0.attention.query.w[3, 1]`, and ValueError as
     `check_gradients` does, for the floating-point inputs together with the parameters that are not frozen.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import CPU, Array, Device, array_module, to_cpu, to_device
+from ..nn import Param
 from ..rng import Key
 from .contracts import (
     Diagnosis,
@@ -185,6 +186,19 @@ class PairRun(Run):
             expect_type(outputs | {f"gradient of {n}": g for n, g in gradients.items()}, self.dtype)
 
 
+def expect_named(layer: Any, objects: Iterable[Any]) -> None:
+    """Raise GradientError if one of `objects`, all that a deep copy of the layer found in it, is a Param that
+    `named_parameters` does not find: no optimizer would step it, and no snapshot would have it.
+    """
+    known = {id(p) for p in layer.named_parameters().values()}
+    for p in objects:
+        if isinstance(p, Param) and id(p) not in known:
+            raise GradientError(
+                f"the parameter {p.name or 'without a name'} {tuple(p.data.shape)} is not among named_parameters(): "
+                "keep parameters and layers in attributes, or in lists, tuples or dicts there"
+            )
+
+
 class LayerRun(Run):
     """A deep copy of a layer, and copies of its inputs."""
 
@@ -197,7 +211,9 @@ class LayerRun(Run):
         dtype: Any,
         same_bits: bool = True,
     ) -> None:
-        self.layer = copy.deepcopy(layer)
+        copies: dict[int, Any] = {}
+        self.layer = copy.deepcopy(layer, copies)
+        expect_named(self.layer, copies.values())
         expect_apart({f"{name} of a deep copy": x for name, x in layer_arrays(self.layer).items()}, layer_arrays(layer))
         self.layer.to(device=device, dtype=dtype)
         self.layer.zero_grad()

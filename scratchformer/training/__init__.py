@@ -27,6 +27,7 @@ from .snapshot import (
     kept_snapshots,
     load_model,
     load_snapshot,
+    restore,
     save_snapshot,
 )
 from .stacking import stack_weights, stacked
@@ -61,6 +62,7 @@ __all__ = [
     "observe_gradients",
     "predict_classes",
     "read_metrics",
+    "restore",
     "save_snapshot",
     "scores_of_classes",
     "stack_weights",

@@ -59,7 +59,8 @@ class Replicas:
     many a batch has; each has ⌈rows/micro_batches⌉ rows, the last one perhaps fewer.
 
     On a CPU the bits of the results depend on `micro_batch` and `micro_batches`, but neither on `count` nor on the
-    timing of threads.
+    timing of threads. The replicas are copies of the model, so a setting that is changed afterwards, such as the p of a
+    Dropout, does not reach all of them: then make new ones.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ import json
 import math
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from ..data.reading import expect_file, parsed
 from ..nn import Layer, add_lora
 from ..ops.checks import shown
 from ..optim.optimizer import Optimizer
-from ..rng import Zeros, room_for
+from ..rng import Key, Zeros, room_for
 from .diagnose import nonfinite_tensor
 
 FORMAT = "scratchformer snapshot 2"
@@ -76,6 +76,9 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
     name = type(model).__name__
     if not isinstance(getattr(model, "config", None), Mapping):
         raise SnapshotError(f"cannot save a {name}: it has no `config`, a dict of the arguments to create it again")
+    if wrong := [key for key in _keys_in(model.config) if not isinstance(key, str)]:
+        found = f"expected strings as the keys of a dict, got {shown(wrong[0])}"  # of which JSON would make a string
+        raise SnapshotError(f"cannot save a {name} with these arguments: {found}")
     try:
         described = json.dumps({"class": class_name(model), "config": model.config}, default=importable)
     except (TypeError, ValueError) as error:  # such as a user's own layer as `positions`
@@ -85,6 +88,15 @@ def describe(model: Any, state: Mapping[str, Any]) -> dict[str, str]:
         return {"format": FORMAT, "model": described, "state": json.dumps(state)}
     except (TypeError, ValueError) as error:
         raise SnapshotError(f"cannot save this state of a run: {error}") from error
+
+
+def _keys_in(value: Any) -> Iterator[Any]:
+    """The keys of all dicts in `value`."""
+    if isinstance(value, Mapping):
+        yield from value
+        value = list(value.values())
+    for part in value if isinstance(value, list | tuple) else ():
+        yield from _keys_in(part)
 
 
 def save_snapshot(
@@ -222,8 +234,10 @@ def average_snapshots(paths: Sequence[Path | str], model: Layer) -> None:
 
     Near the end of training the weights wander around a minimum, and their mean is closer to it than most of them are.
     Vaswani et al., 2017, section 6.1, average the last 5. Raises SnapshotError, and leaves the model unchanged, if
-    there are no snapshots or one does not fit.
+    there are no snapshots or one does not fit; TypeError for a single path.
     """
+    if isinstance(paths, str | os.PathLike):
+        raise TypeError(f"paths: expected a list of snapshots, got {shown(paths)}")
     if not paths:
         raise SnapshotError("average_snapshots: expected at least one snapshot, got none")
     before = model.state_dict()
@@ -334,9 +348,11 @@ def _check_tensors(tensors: Mapping[str, np.ndarray]) -> None:
 def load_model(path: Path | str, expected: type[Any] = Layer) -> tuple[Any, dict[str, Any]]:
     """The model of a snapshot, created again with its weights in the saved precision, and the state of its run.
 
-    The class of a model that is not part of this project is imported: see the beginning of this module. A snapshot of
-    an earlier version, which has no checksum, is read with a warning. expected: the class that the model must have.
-    Raises SnapshotError if the snapshot is damaged, or if its model is of another class or cannot be created here.
+    The class of a model that is not part of this project is imported: see the beginning of this module. Its key is the
+    default, or Key(0): what such a class draws from its key is saved only if it is a Param (which may be `frozen`). A
+    snapshot of an earlier version, which has no checksum, is read with a warning. expected: the class that the model
+    must have. Raises SnapshotError if the snapshot is damaged, or if its model is of another class or cannot be created
+    here.
     """
     snapshot = load_snapshot(path, earlier=True)
     try:
@@ -357,7 +373,7 @@ def _make(snapshot: Snapshot) -> Layer:
     """A model like the one in the snapshot, before its weights are loaded."""
     kind = find_class(snapshot.model_class)
     try:
-        key = {"key": Zeros()} if "key" in inspect.signature(kind).parameters or kind in MODELS.values() else {}
+        key: dict[str, Any] = {"key": Zeros()} if kind in MODELS.values() else _needed_key(kind)
         config = {name: imported(value) for name, value in snapshot.config.items()}
         lora = config.pop("lora", None)
         _expect_arguments(kind, config, key)
@@ -369,6 +385,12 @@ def _make(snapshot: Snapshot) -> Layer:
         raise SnapshotError(f"cannot create this {kind.__name__}: {error}") from error
     dtype = next((a.dtype for a in snapshot.model.values()), None)  # the same for all
     return model.to(dtype=dtype) if any(p.data.dtype != dtype for p in model.parameters()) else model
+
+
+def _needed_key(kind: type[Layer]) -> dict[str, Any]:
+    """The key for a class of a user's own: its default, or Key(0). It may compute with what it draws, so no zeros."""
+    key = inspect.signature(kind).parameters.get("key")
+    return {} if key is None or key.default is not key.empty else {"key": Key(0)}
 
 
 def _expect_arguments(function: Callable[..., Any], given: Any, more: Mapping[str, Any]) -> None:

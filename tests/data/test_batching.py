@@ -205,6 +205,10 @@ def test_the_memory_comes_back_from_a_state():
     assert equal(resumed.batch(3), batches.batch(3)) and resumed.batch(3).memory.all()
     with pytest.raises(ValueError, match=r"memory: expected \(3, 2, M, 5\), got \(3, 1, 4, 5\)"):
         resumed.load_state_dict({"step": np.array(4), "memory": np.zeros((3, 1, 4, 5))})
+    with pytest.raises(ValueError, match=r"^memory: expected finite numbers$"):
+        resumed.load_state_dict({"step": np.array(4), "memory": np.full((3, 2, 4, 5), np.nan)})
+    with pytest.raises(ValueError, match=r"^memories: expected 3 rows together, got 6$"):
+        resumed.remember(4, [memory_of(2), memory_of(2)])
     with pytest.raises(ValueError, match="expected step and memory, got nothing"):
         resumed.load_state_dict({})
     assert resumed.step == 3
@@ -383,7 +387,7 @@ def test_batches_have_little_padding_yet_come_in_random_order():
 @pytest.mark.parametrize(("count", "one_chunk"), [(640, True), (1280, False)])
 def test_batches_are_sorted_in_chunks_of_64(count, one_chunk):
     lengths = np.random.default_rng(0).permutation(count) + 1
-    dataset = Labelled([np.ones(length, dtype=np.int32) for length in lengths], np.zeros(count))
+    dataset = Labelled([np.ones(length, dtype=np.int32) for length in lengths], np.zeros(count, int))
     batches = LabelledBatches(dataset, 10, count, Key(0))
     spans = [int(np.ptp(batches.batch(step).lengths)) for step in range(len(batches))]
     assert (max(spans) == 9) is one_chunk
@@ -391,7 +395,7 @@ def test_batches_are_sorted_in_chunks_of_64(count, one_chunk):
 
 
 def test_texts_that_are_cut_to_one_length_are_not_sorted():
-    dataset = Labelled([np.full(5 + i, 1 + i, dtype=np.int32) for i in range(64)], np.zeros(64))
+    dataset = Labelled([np.full(5 + i, 1 + i, dtype=np.int32) for i in range(64)], np.zeros(64, int))
     batches = LabelledBatches(dataset, 8, 5, Key(0))
     assert all(np.ptp(batches.batch(step).ids[:, 0]) > 7 for step in range(8))
 
@@ -529,6 +533,65 @@ def test_word_dropout_replaces_that_share_of_the_words_by_unknown_and_replays():
     assert (dropping.batch(1).ids != b.ids).any()
     with pytest.raises(ValueError, match="word_dropout"):
         LabelledBatches(dataset, 4, 200, Key(1), word_dropout=1.0)
+
+
+@pytest.mark.parametrize("make", [lambda d: LabelledBatches(d, 2, 5, Key(0)), lambda d: in_order(d, 2, 5)])
+def test_labels_and_texts_that_would_be_truncated_are_refused(make):
+    ids = [np.array([2, 3]), np.array([4, 2, 3])]
+    for labels in [0.7, 0.9], [np.nan, 1], ["0", "1"]:
+        with pytest.raises(TypeError, match=r"^dataset: "):
+            make(Labelled(ids, np.array(labels)))
+    for text, error in (
+        (np.full((2, 3), 2), ValueError),
+        (np.array([0.5, 1.5]), TypeError),
+        ([2, 3], TypeError),
+        (np.array([2**32 + 5]), ValueError),
+        (np.array([2**31], np.uint32), ValueError),
+    ):
+        with pytest.raises(error, match=r"^dataset: text number 1: expected "):
+            make(Labelled([ids[0], text], np.array([0, 1])))
+
+
+def test_tokens_beyond_32_bits_are_refused():
+    text = np.full(10, 2**32 + 5)
+    for make in lambda: TextBatches(text, 1, 3, Key(0)), lambda: windows(text, 3, 3, 1):
+        with pytest.raises(ValueError, match="data: expected values from -2147483647 to 2147483647, got 4294967301"):
+            make()
+
+
+def test_small_integers_do_not_wrap():
+    dataset, text = make_dataset(300, longest=12), np.arange(100_000) % 7
+    expected, found = (
+        LabelledBatches(dataset, 8, 100, Key(0)),
+        LabelledBatches(dataset, np.uint8(8), np.int8(100), Key(0)),
+    )
+    for step in range(len(expected)):
+        np.testing.assert_array_equal(found.batch(step).ids, expected.batch(step).ids)
+    np.testing.assert_array_equal(
+        TextBatches(text, np.int8(3), np.int16(64), Key(0)).batch(2).ids, TextBatches(text, 3, 64, Key(0)).batch(2).ids
+    )
+    for small, usual in zip(
+        windows(text, np.int8(100), np.int8(100), np.int8(9)), windows(text, 100, 100, 9), strict=True
+    ):
+        np.testing.assert_array_equal(small[0].ids, usual[0].ids)
+
+
+def test_rows_are_drawn_from_arrays_of_one_length():
+    whole = np.arange(5), np.arange(10).reshape(5, 2)
+    a, b = DrawnBatches(whole, 3, Key(0)).batch(0)
+    np.testing.assert_array_equal(b, whole[1][a])
+    for wrong in (), (np.empty(0),), (np.arange(5), np.arange(4)):
+        with pytest.raises(ValueError, match="whole: expected arrays with the same number of rows, at least one, got"):
+            DrawnBatches(wrong, 3, Key(0))
+
+
+def test_evenly_spaced_texts_are_some_of_them():
+    dataset = Labelled([np.array([i]) for i in range(4)], [0, 1, 0, 1])
+    assert dataset.evenly(2).labels.tolist() == [0, 0] and dataset.evenly(np.int8(4)).ids == dataset.ids
+    assert Labelled([], np.empty(0, int)).evenly(0).ids == []
+    for count in -1, 5:
+        with pytest.raises(ValueError, match=r"^count: expected "):
+            dataset.evenly(count)
 
 
 # Evidence

@@ -150,5 +150,9 @@ def test_verify(tmp_path):
     assert verify(str(file), MD5.upper().replace("MD5", "md5")) == file
     with pytest.raises(DataError, match=r"file\.txt.*expected sha256 0000"):
         verify(file, WRONG)
+    assert verify(file, MD5.upper()) == file
+    for unknown in MD5.partition(":")[2], "crc:1":
+        with pytest.raises(ValueError, match=r'^checksum: expected "md5:..." or "sha256:...", got '):
+            verify(file, unknown)
     with pytest.raises(DataError, match=r"absent\.txt: No such file"):
         verify(tmp_path / "absent.txt", SHA256)

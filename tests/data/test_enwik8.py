@@ -4,6 +4,7 @@ import io
 import os
 import platform
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -269,3 +270,12 @@ def test_only_the_beginning_is_taken(tmp_path):
     with pytest.raises(ValueError, match="limit"):
         load_enwik8(tmp_path / "a.txt", 0)
     assert "(first 5,000 bytes)" in load_enwik8("stdlib", 5000).name
+    assert load_enwik8(Path("stdlib"), 5000).name == load_enwik8("stdlib", 5000).name
+    draft = tmp_path / "my (draft) text.txt"
+    draft.write_bytes(bytes(5000))
+    assert load_enwik8(draft, 1000).name == "my (draft) text.txt (first 1,000 bytes)"
+
+
+def test_only_bytes_are_text():
+    with pytest.raises(TypeError, match=r"^data: expected an array of bytes, uint8, got int64$"):
+        as_text(np.array([104, 105]), "x")

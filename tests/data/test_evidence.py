@@ -240,3 +240,12 @@ def test_what_does_not_fit(changed, error, message):
     if changed.keys() <= {"train", "labels", "order", "c"}:
         with pytest.raises(error, match=message):
             fit_evidence(**{"train": texts, "labels": labels} | changed)
+
+
+def test_texts_that_the_linear_model_cannot_read():
+    """An id beyond 20 bits would count as another n-gram."""
+    model = fit_evidence(*make_texts(20))
+    for wrong, error in (([2, 3], TypeError), (np.array([1.5]), TypeError), (np.array([3 + (1 << 20)]), ValueError)):
+        for read in model.of, lambda ids: model.found([ids]), lambda ids: model.logits([ids]):
+            with pytest.raises(error, match=r"^(texts|ids): expected"):
+                read(wrong)

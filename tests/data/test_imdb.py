@@ -434,11 +434,26 @@ def test_load_imdb_with_a_given_vocabulary(tmp_path):
     assert {int(ids[1]) for ids in data.train.ids} == {1, 3}
 
 
-@pytest.mark.parametrize("count", [24, 25, -2])
+@pytest.mark.parametrize("count", [24, 25])
 def test_a_validation_part_that_leaves_nothing(tmp_path, count):
     archive = write_archive(tmp_path / "a.tar.gz", make_reviews())
     with pytest.raises(DataError, match=f"{count} validation reviews"):
         load_imdb(archive, validation=count)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(validation=-2), ValueError, "validation: expected a number >= 0, got -2"),
+        (dict(validation=2.0), TypeError, "validation: expected an integer, got 2.0"),
+        (dict(evidence=4), ValueError, "evidence: expected at most 3, got 4"),
+        (dict(evidence=True), TypeError, "evidence: expected an integer, got True"),
+        (dict(vocabulary="x"), TypeError, "vocabulary: expected a Vocabulary or None, got 'x'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_read(options, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        load_imdb("no/such/archive.tar.gz", **options)
 
 
 def test_without_a_path_the_official_archive_is_fetched(tmp_path, monkeypatch):

@@ -257,6 +257,22 @@ def test_invalid_arguments():
         make_batches(batch_size=41)
     with pytest.raises(ValueError, match="texts: expected at least 2 tokens in each, got 1 in number 3"):
         make_batches(count=8, lengths=[5, 4, 3, 1, 9, 9, 9, 9])
+    with pytest.raises(TypeError, match=r"^key: expected a Key"):
+        make_batches(key=0)
+    with pytest.raises(ValueError, match=r"^short_steps: expected a number >= 0, got -2$"):
+        make_batches(short_steps=-2)
+    texts = [np.arange(5, 9)] * 3
+    for wrong, error in ((texts[0] + 0.7, TypeError), (texts[0] + 80, IndexError), (texts, ValueError)):
+        with pytest.raises(error, match=r"^texts: number 3: expected "):
+            MaskedBatches([*texts, np.array(wrong)], Numbers(80), 2, 9, Key(0))
+
+
+def test_texts_of_any_integers_give_the_same_batches():
+    texts = [np.arange(5, 30)] * 9
+    narrow, wide = (
+        MaskedBatches([t.astype(d) for t in texts], Numbers(80), 4, 20, Key(0)) for d in (np.int32, np.int64)
+    )
+    assert equal(narrow.batch(1), wide.batch(1))
 
 
 def test_single_texts_for_the_classifier():

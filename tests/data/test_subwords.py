@@ -160,9 +160,50 @@ def test_unknown_tokens_and_ids(learned):
     with pytest.raises(DataError, match=r"vocabulary: no token '\[MASK\]' in it"):
         _ = vocabulary["[MASK]"]
     for bad in [-1], [0, len(vocabulary)]:
-        with pytest.raises(IndexError, match=f"ids: expected 0 to {len(vocabulary) - 1}, got "):
+        with pytest.raises(IndexError, match=f"^ids: expected values from 0 to {len(vocabulary) - 1}, got {bad[-1]}$"):
             vocabulary.decode(bad)
+    with pytest.raises(TypeError, match="ids: expected integers, got float64"):
+        vocabulary.decode([4.9, 5.2])
+    with pytest.raises(ValueError, match=r"ids: expected \(T\), got \(2, 2\)"):
+        vocabulary.decode([[4, 5], [6, 7]])
     assert vocabulary.decode([]) == ""
+
+
+def test_only_a_byte_level_encoding_has_pieces(learned):
+    """Also if all of its letters are among the characters that GPT-2 uses for bytes."""
+    for kind in {*learned} - {"byte_bpe"}:
+        with pytest.raises(ValueError, match="vocabulary: expected tokens made of bytes, like GPT-2's"):
+            _ = learned[kind].pieces
+    with pytest.raises(ValueError, match="expected tokens made of bytes"):
+        _ = Subwords.wordpiece(["films about cafes"] * 3, 60).sizes
+
+
+def test_texts_that_cannot_be_encoded(learned):
+    for vocabulary in learned.values():
+        for text in 5, None, ["a", "b"]:
+            with pytest.raises(TypeError, match=r"^text: expected a str, got "):
+                vocabulary.encode(text)
+        with pytest.raises(TypeError, match=r"^texts\[1\]: expected a str, got None$"):
+            vocabulary.encode_all(["a", None])
+        with pytest.raises(TypeError, match=r"^texts: expected a list of texts, got generator$"):
+            vocabulary.encode_all(text for text in "ab")
+        with pytest.raises(DataError, match=r"cannot encode the text 'b\\udcff': .*surrogates not allowed"):
+            vocabulary.encode_all(["a", "b\udcff"])
+
+
+def test_settings_of_training_are_turned_off(learned, tmp_path):
+    learned["byte_bpe"].save(tmp_path / "v.json")
+    text = "hello world " * 3
+    expected = learned["byte_bpe"].encode(text)
+    tokenizer = Subwords.load(tmp_path / "v.json").tokenizer
+    tokenizer.enable_truncation(4)
+    tokenizer.enable_padding(length=100)
+    np.testing.assert_array_equal(Subwords(tokenizer).encode(text), expected)
+    tokenizer.enable_truncation(4)
+    tokenizer.save(str(tmp_path / "cut.json"))
+    np.testing.assert_array_equal(Subwords.load(tmp_path / "cut.json").encode(text), expected)
+    with pytest.raises(TypeError, match="tokenizer: expected a Tokenizer, got 'x'"):
+        Subwords("x")
 
 
 # Files

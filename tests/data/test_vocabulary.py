@@ -150,3 +150,16 @@ def test_a_single_text_is_no_list_of_texts():
         Vocabulary("abc")
     with pytest.raises(TypeError, match=r"^texts: expected a list of texts, got str$"):
         Vocabulary.build("abc", 10)
+
+
+def test_ids_that_are_no_row_of_integers():
+    vocabulary = Vocabulary(["a", "b"])
+    for wrong, error in (([1.7, 2.9], TypeError), ([[2, 3]], ValueError), (2, ValueError)):
+        with pytest.raises(error, match=r"^ids: expected"):
+            vocabulary.decode(wrong)
+    assert vocabulary.decode([]) == ""
+
+
+def test_a_word_that_could_not_be_saved():
+    with pytest.raises(ValueError, match=r"words: number 3, '\\udcff', cannot be written in UTF-8"):
+        Vocabulary.build(["\udcff a"], 10)

@@ -39,6 +39,16 @@ def tensors():
     return their_tensors(Key(0).generator())
 
 
+@pytest.mark.parametrize("value", [np.float32(np.nan), np.float32(np.inf), np.float64(1e300)])
+def test_weights_that_are_not_finite_are_refused(tmp_path, tensors, value):
+    name = "transformer.wpe.weight"
+    tensors[name] = tensors[name].astype(value.dtype)
+    tensors[name][1, 2] = value
+    write(tmp_path, tensors)
+    with pytest.raises(PretrainedError, match=r"wpe\.weight: expected finite numbers that fit in float32$"):
+        GPT2.from_pretrained(tmp_path)
+
+
 def test_every_tensor_arrives_where_it_belongs(tmp_path, tensors):
     write(tmp_path, tensors)
     model = GPT2.from_pretrained(tmp_path, dropout=0.3)
@@ -308,6 +318,8 @@ def test_settings_that_are_this_model(tmp_path):
 
 def test_a_wrong_argument_is_not_blamed_on_the_folder(tmp_path):
     write(tmp_path)
+    with pytest.raises(TypeError, match=r"^recompute: expected True or False, got 'no'$"):
+        GPT2.from_pretrained(tmp_path, recompute="no")
     for dropout in (2.0, 1, -0.1):
         with pytest.raises(ValueError, match=f"^dropout: expected 0 <= p < 1, got {dropout}$") as raised:
             GPT2.from_pretrained(tmp_path, dropout=dropout)

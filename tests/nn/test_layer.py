@@ -99,7 +99,7 @@ def test_cast_and_load_leave_views(dtype, device):
 def test_flat_arrays_of_a_part_of_a_model_are_refused():
     block = make_block()
     assert block.flat
-    with pytest.raises(ValueError, match="share the flat arrays of a larger model"):
+    with pytest.raises(ValueError, match="share the flat arrays of other parameters, as in a part of a model"):
         block.norm1.flat  # noqa: B018
     assert FlatParameters.of(reversed(block.parameters())) is block.flat  # whatever the order of the list
 

@@ -9,7 +9,17 @@ from scratchformer.backend import to_cpu, to_device
 from scratchformer.generation import beam_search
 from scratchformer.generation.cache import KeyValueCache
 from scratchformer.models import Classifier, EncoderDecoder, LanguageModel, TransformerXL
-from scratchformer.nn import Frozen, Layer, Linear, LoRA, SelfAttention, TransformerBlock, add_lora, merge_lora
+from scratchformer.nn import (
+    Frozen,
+    Layer,
+    Linear,
+    LoRA,
+    Recompute,
+    SelfAttention,
+    TransformerBlock,
+    add_lora,
+    merge_lora,
+)
 from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
 
@@ -174,9 +184,61 @@ def test_a_block_that_is_used_three_times_is_adapted_and_merged_once():
     assert type(model.blocks[2].attention.query) is Linear
 
 
-def test_shared_weights_are_not_adapted():
+class Tied(Layer):
+    def __init__(self):
+        self.query = Linear(4, 4)
+        self.w = self.query.w  # which the layer itself reads
+
+
+@pytest.mark.parametrize("make", [Shares, Tied])
+def test_shared_weights_are_not_adapted(make):
     with pytest.raises(ValueError, match="layers: query shares its weights with another layer"):
-        add_lora(Shares(), 2, layers=["query"])
+        add_lora(make(), 2, layers=["query"])
+
+
+class Experts(Layer):
+    def __init__(self):
+        self.experts = [Linear(4, 4, key=Key(1)), Linear(4, 4, key=Key(2))]
+        self.named = {"a": [Frozen(Linear(4, 4, key=Key(3)))]}
+
+    def forward(self, x):
+        for linear in (*self.experts, *self.named["a"]):
+            x = linear(x)
+        return x, None
+
+
+def test_layers_in_lists_and_dicts_are_adapted():
+    model, x = Experts(), np.ones((2, 4), np.float32)
+    add_lora(model, 2, layers=["experts.*"])
+    assert [type(layer) for layer in model.experts] == [LoRA, LoRA]
+    model.experts[1].lora_b.data[...] = 0.5
+    expected = model(x)
+    merge_lora(model)
+    assert [type(layer) for layer in model.experts] == [Linear, Linear]
+    np.testing.assert_allclose(model(x), expected, rtol=1e-5)
+    with pytest.raises(ValueError, match=r"layers: named.a.0 is in named.a.0, which is Frozen"):
+        add_lora(model, 2, layers=["named.*"])
+    model.experts = tuple(model.experts)
+    with pytest.raises(ValueError, match=r"layers: experts.0 is in a tuple, where it cannot be replaced: use a list"):
+        add_lora(model, 2, layers=["experts.*"])
+
+
+def test_layers_that_are_recomputed_are_adapted():
+    model = language_model()
+    model.body.blocks[0].attention = Recompute(model.body.blocks[0].attention)
+    add_lora(model, 2)
+    adapted_maps = {name.rpartition(".")[0] for name in model.named_parameters() if name.endswith(".lora_a")}
+    assert adapted_maps == {f"body.blocks.{i}.attention.{part}" for i in (0, 1) for part in ("query", "value")}
+
+
+def test_adapted_layers_that_are_frozen_later_are_merged_and_stay_frozen():
+    model = adapted()
+    expected = model(IDS)
+    model.body.blocks[0].attention = Frozen(model.body.blocks[0].attention)
+    merge_lora(model)
+    np.testing.assert_allclose(model(IDS), expected, rtol=1e-5, atol=1e-6)
+    assert not any("lora" in name for name in model.named_parameters()) and "lora" not in model.config
+    assert all(p.frozen for p in model.body.blocks[0].attention.parameters())
 
 
 # Frozen
@@ -241,3 +303,13 @@ def test_a_frozen_body_remembers_nothing():
     _, cache = model.loss(FOUR, FOUR)
     with pytest.raises(ValueError, match="cache: it has no vectors to remember"):
         model.remember(cache[0])
+
+
+@pytest.mark.parametrize(("part", "norm"), [("attention", "post"), ("feedforward", "pre"), ("norm1", "pre")])
+def test_a_frozen_part_whose_gradient_is_needed_is_named(part, norm):
+    block = TransformerBlock(8, 2, norm=norm)
+    setattr(block, part, Frozen(getattr(block, part)))
+    y, cache = block.forward(np.ones((1, 3, 8), np.float32))
+    name = "norm" if part == "norm1" else "branch"
+    with pytest.raises(TypeError, match=rf"^{name}: expected a gradient from its backward, got None, as from a Frozen"):
+        block.backward(y, cache)

@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from scratchformer import optim
 from scratchformer.backend import to_cpu
-from scratchformer.nn import Layer, Linear
-from scratchformer.optim import SGD, Adam, AdamW, Muon
+from scratchformer.nn import Layer, Linear, Param
+from scratchformer.optim import SGD, Adam, AdamW, Group, Muon
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
 
@@ -143,6 +144,72 @@ def test_a_wrong_state_is_refused_and_nothing_is_changed(device, make_params, se
     with pytest.raises(ValueError, match="another optimizer"):
         optimizer.load_state_dict(state)
     assert_same(everything(optimizer), before)
+
+
+class Two(Layer):
+    """Two parameters of one shape, in either order."""
+
+    def __init__(self, *names):
+        for name in names:
+            setattr(self, name, Param(np.ones((2, 2), np.float32), "w"))
+
+
+def test_a_state_for_other_parameters_is_refused():
+    """Even if it has the same size: another order, or others are frozen."""
+    state = SGD(Two("a", "b").parameters(), 0.1).state_dict()
+    SGD(Two("a", "b").parameters(), 0.1).load_state_dict(state)
+    other = SGD(Two("b", "a").parameters(), 0.1)
+    with pytest.raises(ValueError, match="its parameters have other names or another order, or others are frozen"):
+        other.load_state_dict(state)
+    del state["parameters"]  # an earlier version's
+    other.load_state_dict(state)
+    states = [
+        Adam(Two("a", "b").parameters(), 0.1, groups=[Group(frozen, frozen=True)]).state_dict() for frozen in "ab"
+    ]
+    with pytest.raises(ValueError, match="or others are frozen"):
+        Adam(Two("a", "b").parameters(), 0.1, groups=[Group("a", frozen=True)]).load_state_dict(states[1])
+
+
+def test_a_part_of_a_state_comes_back_to_the_process_that_keeps_it():
+    model = Two("a", "b")
+    optimizer = Adam(model.parameters(), 0.1)
+    model.a.grad[...] = model.b.grad[...] = 1
+    optimizer.step()
+    whole = optimizer.state_dict()
+    optimizer.keep(optimizer.slices(2)[1])
+    own = optimizer.state_dict()
+    optimizer.m[...] = 0
+    optimizer.load_state_dict(own)
+    assert_same(optimizer.state_dict(), own)
+    if own["m"].size < whole["m"].size:
+        with pytest.raises(ValueError, match=r"m: expected float32 \(\d\,\), got float32 \(8,\)"):
+            optimizer.load_state_dict(whole)
+    assert_same(optimizer.state_dict(), own)
+
+
+NUMBERS = {
+    "SGD": lambda number: dict(lr=number(0.1), momentum=number(0.9), weight_decay=number(0.01)),
+    "Adam": lambda number: dict(lr=number(0.1), betas=(number(0.9), number(0.99)), eps=number(1e-8)),
+    "AdamW": lambda number: dict(lr=number(0.1), weight_decay=number(0.1)),
+    "Muon": lambda number: dict(lr=number(0.02), adam_lr=number(1e-3), momentum=number(0.95), hidden="*"),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_of_numpy_give_the_same_bits(name):
+    """A float64 of NumPy's would make float64 of float32 arrays."""
+    found = []
+    for number in float, np.float64:
+        model = Two("a", "b")
+        optimizer = getattr(optim, name)(model.parameters(), **NUMBERS[name](number))
+        for step in range(3):
+            draw = np.random.default_rng(step)
+            for p in model.parameters():
+                p.grad[...] = draw.standard_normal(p.data.shape)
+            optimizer.lr = number(0.05)
+            optimizer.step()
+        found.append(model.state_dict())
+    assert_same(*found)
 
 
 @pytest.mark.parametrize("make", [make for name, make in OPTIMIZERS.items() if name != "Muon"])

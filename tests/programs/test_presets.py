@@ -8,7 +8,7 @@ import pytest
 from scratchformer import ops
 from scratchformer.models import LanguageModel
 from scratchformer.nn.recompute import recomputes_blocks
-from scratchformer.optim import Adam, Constant, Cosine, InverseSquareRoot, Muon
+from scratchformer.optim import Adam, AdamW, Constant, Cosine, InverseSquareRoot, Muon
 from scratchformer.rng import Key
 from scratchformer.training import stage
 from scratchformer.training.settings import start_run
@@ -157,8 +157,13 @@ def test_the_translator_learns_with_muon_and_the_preset_adam_as_in_the_paper(tra
 
 def test_muon_pre_trains(trained):
     pytest.importorskip("tokenizers")
-    optimizer, schedule = trained("bert", "--optimizer", "muon", "--muon-lr", "0.03")[1:3]
+    _, optimizer, schedule, _, steps = trained("bert")
+    assert (type(optimizer), optimizer.lr, optimizer.adam_lr) == (Muon, 0.01, 1e-3)
+    assert schedule == Cosine(0.01, 100, 5_000) and steps == 5_000
+    optimizer, schedule = trained("bert", "--muon-lr", "0.03")[1:3]
     assert (type(optimizer), optimizer.lr, schedule.peak) == (Muon, 0.03, 0.03)
+    optimizer, schedule = trained("bert", "--optimizer", "adam")[1:3]
+    assert (type(optimizer), optimizer.lr, optimizer.betas, schedule.peak) == (AdamW, 1e-3, (0.9, 0.98), 1e-3)
 
 
 @pytest.mark.parametrize("name", ["enwik8", "bert", "translate"])

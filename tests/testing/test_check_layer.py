@@ -486,3 +486,33 @@ def test_kinks_are_named():
 def test_complex_inputs_are_refused_by_name():
     with pytest.raises(TypeError, match=r"^x: expected real numbers, got complex128$"):
         check_layer(nn.Linear(2, 3), np.ones((4, 2), complex))
+
+
+class Kept:
+    """No Layer, and no container in which parameters are looked for."""
+
+    def __init__(self):
+        self.linear = nn.Linear(3, 3)
+
+
+@pytest.mark.parametrize("keep", [lambda linear: {linear}, lambda linear: Kept()])
+def test_parameters_that_no_optimizer_would_find(keep):
+    class Lost(Layer):
+        def __init__(self):
+            self.parts = keep(nn.Linear(3, 3))
+
+        def forward(self, x):
+            return 2 * x, None
+
+        def backward(self, dy, cache):
+            return 2 * dy
+
+    with pytest.raises(GradientError, match=r"the parameter (w|b) \(3,.*\) is not among named_parameters\(\)"):
+        check_layer(Lost(), np.ones((2, 3)))
+
+
+def test_two_parameters_of_one_name():
+    layer = nn.Linear(3, 3)
+    layer.more = {0: nn.Linear(3, 3), "0": nn.Linear(3, 3)}
+    with pytest.raises(ValueError, match=r"more\.0\.w is the name of two parameters"):
+        layer.parameters()

@@ -414,6 +414,14 @@ def test_a_failing_search_does_not_hide_the_wrong_gradient(monkeypatch):
         check_gradients(norm, norm_backward, X, GAMMA, BETA)
 
 
+@pytest.mark.filterwarnings("error")
+def test_gradients_for_which_the_search_has_nothing_to_divide_by_or_no_derivation():
+    with pytest.raises(GradientError, match="wrong gradient at x"):  # straight-through: the right gradient is 0
+        check_gradients(lambda x: (np.floor(x), None), lambda dy, _: +dy, X + 0.5)
+    with pytest.raises(GradientError, match="wrong gradient at x"):
+        check_gradients(lambda x: ((2 * x, 3 * x), None), lambda dy, _: 2 * dy[0] + dy[1], X)
+
+
 def test_the_catalogue():
     names = [mistake.name for mistake in MISTAKES]
     assert len(set(names)) == len(names) > 90

@@ -810,3 +810,11 @@ def test_a_number_so_large_that_any_gradient_would_pass_is_refused(large, factor
     arrays = np.random.default_rng(0).normal(size=3), np.array([large, -large])
     with pytest.raises(ValueError, match="x: expected arguments less different in size"):
         check_gradients(total, total_backward, *arrays)
+
+
+def test_a_truth_value_beside_y_is_named():
+    def double(x):
+        return (2 * x, x > 0), None
+
+    with pytest.raises(GradientError, match=r"y\[1\] is bool"):
+        check_gradients(double, lambda dy, cache: 2 * dy[0], normal(3))

@@ -18,7 +18,7 @@ import scratchformer
 from scratchformer.backend import to_cpu
 from scratchformer.models import LanguageModel, SparseTransformer
 from scratchformer.nn import GridPositions, Layer, Param
-from scratchformer.optim import Adam
+from scratchformer.optim import Adam, AdamW, Group
 from scratchformer.rng import Key
 from scratchformer.training import (
     SnapshotError,
@@ -360,6 +360,42 @@ def test_a_users_own_model_comes_back(tmp_path):
         restore(snapshot, Scale((1, 2)))
 
 
+class Fourier(Layer):
+    """What it draws from its key and is not trained is a frozen Param, so that it is saved; what it inverts is not."""
+
+    def __init__(self, key=Key(0)):
+        self.config = {}
+        draw = key.generator()
+        self.frequencies = Param(draw.standard_normal((2, 2)), "frequencies")
+        self.frequencies.frozen = True
+        np.linalg.inv(draw.standard_normal((2, 2)))  # of zeros there is no inverse
+
+
+def test_a_users_own_model_that_draws_from_its_key_comes_back(tmp_path):
+    model = Fourier(Key(3))
+    save_snapshot(tmp_path / "last.safetensors", model)
+    loaded, _ = load_model(tmp_path)
+    np.testing.assert_array_equal(loaded.frequencies.data, model.frequencies.data)
+    assert loaded.frequencies.frozen
+
+
+@pytest.mark.parametrize("sizes", [{1: 5}, [{"a": {None: 5}}]])
+def test_a_dict_whose_keys_json_would_change_is_refused(tmp_path, sizes):
+    model = Scale((2, 1))
+    model.config["sizes"] = sizes
+    with pytest.raises(SnapshotError, match=r"expected strings as the keys of a dict, got (1|None)"):
+        save_snapshot(tmp_path / "last.safetensors", model)
+
+
+def test_an_optimizer_of_other_parameters_is_not_restored(tmp_path, make_model):
+    model = make_model("LanguageModel")
+    save_snapshot(tmp_path / "last.safetensors", model, AdamW(model.parameters(), 0.1))
+    frozen = [Group("*.query.w", frozen=True)]
+    other = AdamW(model.parameters(), 0.1, groups=frozen)
+    with pytest.raises(SnapshotError, match="state of another optimizer: its parameters have other names"):
+        restore(load_snapshot(tmp_path), model, other)
+
+
 def test_a_class_within_a_class_and_a_subclass_of_the_projects(tmp_path):
     model = Scale.Inner(16, 8, 2, 1, 8, key=Key(3))
     save_snapshot(tmp_path / "last.safetensors", model)
@@ -659,6 +695,8 @@ def test_the_mean_of_snapshots_that_do_not_fit_changes_nothing(tmp_path, make_mo
     assert_same(before, model.state_dict())
     with pytest.raises(SnapshotError, match="expected at least one snapshot, got none"):
         average_snapshots([], model)
+    with pytest.raises(TypeError, match=r"paths: expected a list of snapshots, got '1.safetensors'"):
+        average_snapshots("1.safetensors", model)
 
 
 def test_a_model_with_a_users_layer_among_its_options_cannot_be_saved(tmp_path):

@@ -403,6 +403,13 @@ def test_a_schedule_may_return_a_number_of_numpy(tmp_path, train_tiny, monkeypat
     assert read_metrics(tmp_path / "metrics.jsonl")[0]["lr"] == pytest.approx(0.0025)
 
 
+@pytest.mark.parametrize(("rate", "error"), [(-0.1, ValueError), (float("nan"), ValueError), (None, TypeError)])
+def test_what_is_no_learning_rate_is_not_blamed_on_the_weights(tmp_path, train_tiny, monkeypatch, rate, error):
+    monkeypatch.setattr(Cosine, "__call__", lambda self, step: rate if step else 0.1)
+    with pytest.raises(error, match=r"^schedule\(1\): expected a (finite )?number"):
+        train_tiny("LanguageModel", tmp_path, 2)
+
+
 def test_a_program_may_write_to_the_folder_once_it_belongs_to_this_run(tmp_path, train_tiny):
     called = []
     train_tiny("LanguageModel", tmp_path, 3, on_start=lambda: called.append("new"))
