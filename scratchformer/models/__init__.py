@@ -11,7 +11,7 @@ from .gpt2 import GPT2
 from .language_model import LanguageModel
 from .llama import Llama, LlamaBlock
 from .model import Model
-from .pretrained import PretrainedError
+from .pretrained import PretrainedError as PretrainedError  # not in __all__, the list of models
 from .sparse_transformer import SparseTransformer
 from .transformer_xl import TransformerXL
 
@@ -31,7 +31,6 @@ __all__ = [
     "LlamaBlock",
     "MaskedPrediction",
     "Model",
-    "PretrainedError",
     "SparseTransformer",
     "TransformerXL",
 ]
