@@ -10,6 +10,7 @@ from ..backend import Array
 from ..ops.checks import expect_instance, expect_one_of, expect_shape
 from ..rng import Key
 from .dropout import Dropout
+from .frozen import Frozen
 from .layer import Layer
 
 ORDERS = ("post", "pre")
@@ -86,30 +87,24 @@ class Residual(Layer):
     def backward(self, dy: Array, cache: ResidualCache) -> Any:
         """dx (B, T, C), of the last T positions; or a tuple of dx and the gradients of the further inputs."""
         expect_shape("dy", dy, "B T C")
+        for name, part in ("branch", self.branch), ("norm", self.norm):
+            if isinstance(part, Frozen):
+                raise TypeError(
+                    f"{name}: expected a layer through which the gradient passes, got a Frozen one: "
+                    "to keep its parameters as they are, use Group(..., frozen=True)"
+                )
         T = dy.shape[1]
         ds = dy
         if self.order == "post":
             ds = self.norm.backward(dy, cache.norm)
-        _expect_gradient("norm", ds)
         dn = self.branch.backward(self.dropout.backward(ds, cache.dropout), cache.branch)
         dn, *others = dn if isinstance(dn, tuple) else (dn,)
-        _expect_gradient("branch", dn)
         if self.order == "post":
             dx, _ = ops.add(ds, dn[:, -T:])
         else:
-            dn = self.norm.backward(dn, cache.norm)
-            _expect_gradient("norm", dn)
-            dx, _ = ops.add(dy, dn[:, -T:])
+            dx, _ = ops.add(dy, self.norm.backward(dn, cache.norm)[:, -T:])
         return (dx, *others) if others else dx
 
     def around(self, branch: Callable[[Array], Array], x: Array) -> Array:
         """y with another function in place of the branch, such as its `extend`, without dropout or a cache."""
         return self.norm(x + branch(x)) if self.order == "post" else x + branch(self.norm(x))
-
-
-def _expect_gradient(name: str, dx: Any) -> None:
-    if dx is None:
-        raise TypeError(
-            f"{name}: expected a gradient from its backward, got None, as from a Frozen layer: "
-            "to keep its parameters as they are, use Group(..., frozen=True)"
-        )
