@@ -421,7 +421,7 @@ def test_norms_of_constant_and_of_infinite_rows():
     """Divisions and roots are not estimated: the mean of equal numbers is that number, and 1/√∞ is 0."""
     pytest.importorskip("numba")
     x, gamma = np.full((1, 7), 6e4, np.float32), np.ones(7, np.float32)
-    with fast():
+    with fast(), np.errstate(invalid="ignore"):  # ∞ · 0, where the reference computes it
         np.testing.assert_array_equal(ops.layernorm(x, gamma, 0 * gamma)[0], 0)
         x[0, 2] = np.inf
         found = ops.rmsnorm(x, gamma)[0]

@@ -223,6 +223,13 @@ def test_layers_in_lists_and_dicts_are_adapted():
         add_lora(model, 2, layers=["experts.*"])
 
 
+def test_a_layer_among_the_arguments_of_a_model_is_one_layer():
+    model = Experts()
+    model.config = {"experts": model.experts}
+    add_lora(model, 2, layers=["experts.*"])
+    assert [type(layer) for layer in model.experts] == [LoRA, LoRA]
+
+
 def test_layers_that_are_recomputed_are_adapted():
     model = language_model()
     model.body.blocks[0].attention = Recompute(model.body.blocks[0].attention)
