@@ -325,8 +325,8 @@ def train(
                 where = first_nonfinite(replicas, batch, key)
                 what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
                 raise diverged(what, bad.step)
-            expect_number(f"schedule({step})", rate := schedule(step))
-            optimizer.lr = rate
+            optimizer.lr = schedule(step)
+            expect_number(f"schedule({step})", optimizer.lr)
             optimizer.step(replicas.map)
             replicas.join()
 
