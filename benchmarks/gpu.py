@@ -10,8 +10,8 @@ In this order, so that a short lease is well spent; `--only` chooses some of the
 - examples: the programs imdb.py and enwik8.py for 100 steps, with the tutorial's sizes.
 - speed: a training step of the tutorial's two models and of GPT-2 small (124 million parameters, context 1,024), beside
   PyTorch eager and `torch.compile`, both with fused attention and fused Adam. They take turns in one process. Each runs
-  in float32, in TF32, and in half precision: bfloat16 in PyTorch, float16 here, since CuPy 14 has no batched products
-  in bfloat16. Medians, tokens a second, memory, and the share of the rate that CuPy reaches in a large product.
+  in float32, in TF32 and in bfloat16. Medians, tokens a second, memory, and the share of the rate that CuPy reaches in
+  a large product.
 
 Results are written to OUT/results.jsonl, one JSON object on each line. The output of the tests and programs is in the
 same folder. If a part fails, its error is written there too, and the next part begins. To try this program without a
@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ import numpy as np
 from setups import counted_work
 
 from scratchformer import Key, models
-from scratchformer.backend import CPU, Device, DeviceError, get_device
+from scratchformer.backend import CPU, Device, DeviceError, get_device, use_tf32
 from scratchformer.data import LabelledBatches, TextBatches
 from scratchformer.data.imdb import Labelled
 from scratchformer.optim import Adam, clip_by_global_norm
@@ -43,7 +43,7 @@ from scratchformer.training import Replicas
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS, ROUNDS, TURN = 20, 8, 5  # steps that are compared; turns of each competitor, and steps of a turn
-PRECISIONS = {"float32": ("float32", "float32"), "tf32": ("tf32", "tf32"), "half": ("float16", "bfloat16")}
+PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
 class Results:
@@ -104,14 +104,16 @@ def our_steps(model: Any, batches: Any, precision: str) -> Callable[[int], Any]:
     """A function that makes `count` training steps and returns the last loss, which may still be on the device."""
     replicas, adam = Replicas(model, precision=precision), Adam(model.parameters(), 1e-4)
 
+    replicas.__enter__()  # and not left between turns, since that would forget the recorded steps
+
     def steps(count: int) -> Any:
-        with replicas:
-            for number in range(count):
-                loss = replicas.gradients(batches.batch(number), None)
-                clip_by_global_norm(model.flat.grad, 1.0)
-                adam.step(replicas.map)
+        for number in range(count):
+            loss = replicas.gradients(batches.batch(number), None)
+            clip_by_global_norm(model.flat.grad, 1.0)
+            adam.step(replicas.map)
         return loss
 
+    vars(steps)["replicas"] = replicas
     return steps
 
 
@@ -126,6 +128,7 @@ def torch_steps(model: Any, batches: Any, precision: str, compiled: bool, device
     peer = kinds[type(model)](model, fused=True).to(device)
     peer.padded = False  # no row of a classifier's batch is
     adam = torch.optim.Adam(peer.parameters(), 1e-4, fused=True)
+    torch.compiler.reset()  # it compiles only so many variants of a function
     compute = torch.compile(peer.loss) if compiled else peer.loss
 
     def steps(count: int) -> Any:
@@ -143,7 +146,7 @@ def torch_steps(model: Any, batches: Any, precision: str, compiled: bool, device
     return steps
 
 
-def agree(device: Device, results: Results, small: bool) -> None:
+def agree(device: Device, results: Results) -> None:
     """The losses of training on the CPU and on the device."""
     for name, make, batches_of in setups(small=True):
         losses = {}
@@ -166,10 +169,15 @@ def synchronized(device: Device) -> None:
         device.xp.cuda.Device(device.index).synchronize()
 
 
-def device_rate(device: Device, dtype: str) -> float:
+def device_rate(device: Device, precision: str) -> float:
     """FLOP/s in products of large square matrices: the best of many."""
     n = 8192 if device.index is not None else 1024
-    a = device.xp.ones((n, n), dtype)
+    a = device.xp.asarray(Key(0).generator().standard_normal((n, n), np.float32))
+    if precision == "bfloat16" and device is not CPU:
+        import ml_dtypes
+
+        a = a.astype(ml_dtypes.bfloat16)
+    use_tf32(device, precision == "tf32")
     best = float("inf")
     for _ in range(10):
         synchronized(device)
@@ -192,38 +200,38 @@ class Memory:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
 
-    def of(self, competitor: str) -> float | None:
+    def of(self, steps: Callable) -> float | None:
         """Of both of PyTorch's competitors together, since they share one pool."""
         if self.pool is None:
             return None
-        if competitor == "scratchformer":
-            return self.pool.total_bytes() / 1e9
+        if replicas := getattr(steps, "replicas", None):
+            return (self.pool.total_bytes() + replicas.graphs.memory()) / 1e9
         import torch
 
         return torch.cuda.max_memory_reserved() / 1e9
 
 
-def speed(device: Device, results: Results, small: bool) -> None:
-    for label in PRECISIONS:
+def speed(device: Device, results: Results, small: bool, precisions: Sequence[str]) -> None:
+    for label in precisions:
         for name, make, batches_of in setups(small):
             compare(device, results, label, name, make, batches_of)
 
 
 def compare(device: Device, results: Results, label: str, name: str, make: Callable, batches_of: Callable) -> None:
     """Steps of one model in one precision, by all competitors in turns."""
-    where, (ours, theirs), memory = "cpu" if device is CPU else "cuda", PRECISIONS[label], Memory(device)
+    where, memory = "cpu" if device is CPU else "cuda", Memory(device)
     model = make()
     batches = batches_of(model)
     competitors = {
-        "scratchformer": lambda: our_steps(make().to(device), batches, ours),
-        "PyTorch": lambda: torch_steps(model, batches, theirs, False, where),
-        "torch.compile": lambda: torch_steps(model, batches, theirs, True, where),
+        "scratchformer": lambda: our_steps(make().to(device), batches, label),
+        "PyTorch": lambda: torch_steps(model, batches, label, False, where),
+        "torch.compile": lambda: torch_steps(model, batches, label, True, where),
     }
     steps: dict[str, Callable[[int], Any]] = {}
     for competitor, begin in competitors.items():
         try:
             steps[competitor] = begin()
-            loss = float(steps[competitor](3))  # compiles, and fills caches
+            loss = float(steps[competitor](5))  # compiles, records, and fills caches
             results.add("first steps", model=name, precision=label, competitor=competitor, loss=loss)
         except Exception as error:
             steps.pop(competitor, None)
@@ -237,16 +245,20 @@ def compare(device: Device, results: Results, label: str, name: str, make: Calla
             seconds[competitor].append((time.perf_counter() - start) / TURN)
     batch = batches.batch(0)
     work, tokens = counted_work(model, batch), batch[0].size
-    held = {competitor: memory.of(competitor) for competitor in steps}
-    rate = device_rate(device, "float16" if ours == "float16" else "float32")
+    held = {competitor: memory.of(take) for competitor, take in steps.items()}
+    for take in steps.values():
+        if replicas := getattr(take, "replicas", None):
+            replicas.__exit__(None, None, None)
+    steps.clear()  # and so the memory of all
+    rate = device_rate(device, label)
     for competitor, measured in seconds.items():
         median = statistics.median(measured)
         values = dict(seconds=median, least=min(measured), most=max(measured), tokens_per_second=tokens / median)
         if "torch.compile" in seconds:
             values["ratio_to_compiled"] = median / statistics.median(seconds["torch.compile"])
         results.add(
-            "speed", model=name, precision=label, computed_in=ours if competitor == "scratchformer" else theirs,
-            competitor=competitor, share_of_rate=work / median / rate, memory_gb=held[competitor], **values,
+            "speed", model=name, precision=label, competitor=competitor, share_of_rate=work / median / rate,
+            rate=rate, memory_gb=held[competitor], **values,
         )  # fmt: skip
 
 
@@ -257,6 +269,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="the folder of the results (gpu)")
     parser.add_argument("--device", default="gpu", help="gpu, gpu:N, or cpu to try this program")
     parser.add_argument("--small", action="store_true", help="small models in the part speed")
+    parser.add_argument(
+        "--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS, help="in the part speed (all)"
+    )
     parser.add_argument("--minutes", type=float, default=8.0, help="the most for the tests, and for each example (8)")
     for name in "enwik8", "imdb":
         parser.add_argument(f"--{name}", metavar="PATH", help="as --data for the program (default: downloaded)")
@@ -281,7 +296,7 @@ def main() -> None:
                     program = [sys.executable, str(ROOT / "examples" / f"{name}.py"), *options]
                     results.run(f"example {name}", program + (["--data", data] if data else []), 60 * args.minutes)
             else:
-                {"agree": agree, "speed": speed}[part](device, results, args.small)
+                agree(device, results) if part == "agree" else speed(device, results, args.small, args.precision)
         except Exception as error:
             results.add("failed", what=part, why=repr(error), where=traceback.format_exc()[-1500:])
 

@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
@@ -172,11 +173,21 @@ def gpus() -> tuple[Any, int]:
         raise DeviceError(f"CuPy is installed but finds no usable GPU: {error}") from error
 
 
+_loaders: list[Callable[[], object]] = []  # these import the modules that register twins for CuPy, see `when_gpu`
+
+
+def when_gpu(load: Callable[[], object]) -> None:
+    """Call `load` when a GPU is chosen for the first time."""
+    _loaders.append(load)
+
+
 def _gpu(index: int) -> Device:
     cupy, count = gpus()
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
     _expect_working(cupy, index)
+    while _loaders:
+        _loaders.pop()()
     return Device(f"gpu:{index}", cupy, index)
 
 

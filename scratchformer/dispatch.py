@@ -83,6 +83,11 @@ def fast() -> Iterator[None]:
             _fast_depth -= 1
 
 
+def is_fast() -> bool:
+    """Whether fast twins run: inside `fast()`, and not inside `reference_only()`."""
+    return _fast_depth > 0 and not _reference_depth
+
+
 def when_fast(load: Callable[[], object]) -> None:
     """Call `load` when the first block of `fast()` is entered."""
     _loaders.append(load)

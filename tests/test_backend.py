@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 import pytest
 
-from scratchformer import doctor, nn
+from scratchformer import backend, doctor, nn
 from scratchformer.backend import (
     CPU,
     CUPY_HELP,
@@ -20,6 +20,7 @@ from scratchformer.backend import (
     scatter_add,
     to_cpu,
     to_device,
+    when_gpu,
 )
 from scratchformer.testing.strict import STRICT
 
@@ -127,12 +128,18 @@ def test_cupy_without_a_working_gpu(monkeypatch):
 
 
 def test_gpu_by_number(monkeypatch):
+    """What `when_gpu` was given is called when the first GPU is chosen, and not again."""
     monkeypatch.setitem(sys.modules, "cupy", fake_cupy(2))
+    monkeypatch.setattr(backend, "_loaders", [])  # the twins of CuPy need a real one
+    calls = []
+    when_gpu(lambda: calls.append("loaded"))
+    assert get_device("cpu") is CPU and not calls
     assert (get_device("gpu").name, get_device("gpu").index) == ("gpu:0", 0)
     assert (get_device("gpu:1").name, get_device("gpu:1").index) == ("gpu:1", 1)
     assert get_device("auto").name == "gpu:0"
     with pytest.raises(DeviceError, match=r"device gpu:2: this machine has 2 GPU\(s\), numbered from 0"):
         get_device("gpu:2")
+    assert calls == ["loaded"]
 
 
 class Broken:

@@ -1,13 +1,15 @@
 """Fast twins of the operations. Importing this package registers them; without it everything works, but slower.
 
 The twins named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`, and are
-registered when `dispatch.fast()` is first entered.
+registered when `dispatch.fast()` is first entered. Those named `cupy_...` are for a GPU, and are registered when one is
+chosen; most need nvmath-python, which the extras `cuda12` and `cuda13` bring.
 """
 
 import warnings
 from importlib import import_module
 from importlib.util import find_spec
 
+from ..backend import when_gpu
 from ..dispatch import turned_off, when_fast
 from . import (
     numpy_adam,
@@ -59,6 +61,17 @@ FAST = (  # the modules of the extra `fast`
     "numba_symmetric_kl",
 )
 
+CUDA = (  # the modules for a GPU
+    "cupy_adam",
+    "cupy_attention",
+    "cupy_cross_entropy",
+    "cupy_elementwise",
+    "cupy_embedding",
+    "cupy_layernorm",
+    "cupy_linear",
+    "cupy_muon",
+)
+
 
 def load_fast() -> None:
     """Import the modules that register fast twins, unless Numba is missing or the environment turns them off."""
@@ -72,4 +85,13 @@ def load_fast() -> None:
         warnings.warn(f"the fast twins do not run: {error}", stacklevel=2)
 
 
+def load_cuda() -> None:
+    """Import the modules that register twins for CuPy, unless the environment turns them off."""
+    if turned_off().startswith("SCRATCHFORMER_FAST"):
+        return
+    for name in CUDA:
+        import_module(f"{__name__}.{name}")
+
+
 when_fast(load_fast)
+when_gpu(load_cuda)

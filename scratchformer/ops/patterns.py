@@ -143,12 +143,13 @@ class Pattern:
 @functools.lru_cache(maxsize=4)
 def _kept_table(key: tuple, H: int, T: int, S: int, device: Device) -> Array | None:
     """The truth table of the pattern with this key on a GPU, kept for the next call."""
+    return from_key(key)._table(H, T, S, device.xp)
 
-    def pattern(key: tuple) -> Pattern:
-        kind, *arguments = key
-        return kind(*(pattern(x) if isinstance(x, tuple) else x for x in arguments))
 
-    return pattern(key)._table(H, T, S, device.xp)
+def from_key(key: tuple) -> Pattern:
+    """A pattern like the one whose `key` this is."""
+    kind, *arguments = key
+    return kind(*(from_key(x) if isinstance(x, tuple) else x for x in arguments))
 
 
 def joint_key(kind: type[Pattern], parts: Iterable[Pattern]) -> tuple | None:

@@ -9,8 +9,22 @@ from itertools import chain
 import numpy as np
 
 from ..backend import Array, array_module
+from ..dispatch import operation
 from ..ops.checks import expect_floating, expect_number
 from .optimizer import pieces
+
+
+@operation
+def sum_of_squares(x: Array) -> Array:
+    """Σ_i x_i² of an array (n,), in float64."""
+    wide = x.astype(np.float64)
+    return wide @ wide
+
+
+@operation
+def scale(x: Array, share: float | Array) -> None:
+    """Multiply an array (n,) by a number, in place; on a GPU by an array () there."""
+    x *= share
 
 
 def global_norm(
@@ -21,12 +35,7 @@ def global_norm(
     gather: for a gradient of which every process has a part; makes of a list the lists of all processes, in order.
     On a GPU the norm is an array () there, since for a number the host would have to wait.
     """
-
-    def squares(piece: Array) -> Array:
-        wide = piece.astype(np.float64)
-        return wide @ wide
-
-    total = sum(chain(*gather(list(map(squares, _cut(grad))))))
+    total = sum(chain(*gather(list(map(sum_of_squares, _cut(grad))))))
     xp = array_module(total)
     return math.sqrt(float(total)) if xp is np else xp.sqrt(total)
 
@@ -59,10 +68,7 @@ def clip_by_global_norm(
     else:
         return norm
 
-    def scale(piece: Array) -> None:
-        piece *= share
-
-    list(map(scale, _cut(grad)))
+    list(map(lambda piece: scale(piece, share), _cut(grad)))
     return norm
 
 

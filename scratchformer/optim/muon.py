@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import CPU, Array, array_module, device_of
+from ..backend import Array, array_module
 from ..dispatch import operation
 from ..nn import Param
 from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
@@ -120,8 +120,8 @@ class Muon(AdamW):
     precision: of the products of `newton_schulz`, "float32" or "bfloat16"; float64 parameters stay in float64. params,
     groups: see `Optimizer`. The state has m and v for all parameters, but v, AdamW's, stays 0 for matrices.
 
-    Raises as `AdamW`; ValueError if `hidden` matches no matrix, and for bfloat16 on a GPU; ImportError if a package
-    that bfloat16 needs is missing.
+    Raises as `AdamW`; ValueError if `hidden` matches no matrix; ImportError if a package that bfloat16 needs is
+    missing.
 
     Source: Jordan et al., "Muon: an optimizer for hidden layers in neural networks", 2024. PyTorch's Muon is the same,
     with its `adjust_lr_fn="original"`, in bfloat16.
@@ -156,8 +156,6 @@ class Muon(AdamW):
             self._expect_bfloat16()
 
     def _expect_bfloat16(self) -> None:
-        if device_of(self.stepped[0].data) is not CPU:
-            raise ValueError("precision: CuPy has no products in bfloat16: use float32 on a GPU")
         try:
             import ml_dtypes  # noqa: F401
         except ImportError as error:

@@ -107,13 +107,20 @@ def as_tuple(x: Any) -> tuple:
     return tuple(x) if isinstance(x, tuple | list) else (x,)
 
 
+def shares_memory(x: Any, y: Any) -> bool:
+    """Whether two arrays of one library share memory."""
+    xp = array_module(x)
+    if not x.ndim or not y.ndim:  # of these CuPy's shares_memory is always true
+        return bool(xp.may_share_memory(x, y))
+    return bool(xp.shares_memory(x, y))
+
+
 def expect_apart(named: Mapping[str, Any], others: Mapping[str, Any]) -> None:
     """Raise GradientError if an array of `named` shares memory with one of `others`; numbers share with nothing."""
     arrays = {other: y for other, y in others.items() if is_array(y) and y.size}
     for name, x in named.items():
         if not is_array(x) or not x.size:
             continue
-        shares_memory = array_module(x).shares_memory
         for other, y in arrays.items():
             if type(x) is type(y) and shares_memory(x, y):
                 raise GradientError(

@@ -21,8 +21,8 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
     "tf32" tells CuPy to use it for products of two float32 matrices; any other word tells it not to.
-    Raises ValueError for another word, for "tf32" on a CPU, for bfloat16 on a GPU, and for half precision of a model
-    that is not in float32; ImportError if bfloat16 needs a package that is missing.
+    Raises ValueError for another word, for "tf32" on a CPU, and for half precision of a model that is not in float32;
+    ImportError if bfloat16 needs a package that is missing.
     """
     expect_one_of("precision", precision, PRECISIONS)
     if precision == "tf32" and model.device is CPU:
@@ -34,8 +34,6 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
         raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")
     if precision == "float16":
         return np.dtype(np.float16)
-    if model.device is not CPU:
-        raise ValueError("precision: CuPy has no batched products in bfloat16: use float16 on a GPU")
     try:
         import ml_dtypes
     except ImportError as error:

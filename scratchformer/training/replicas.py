@@ -25,12 +25,13 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from ..backend import CPU, Array, array_module, cores, is_floating_type, to_device
-from ..dispatch import fast
+from ..dispatch import fast, is_fast
 from ..nn import Layer
 from ..ops.checks import checked_on_host, expect_instance, expect_positive, shown
 from ..ops.precision import round_into, widen
 from ..optim.optimizer import Optimizer, pieces
 from ..rng import Key, expect_key
+from .graphs import Graphs
 from .memory import keep_freed_memory
 from .precision import advice, half_type
 from .ranks import Ranks
@@ -102,6 +103,8 @@ class Replicas:
         self.slices = slices_of(self.flat.data, self.ranks.size)  # of the gradient: which rank adds which
         self.sharded = False
         self.stale = False  # whether only `half` has the present weights of all slices
+        self.scale = 1.0  # of the loss in the present step
+        self.graphs = None if self.device.index is None else Graphs(self.device, self.whole)
         self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -124,6 +127,8 @@ class Replicas:
         if self.limits is not None:
             self.limits.restore_original_limits()
             self.limits = None
+        if self.graphs is not None:
+            self.graphs.clear()
         self.fast.__exit__(None, None, None)
 
     def like(self, model: Any) -> Replicas:
@@ -336,6 +341,10 @@ class Replicas:
             return found
 
         self.refresh()
+        if self.graphs is not None and remember is None and loss is None and len(micro_batches) == 1 and batch.weight:
+            recorded = self.recorded(batch, key, scale)
+            if recorded is not None:
+                return recorded
         found = self._map(run_share, own)
         found, branches = zip(*self.ranks.gather((found, sorted(sums.waiting))), strict=True)
         losses, memories = zip(*chain(*chain(*found)), strict=True)  # of each micro-batch of each share of each rank
@@ -350,6 +359,24 @@ class Replicas:
         if remember is not None:
             remember(list(memories))
         return float(sum(losses)) if self.device is CPU else sum(losses)
+
+    def recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
+        """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
+        check = own_check(self.models[0])
+        if self.graphs is None or check is None or not is_fast():
+            return None
+        self.scale = scale
+        with self.moved(self.models[0], batch) as moved:
+            return self.graphs.run(moved, key, scale)
+
+    def whole(self, moved: Any, key: Key | None) -> Array:
+        """The loss of a batch that is on the device, with its gradient in the model's flat gradient."""
+        model = self.models[0]
+        model.flat.grad[...] = 0
+        loss, cache = model.loss(*moved, key=key)
+        model.loss_backward(self.scale, cache)
+        self.put_gradient(self.flat.grad, self.scale)
+        return loss
 
     def shard(self, optimizer: Optimizer) -> None:
         """From now on each rank has only its slice of the gradient, steps that, and keeps the optimizer's state for it.

@@ -47,7 +47,7 @@ def test_a_part_that_fails_is_noted_and_the_next_begins(gpu, monkeypatch, tmp_pa
     def fail(*_):
         raise RuntimeError("out of memory")
 
-    def speed(device, results, small):
+    def speed(device, results, small, precisions):
         results.add("speed", model="x", small=small)
 
     monkeypatch.setattr(gpu, "agree", fail)
@@ -64,11 +64,11 @@ def test_its_parts_run(gpu, monkeypatch, tmp_path):
     """On a CPU, without compiling, in as few steps as there can be."""
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(torch, "compile", lambda function: function)
-    for name, value in dict(STEPS=1, ROUNDS=1, TURN=1, PRECISIONS={"float32": ("float32", "float32")}).items():
+    for name, value in dict(STEPS=1, ROUNDS=1, TURN=1).items():
         monkeypatch.setattr(gpu, name, value)
     results = gpu.Results(tmp_path)
-    gpu.agree(gpu.CPU, results, True)
-    gpu.speed(gpu.CPU, results, True)
+    gpu.agree(gpu.CPU, results)
+    gpu.speed(gpu.CPU, results, True, ["float32"])
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
     parts = [line["part"] for line in lines]
     assert parts == 3 * ["agree"] + 3 * (3 * ["first steps"] + 3 * ["speed"])

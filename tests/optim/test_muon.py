@@ -17,7 +17,6 @@ from scratchformer.nn import Param
 from scratchformer.optim import AdamW, Group, Muon, newton_schulz
 from scratchformer.optim.optimizer import CHUNK
 from scratchformer.rng import Key
-from scratchformer.testing.strict import STRICT
 
 LOWEST, HIGHEST = 0.68, 1.14  # where the iteration leads every singular value from 0.01 to 1
 SHAPES = [(1, 1), (5, 5), (4, 9), (9, 4), (40, 30)]
@@ -260,12 +259,6 @@ def test_arguments_out_of_range(options, message):
     params = [Param(np.ones((2, 3)), "w"), Param(np.ones(3), "b")]
     with pytest.raises((TypeError, ValueError), match=f"^{message}"):
         Muon(params, **{"hidden": "*"} | options)
-
-
-def test_bfloat16_is_for_cpus():
-    w = Param(to_device(np.ones((2, 3), np.float32), STRICT), "w")
-    with pytest.raises(ValueError, match="precision: CuPy has no products in bfloat16"):
-        Muon([w], hidden="*", precision="bfloat16")
 
 
 def test_the_state_of_muon_is_not_for_adamw():

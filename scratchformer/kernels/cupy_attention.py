@@ -1,0 +1,177 @@
+"""Attention on a GPU: in half precision by cuDNN's fused kernels, otherwise by products and a softmax of our own.
+
+A pattern whose queries each see a range of keys is taken here (`Pattern.intervals`), any other by the reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from .. import ops
+from ..backend import Array
+from ..ops.attention import check_attention
+from ..ops.checks import expect_like
+from ..ops.patterns import Both, Full, Pattern, from_key
+from . import cupy_cudnn
+from .cupy_code import alike, contiguous, kernel, real
+from .cupy_products import available, product
+
+PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
+FEWEST = 128  # queries in a part
+
+
+class CudaAttentionCache(NamedTuple):
+    q: Array  # (B, H, T, D)
+    k: Array  # (B, G, S, D)
+    v: Array  # (B, G, S, D)
+    probabilities: list[Array]  # (B, H, t, s), for each part of the queries
+    pattern: Pattern | None
+
+
+class Part(NamedTuple):
+    """Some of the queries, and the keys that they may see."""
+
+    rows: slice
+    keys: slice
+
+
+class Table(NamedTuple):
+    """The keys begin ... end − 1 of each query, (B, T) or (1, T)."""
+
+    begin: Array
+    end: Array
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_table(key: tuple, T: int, S: int, device: int) -> Table | None:
+    return _table(from_key(key), T, S)
+
+
+def _table(pattern: Pattern, T: int, S: int) -> Table | None:
+    found = pattern.intervals(T, S, cupy)
+    if found is None:
+        return None
+    size = max(len(a) for a in found)
+    return Table(*(contiguous(cupy.broadcast_to(a, (size, T)).astype(np.int32)) for a in found))
+
+
+def table_of(pattern: Pattern | None, T: int, S: int) -> Table | None:
+    """The keys of each query; None if they are no range, or not the same for all heads. A pattern that is a value gets
+    its table once.
+    """
+    pattern = Full() if pattern is None else pattern
+    key = pattern.key()
+    return _table(pattern, T, S) if key is None else _kept_table(key, T, S, cupy.cuda.runtime.getDevice())
+
+
+def parts(pattern: Pattern | None, T: int, S: int, groups: bool) -> Iterator[Part]:
+    """The queries in parts of about equal length, each with the keys that some of them may see, as far as this is known
+    without looking at values on the GPU. groups: whether heads share keys; then there is one part.
+    """
+    count = 1 if groups else min(PARTS, max(1, T // FEWEST))
+    known = _same_for_all(pattern)
+    for i in range(count):
+        rows = slice(i * T // count, (i + 1) * T // count)
+        start, stop = (0, S) if known is None else known.span(0, rows, T, S)
+        yield Part(rows, slice(start, max(start + 1, stop)))
+
+
+def _same_for_all(pattern: Pattern | None) -> Pattern | None:
+    """The part of a pattern that is the same for all sequences."""
+    if isinstance(pattern, Both):
+        return _same_for_all(pattern.first) or _same_for_all(pattern.second)
+    return None if pattern is None or pattern.differs else pattern
+
+
+@ops.attention.twin(cupy.ndarray, fast=True)
+def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, Any]:
+    """As `ops.attention`, part by part of the queries.
+
+    Forward, for each sequence and query head h, with g its key head. Query t may see the keys from b_t to e_t − 1:
+
+        a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
+        p_hts = [b_t ≤ s < e_t] exp(z_hts)/Σ_s' [b_t ≤ s' < e_t] exp(z_hts')
+        y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
+
+    The scores of a part of the queries are computed for the keys that some of these queries see: with `Causal` and 8
+    parts, for little more than half of all pairs. One kernel turns them into p where they are.
+
+    Backward. As derived in `attention`, part by part; dk and dv add up over the parts.
+
+        dp_hts = Σ_d dy_htd v_gsd        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
+        dq_htd = Σ_s da_hts k_gsd
+        dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
+
+    In half precision cuDNN does all of this without writing z or p to memory (`cupy_cudnn`), for `Full`, `Causal` and
+    `Padding`. Its backward computes p again, from log Σ_s exp(z_hts), which the forward keeps.
+    """
+    check_attention(q, k, v, pattern)
+    (_, H, T, D), (_, G, S, _) = q.shape, k.shape
+    if not (alike(q, k, v) and available() and q.size and k.size):
+        return ops.attention.reference(q, k, v, pattern)
+    if cupy_cudnn.fits(q, k, v, pattern):
+        return cupy_cudnn.attention(q, k, v, pattern)
+    table = table_of(pattern, T, S)
+    if table is None:
+        return ops.attention.reference(q, k, v, pattern)
+    q, k, v = (contiguous(x) for x in (q, k, v))
+    y, probabilities = cupy.empty_like(q), []
+    of_q, of_k, of_v, of_y = (matrices(x, G) for x in (q, k, v, y))
+    for part in parts(pattern, T, S, G != H):
+        rows, keys = part.rows if G == H else slice(None), part.keys
+        p = scores(of_q[:, rows], of_k[:, keys])
+        softmax("softmax", (p,), table, H, part, T, 1 / math.sqrt(D))
+        product(p, of_v[:, keys], of_y[:, rows])
+        probabilities.append(p)
+    return y, CudaAttentionCache(q, k, v, probabilities, pattern)
+
+
+@ops.attention_backward.twin(CudaAttentionCache)
+def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Array, Array]:
+    """(dq, dk, dv), as `ops.attention_backward`."""
+    q, k, v, probabilities, pattern = cache
+    (_, H, T, D), (_, G, S, _) = q.shape, k.shape
+    expect_like("dy", dy, q.shape)
+    dy, dq = contiguous(dy.astype(q.dtype, copy=False)), cupy.empty_like(q)
+    dk, dv = (cupy.zeros(k.shape, real(k.dtype)) for _ in range(2))
+    of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
+    of_k = matrices(cupy.nan_to_num(k), G)  # 0 · NaN is NaN, and da is 0 where a query may not see the key
+    table = table_of(pattern, T, S)
+    for part, p in zip(parts(pattern, T, S, G != H), probabilities, strict=True):
+        rows, keys = part.rows if G == H else slice(None), part.keys
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
+        da = scores(of_dy[:, rows], of_v[:, keys])
+        softmax("softmax_backward", (da, p), table, H, part, T, 1 / math.sqrt(D))
+        product(da, of_k[:, keys], of_dq[:, rows])
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
+    return dq, dk.astype(k.dtype, copy=False), dv.astype(v.dtype, copy=False)
+
+
+def matrices(x: Array, G: int) -> Array:
+    """(B, H, T, D) -> (B G, H/G T, D), a view: the rows of a group's heads, one head after another."""
+    B, H, T, D = x.shape
+    return x.reshape(B * G, H // G * T, D)
+
+
+def scores(x: Array, y: Array) -> Array:
+    """x yᵀ, for each matrix."""
+    return product(x, y.swapaxes(1, 2), cupy.empty((*x.shape[:2], y.shape[1]), x.dtype))
+
+
+def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, scale: float) -> None:
+    """Run a kernel of attention.cu on the scores (B G, H/G t, s) of a part of the T queries."""
+    assert table is not None  # `attention` has made it
+    (_, _, s), dtype, t = arrays[0].shape, arrays[0].dtype, part.rows.stop - part.rows.start
+    rows = arrays[0].size // s
+    numbers = np.int32(len(table.begin) == 1), np.int32(H), np.int64(rows), np.int32(t), np.int32(T)
+    more = np.int32(part.rows.start), np.int32(part.keys.start), np.int32(s), real(dtype).type(scale)
+    kernel("attention", name, dtype.name)((-(-rows // 8),), (256,), (*arrays, *table, *numbers, *more))
+
+
+ops.attention_backward.twin(cupy_cudnn.FusedAttentionCache)(cupy_cudnn.attention_backward)

@@ -1,0 +1,77 @@
+"""Sums and dropout on a GPU: a thread reads 16 bytes at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from .. import ops
+from ..backend import Array
+from ..ops.add import AddCache
+from ..ops.checks import expect_fraction, expect_like
+from ..ops.dropout import LEVELS
+from ..rng import Key, expect_key, start_of
+from .cupy_code import alike, contiguous, launch_each, real
+
+
+@ops.add.twin(cupy.ndarray, fast=True)
+def add(x: Array, f: Array) -> tuple[Array, AddCache]:
+    """As `ops.add`:
+
+        y_i = x_i + f_i        dx_i = dy_i        df_i = dy_i
+
+    The backward is that of the reference, since it only copies.
+    """
+    if not (alike(x, f) and x.shape == f.shape):
+        return ops.add.reference(x, f)
+    y = cupy.empty(x.shape, x.dtype)
+    launch_each("elementwise", "add", (contiguous(x), contiguous(f), y), KIND=0)
+    return y, AddCache(x.shape)
+
+
+class CudaDropoutCache(NamedTuple):
+    key: Key
+    threshold: int
+    scale: float
+    shape: tuple[int, ...]
+
+
+@ops.dropout.twin(cupy.ndarray, fast=True)
+def dropout(x: Array, p: float, key: Key) -> tuple[Array, Any]:
+    """As `ops.dropout`, with the random bits drawn again in the backward.
+
+    Forward, for each element i. A uniform integer u_i from 0 to 65535, a function of i and the key, decides:
+
+        r = min(⌊65536 p + ½⌋, 65535)/65536        scale = 1/(1 − r)
+        k_i := [u_i ≥ 65536 r]        y_i = k_i x_i/(1 − r)
+
+    Backward. Given the key, the k_i are constants, and the same kernel is applied to dy:
+
+        dx_i = dy_i k_i/(1 − r)
+
+    A thread computes the bits of its elements itself, so nothing but x is read. The cache keeps no array.
+    """
+    if not alike(x):
+        return ops.dropout.reference(x, p, key)
+    expect_fraction("p", p)
+    expect_key(key)
+    threshold = min(round(p * LEVELS), LEVELS - 1)
+    cache = CudaDropoutCache(key, threshold, LEVELS / (LEVELS - threshold), x.shape)
+    return dropped(x, cache), cache
+
+
+@ops.dropout_backward.twin(CudaDropoutCache)
+def dropout_backward(dy: Array, cache: CudaDropoutCache) -> Array:
+    """dx, as `ops.dropout_backward`."""
+    expect_like("dy", dy, cache.shape)
+    return dropped(dy, cache)
+
+
+def dropped(x: Array, cache: CudaDropoutCache) -> Array:
+    """k x/(1 − r)."""
+    x, y = contiguous(x), cupy.empty(x.shape, x.dtype)
+    start, scale = np.uint64(start_of(cache.key)), real(x.dtype).type(cache.scale)
+    launch_each("elementwise", "dropout", (x, y), start, np.int32(cache.threshold), scale, least=4, KIND=0)
+    return y

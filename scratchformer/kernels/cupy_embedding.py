@@ -1,0 +1,84 @@
+"""The gradient of an embedding table on a GPU, summed in a fixed order."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cupy
+import numpy as np
+
+from .. import ops
+from ..backend import Array
+from ..ops.embedding import EmbeddingCache, check_gradient
+from .cupy_code import alike, contiguous, kernel, real
+from .cupy_products import attempt, available
+
+FEW = 1024  # rows of a table whose gradient is a product with a one-hot matrix
+
+
+class CudaEmbeddingCache(NamedTuple):
+    ids: Array  # (...)
+    shape: tuple[int, int]  # of the table, (V, C)
+
+
+@ops.embedding.twin(cupy.ndarray, fast=True)
+def embedding(ids: Array, table: Array) -> tuple[Array, Any]:
+    """As `ops.embedding`; only the backward differs.
+
+    Forward, with all leading axes folded into n:
+
+        y_nc = table_vc with v = ids_n
+
+    Backward. As derived in `embedding`:
+
+        dtable_vc = Σ_n [ids_n = v] dy_nc
+
+    On a GPU many threads would add to the same row. With atomic additions the order, and so the last bits, would change
+    from run to run. For a small table the sum is computed as it stands, as the product of dy with a one-hot matrix:
+
+        h_nv := [ids_n = v]        dtable_vc = Σ_n h_nv dy_nc
+
+    For a large one the ids are sorted first. The place of n is the number of m before it, those with a smaller id, and
+    earlier ones with the same id:
+
+        place_n := Σ_m ([ids_m < ids_n] + [ids_m = ids_n] [m < n])
+
+    That is N² comparisons, which take a GPU less time than N additions of rows. The rows of dy with the same id are now
+    neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new dtable.
+    """
+    y, cache = ops.embedding.reference(ids, table)
+    return y, CudaEmbeddingCache(*cache) if ids.size and table.size else cache
+
+
+@ops.embedding_backward.twin(CudaEmbeddingCache)
+def embedding_backward(dy: Array, cache: CudaEmbeddingCache, out: Array | None = None) -> Array:
+    """dtable, or `out` with dtable added to it, as `ops.embedding_backward`; in half precision a new one is float32."""
+    check_gradient(dy, EmbeddingCache(*cache), out)
+    V, C = cache.shape
+    if not alike(dy) or (out is not None and (out.dtype != real(dy.dtype) or not out.flags.c_contiguous)):
+        return ops.embedding_backward.reference(dy, EmbeddingCache(*cache), out)
+    dtable = cupy.zeros((V, C), real(dy.dtype)) if out is None else out
+    rows, ids = contiguous(dy).reshape(-1, C), contiguous(cache.ids).reshape(-1).astype(np.int32)
+    if not (V <= FEW and available() and by_product(rows, ids, dtable)):
+        by_sorting(rows, ids, dtable)
+    return dtable
+
+
+def by_product(dy: Array, ids: Array, dtable: Array) -> bool:
+    """dtable += hᵀ dy, with h one-hot. False if that cannot be computed."""
+    N, V = len(ids), len(dtable)
+    h = cupy.empty((N, V), dy.dtype)
+    run = kernel("embedding", "one_hot", dy.dtype.name)
+    run((-(-h.size // 256),), (256,), (ids, h, np.int32(N), np.int32(V)))
+    return attempt(h.T, dy, dtable, add=True)
+
+
+def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:
+    """dtable[v] += Σ dy[n] over the n with ids[n] = v."""
+    (N, C), kind = dy.shape, dy.dtype.name
+    place, order, ordered = cupy.zeros(N, np.int32), cupy.empty(N, np.int32), cupy.empty(N, np.int32)
+    tiles = -(-N // 256)
+    kernel("embedding", "places", kind)((tiles, tiles), (256,), (ids, place, np.int32(N)))
+    kernel("embedding", "order_by_place", kind)((tiles,), (256,), (ids, place, order, ordered, np.int32(N)))
+    sum_rows = kernel("embedding", "embedding_backward", kind)
+    sum_rows((N,), (min(256, 32 * -(-C // 32)),), (dy, order, ordered, dtable, np.int32(N), np.int32(C)))

@@ -1,0 +1,33 @@
+"""Muon's iteration on a GPU, with products in bfloat16 or TF32."""
+
+from __future__ import annotations
+
+import cupy
+import numpy as np
+
+from ..backend import Array
+from ..optim import muon
+from .cupy_products import available, product
+
+
+@muon.newton_schulz.twin(cupy.ndarray, fast=True)
+def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> Array:
+    """As `optim.newton_schulz`, with products of bfloat16 factors where it has rounded float32 factors.
+
+    The equations are those of the reference, and so are sums in float32.
+    """
+    muon.expect_matrix(g, steps, precision)
+    if precision != "bfloat16" or g.dtype != np.float32 or not g.size or not available():
+        return muon.newton_schulz.reference(g, steps, precision)
+    import ml_dtypes
+
+    a, b, c = muon.COEFFICIENTS
+    x = cupy.ascontiguousarray(muon.scaled(g))
+    gram, change = cupy.empty((len(x), len(x)), np.float32), cupy.empty_like(x)
+    for _ in range(steps):
+        left = x.astype(ml_dtypes.bfloat16)
+        product(left, left.T, gram)
+        square = gram.astype(ml_dtypes.bfloat16)
+        polynomial = (b * gram + c * product(square, square, cupy.empty_like(gram))).astype(ml_dtypes.bfloat16)
+        x = a * x + product(polynomial, left, change)
+    return x if x.shape == g.shape else x.T

@@ -1,0 +1,237 @@
+"""Matrix products on a GPU by cuBLASLt, from NVIDIA's nvmath-python.
+
+CuPy's own products have no bias or activation, no batches in bfloat16, no float32 result of half-precision factors, and
+cannot be part of a CUDA graph. A product has a plan, which cuBLASLt is asked for once: for these shapes, types and
+strides, the fastest of its kernels by its own estimate.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..backend import Array
+
+WORKSPACE = 32 << 20  # bytes of scratch memory for the library
+KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
+FLOAT32, FLOAT64, TF32 = 68, 70, 77  # cublasComputeType
+BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
+LONG = 512  # an axis that is longer, and no multiple of 16 bytes, is cut: the library's fast kernels do not take it
+
+
+class Matrix(NamedTuple):
+    """What cuBLASLt knows of a matrix, or of a batch of them: row-major, `stride` numbers from one row to the next."""
+
+    kind: int
+    rows: int
+    columns: int
+    stride: int
+    transposed: bool
+    batch: int
+    apart: int  # numbers from one matrix of the batch to the next
+    aligned: int  # bytes
+
+
+class Plan(NamedTuple):
+    """A product that is ready to run."""
+
+    descriptor: int
+    layouts: tuple[int, int, int]
+    algorithm: Any
+    scales: np.ndarray  # 1, 0
+
+
+@functools.cache
+def available() -> bool:
+    """Whether nvmath-python and its cuBLASLt can be loaded."""
+    try:
+        from nvmath.bindings import cublasLt
+
+        cublasLt.get_version()
+    except Exception as error:  # not only ImportError: a library may be missing or too old
+        print(f"the fast kernels for GPUs do not run: {type(error).__name__}: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+class Products:
+    """The library for one GPU."""
+
+    def __init__(self) -> None:
+        import cupy
+        from nvmath.bindings import cublasLt
+
+        self.library: Any = cublasLt
+        self.handle = cublasLt.create()
+        self.workspace = cupy.cuda.alloc(WORKSPACE)
+        self.plans: dict[tuple, Plan | None] = {}
+        self.preference = cublasLt.matmul_preference_create()
+        self._set(cublasLt.matmul_preference_set_attribute, self.preference, 1, np.array(WORKSPACE, np.uint64))
+
+    @staticmethod
+    def _set(function: Any, descriptor: int, attribute: int, value: np.ndarray) -> None:
+        function(descriptor, attribute, value.ctypes.data, value.nbytes)
+
+    def run(
+        self,
+        x: Array,
+        y: Array,
+        out: Array,
+        add: bool = False,
+        bias: Array | None = None,
+        activation: str = "",
+    ) -> bool:
+        """out = x y + bias, or ReLU of it, or out += x y if `add`. False, without doing it, if cuBLASLt has no kernel
+        for it.
+
+        x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in
+        memory along one of the last two axes; out along its last. activation: "relu" or "".
+        """
+        import cupy
+
+        matrices = tuple(_matrix(a) for a in (x, y, out))
+        tf32 = x.dtype == np.float32 and _tf32()
+        known = (matrices, tf32, add, None if bias is None else (activation, bias.data.ptr % 16))
+        if known not in self.plans:
+            self.plans[known] = self._plan(matrices, tf32, bias, activation)
+        plan = self.plans[known]
+        if plan is None:
+            return False
+        if bias is not None:
+            self._describe(plan.descriptor, 8, np.array(bias.data.ptr, np.uint64))
+        one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
+        # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
+        (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
+        self.library.matmul(
+            self.handle, plan.descriptor, one, y.data.ptr, of_y, x.data.ptr, of_x, one if add else zero,
+            result, of_out, result, of_out, plan.algorithm.ctypes.data, self.workspace.ptr, WORKSPACE,
+            cupy.cuda.get_current_stream().ptr,
+        )  # fmt: skip
+        return True
+
+    def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:
+        self._set(self.library.matmul_desc_set_attribute, descriptor, attribute, value)
+
+    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str) -> Plan | None:
+        lt, (x, y, out) = self.library, matrices
+        double = out.kind == KINDS["float64"]
+        descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
+        for attribute, matrix in (3, y), (4, x):  # TRANSA, TRANSB
+            self._describe(descriptor, attribute, np.array(int(matrix.transposed), np.int32))
+        if bias is not None:
+            self._describe(descriptor, 7, np.array(RELU_BIAS if activation else BIAS, np.uint32))  # EPILOGUE
+            self._describe(descriptor, 8, np.array(bias.data.ptr, np.uint64))  # BIAS_POINTER
+        layouts = self._layout(x), self._layout(y), self._layout(out)
+        found = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        count = np.zeros(1, np.int32)
+        for attribute, matrix in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
+            self._set(
+                lt.matmul_preference_set_attribute, self.preference, attribute, np.array(matrix.aligned, np.uint32)
+            )
+        try:
+            lt.matmul_algo_get_heuristic(
+                self.handle, descriptor, layouts[1], layouts[0], layouts[2], layouts[2], self.preference, 1,
+                found.ctypes.data, count.ctypes.data,
+            )  # fmt: skip
+        except lt.cuBLASLtError:
+            return None
+        if not count[0]:
+            return None
+        scales = np.array([1, 0], np.float64 if double else np.float32)
+        return Plan(descriptor, layouts, found["algo"].copy(), scales)
+
+    def _layout(self, matrix: Matrix) -> int:
+        """By columns, so the rows of the layout are the columns in memory."""
+        rows, columns = (matrix.rows, matrix.columns) if matrix.transposed else (matrix.columns, matrix.rows)
+        layout = self.library.matrix_layout_create(matrix.kind, rows, columns, matrix.stride)
+        if matrix.batch > 1:
+            for attribute, value in (5, np.array(matrix.batch, np.int32)), (6, np.array(matrix.apart, np.int64)):
+                self._set(self.library.matrix_layout_set_attribute, layout, attribute, value)
+        return layout
+
+
+def _matrix(x: Array) -> Matrix:
+    *_, rows, columns = x.shape
+    size = x.itemsize
+    transposed = x.strides[-1] != size and columns > 1
+    stride = (x.strides[-1] if transposed else x.strides[-2]) // size
+    stride = max(stride, rows if transposed else columns)  # an axis of length 1 may have any stride
+    batch, apart = (x.shape[0], x.strides[0] // size) if x.ndim == 3 else (1, 0)
+    aligned = next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
+    return Matrix(KINDS[x.dtype.name], rows, columns, stride, transposed, batch, apart, aligned)
+
+
+def fits(x: Array) -> bool:
+    """Whether `Products` can read the matrices of x without a copy: neighbours along one of the last two axes."""
+    size, (rows, columns) = x.itemsize, x.shape[-2:]
+    along_rows = columns == 1 or x.strides[-1] == size
+    along_columns = rows == 1 or x.strides[-2] == size
+    other = x.strides[-2] if along_rows else x.strides[-1]
+    return (along_rows or along_columns) and other >= 0 and other % size == 0 and _spread(x, along_rows)
+
+
+def _spread(x: Array, along_rows: bool) -> bool:
+    """Whether rows do not overlap, as they do in a broadcast array."""
+    rows, columns = x.shape[-2:]
+    wide, other, count = (columns, x.strides[-2], rows) if along_rows else (rows, x.strides[-1], columns)
+    return count == 1 or other >= wide * x.itemsize
+
+
+def readable(x: Array) -> Array:
+    """x itself if `fits(x)`, otherwise a copy."""
+    import cupy
+
+    return x if fits(x) else cupy.ascontiguousarray(x)
+
+
+def _tf32() -> bool:
+    """Whether the factors of float32 products may be rounded to TF32: what `backend.use_tf32` has set."""
+    from cupy._core import _routines_linalg as setting
+
+    return setting.get_compute_type(np.float32) == setting.COMPUTE_TYPE_TF32
+
+
+@functools.cache
+def _products(device: int) -> Products:
+    return Products()
+
+
+def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
+    """out = x y, see `Products.run`. Raises RuntimeError if cuBLASLt has no kernel for it."""
+    if not attempt(x, y, out, **options):
+        raise RuntimeError(f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}")
+    return out
+
+
+def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
+    """Whether cuBLASLt has computed `Products.run`. A long axis whose size is no multiple of 16 bytes, such as a
+    vocabulary, is cut into a multiple and the rest.
+    """
+    import cupy
+
+    step, (N, K), M = 16 // x.itemsize, x.shape[-2:], y.shape[-1]
+    if M > LONG and M % step:
+        parts = slice(0, M // step * step), slice(M // step * step, M)
+        of_bias = [None if bias is None else bias[part] for part in parts]
+        return all(
+            attempt(x, y[..., part], out[..., part], add, b, activation) for part, b in zip(parts, of_bias, strict=True)
+        )
+    if N > LONG and N % step and x.strides[-1] != x.itemsize:
+        parts = slice(0, N // step * step), slice(N // step * step, N)
+        return all(attempt(x[..., part, :], y, out[..., part, :], add, bias, activation) for part in parts)
+    if K > LONG and K % step and bias is None:
+        k = K // step * step
+        first = attempt(x[..., :k], y[..., :k, :], out, add)
+        return first and attempt(x[..., k:], y[..., k:, :], out, True)
+    return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)
+
+
+def padded_empty(rows: int, columns: int, dtype: np.dtype) -> Array:
+    """Room for a matrix (rows, columns), whose rows start at multiples of 16 bytes: products with others are slow."""
+    import cupy
+
+    step = 16 // dtype.itemsize
+    return cupy.empty((rows, -(-columns // step) * step), dtype)[:, :columns]

@@ -1,0 +1,274 @@
+"""The twins for a GPU compared with the references, which run on the CPU in float64."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from scratchformer import Key, models, ops
+from scratchformer.backend import CPU, DeviceError, get_device, to_cpu, to_device
+from scratchformer.data import TextBatches
+from scratchformer.dispatch import fast, reference_only
+from scratchformer.optim import Adam, adam, clip, clip_by_global_norm
+from scratchformer.testing import check_precision
+from scratchformer.testing.cases import OPERATIONS, Draw
+from scratchformer.testing.contracts import as_tuple, is_array, is_floating
+from scratchformer.training import Replicas
+
+try:
+    GPU = get_device("gpu")
+except DeviceError as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+TYPES = ["float64", "float32", "bfloat16", "float16"]
+TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
+TWINS = [name for name in OPERATIONS if GPU.xp.ndarray in getattr(OPERATIONS[name](Draw()).op, "fast_twins", ())]
+RNG = np.random.default_rng(0)
+
+
+def dtype_of(name):
+    return np.dtype(pytest.importorskip("ml_dtypes").bfloat16 if name == "bfloat16" else name)
+
+
+def draw(*shape, scale=1.0):
+    return scale * RNG.standard_normal(shape)
+
+
+LENGTHS = np.array([256, 1, 100])
+
+
+def heads(T, D, H=4, G=4, B=3, S=None):
+    return draw(B, H, T, D), draw(B, G, S or T, D), draw(B, G, S or T, D)
+
+
+LARGE = {  # name: op, backward, arguments, options; sizes for which the kernels take their fast paths
+    "linear": (ops.linear, ops.linear_backward, (draw(4, 96, 128), draw(128, 256), draw(256)), {}),
+    "linear of a transposed w": (ops.linear, ops.linear_backward, (draw(4, 96, 128), draw(1001, 128).T), {}),
+    "linear, long and odd": (ops.linear, ops.linear_backward, (draw(1, 600, 515), draw(515, 601), draw(601)), {}),
+    "linear, odd": (ops.linear, ops.linear_backward, (draw(2, 7, 33), draw(33, 15), draw(15)), {}),
+    **{
+        f"dense, {name}": (
+            ops.dense,
+            ops.dense_backward,
+            (draw(2, 128, 64), draw(64, 256), draw(256)),
+            {"activation": name},
+        )
+        for name in ("relu", "gelu", "gelu_tanh", "silu")
+    },
+    **{
+        f"layernorm of {C}": (ops.layernorm, ops.layernorm_backward, (draw(2, 301, C), draw(C), draw(C)), {})
+        for C in (48, 128, 256, 768, 1000, 1600, 2048)
+    },
+    **{
+        f"cross_entropy of {V}": (
+            ops.cross_entropy,
+            ops.cross_entropy_backward,
+            (draw(3, 50, V, scale=3), RNG.integers(-1, V, (3, 50))),
+            {"ignore_index": -1, "label_smoothing": smoothing},
+        )
+        for V, smoothing in ((2, 0.0), (256, 0.1), (257, 0.0), (50_257, 0.0), (8192, 0.1))
+    },
+    "embedding, small": (ops.embedding, ops.embedding_backward, (RNG.integers(0, 256, (4, 300)), draw(256, 64)), {}),
+    "embedding, large": (ops.embedding, ops.embedding_backward, (RNG.zipf(1.3, (4, 900)) % 5000, draw(5000, 96)), {}),
+    "add": (ops.add, ops.add_backward, (draw(5, 7, 33), draw(5, 7, 33)), {}),
+    "dropout": (ops.dropout, ops.dropout_backward, (draw(5, 7, 33), 0.3, Key(3)), {}),
+    "attention": (ops.attention, ops.attention_backward, heads(256, 64), {}),
+    "attention, causal": (ops.attention, ops.attention_backward, (*heads(256, 64), ops.Causal()), {}),
+    "attention, causal and narrow": (ops.attention, ops.attention_backward, (*heads(300, 32), ops.Causal()), {}),
+    "attention, padded": (ops.attention, ops.attention_backward, (*heads(256, 16), ops.Padding(LENGTHS)), {}),
+    "attention, causal and padded": (
+        ops.attention,
+        ops.attention_backward,
+        (*heads(256, 64), ops.Causal() & ops.Padding(LENGTHS)),
+        {},
+    ),
+    "attention, local": (
+        ops.attention,
+        ops.attention_backward,
+        (*heads(300, 16), ops.Causal() & ops.Local(40)),
+        {},
+    ),
+    "attention in groups": (ops.attention, ops.attention_backward, (*heads(256, 64, 4, 2), ops.Causal()), {}),
+    "attention, longer memory": (ops.attention, ops.attention_backward, (*heads(64, 32, S=192), ops.Causal()), {}),
+    "attention, longer queries": (ops.attention, ops.attention_backward, (*heads(256, 32, S=64), ops.Causal()), {}),
+}
+
+
+def on_gpu(x, dtype):
+    if isinstance(x, ops.Padding):
+        return ops.Padding(to_device(x.lengths, GPU))
+    if isinstance(x, ops.patterns.Both):
+        return on_gpu(x.first, dtype) & on_gpu(x.second, dtype)
+    if not is_array(x):
+        return x
+    moved = to_device(x, GPU)
+    return moved.astype(dtype) if is_floating(x) else moved
+
+
+def rounded(x, dtype):
+    """The numbers of x that are left after rounding, in float64."""
+    return x.astype(dtype).astype(np.float64) if is_array(x) and is_floating(x) else x
+
+
+@functools.cache
+def expected(name, dtype):
+    """y and the gradients in float64 on the CPU, of arguments rounded to `dtype`, and the dy that was used."""
+    op, backward, args, options = LARGE[name]
+    with reference_only():
+        y, cache = op(*(rounded(a, dtype) for a in args), **options)
+        dy = rounded(np.asarray(np.random.default_rng(1).standard_normal(np.shape(y))), dtype)
+        dy = dy if dy.ndim else 1.0
+        return y, as_tuple(backward(dy, cache)), dy
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", LARGE)
+def test_large_cases(name, dtype):
+    op, backward, args, options = LARGE[name]
+    dtype = dtype_of(dtype)
+    y, gradients, dy = expected(name, dtype)
+    with fast():
+        moved = [on_gpu(a, dtype) for a in args]
+        found, cache = op(*moved, **options)
+        assert "Cuda" in type(cache).__name__ or "Fused" in type(cache).__name__ or name == "add", "the reference ran"
+        back = as_tuple(backward(dy if isinstance(dy, float) else on_gpu(dy, dtype), cache))
+    assert found.dtype == dtype or (not found.shape and dtype.itemsize == 2)
+    for f, e in zip((found, *back), (y, *gradients), strict=True):
+        f = to_cpu(f).astype(np.float64)
+        assert f.shape == np.shape(e)
+        largest = max(np.abs(e).max(), 1e-3 * max(np.abs(g).max() for g in gradients))
+        assert np.abs(f - e).max() <= TOLERANCE[dtype.name] * largest, np.abs(f - e).max() / largest
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", TWINS)
+def test_small_cases(name, dtype, combinations):
+    """All cases of `scratchformer check` with a twin, against the reference on the GPU."""
+    for drawn in combinations(3, scale=[1e-2, 1.0, 10.0]):
+        case = OPERATIONS[name](Draw(drawn["seed"], drawn["scale"], GPU, largest=17))
+        args = [on_gpu(a, dtype) for a in case.args]
+        results = []
+        for context in fast, reference_only:
+            with context():
+                y, cache = case.op(*args, **case.options)
+                rng = np.random.default_rng(0)
+                dy = to_device(rng.standard_normal(y.shape).astype(dtype), GPU)
+                results.append([to_cpu(a) for a in (y, *as_tuple(case.op_backward(dy, cache)))])
+        largest = max(np.abs(a).max() for a in results[1])
+        for f, p in zip(*results, strict=True):
+            assert f.shape == p.shape and f.dtype == p.dtype
+            tolerance = (1e-11 if dtype == "float64" else 2e-5) * max(1, drawn["scale"] ** 2)
+            np.testing.assert_allclose(f, p, rtol=0, atol=tolerance * max(np.abs(p).max(), 0.1 * largest))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("name", [name for name in TWINS if "attention" not in name])
+def test_half_precision_is_within_its_bounds(name, dtype):
+    dtype = dtype_of(dtype)
+    case = OPERATIONS[name](Draw(1, 0.5, GPU))
+
+    def as_half(dy, cache):
+        return tuple(g.astype(dtype) for g in as_tuple(case.op_backward(dy, cache)))
+
+    with fast():
+        check_precision(case.op, as_half, *case.args, dtype=dtype, seed=1, device=GPU, **case.options)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("size", [1, 1000, 100_003])
+def test_flat_arrays(dtype, size):
+    """Adam, the sum of squares, and clipping, also of arrays that do not start at a multiple of 16 bytes."""
+    for start in 0, 1:
+        arrays = [draw(size + start).astype(dtype) for _ in range(3)] + [draw(size + start).astype(dtype) ** 2]
+        here = [a[start:].copy() for a in arrays]
+        there = [to_device(a, GPU)[start:] for a in arrays]
+        with fast():
+            assert float(clip.sum_of_squares(there[1])) == pytest.approx(
+                float(np.sum(here[1].astype(float) ** 2)), 1e-9
+            )
+            for t in 1, 2, 3:
+                adam.adam_step(*there, 0.01, (0.9, 0.999), 1e-8, t)
+        with reference_only():
+            for t in 1, 2, 3:
+                adam.adam_step(*here, 0.01, (0.9, 0.999), 1e-8, t)
+        tolerance = 1e-6 if dtype == "float32" else 1e-14
+        for f, e in zip(there, here, strict=True):
+            np.testing.assert_allclose(to_cpu(f), e, rtol=tolerance, atol=0.1 * tolerance)
+        with fast():
+            norm = float(clip_by_global_norm(there[1], 1.0))
+            assert norm == pytest.approx(np.linalg.norm(here[1].astype(float)), 1e-6)
+            np.testing.assert_allclose(to_cpu(there[1]), here[1] / max(norm, 1), rtol=1e-6)
+            before = to_cpu(there[2])
+            clip_by_global_norm(there[2], 1e9)
+            np.testing.assert_array_equal(to_cpu(there[2]), before)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_rounding(dtype):
+    dtype, x = dtype_of(dtype), draw(10_001).astype(np.float32)
+    for start in 0, 1:
+        with fast():
+            out = GPU.xp.zeros(len(x) - start, dtype)
+            ops.precision.round_into(to_device(x, GPU)[start:], out)
+        np.testing.assert_array_equal(to_cpu(out), x[start:].astype(dtype))
+
+
+def test_the_gradient_of_a_table_is_the_same_in_every_run():
+    ids, dy = to_device(RNG.integers(0, 3000, (8, 512)), GPU), to_device(draw(8, 512, 64).astype(np.float32), GPU)
+    with fast():
+        _, cache = ops.embedding(ids, GPU.xp.zeros((5000, 64), np.float32))
+        first, *others = (to_cpu(ops.embedding_backward(dy, cache)) for _ in range(5))
+    for other in others:
+        np.testing.assert_array_equal(other, first)
+
+
+def model_and_batches():
+    model = models.LanguageModel(256, d_model=64, heads=4, depth=2, context=128, key=Key(0))
+    text = Key(1).generator().integers(0, 256, 100_000, dtype=np.uint8)
+    return model, TextBatches(text, 8, 128, Key(2))
+
+
+def losses(device, precision, steps=12, key=None, **options):
+    model, batches = model_and_batches()
+    model = model.to(device)
+    adam = Adam(model.parameters(), 1e-3)
+    found = []
+    with Replicas(model, 1, precision=precision, **options) as replicas:
+        for number in range(steps):
+            found.append(replicas.gradients(batches.batch(number), key))
+            clip_by_global_norm(model.flat.grad, 1.0)
+            adam.step(replicas.map)
+        recorded = replicas.graphs.recorded if replicas.graphs else {}
+    return [float(loss) for loss in found], len(recorded)
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-5), ("tf32", 2e-3), ("bfloat16", 5e-3)])
+@pytest.mark.parametrize("key", [None, Key(5)])
+def test_a_recorded_step_is_that_of_the_cpu(precision, tolerance, key, monkeypatch):
+    """Losses of training with CUDA graphs, without them, and on the CPU."""
+    here, _ = losses(CPU, "float32", key=key, micro_batch=8)
+    there, _ = losses(GPU, precision, key=key)
+    np.testing.assert_allclose(there, here, rtol=tolerance)
+    monkeypatch.setenv("SCRATCHFORMER_GRAPHS", "0")
+    plain, _ = losses(GPU, precision, key=key)
+    np.testing.assert_array_equal(plain, there)
+
+
+def test_steps_are_recorded(recwarn):
+    model, batches = model_and_batches()
+    with Replicas(model.to(GPU), 1) as replicas:
+        for number in range(4):
+            replicas.gradients(batches.batch(number), Key(number))
+        assert [found is not None for found in replicas.graphs.recorded.values()] == [True]
+        assert replicas.graphs.memory() > 0
+    assert not recwarn.list
+
+
+def test_a_step_with_dropout_is_not_recorded(recwarn):
+    model, batches = model_and_batches()
+    model.body.dropout.p = 0.5
+    with Replicas(model.to(GPU), 1) as replicas:
+        for number in range(4):
+            replicas.gradients(batches.batch(number), Key(number))
+        assert [found is not None for found in replicas.graphs.recorded.values()] == [False]
+    assert not recwarn.list
