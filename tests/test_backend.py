@@ -220,6 +220,7 @@ def test_a_cast_happens_on_the_device_of_the_array(monkeypatch):
 
 def test_a_requested_gpu_becomes_the_current_one(monkeypatch):
     """It stays current until another one is requested; `current` restores the previous one."""
+    monkeypatch.setattr(backend, "_loaders", [])
     cupy = fake_cupy(3)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     first, second = get_device("gpu:2"), get_device("gpu:1")
