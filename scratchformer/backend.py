@@ -12,8 +12,9 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -98,6 +99,42 @@ def array_module(*arrays: object) -> Any:
         elif library is not np and _index(x) != _index(first):
             raise _two_devices(str(device_of(first)), str(device_of(x)))
     return np if found is None else found
+
+
+_recorded: ContextVar[list | None] = ContextVar("recorded", default=None)
+
+
+def kept(most: int) -> Callable[[Callable], Callable]:
+    """A decorator for a function that makes a table on a GPU: the results of the last `most` calls are kept.
+
+    A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
+    for is also put into a list, which lives as long as the graph.
+    """
+
+    def decorate(function: Callable) -> Callable:
+        found = functools.lru_cache(maxsize=most)(function)
+
+        @functools.wraps(function)
+        def call(*args: Any) -> Any:
+            table, used = found(*args), _recorded.get()
+            if used is not None:
+                used.append(table)
+            return table
+
+        return call
+
+    return decorate
+
+
+@contextmanager
+def recording() -> Iterator[list]:
+    """Inside the block, the tables that are asked for are collected in the list that it gives: see `kept`."""
+    used: list = []
+    token = _recorded.set(used)
+    try:
+        yield used
+    finally:
+        _recorded.reset(token)
 
 
 def _two_devices(first: str, second: str) -> DeviceError:

@@ -5,7 +5,6 @@ A pattern whose queries each see a range of keys is taken here (`Pattern.interva
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -14,12 +13,12 @@ import cupy
 import numpy as np
 
 from .. import ops
-from ..backend import Array
+from ..backend import Array, kept
 from ..ops.attention import check_attention
 from ..ops.checks import expect_like
 from ..ops.patterns import Both, Full, Pattern, from_key
 from . import cupy_cudnn
-from .cupy_code import alike, contiguous, kernel, real
+from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_products import available, product
 
 PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
@@ -48,7 +47,7 @@ class Table(NamedTuple):
     end: Array
 
 
-@functools.lru_cache(maxsize=16)
+@kept(64)
 def _kept_table(key: tuple, T: int, S: int, device: int) -> Table | None:
     return _table(from_key(key), T, S)
 
@@ -120,7 +119,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     table = table_of(pattern, T, S)
     if table is None:
         return ops.attention.reference(q, k, v, pattern)
-    q, k, v = (contiguous(x) for x in (q, k, v))
+    q, k, v = (by_heads(x) for x in (q, k, v))
     y, probabilities = cupy.empty_like(q), []
     of_q, of_k, of_v, of_y = (matrices(x, G) for x in (q, k, v, y))
     for part in parts(pattern, T, S, G != H):
@@ -129,7 +128,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         softmax("softmax", (p,), table, H, part, T, 1 / math.sqrt(D))
         product(p, of_v[:, keys], of_y[:, rows])
         probabilities.append(p)
-    return y, CudaAttentionCache(q, k, v, probabilities, pattern)
+    return by_positions(y), CudaAttentionCache(q, k, v, probabilities, pattern)
 
 
 @ops.attention_backward.twin(CudaAttentionCache)
@@ -138,7 +137,7 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
     q, k, v, probabilities, pattern = cache
     (_, H, T, D), (_, G, S, _) = q.shape, k.shape
     expect_like("dy", dy, q.shape)
-    dy, dq = contiguous(dy.astype(q.dtype, copy=False)), cupy.empty_like(q)
+    dy, dq = by_heads(dy.astype(q.dtype, copy=False)), cupy.empty_like(q)
     dk, dv = (cupy.zeros(k.shape, real(k.dtype)) for _ in range(2))
     of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
     of_k = matrices(cupy.nan_to_num(k), G)  # 0 · NaN is NaN, and da is 0 where a query may not see the key
@@ -150,7 +149,32 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
         softmax("softmax_backward", (da, p), table, H, part, T, 1 / math.sqrt(D))
         product(da, of_k[:, keys], of_dq[:, rows])
         product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
-    return dq, dk.astype(k.dtype, copy=False), dv.astype(v.dtype, copy=False)
+    return tuple(by_positions(x.astype(k.dtype, copy=False)) for x in (dq, dk, dv))
+
+
+def by_heads(x: Array) -> Array:
+    """x (B, H, T, D), in memory in this order: its matrices (T, D) are each in one piece."""
+    return x if x.flags.c_contiguous else moved(x, cupy.empty(x.shape, x.dtype))
+
+
+def by_positions(x: Array) -> Array:
+    """x (B, H, T, D), in memory (B, T, H, D): joining the heads then moves nothing."""
+    return moved(x, cupy_cudnn.like_heads(x))
+
+
+def moved(x: Array, y: Array) -> Array:
+    """y, after x (B, H, T, D) was copied to it; both may have other strides, but y none between numbers of a head."""
+    _, H, T, D = x.shape
+    if x.strides[3] != x.itemsize:
+        y[...] = x
+        return y
+    apart = [np.int64(n // x.itemsize) for a in (x, y) for n in a.strides[:3]]
+    V = vector(x.dtype, D * x.itemsize, x.data.ptr, *x.strides[:3], *y.strides[:3])
+    rows = x.size // D
+    run = kernel("attention", "move_heads", x.dtype.name, V=V)
+    numbers = np.int64(rows), np.int32(H), np.int32(T), np.int32(D)
+    run((-(-rows * D // (V * 256)),), (256,), (x, *apart[:3], y, *apart[3:], *numbers))
+    return y
 
 
 def matrices(x: Array, G: int) -> Array:
@@ -171,7 +195,7 @@ def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T
     rows = arrays[0].size // s
     numbers = np.int32(len(table.begin) == 1), np.int32(H), np.int64(rows), np.int32(t), np.int32(T)
     more = np.int32(part.rows.start), np.int32(part.keys.start), np.int32(s), real(dtype).type(scale)
-    kernel("attention", name, dtype.name)((-(-rows // 8),), (256,), (*arrays, *table, *numbers, *more))
+    kernel("attention", name, dtype.name, V=1)((-(-rows // 8),), (256,), (*arrays, *table, *numbers, *more))
 
 
 ops.attention_backward.twin(cupy_cudnn.FusedAttentionCache)(cupy_cudnn.attention_backward)

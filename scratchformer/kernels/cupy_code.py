@@ -34,7 +34,7 @@ def source(file: str, dtype: str, **constants: float | str) -> str:
     return "\n".join([*headers, *defined, *((FOLDER / name).read_text() for name in ("common.cuh", f"{file}.cu"))])
 
 
-@functools.lru_cache(maxsize=512)
+@functools.cache
 def kernel(file: str, name: str, dtype: str, **constants: float | str) -> Any:
     """The kernel `name` of a file, for arrays of `dtype`: kernel(grid, block, arguments)."""
     import cupy

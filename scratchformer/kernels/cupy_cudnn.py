@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cupy
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, kept
 from ..ops.checks import expect_like
 from ..ops.patterns import Both, Causal, Full, Padding, Pattern
 
@@ -137,13 +137,13 @@ def run(direction: str, inputs: tuple, outputs: tuple, lengths: Array | None, ca
     made.graph.execute(passed, workspace.ptr, handle=handle)
 
 
-@functools.lru_cache(maxsize=16)
+@kept(16)
 def all_of(B: int, T: int, device: int) -> Array:
     """(B, 1, 1, 1), every element T: the number of queries of each sequence."""
     return cupy.full((B, 1, 1, 1), T, np.int32)
 
 
-@functools.lru_cache(maxsize=128)
+@kept(128)
 def graph(direction: str, dtype: str, layouts: tuple, causal: bool, padded: bool, device: int) -> Graph:
     """Ask cuDNN for its fastest kernel. That takes it a good part of a second."""
     cudnn = library()

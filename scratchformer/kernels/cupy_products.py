@@ -1,8 +1,8 @@
 """Matrix products on a GPU by cuBLASLt, from NVIDIA's nvmath-python.
 
 CuPy's own products have no bias or activation, no batches in bfloat16, no float32 result of half-precision factors, and
-cannot be part of a CUDA graph. A product has a plan, which cuBLASLt is asked for once: for these shapes, types and
-strides, the fastest of its kernels by its own estimate.
+cannot be part of a CUDA graph. A product has a plan, made once for its shapes, types and strides: cuBLASLt proposes
+some of its kernels, in the order of its own estimates, and the fastest is found by trying.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import numpy as np
 from ..backend import Array
 
 WORKSPACE = 32 << 20  # bytes of scratch memory for the library
+PROPOSALS, TRIALS = 8, 3  # kernels that are tried, each this often
+WORTH = 1e8  # operations of a product for which they are; smaller ones take as long to start as to run
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 FLOAT32, FLOAT64, TF32 = 68, 70, 77  # cublasComputeType
 BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
@@ -40,7 +42,7 @@ class Plan(NamedTuple):
 
     descriptor: int
     layouts: tuple[int, int, int]
-    algorithm: Any
+    algorithms: np.ndarray  # proposals, or the one that was chosen
     scales: np.ndarray  # 1, 0
 
 
@@ -90,27 +92,57 @@ class Products:
         x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in
         memory along one of the last two axes; out along its last. activation: "relu" or "".
         """
-        import cupy
-
         matrices = tuple(_matrix(a) for a in (x, y, out))
         tf32 = x.dtype == np.float32 and _tf32()
         known = (matrices, tf32, add, None if bias is None else (activation, bias.data.ptr % 16))
         if known not in self.plans:
-            self.plans[known] = self._plan(matrices, tf32, bias, activation)
+            plan = self._plan(matrices, tf32, bias, activation)
+            self.plans[known] = plan and self._fastest(plan, x, y, out, add)
         plan = self.plans[known]
         if plan is None:
             return False
         if bias is not None:
             self._describe(plan.descriptor, 8, np.array(bias.data.ptr, np.uint64))
+        self._call(plan, 0, x, y, out, add)
+        return True
+
+    def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
+        import cupy
+
         one, zero = plan.scales.ctypes.data, plan.scales.ctypes.data + plan.scales.itemsize
         # cuBLASLt counts by columns, for which a row-major matrix is its transpose: outᵀ = yᵀ xᵀ.
         (of_x, of_y, of_out), result = plan.layouts, out.data.ptr
+        algorithm = plan.algorithms.ctypes.data + choice * plan.algorithms.itemsize
         self.library.matmul(
             self.handle, plan.descriptor, one, y.data.ptr, of_y, x.data.ptr, of_x, one if add else zero,
-            result, of_out, result, of_out, plan.algorithm.ctypes.data, self.workspace.ptr, WORKSPACE,
+            result, of_out, result, of_out, algorithm, self.workspace.ptr, WORKSPACE,
             cupy.cuda.get_current_stream().ptr,
         )  # fmt: skip
-        return True
+
+    def _fastest(self, plan: Plan, x: Array, y: Array, out: Array, add: bool) -> Plan:
+        """The plan with the fastest of the kernels that were proposed."""
+        import cupy
+
+        stream = cupy.cuda.get_current_stream()
+        if len(plan.algorithms) == 1 or 2 * x.size * y.shape[-1] < WORTH or stream.is_capturing():
+            return plan._replace(algorithms=plan.algorithms[:1])
+        before, seconds = out.copy() if add else None, []
+        for choice in range(len(plan.algorithms)):
+            start, end = cupy.cuda.Event(), cupy.cuda.Event()
+            try:
+                self._call(plan, choice, x, y, out, add)
+                start.record(stream)
+                for _ in range(TRIALS):
+                    self._call(plan, choice, x, y, out, add)
+                end.record(stream)
+                end.synchronize()
+                seconds.append(cupy.cuda.get_elapsed_time(start, end))
+            except self.library.cuBLASLtError:
+                seconds.append(float("inf"))
+        if before is not None:
+            out[...] = before
+        best = int(np.argmin(seconds))
+        return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
     def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:
         self._set(self.library.matmul_desc_set_attribute, descriptor, attribute, value)
@@ -125,7 +157,7 @@ class Products:
             self._describe(descriptor, 7, np.array(RELU_BIAS if activation else BIAS, np.uint32))  # EPILOGUE
             self._describe(descriptor, 8, np.array(bias.data.ptr, np.uint64))  # BIAS_POINTER
         layouts = self._layout(x), self._layout(y), self._layout(out)
-        found = np.zeros(1, lt.matmul_heuristic_result_dtype)
+        found = np.zeros(PROPOSALS, lt.matmul_heuristic_result_dtype)
         count = np.zeros(1, np.int32)
         for attribute, matrix in (5, y), (6, x), (7, out), (8, out):  # MIN_ALIGNMENT_..._BYTES
             self._set(
@@ -133,7 +165,7 @@ class Products:
             )
         try:
             lt.matmul_algo_get_heuristic(
-                self.handle, descriptor, layouts[1], layouts[0], layouts[2], layouts[2], self.preference, 1,
+                self.handle, descriptor, layouts[1], layouts[0], layouts[2], layouts[2], self.preference, PROPOSALS,
                 found.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:
@@ -141,7 +173,7 @@ class Products:
         if not count[0]:
             return None
         scales = np.array([1, 0], np.float64 if double else np.float32)
-        return Plan(descriptor, layouts, found["algo"].copy(), scales)
+        return Plan(descriptor, layouts, np.ascontiguousarray(found["algo"][: count[0]]), scales)
 
     def _layout(self, matrix: Matrix) -> int:
         """By columns, so the rows of the layout are the columns in memory."""

@@ -16,14 +16,13 @@ at its own key, and when past keys come from a cache (T < S) the last query is a
 from __future__ import annotations
 
 import enum
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array, Device, current_device
+from ..backend import Array, Device, current_device, kept
 from .checks import as_integers, expect_at_least, expect_lengths, expect_positive
 
 SIDE = 64  # rows, and columns, of a tile
@@ -140,7 +139,7 @@ class Pattern:
         return Either(self, other)
 
 
-@functools.lru_cache(maxsize=4)
+@kept(4)
 def _kept_table(key: tuple, H: int, T: int, S: int, device: Device) -> Array | None:
     """The truth table of the pattern with this key on a GPU, kept for the next call."""
     return from_key(key)._table(H, T, S, device.xp)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, Device, current_device, to_device
+from ..backend import Array, Device, current_device, kept, to_device
 from .checks import LARGEST, expect_at_least, expect_floating_type, expect_memory, expect_positive
 
 MOST_KEPT = 1 << 16  # positions of a table that is longer than a text needs
@@ -59,7 +59,7 @@ def kept_range(start: int, length: int) -> tuple[int, int]:
     return (first, reach - first) if reach - first <= max(MOST_KEPT, 4 * length) else (start, length)
 
 
-@functools.lru_cache(maxsize=8)
+@kept(8)
 def _sent_table(device: Device, length: int, d_model: int, start: int, dtype: np.dtype) -> Array:
     """The encodings of these positions, sent to a GPU once."""
     return to_device(_table(length, d_model, start), device, dtype)

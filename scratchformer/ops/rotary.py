@@ -165,7 +165,7 @@ def _items(scaling: Scaling) -> tuple | None:
     return None if scaling is None else tuple(scaling.items())
 
 
-@functools.lru_cache(maxsize=8)
+@kept(8)
 def _sent_tables(
     device: Device, length: int, D: int, start: int, base: float, items: tuple | None, dtype: Any
 ) -> tuple[Array, Array]:

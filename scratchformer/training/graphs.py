@@ -18,7 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Array, Device
+from ..backend import Array, Device, recording
 from ..rng import Key
 
 MOST = 4  # graphs, each with memory of its own for all activations
@@ -48,6 +48,7 @@ class Recorded(NamedTuple):
     result: Array  # the one that they write
     graph: Any
     pool: Any  # their memory
+    tables: list  # and what else they read, see `backend.kept`
 
 
 class Graphs:
@@ -96,7 +97,7 @@ class Graphs:
         cupy.get_default_memory_pool().free_all_blocks()
         own = type(batch)(*(x.copy() for x in batch))
         try:
-            with cupy.cuda.using_allocator(pool.malloc), stream:
+            with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
                 self.step(own, key)  # so that the pool has memory, which must not be asked for while recording
                 stream.synchronize()
                 stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
@@ -110,7 +111,7 @@ class Graphs:
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"a step is not recorded as a CUDA graph: {type(error).__name__}: {reason}", stacklevel=2)
             return
-        self.recorded[known] = Recorded(own, result, graph, pool)
+        self.recorded[known] = Recorded(own, result, graph, pool, tables)
 
     def memory(self) -> int:
         """The bytes that the recorded steps hold on the GPU."""

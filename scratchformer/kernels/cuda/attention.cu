@@ -42,3 +42,14 @@ extern "C" __global__ void softmax_backward(T* dp, const T* p, const int* begin,
     for (int s = lane; s < S; s += 32)
         dp[s] = s >= keys.begin && s < keys.end ? narrow(wide(p[s]) * (wide(dp[s]) - sum) * scale) : T(0.0f);
 }
+
+// y = x, for arrays (B, H, T, D) whose axes are these numbers of elements apart; D is contiguous, and V divides it.
+extern "C" __global__ void move_heads(const T* x, Index x_B, Index x_H, Index x_T, T* y, Index y_B, Index y_H, Index y_T,
+                                      Index rows, int H, int all_T, int D) {
+    Index i = (Index)blockIdx.x * blockDim.x + threadIdx.x, row = i / (D / V);
+    if (row >= rows) return;
+    int d = i % (D / V) * V;
+    Index t = row % all_T, h = row / all_T % H, b = row / all_T / H;
+    *(Vector<T, V>*)(y + b * y_B + h * y_H + t * y_T + d) =
+        *(const Vector<T, V>*)(x + b * x_B + h * x_H + t * x_T + d);
+}
