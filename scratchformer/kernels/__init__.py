@@ -67,6 +67,7 @@ CUDA = (  # the modules for a GPU
     "cupy_cross_entropy",
     "cupy_elementwise",
     "cupy_embedding",
+    "cupy_half",
     "cupy_layernorm",
     "cupy_linear",
     "cupy_muon",

@@ -70,7 +70,9 @@ def scale(x: Array, share: Array) -> None:
 def round_into(x: Array, out: Array) -> None:
     """As `ops.precision.round_into`, from float32 to half precision:
 
-    out_i = x_i
+        out_i = x_i
+
+    rounded to the nearest number of the type of `out`.
     """
     half = out.dtype.name in ("float16", "bfloat16")
     if not (half and x.dtype == np.float32 and x.size and x.flags.c_contiguous and out.flags.c_contiguous):

@@ -19,10 +19,12 @@ from ..ops.checks import expect_like
 from ..ops.patterns import Both, Full, Pattern, from_key
 from . import cupy_cudnn
 from .cupy_code import alike, contiguous, kernel, real, vector
+from .cupy_half import in_half
 from .cupy_products import available, product
 
 PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
 FEWEST = 128  # queries in a part
+plain = in_half(ops.attention, ops.attention_backward)
 
 
 class CudaAttentionCache(NamedTuple):
@@ -92,10 +94,12 @@ def _same_for_all(pattern: Pattern | None) -> Pattern | None:
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> tuple[Array, Any]:
     """As `ops.attention`, part by part of the queries.
 
-    Forward, for each sequence and query head h, with g its key head. Query t may see the keys from b_t to e_t − 1:
+    Forward, for each sequence and query head h, with g its key head. Query t may see the keys from begin_t to
+    end_t − 1:
 
         a_hts = Σ_d q_htd k_gsd with g = ⌊h G/H⌋        z_hts = a_hts/√D
-        p_hts = [b_t ≤ s < e_t] exp(z_hts)/Σ_s' [b_t ≤ s' < e_t] exp(z_hts')
+        Z_ht = Σ_s [begin_t ≤ s < end_t] exp(z_hts)
+        p_hts = [begin_t ≤ s < end_t] exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     The scores of a part of the queries are computed for the keys that some of these queries see: with `Causal` and 8
@@ -103,9 +107,18 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
     Backward. As derived in `attention`, part by part; dk and dv add up over the parts.
 
-        dp_hts = Σ_d dy_htd v_gsd        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
-        dq_htd = Σ_s da_hts k_gsd
-        dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd
+        dv_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t p_hts dy_htd        dp_hts = Σ_d dy_htd v_gsd with g = ⌊h G/H⌋
+        dz_hts = p_hts (dp_hts − Σ_s' p_hts' dp_hts')        da_hts = dz_hts/√D
+        dq_htd = Σ_s da_hts k_gsd with g = ⌊h G/H⌋
+        dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd
+
+    In code, where a kernel makes da of dp in place:
+
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
+        da = scores(of_dy[:, rows], of_v[:, keys])
+        softmax("softmax_backward", (da, p), table, H, part, T, 1 / math.sqrt(D))
+        product(da, of_k[:, keys], of_dq[:, rows])
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
 
     In half precision cuDNN does all of this without writing z or p to memory (`cupy_cudnn`), for `Full`, `Causal` and
     `Padding`. Its backward computes p again, from log Σ_s exp(z_hts), which the forward keeps.
@@ -113,12 +126,12 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     check_attention(q, k, v, pattern)
     (_, H, T, D), (_, G, S, _) = q.shape, k.shape
     if not (alike(q, k, v) and available() and q.size and k.size):
-        return ops.attention.reference(q, k, v, pattern)
+        return plain(q, k, v, pattern)
     if cupy_cudnn.fits(q, k, v, pattern):
         return cupy_cudnn.attention(q, k, v, pattern)
     table = table_of(pattern, T, S)
     if table is None:
-        return ops.attention.reference(q, k, v, pattern)
+        return plain(q, k, v, pattern)
     q, k, v = (by_heads(x) for x in (q, k, v))
     y, probabilities = cupy.empty_like(q), []
     of_q, of_k, of_v, of_y = (matrices(x, G) for x in (q, k, v, y))

@@ -42,14 +42,17 @@ class CudaDropoutCache(NamedTuple):
 def dropout(x: Array, p: float, key: Key) -> tuple[Array, Any]:
     """As `ops.dropout`, with the random bits drawn again in the backward.
 
-    Forward, for each element i. A uniform integer u_i from 0 to 65535, a function of i and the key, decides:
+    Forward, for each element i, with keep as in `dropout`:
 
-        r = min(⌊65536 p + ½⌋, 65535)/65536        scale = 1/(1 − r)
-        k_i := [u_i ≥ 65536 r]        y_i = k_i x_i/(1 − r)
+        y_i = keep_i scale x_i
 
-    Backward. Given the key, the k_i are constants, and the same kernel is applied to dy:
+    Backward. Given the key, the factors are constants:
 
-        dx_i = dy_i k_i/(1 − r)
+        ∂y_i/∂x_j = δ_ij keep_i scale        dx_i = Σ_j dy_j ∂y_j/∂x_i = keep_i scale dy_i
+
+    It is the same function of dy as y is of x:
+
+        return dropped(dy, cache)
 
     A thread computes the bits of its elements itself, so nothing but x is read. The cache keeps no array.
     """

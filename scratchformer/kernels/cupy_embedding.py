@@ -38,13 +38,10 @@ def embedding(ids: Array, table: Array) -> tuple[Array, Any]:
 
         h_nv := [ids_n = v]        dtable_vc = Σ_n h_nv dy_nc
 
-    For a large one the ids are sorted first. The place of n is the number of m before it, those with a smaller id, and
-    earlier ones with the same id:
-
-        place_n := Σ_m ([ids_m < ids_n] + [ids_m = ids_n] [m < n])
-
-    That is N² comparisons, which take a GPU less time than N additions of rows. The rows of dy with the same id are now
-    neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new dtable.
+    For a large one the ids are sorted first. The place of an id is the number of ids that are smaller, or equal and
+    earlier. That is N² comparisons, which take a GPU less time than N additions of rows. The rows of dy with the same
+    id are now neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new
+    dtable.
     """
     y, cache = ops.embedding.reference(ids, table)
     return y, CudaEmbeddingCache(*cache) if ids.size and table.size else cache

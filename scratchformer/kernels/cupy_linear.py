@@ -68,9 +68,9 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Any]:
     Products of half-precision factors are summed in float32. y and dx are rounded to the type of x; dw and db, which
     are added up, are not rounded.
 
-        product(dy, w.T, dx)
-        dw = gradient(x, dy, w)
-        db = column_sums(dy)
+        product(dy, w.T, dx.reshape(-1, x.shape[-1]))
+        dw = gradient(rows(x), dy, w)
+        db = column_sums(dy) if has_bias else None
 
     w may be a transposed view, as the table of tied embeddings is; dw then lies in memory as w does. Rows of y whose
     length is no multiple of 16 bytes are that far apart, since products of unaligned rows are slow. The cache is that
@@ -102,7 +102,8 @@ def affine_backward(dy: Array, x: Array, w: Array, has_bias: bool) -> tuple[Arra
     w = readable(w)
     product(dy, w.T, dx.reshape(-1, x.shape[-1]))
     dw = gradient(rows(x), dy, w)
-    return dx, dw, column_sums(dy) if has_bias else None
+    db = column_sums(dy) if has_bias else None
+    return dx, dw, db
 
 
 def gradient(x: Array, dy: Array, w: Array) -> Array:
@@ -175,4 +176,5 @@ def dense_backward(dy: Array, cache: CudaDenseCache) -> tuple[Array, Array, Arra
         dy = dy.astype(kept.dtype)
     dy, dh = contiguous(dy), cupy.empty_like(kept)
     launch_each("elementwise", "activation_backward", (dy, kept, dh), KIND=KINDS[activation])
-    return affine_backward(dh, x, w, True)
+    dx, dw, db = affine_backward(dh, x, w, True)
+    return dx, dw, db

@@ -9,7 +9,7 @@ import pytest
 
 import scratchformer
 from scratchformer import models
-from scratchformer.backend import to_device
+from scratchformer.backend import CPU, DeviceError, get_device, to_device
 from scratchformer.data import Labelled
 from scratchformer.generation import generate
 from scratchformer.generation.beam import beam_search
@@ -129,6 +129,38 @@ def test_a_step_of_every_model_waits_for_nothing_and_sends_only_its_batch(name, 
             optimizer.step()
     assert np.isfinite([float(loss), float(norm)]).all()
     assert [entry.partition(" in ")[0] for entry in found] == len(arrays) * ["to the device"]
+
+
+def trained(name, device, precision, keys):
+    """The losses of some steps of a model, and how many kinds of steps were recorded as CUDA graphs."""
+    model, arrays = CASES[name]()
+    model, batch = model.to(device), batch_of(arrays)
+    optimizer, losses = AdamW(model.parameters(), 1e-3), []
+    with Replicas(model, 1, B, precision=precision) as replicas:
+        for key in keys:
+            losses.append(replicas.gradients(batch, key, scale=1024.0 if precision == "float16" else 1.0))
+            clip_by_global_norm(model.flat.grad, 1.0)
+            optimizer.step()
+        recorded = [] if replicas.graphs is None else list(replicas.graphs.recorded.values())
+    return [float(loss) for loss in losses], sum(found is not None for found in recorded)
+
+
+TOLERANCES = {"float32": 2e-5, "tf32": 5e-3, "bfloat16": 3e-2, "float16": 5e-3}
+
+
+@pytest.mark.parametrize("precision", TOLERANCES)
+@pytest.mark.parametrize("name", CASES)
+def test_cupy_trains_every_model_like_the_cpu(name, precision, recwarn):
+    """With dropout, and without it as a CUDA graph, from the third step on."""
+    try:
+        gpu = get_device("gpu")
+    except DeviceError as error:
+        pytest.skip(str(error))
+    for keys in [Key(0), Key(1), Key(2)], 6 * [None]:
+        here, _ = trained(name, CPU, "float32", keys)
+        there, recorded = trained(name, gpu, precision, keys)
+        np.testing.assert_allclose(there, here, rtol=TOLERANCES[precision])
+    assert recorded == 1 and not recwarn.list
 
 
 def test_what_is_counted_is_named_with_its_line():

@@ -1,0 +1,141 @@
+"""The CUDA kernels without a GPU: NVIDIA's compiler takes them, for the processors of three generations."""
+
+import ast
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scratchformer import ops
+from scratchformer.notation import check_derivation
+from scratchformer.testing import derivations
+
+cupy_code = pytest.importorskip("scratchformer.kernels.cupy_code")
+ARCHITECTURES = ("sm_80", "sm_90", "sm_100")
+REAL = ("float32", "float64")
+HALF = ("bfloat16", "float16")
+# The constants of each file, as the twins set them, and the types of its arrays.
+FILES = {
+    "attention": ([{"V": 1}, {"V": 8}], (*REAL, *HALF)),
+    "column_sums": ([{"V": 1}, {"V": 4}], (*REAL, *HALF)),
+    "cross_entropy": ([{"V": 1, "THREADS": 32}, {"V": 4, "THREADS": 512}], (*REAL, *HALF)),
+    "elementwise": ([{"V": 4, "KIND": kind} for kind in ("RELU", "SILU", "GELU", "GELU_TANH")], (*REAL, *HALF)),
+    "embedding": ([{}], (*REAL, *HALF)),
+    "layernorm": (
+        [dict(C=768, V=4, PER=6, THREADS=32, ROWS=4), dict(C=1600, V=4, PER=4, THREADS=128, ROWS=1)],
+        (*REAL, *HALF),
+    ),
+    "optimizer": ([{"V": 1}, {"V": 4}], REAL),
+    "round": ([{"V": 1}, {"V": 4}], HALF),
+}
+
+
+def headers():
+    """Where cuda_fp16.h is."""
+    runtime = pytest.importorskip("nvidia.cu13")
+    found = [path for folder in runtime.__path__ for path in Path(folder).rglob("cuda_fp16.h")]
+    if not found:
+        pytest.skip("nvidia-cuda-runtime is not installed")
+    return found[0].parent
+
+
+def compiled(text, architecture):
+    """The machine code of a CUDA program."""
+    nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
+    try:
+        status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None)
+    except RuntimeError as error:
+        pytest.skip(f"nvidia-cuda-nvrtc is not installed: {error}")
+    options = ["-std=c++17", f"-arch={architecture}", f"-I{headers()}"]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [option.encode() for option in options])
+    _, size = nvrtc.nvrtcGetProgramLogSize(program)
+    log = b" " * size
+    nvrtc.nvrtcGetProgramLog(program, log)
+    assert status == nvrtc.nvrtcResult.NVRTC_SUCCESS, log.decode()
+    _, size = nvrtc.nvrtcGetCUBINSize(program)
+    return size
+
+
+def test_every_file_is_compiled():
+    assert {path.stem for path in cupy_code.FOLDER.glob("*.cu")} == FILES.keys()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("file", FILES)
+def test_the_compiler_takes_it(file, architecture):
+    constants, types = FILES[file]
+    for some in constants:
+        for dtype in types:
+            assert compiled(cupy_code.source(file, dtype, **some), architecture) > 1000
+
+
+def test_every_kernel_is_called():
+    calls = "".join(path.read_text() for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"))
+    for path in cupy_code.FOLDER.glob("*.cu"):
+        names = re.findall(r'extern "C" __global__ void (\w+)\(', path.read_text())
+        assert names and all(f'"{name}"' in calls for name in names)
+
+
+# The docstrings of the twins, read from their files, since they cannot be imported without CuPy; and the cases of
+# `testing.derivations` that have the names in them.
+DERIVED = {
+    "adam_step": "adam_step.numba",
+    "add": "add.numba",
+    "attention": "attention",
+    "cross_entropy": "cross_entropy.numba",
+    "dense": "dense.numba",
+    "dropout": "dropout.numba",
+    "embedding": "embedding.numba",
+    "layernorm": "layernorm.numba",
+    "linear": "linear.numba",
+    "round_into": "round_into.numba",
+}
+OTHERS = {"newton_schulz", "scale", "sum_of_squares"}  # without equations of their own
+
+
+def twins():
+    """The docstring of each twin, and all statements of its module."""
+    found = {}
+    for path in Path(cupy_code.__file__).parent.glob("cupy_*.py"):
+        tree = ast.parse(path.read_text())
+        code = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.stmt)}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and any("cupy.ndarray" in ast.unparse(d) for d in node.decorator_list):
+                found[node.name] = ast.get_docstring(node), code
+    return found
+
+
+def as_code(line):
+    """A line of a docstring as `ast` writes it, or None if it is not Python."""
+    try:
+        return ast.unparse(ast.parse(line.strip())) if line.startswith("    ") else None
+    except SyntaxError:
+        return None
+
+
+def test_every_twin_has_a_derivation():
+    assert twins().keys() == DERIVED.keys() | OTHERS
+
+
+def cases():
+    return [name for name in derivations.CASES if name.partition(",")[0] in DERIVED.values()]
+
+
+@pytest.mark.parametrize("case", cases())
+def test_the_derivation_is_true(case):
+    """Its equations, on the numbers of the twin for a CPU, or of the reference, which has the same ones."""
+    name = next(name for name, found in DERIVED.items() if found == case.partition(",")[0])
+    docstring, code = twins()[name]
+    text = "\n".join(line for line in docstring.splitlines() if as_code(line) not in code)
+    for seed in range(3):
+        found = derivations.CASES[case](derivations.Sizes(seed, 1.0))
+        names = dict(found.names)
+        if name == "attention":
+            q, k, _, *pattern = found.args
+            begin, end = (pattern[0] if pattern and pattern[0] else ops.Full()).intervals(q.shape[2], k.shape[2], np)
+            names |= {n: np.broadcast_to(a, (len(q), q.shape[2])) for n, a in (("begin", begin), ("end", end))}
+        report = check_derivation(
+            found.op, found.op_backward, *found.args, names=names, docstring=text, **found.options
+        )
+        assert report.worst < 1e-9 and "compared" in {row.kind for row in report.rows}
