@@ -131,6 +131,8 @@ def _mpi() -> str:
 
 
 _CUPY = ("cupy-cuda13x", "cupy-cuda12x", "cupy")
+_KERNELS = ("nvmath-python", "nvidia-cudnn-frontend")  # with CuPy, for the fast kernels
+_OF_EXTRAS = (*_CUPY, *_KERNELS, "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")  # of cuda12 and cuda13
 
 
 def _packages() -> Iterator[tuple[str, str]]:
@@ -145,7 +147,7 @@ def _packages() -> Iterator[tuple[str, str]]:
         package, *_ = re.findall(r"[\w.-]+", requirement)
         extras.setdefault(package, []).extend(re.findall(r"extra == ['\"](.+?)['\"]", requirement))
     for package, names in extras.items():
-        if package in ("numpy", *_CUPY):  # these have lines of their own
+        if package in ("numpy", *_OF_EXTRAS):  # these have lines of their own
             continue
         if _installed(package):
             yield package, importlib.metadata.version(package)
@@ -191,6 +193,12 @@ def _gpu() -> Iterator[tuple[str, str]]:
         yield "CuPy", importlib.metadata.version(next(d for d in _CUPY if _installed(d)))
     except StopIteration:
         yield "CuPy", "not installed; needed for --device gpu"
+    else:
+        found = [f"{name} {importlib.metadata.version(name)}" for name in _KERNELS if _installed(name)]
+        missing = [
+            f"{name} not installed, so products or attention are slower" for name in _KERNELS if not _installed(name)
+        ]
+        yield "GPU kernels", "; ".join(found + missing)
     try:
         cupy, count = gpus()
     except DeviceError as error:

@@ -54,7 +54,11 @@ def available() -> bool:
 
         cublasLt.get_version()
     except Exception as error:  # not only ImportError: a library may be missing or too old
-        print(f"the fast kernels for GPUs do not run: {type(error).__name__}: {error}", file=sys.stderr)
+        why = f"{type(error).__name__}: {error}"
+        print(
+            f"products are CuPy's, and slower: {why}: pip install 'scratchformer[cuda13]' (or [cuda12])",
+            file=sys.stderr,
+        )
         return False
     return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import tracemalloc
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import CPU, Array
+from ..backend import CPU, Array, free_memory
 from ..models.bidirectional import BothCache
 from ..models.classifier import AdversarialCache
 from ..models.encoder_decoder import TwiceCache
@@ -132,6 +133,24 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
         cache=cache,
         memory=whole.memory.nbytes if "memory" in config else 0,
     )
+
+
+def gpu_need(replicas: Replicas, batch: Any) -> str:
+    """What a training step with a batch like this one needs of a GPU on which there was not enough memory, in words.
+
+    A step with one row is measured, and one with two; the rest is extrapolated.
+    """
+    pool, rows, sizes = replicas.device.xp.get_default_memory_pool(), replicas.rows(batch), []
+    for count in 1, 2:
+        pool.free_all_blocks()
+        replicas.gradients(batch.split(count)[0], Key(0))
+        sizes.append(pool.total_bytes())
+    pool.free_all_blocks()
+    room = min(pool.total_bytes() + free_memory(replicas.device), pool.get_limit() or math.inf)
+    one, row = sizes[0], max(1, sizes[1] - sizes[0])
+    needed, fit = one + (rows - 1) * row, 1 + int((room - one) // row)
+    which = f"use --micro-batch {fit}, or fewer" if 1 <= fit < rows else "try fewer rows"
+    return f"a step with {rows} rows needs about {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB: {which}"
 
 
 def _shallow(model: Any) -> tuple[Any, int]:

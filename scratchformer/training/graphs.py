@@ -108,6 +108,7 @@ class Graphs:
         except KeyIsUsed:
             return
         except Exception as error:
+            self.off = True  # what failed once would fail again
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"a step is not recorded as a CUDA graph: {type(error).__name__}: {reason}", stacklevel=2)
             return

@@ -15,7 +15,7 @@ from ..nn import Layer, recompute_blocks
 from ..optim import Adam, AdamW, Constant, Cosine, Muon
 from ..optim.optimizer import Optimizer
 from ..rng import Key, room_for
-from .estimate import estimate
+from .estimate import estimate, gpu_need
 from .loop import train
 from .memory import resident_bytes
 from .readers import MEAN, mean_snapshot
@@ -212,7 +212,18 @@ class Stage:
             replicas.expect_work(first)
             run.ranks.expect_same(self.identity())
             self.prepare(replicas)
-            state = train(
+            state = self.train(replicas)
+            run.ranks.from_first(self.choose)
+            run.ranks.send_first(self.model.flat.data)
+            test = self.test(replicas)
+        if run.ranks.first:
+            self.report(state, test)
+
+    def train(self, replicas: Replicas) -> dict[str, Any]:
+        """Train the model. Raises MemoryError, which says what a step needs, if a GPU has not enough memory."""
+        run, failed = self.run, ""
+        try:
+            return train(
                 replicas,
                 self.optimizer(self.model),
                 self.schedule(),
@@ -228,11 +239,11 @@ class Stage:
                 on_start=self.save,
                 **self.training(),
             )
-            run.ranks.from_first(self.choose)
-            run.ranks.send_first(self.model.flat.data)
-            test = self.test(replicas)
-        if run.ranks.first:
-            self.report(state, test)
+        except MemoryError as error:
+            if replicas.device.index is None:
+                raise
+            failed = str(error)
+        raise MemoryError(f"{failed} {gpu_need(replicas, self.batches.batch(0))}")  # the arrays of the step are freed
 
     def choose(self) -> None:
         """Load the weights to be scored: the mean of the snapshots that `train` kept, or the best snapshot if it kept
