@@ -12,6 +12,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -101,14 +102,14 @@ def array_module(*arrays: object) -> Any:
     return np if found is None else found
 
 
-_recorded: ContextVar[list | None] = ContextVar("recorded", default=None)
+_recorded: ContextVar[dict | None] = ContextVar("recorded", default=None)
 
 
 def kept(most: int) -> Callable[[Callable], Callable]:
     """A decorator for a function that makes a table on a GPU: the results of the last `most` calls are kept.
 
     A CUDA graph reads a table where it was when the step was recorded. So inside `recording` each table that is asked
-    for is also put into a list, which lives as long as the graph.
+    for is also put into a dict, which lives as long as the graph, and is looked up there first.
     """
 
     def decorate(function: Callable) -> Callable:
@@ -116,10 +117,12 @@ def kept(most: int) -> Callable[[Callable], Callable]:
 
         @functools.wraps(function)
         def call(*args: Any) -> Any:
-            table, used = found(*args), _recorded.get()
-            if used is not None:
-                used.append(table)
-            return table
+            used = _recorded.get()
+            if used is None:
+                return found(*args)
+            if (function, args) not in used:
+                used[function, args] = found(*args)
+            return used[function, args]
 
         return call
 
@@ -127,14 +130,19 @@ def kept(most: int) -> Callable[[Callable], Callable]:
 
 
 @contextmanager
-def recording() -> Iterator[list]:
-    """Inside the block, the tables that are asked for are collected in the list that it gives: see `kept`."""
-    used: list = []
+def recording() -> Iterator[dict]:
+    """Inside the block, the tables that are asked for are collected in the dict that it gives: see `kept`."""
+    used: dict = {}
     token = _recorded.set(used)
     try:
         yield used
     finally:
         _recorded.reset(token)
+
+
+def is_recording() -> bool:
+    """Whether this is inside `recording`."""
+    return _recorded.get() is not None
 
 
 def _two_devices(first: str, second: str) -> DeviceError:
@@ -211,6 +219,7 @@ def gpus() -> tuple[Any, int]:
 
 
 _loaders: list[Callable[[], object]] = []  # these import the modules that register twins for CuPy, see `when_gpu`
+_loading = threading.RLock()
 
 
 def when_gpu(load: Callable[[], object]) -> None:
@@ -223,8 +232,10 @@ def _gpu(index: int) -> Device:
     if index >= count:
         raise DeviceError(f"device gpu:{index}: this machine has {count} GPU(s), numbered from 0")
     _expect_working(cupy, index)
-    while _loaders:
-        _loaders.pop()()
+    with _loading:
+        while _loaders:
+            _loaders[-1]()
+            _loaders.pop()
     return Device(f"gpu:{index}", cupy, index)
 
 

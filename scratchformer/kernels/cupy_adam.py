@@ -62,7 +62,7 @@ def scale(x: Array, share: Array) -> None:
     """As `optim.clip.scale`; if the share is 1, nothing is read or written."""
     if not real_numbers(x):
         return clip.scale.reference(x, share)
-    launch_each("optimizer", "scale", (x,), share)
+    launch_each("optimizer", "scale", (x,), cupy.asarray(share, np.float64))
     return None
 
 

@@ -20,7 +20,7 @@ from ..ops.patterns import Both, Full, Pattern, from_key
 from . import cupy_cudnn
 from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_half import in_half
-from .cupy_products import available, product
+from .cupy_products import available, fits, product
 
 PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
 FEWEST = 128  # queries in a part
@@ -103,7 +103,7 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
     The scores of a part of the queries are computed for the keys that some of these queries see: with `Causal` and 8
-    parts, for little more than half of all pairs. One kernel turns them into p where they are.
+    parts, for little more than half of all pairs. One kernel turns them into p. For half precision they are float32.
 
     Backward. As derived in `attention`, part by part; dk and dv add up over the parts.
 
@@ -112,19 +112,20 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         dq_htd = Σ_s da_hts k_gsd with g = ⌊h G/H⌋
         dk_gsd = Σ_{h, ⌊h G/H⌋ = g} Σ_t da_hts q_htd
 
-    In code, where a kernel makes da of dp in place:
+    In code:
 
         product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
-        da = scores(of_dy[:, rows], of_v[:, keys])
-        softmax("softmax_backward", (da, p), table, H, part, T, 1 / math.sqrt(D))
+        dp = scores(of_dy[:, rows], of_v[:, keys])
+        da = softmax("softmax_backward", (dp, p), table, H, part, T, q)
         product(da, of_k[:, keys], of_dq[:, rows])
         product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
 
     In half precision cuDNN does all of this without writing z or p to memory (`cupy_cudnn`), for `Full`, `Causal` and
-    `Padding`. Its backward computes p again, from log Σ_s exp(z_hts), which the forward keeps.
+    `Padding`. Its backward computes p again, from log Σ_s exp(z_hts), which the forward keeps. A NaN in a key may then
+    reach queries that may not see it.
     """
     check_attention(q, k, v, pattern)
-    (_, H, T, D), (_, G, S, _) = q.shape, k.shape
+    (_, H, T, _), (_, G, S, _) = q.shape, k.shape
     if not (alike(q, k, v) and available() and q.size and k.size):
         return plain(q, k, v, pattern)
     if cupy_cudnn.fits(q, k, v, pattern):
@@ -132,13 +133,13 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
     table = table_of(pattern, T, S)
     if table is None:
         return plain(q, k, v, pattern)
-    q, k, v = (by_heads(x) for x in (q, k, v))
-    y, probabilities = cupy.empty_like(q), []
+    q, k, v = by_heads(q, G == H), by_heads(k), by_heads(v)
+    y, probabilities = cupy.empty(q.shape, q.dtype), []
     of_q, of_k, of_v, of_y = (matrices(x, G) for x in (q, k, v, y))
     for part in parts(pattern, T, S, G != H):
         rows, keys = part.rows if G == H else slice(None), part.keys
-        p = scores(of_q[:, rows], of_k[:, keys])
-        softmax("softmax", (p,), table, H, part, T, 1 / math.sqrt(D))
+        z = scores(of_q[:, rows], of_k[:, keys])
+        p = softmax("softmax", (z,), table, H, part, T, q)
         product(p, of_v[:, keys], of_y[:, rows])
         probabilities.append(p)
     return by_positions(y), CudaAttentionCache(q, k, v, probabilities, pattern)
@@ -148,9 +149,9 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Array, Array]:
     """(dq, dk, dv), as `ops.attention_backward`."""
     q, k, v, probabilities, pattern = cache
-    (_, H, T, D), (_, G, S, _) = q.shape, k.shape
+    (_, H, T, _), (_, G, S, _) = q.shape, k.shape
     expect_like("dy", dy, q.shape)
-    dy, dq = by_heads(dy.astype(q.dtype, copy=False)), cupy.empty_like(q)
+    dy, dq = by_heads(dy.astype(q.dtype, copy=False), G == H), cupy.empty(q.shape, q.dtype)
     dk, dv = (cupy.zeros(k.shape, real(k.dtype)) for _ in range(2))
     of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
     of_k = matrices(cupy.nan_to_num(k), G)  # 0 · NaN is NaN, and da is 0 where a query may not see the key
@@ -158,16 +159,19 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
     for part, p in zip(parts(pattern, T, S, G != H), probabilities, strict=True):
         rows, keys = part.rows if G == H else slice(None), part.keys
         product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
-        da = scores(of_dy[:, rows], of_v[:, keys])
-        softmax("softmax_backward", (da, p), table, H, part, T, 1 / math.sqrt(D))
+        dp = scores(of_dy[:, rows], of_v[:, keys])
+        da = softmax("softmax_backward", (dp, p), table, H, part, T, q)
         product(da, of_k[:, keys], of_dq[:, rows])
         product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
     return tuple(by_positions(x.astype(k.dtype, copy=False)) for x in (dq, dk, dv))
 
 
-def by_heads(x: Array) -> Array:
-    """x (B, H, T, D), in memory in this order: its matrices (T, D) are each in one piece."""
-    return x if x.flags.c_contiguous else moved(x, cupy.empty(x.shape, x.dtype))
+def by_heads(x: Array, alone: bool = True) -> Array:
+    """x (B, H, T, D), or a copy in memory in this order: so that all matrices (T, D) are equally far apart. alone:
+    whether that is enough; otherwise the rows of all heads must be, since several heads are multiplied as one.
+    """
+    apart = x.strides[0] == x.shape[1] * x.strides[1] and fits(x)
+    return x if x.flags.c_contiguous or (alone and apart) else moved(x, cupy.empty(x.shape, x.dtype))
 
 
 def by_positions(x: Array) -> Array:
@@ -197,18 +201,25 @@ def matrices(x: Array, G: int) -> Array:
 
 
 def scores(x: Array, y: Array) -> Array:
-    """x yᵀ, for each matrix."""
-    return product(x, y.swapaxes(1, 2), cupy.empty((*x.shape[:2], y.shape[1]), x.dtype))
+    """x yᵀ, for each matrix; in float32 for half precision."""
+    return product(x, y.swapaxes(1, 2), cupy.empty((*x.shape[:2], y.shape[1]), real(x.dtype)))
 
 
-def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, scale: float) -> None:
-    """Run a kernel of attention.cu on the scores (B G, H/G t, s) of a part of the T queries."""
+def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, q: Array) -> Array:
+    """What a kernel of attention.cu makes of the scores (B G, H/G t, s) of a part of the T queries, in the type of q:
+    in the array of the scores itself, if that has this type.
+    """
     assert table is not None  # `attention` has made it
-    (_, _, s), dtype, t = arrays[0].shape, arrays[0].dtype, part.rows.stop - part.rows.start
-    rows = arrays[0].size // s
+    first, dtype, t = arrays[0], q.dtype, part.rows.stop - part.rows.start
+    found = first if first.dtype == dtype else cupy.empty(first.shape, dtype)
+    s = first.shape[2]
+    rows = first.size // s
     numbers = np.int32(len(table.begin) == 1), np.int32(H), np.int64(rows), np.int32(t), np.int32(T)
-    more = np.int32(part.rows.start), np.int32(part.keys.start), np.int32(s), real(dtype).type(scale)
-    kernel("attention", name, dtype.name, V=1)((-(-rows // 8),), (256,), (*arrays, *table, *numbers, *more))
+    scale = real(dtype).type(1 / math.sqrt(q.shape[3]))
+    more = np.int32(part.rows.start), np.int32(part.keys.start), np.int32(s), scale
+    run = kernel("attention", name, dtype.name, V=1)
+    run((-(-rows // 8),), (256,), (*arrays, found, *table, *numbers, *more))
+    return found
 
 
 ops.attention_backward.twin(cupy_cudnn.FusedAttentionCache)(cupy_cudnn.attention_backward)

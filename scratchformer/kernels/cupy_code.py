@@ -48,10 +48,12 @@ def real(dtype: np.dtype) -> np.dtype:
 
 
 def alike(*arrays: Array) -> bool:
-    """Whether all are CuPy arrays on one GPU, of one type that the kernels know."""
-    first = arrays[0]
+    """Whether all are CuPy arrays on the current GPU, of one type that the kernels know."""
+    import cupy
+
+    first, device = arrays[0], cupy.cuda.runtime.getDevice()
     return getattr(getattr(first, "dtype", None), "name", "") in TYPES and all(
-        type(x) is type(first) and x.dtype == first.dtype and x.device == first.device for x in arrays
+        type(x) is cupy.ndarray and x.dtype == first.dtype and x.device.id == device for x in arrays
     )
 
 
@@ -67,12 +69,12 @@ def vector(dtype: np.dtype, *bytes_apart: int) -> int:
     return max(1, math.gcd(BYTES, *bytes_apart) // dtype.itemsize)
 
 
-def launch_each(file: str, name: str, arrays: tuple, *arguments: Any, least: int = 1, **constants: float | str) -> None:
-    """Run a kernel in which each thread has V elements, at least `least`, of each of these flat arrays of one size. Its
+def launch_each(file: str, name: str, arrays: tuple, *arguments: Any, **constants: float | str) -> None:
+    """Run a kernel in which each thread has some neighbouring elements of each of these flat arrays of one size. Its
     arguments are the arrays, then the given ones, and last the size.
     """
     first, threads = arrays[0], 256
-    V = max(least, vector(first.dtype, *(x.data.ptr for x in arrays if x.dtype == first.dtype)))
+    V = vector(first.dtype, *(x.data.ptr for x in arrays))
     if first.size:
         run = kernel(file, name, first.dtype.name, V=V, **constants)
         run((-(-first.size // (V * threads)),), (threads,), (*arrays, *arguments, np.int64(first.size)))

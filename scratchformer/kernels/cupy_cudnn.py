@@ -7,19 +7,27 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
+from collections import Counter
 from typing import Any, NamedTuple
 
 import cupy
 import numpy as np
 
-from ..backend import Array, kept
+from ..backend import Array, is_recording, kept
 from ..ops.checks import expect_like
 from ..ops.patterns import Both, Causal, Full, Padding, Pattern
 
 WIDEST = 128  # numbers in a head
+LARGE = 1 << 24  # scores for which kernels are looked for at once; that takes a while
+OFTEN = 24  # calls after which they are looked for, if there are fewer
+_lock = threading.Lock()  # a handle has one stream
+_calls: Counter[tuple] = Counter()
 
 
 class FusedAttentionCache(NamedTuple):
+    """What backward needs, among it the returned y, so a caller must not change it before backward."""
+
     q: Array  # (B, H, T, D)
     k: Array  # (B, G, S, D)
     v: Array  # (B, G, S, D)
@@ -69,7 +77,7 @@ def kind(pattern: Pattern | None) -> tuple[bool, Array | None] | None:
 
 
 def fits(q: Array, k: Array, v: Array, pattern: Pattern | None) -> bool:
-    """Whether cuDNN can compute attention of these arrays."""
+    """Whether cuDNN is to compute attention of these arrays."""
     D, found = q.shape[3], kind(pattern)
     return (
         q.itemsize == 2
@@ -79,7 +87,17 @@ def fits(q: Array, k: Array, v: Array, pattern: Pattern | None) -> bool:
         and (not found[0] or q.shape[2] == k.shape[2])  # with T ≠ S it would align the beginnings
         and library() is not None
         and all(readable(x) for x in (q, k, v))
+        and is_worthwhile(q, k)
+        and graphs_for(q, k, v, found) is not None
     )
+
+
+def is_worthwhile(q: Array, k: Array) -> bool:
+    """Whether there are many scores, or arrays of these shapes came often, or will come again in a recorded step."""
+    if q.size // q.shape[3] * k.shape[2] >= LARGE or is_recording():
+        return True
+    _calls[q.shape, k.shape] += 1
+    return _calls[q.shape, k.shape] > OFTEN
 
 
 def readable(x: Array) -> bool:
@@ -105,10 +123,13 @@ def like_heads(x: Array) -> Array:
 
 
 def attention(q: Array, k: Array, v: Array, pattern: Pattern | None) -> tuple[Array, FusedAttentionCache]:
+    """As `ops.attention`, for arguments that `fits`."""
     causal, lengths = kind(pattern)  # type: ignore[misc]  # it fits
     y, log_total = like_heads(q), cupy.empty((*q.shape[:3], 1), np.float32)
-    lengths = None if lengths is None else lengths.astype(np.int32, copy=False).reshape(-1, 1, 1, 1)
-    run("forward", (q, k, v), (y, log_total), lengths, causal)
+    if lengths is not None:
+        lengths = lengths.clip(0, k.shape[2]).astype(np.int32).reshape(-1, 1, 1, 1)
+    forward, _ = graphs_for(q, k, v, (causal, lengths))  # type: ignore[misc]
+    run(forward, (q, k, v, y, log_total), lengths)
     return y, FusedAttentionCache(q, k, v, y, log_total, lengths, causal)
 
 
@@ -117,24 +138,34 @@ def attention_backward(dy: Array, cache: FusedAttentionCache) -> tuple[Array, Ar
     q, k, v, y, log_total, lengths, causal = cache
     expect_like("dy", dy, y.shape)
     dy = dy.astype(q.dtype, copy=False)
-    dy = dy if readable(dy) else cupy.ascontiguousarray(dy)
+    if not readable(dy) or dy.strides != y.strides:
+        dy, given = like_heads(q), dy
+        dy[...] = given
     dq, dk, dv = (like_heads(x) for x in (q, k, v))
-    run("backward", (q, k, v, y, dy, log_total), (dq, dk, dv), lengths, causal)
+    _, backward = graphs_for(q, k, v, (causal, lengths))  # type: ignore[misc]
+    run(backward, (q, k, v, y, dy, log_total, dq, dk, dv), lengths)
     return dq, dk, dv
 
 
-def run(direction: str, inputs: tuple, outputs: tuple, lengths: Array | None, causal: bool) -> None:
-    """Write the outputs of a graph for these arrays."""
+def graphs_for(q: Array, k: Array, v: Array, found: tuple[bool, Array | None]) -> tuple[Graph, Graph] | None:
+    """The graphs of both directions for arrays with these shapes and strides; None if cuDNN has none."""
+    causal, lengths = found
+    of_q, of_k, of_v = (Layout.of(x) for x in (q, k, v))
+    device = cupy.cuda.runtime.getDevice()
+    return graphs(q.dtype.name, of_q, of_k, of_v, causal, lengths is not None, device)
+
+
+def run(made: Graph, arrays: tuple, lengths: Array | None) -> None:
+    """Write the outputs of a graph; arrays: its inputs and outputs."""
     cudnn, device = library(), cupy.cuda.runtime.getDevice()
-    arrays = (*inputs, *outputs)
-    B, _, T, _ = inputs[0].shape
-    made = graph(direction, inputs[0].dtype.name, tuple(map(Layout.of, arrays)), causal, lengths is not None, device)
     passed = dict(enumerate((x.data.ptr for x in arrays), start=1))
     if lengths is not None:
+        B, _, T, _ = arrays[0].shape
         passed |= {100: all_of(B, T, device).data.ptr, 101: lengths.data.ptr}
     workspace, handle = cupy.cuda.alloc(max(1, made.workspace)), _handle(device)
-    cudnn.set_stream(handle=handle, stream=cupy.cuda.get_current_stream().ptr)
-    made.graph.execute(passed, workspace.ptr, handle=handle)
+    with _lock:
+        cudnn.set_stream(handle=handle, stream=cupy.cuda.get_current_stream().ptr)
+        made.graph.execute(passed, workspace.ptr, handle=handle)
 
 
 @kept(16)
@@ -144,8 +175,32 @@ def all_of(B: int, T: int, device: int) -> Array:
 
 
 @kept(128)
-def graph(direction: str, dtype: str, layouts: tuple, causal: bool, padded: bool, device: int) -> Graph:
-    """Ask cuDNN for its fastest kernel. That takes it a good part of a second."""
+def graphs(
+    dtype: str, q: Layout, k: Layout, v: Layout, causal: bool, padded: bool, device: int
+) -> tuple[Graph, Graph] | None:
+    """Ask cuDNN for its fastest kernels, which takes it a good part of a second. None if it refuses: it does not know
+    this GPU, or is too old.
+    """
+
+    def by_positions(x: Layout) -> Layout:
+        """The layout of `like_heads`."""
+        _, H, T, D = x.shape
+        return Layout(x.shape, (T * H * D, D, H * D, 1))
+
+    B, H, T, _ = q.shape
+    y, log_total = by_positions(q), Layout((B, H, T, 1), (H * T, T, 1, 1))
+    options = dtype, causal, padded, device
+    try:
+        return (
+            graph("forward", (q, k, v, y, log_total), *options),
+            graph("backward", (q, k, v, y, y, log_total, *map(by_positions, (q, k, v))), *options),
+        )
+    except Exception:  # cudnn has its own kinds
+        return None
+
+
+def graph(direction: str, layouts: tuple, dtype: str, causal: bool, padded: bool, device: int) -> Graph:
+    """One direction of attention: q, k, v -> y, log_total; or q, k, v, y, dy, log_total -> dq, dk, dv."""
     cudnn = library()
     half = {"float16": cudnn.data_type.HALF, "bfloat16": cudnn.data_type.BFLOAT16}[dtype]
     made = cudnn.pygraph(

@@ -76,5 +76,5 @@ def dropped(x: Array, cache: CudaDropoutCache) -> Array:
     """k x/(1 − r)."""
     x, y = contiguous(x), cupy.empty(x.shape, x.dtype)
     start, scale = np.uint64(start_of(cache.key)), real(x.dtype).type(cache.scale)
-    launch_each("elementwise", "dropout", (x, y), start, np.int32(cache.threshold), scale, least=4, KIND=0)
+    launch_each("elementwise", "dropout", (x, y), start, np.int32(cache.threshold), scale, KIND=0)
     return y

@@ -38,6 +38,8 @@ def embedding(ids: Array, table: Array) -> tuple[Array, Any]:
 
         h_nv := [ids_n = v]        dtable_vc = Σ_n h_nv dy_nc
 
+    (Since 0 · NaN is NaN, a dy that is not finite then reaches all rows.)
+
     For a large one the ids are sorted first. The place of an id is the number of ids that are smaller, or equal and
     earlier. That is N² comparisons, which take a GPU less time than N additions of rows. The rows of dy with the same
     id are now neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new
@@ -64,10 +66,13 @@ def embedding_backward(dy: Array, cache: CudaEmbeddingCache, out: Array | None =
 def by_product(dy: Array, ids: Array, dtable: Array) -> bool:
     """dtable += hᵀ dy, with h one-hot. False if that cannot be computed."""
     N, V = len(ids), len(dtable)
-    h = cupy.empty((N, V), dy.dtype)
+    h, change = cupy.empty((N, V), dy.dtype), cupy.empty_like(dtable)
     run = kernel("embedding", "one_hot", dy.dtype.name)
     run((-(-h.size // 256),), (256,), (ids, h, np.int32(N), np.int32(V)))
-    return attempt(h.T, dy, dtable, add=True)
+    if not attempt(h.T, dy, change):
+        return False
+    dtable += change
+    return True
 
 
 def by_sorting(dy: Array, ids: Array, dtable: Array) -> None:

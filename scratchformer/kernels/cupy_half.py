@@ -25,17 +25,22 @@ def is_real(x: Any) -> bool:
     return isinstance(x, cupy.ndarray) and is_floating_type(x.dtype)
 
 
+def widened(x: Any) -> Any:
+    """x in float32, if it is an array of real numbers."""
+    return x.astype(np.float32) if is_real(x) else x
+
+
 def in_half(op: Operation, op_backward: Operation) -> Callable:
     """A function that is `op` on float32 copies if all its arrays of real numbers are in one half precision, and
     otherwise the reference.
     """
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        dtypes = {x.dtype for x in args if is_real(x)}
+        dtypes = {x.dtype for x in (*args, *kwargs.values()) if is_real(x)}
         dtype = dtypes.pop() if len(dtypes) == 1 else np.dtype(np.float32)
         if dtype.itemsize > 2:
             return op.reference(*args, **kwargs)
-        y, cache = op.reference(*(x.astype(np.float32) if is_real(x) else x for x in args), **kwargs)
+        y, cache = op.reference(*map(widened, args), **{name: widened(x) for name, x in kwargs.items()})
         return y.astype(dtype), CudaHalfCache(cache, dtype)
 
     @op_backward.twin(CudaHalfCache)

@@ -10,6 +10,7 @@ import numpy as np
 from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_like
+from ..ops.layernorm import check_layernorm
 from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_linear import column_sums
 
@@ -59,9 +60,9 @@ def layernorm(x: Array, gamma: Array, beta: Array, eps: float = 1e-5) -> tuple[A
     In place of x̂ the cache keeps x itself, and μ and 1/σ of each row. Sums are float32 for half precision, and so are
     dγ and dβ, which are added up.
     """
-    C = x.shape[-1] if x.ndim else 0
-    fits = alike(x, gamma, beta) and gamma.shape == beta.shape == (C,) and x.size and eps >= 0
-    if not fits or C * real(x.dtype).itemsize > WIDEST:
+    check_layernorm(x, gamma, beta, eps)
+    C = x.shape[-1]
+    if not alike(x, gamma, beta) or not x.size or C * real(x.dtype).itemsize > WIDEST:
         return ops.layernorm.reference(x, gamma, beta, eps)
     flat = contiguous(x).reshape(-1, C)
     N, y, sizes, wide = len(flat), cupy.empty(x.shape, x.dtype), layout(flat), real(x.dtype)

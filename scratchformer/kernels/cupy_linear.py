@@ -80,8 +80,7 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Any]:
         return ops.linear.reference(x, w, b)
     flat = rows(x)
     y = padded_empty(len(flat), w.shape[1], x.dtype)
-    options = {} if b is None else {"bias": b}
-    if not attempt(flat, readable(w), y, **options):
+    if not attempt(flat, readable(w), y, bias=None if b is None else contiguous(b)):
         return ops.linear.reference(x, w, b)
     return y.reshape(*x.shape[:-1], w.shape[1]), CudaLinearCache(x, w, b is not None)
 
@@ -160,7 +159,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     y = cupy.empty((len(flat), O), x.dtype)
     kept = y if activation == "relu" else cupy.empty_like(y)
     fused = "relu" if activation == "relu" else ""
-    if not attempt(flat, readable(w), kept, bias=b, activation=fused):
+    if not attempt(flat, readable(w), kept, bias=contiguous(b), activation=fused):
         return ops.dense.reference(x, w, b, activation)
     if not fused:
         launch_each("elementwise", "activation", (kept, y), KIND=KINDS[activation])

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
+from collections import Counter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import Array, is_recording
 
 WORKSPACE = 32 << 20  # bytes of scratch memory for the library
 PROPOSALS, TRIALS = 8, 3  # kernels that are tried, each this often
 WORTH = 1e8  # operations of a product for which they are; smaller ones take as long to start as to run
+OFTEN = 200  # uses of a plan after which they are, or at once for a step that is recorded
+MOST = 4096  # plans
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 FLOAT32, FLOAT64, TF32 = 68, 70, 77  # cublasComputeType
 BIAS, RELU_BIAS = 4, 6  # cublasLtEpilogue
@@ -74,6 +78,8 @@ class Products:
         self.handle = cublasLt.create()
         self.workspace = cupy.cuda.alloc(WORKSPACE)
         self.plans: dict[tuple, Plan | None] = {}
+        self.uses: Counter[tuple] = Counter()
+        self.lock = threading.Lock()
         self.preference = cublasLt.matmul_preference_create()
         self._set(cublasLt.matmul_preference_set_attribute, self.preference, 1, np.array(WORKSPACE, np.uint64))
 
@@ -98,17 +104,36 @@ class Products:
         """
         matrices = tuple(_matrix(a) for a in (x, y, out))
         tf32 = x.dtype == np.float32 and _tf32()
-        known = (matrices, tf32, add, None if bias is None else (activation, bias.data.ptr % 16))
-        if known not in self.plans:
-            plan = self._plan(matrices, tf32, bias, activation)
-            self.plans[known] = plan and self._fastest(plan, x, y, out, add)
-        plan = self.plans[known]
-        if plan is None:
-            return False
-        if bias is not None:
-            self._describe(plan.descriptor, 8, np.array(bias.data.ptr, np.uint64))
-        self._call(plan, 0, x, y, out, add)
+        aligned = 16 if bias is None else _aligned(bias)
+        known = matrices, tf32, add, bias is None, activation, aligned
+        with self.lock:  # a descriptor has one bias
+            if known not in self.plans:
+                if len(self.plans) >= MOST:
+                    self.forget()
+                self.plans[known] = self._plan(matrices, tf32, bias, activation, aligned)
+            plan = self.plans[known]
+            if plan is None:
+                return False
+            if bias is not None:
+                self._describe(plan.descriptor, 8, np.array(bias.data.ptr, np.uint64))
+            self.uses[known] += 1
+            if len(plan.algorithms) > 1 and (is_recording() or self.uses[known] > OFTEN):
+                plan = self.plans[known] = self._fastest(plan, x, y, out, add)
+            try:
+                self._call(plan, 0, x, y, out, add)
+            except self.library.cuBLASLtError:
+                self.plans[known] = None
+                return False
         return True
+
+    def forget(self) -> None:
+        """Destroy all plans."""
+        for plan in filter(None, self.plans.values()):
+            self.library.matmul_desc_destroy(plan.descriptor)
+            for layout in plan.layouts:
+                self.library.matrix_layout_destroy(layout)
+        self.plans.clear()
+        self.uses.clear()
 
     def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
         import cupy
@@ -128,7 +153,9 @@ class Products:
         import cupy
 
         stream = cupy.cuda.get_current_stream()
-        if len(plan.algorithms) == 1 or 2 * x.size * y.shape[-1] < WORTH or stream.is_capturing():
+        if stream.is_capturing():
+            return plan
+        if 2 * x.size * y.shape[-1] < WORTH:
             return plan._replace(algorithms=plan.algorithms[:1])
         before, seconds = out.copy() if add else None, []
         for choice in range(len(plan.algorithms)):
@@ -151,7 +178,7 @@ class Products:
     def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:
         self._set(self.library.matmul_desc_set_attribute, descriptor, attribute, value)
 
-    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str) -> Plan | None:
+    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str, aligned: int) -> Plan | None:
         lt, (x, y, out) = self.library, matrices
         double = out.kind == KINDS["float64"]
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
@@ -196,8 +223,12 @@ def _matrix(x: Array) -> Matrix:
     stride = (x.strides[-1] if transposed else x.strides[-2]) // size
     stride = max(stride, rows if transposed else columns)  # an axis of length 1 may have any stride
     batch, apart = (x.shape[0], x.strides[0] // size) if x.ndim == 3 else (1, 0)
-    aligned = next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
-    return Matrix(KINDS[x.dtype.name], rows, columns, stride, transposed, batch, apart, aligned)
+    return Matrix(KINDS[x.dtype.name], rows, columns, stride, transposed, batch, apart, _aligned(x))
+
+
+def _aligned(x: Array) -> int:
+    """The largest power of two, up to 16, of which the address of x is a multiple."""
+    return next(n for n in (16, 8, 4, 2, 1) if x.data.ptr % n == 0)
 
 
 def fits(x: Array) -> bool:

@@ -18,10 +18,11 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..backend import Array, Device, recording
+from ..backend import Array, Device, free_memory, recording
 from ..rng import Key
 
 MOST = 4  # graphs, each with memory of its own for all activations
+RECENT = 64  # a graph that was used in one of so many last steps does not make room for another
 EARLIER = 2  # steps with batches of the same shapes before one is recorded: they compile kernels and make tables
 REMEMBERED = 256  # shapes that are counted
 
@@ -48,7 +49,7 @@ class Recorded(NamedTuple):
     result: Array  # the one that they write
     graph: Any
     pool: Any  # their memory
-    tables: list  # and what else they read, see `backend.kept`
+    tables: dict  # and what else they read, see `backend.kept`
 
 
 class Graphs:
@@ -59,42 +60,54 @@ class Graphs:
 
     def __init__(self, device: Device, step: Callable[[Any, Key | None], Array]) -> None:
         self.device, self.step = device, step
-        self.recorded: OrderedDict[tuple, Recorded | None] = OrderedDict()  # None: it cannot be recorded
+        self.recorded: OrderedDict[tuple, Recorded] = OrderedDict()  # the one that was used last is the last
         self.seen: OrderedDict[tuple, int] = OrderedDict()
+        self.used: dict[tuple, int] = {}  # the number of the step in which each graph was last used
+        self.refused: set[tuple] = set()  # what cannot be recorded
+        self.steps = 0
         self.off = os.environ.get("SCRATCHFORMER_GRAPHS") == "0"
 
-    def run(self, batch: Any, key: Key | None, setting: Any) -> Array | None:
-        """step(batch, key), if it is recorded or can be; otherwise None. setting: whatever else changes the step."""
+    def wants(self, batch: Any, key: Key | None, setting: tuple) -> tuple | None:
+        """By what name the step of such a batch is recorded, or is to be now; None if it is not. The batch may still be
+        on the host. setting: whatever else changes the step.
+        """
         if self.off:
             return None
-        known = (type(batch), key is None, setting, *((x.shape, x.dtype.name) for x in batch))
-        if known not in self.recorded:
-            if self._count(known) <= EARLIER:
-                return None
-            self._record(known, batch, None if key is None else UnusedKey())
-        found = self.recorded[known]
-        if found is None:
-            return None
-        self.recorded.move_to_end(known)
-        for own, x in zip(found.batch, batch, strict=True):
-            own[...] = x
-        found.graph.launch()
-        return found.result.copy()
-
-    def _count(self, known: tuple) -> int:
+        self.steps += 1
+        kind = type(batch), key is None, setting
+        known = (*kind, *((x.shape, x.dtype.name) for x in batch))
+        if known in self.recorded:
+            return known
         self.seen[known] = self.seen.pop(known, 0) + 1
         if len(self.seen) > REMEMBERED:
             self.seen.popitem(last=False)
-        return self.seen[known]
+        if self.seen[known] <= EARLIER or kind in self.refused or known in self.refused:
+            return None
+        oldest = next(iter(self.recorded), None)
+        crowded = oldest is not None and len(self.recorded) >= MOST and self.steps - self.used[oldest] < RECENT
+        return None if crowded else known
+
+    def run(self, known: tuple, batch: Any, key: Key | None) -> Array | None:
+        """step(batch, key) for what `wants` gave a name, with the batch on the GPU; None if it cannot be recorded."""
+        with self.device.current():
+            if known not in self.recorded:
+                self._record(known, batch, None if key is None else UnusedKey())
+            if known not in self.recorded:
+                return None
+            found = self.recorded[known]
+            self.recorded.move_to_end(known)
+            self.used[known] = self.steps
+            for own, x in zip(found.batch, batch, strict=True):
+                own[...] = x
+            found.graph.launch()
+            return found.result.copy()
 
     def _record(self, known: tuple, batch: Any, key: Key | None) -> None:
         cupy: Any = self.device.xp
+        cupy.cuda.Device().synchronize()  # a graph that makes room may still be running
         while len(self.recorded) >= MOST:
             self.recorded.popitem(last=False)
-        self.recorded[known] = None
         pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
-        cupy.cuda.Device().synchronize()
-        cupy.get_default_memory_pool().free_all_blocks()
         own = type(batch)(*(x.copy() for x in batch))
         try:
             with cupy.cuda.using_allocator(pool.malloc), stream, recording() as tables:
@@ -106,19 +119,30 @@ class Graphs:
                 finally:
                     graph = stream.end_capture()
         except KeyIsUsed:
+            self.refused.add(known[:3])
+            return
+        except MemoryError:  # there is not enough for a step in a pool of its own
+            self.refused.add(known)
             return
         except Exception as error:
             self.off = True  # what failed once would fail again
             reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"a step is not recorded as a CUDA graph: {type(error).__name__}: {reason}", stacklevel=2)
+            warnings.warn(f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}", stacklevel=2)
+            return
+        cupy.get_default_memory_pool().free_all_blocks()  # what the steps before left
+        if free_memory(self.device) < pool.total_bytes():  # a step that is not recorded would not fit beside it
+            self.refused.add(known)
             return
         self.recorded[known] = Recorded(own, result, graph, pool, tables)
 
     def memory(self) -> int:
         """The bytes that the recorded steps hold on the GPU."""
-        return sum(found.pool.total_bytes() for found in self.recorded.values() if found is not None)
+        return sum(found.pool.total_bytes() for found in self.recorded.values())
 
     def clear(self) -> None:
         """Forget all steps, and free their memory."""
+        if self.recorded:
+            with self.device.current():
+                self.device.xp.cuda.Device().synchronize()
         self.recorded.clear()
         self.seen.clear()

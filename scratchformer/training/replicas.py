@@ -362,12 +362,14 @@ class Replicas:
 
     def recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
         """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
-        check = own_check(self.models[0])
-        if self.graphs is None or check is None or not is_fast():
+        if self.graphs is None or own_check(self.models[0]) is None or not is_fast():
+            return None
+        known = self.graphs.wants(batch, key, (scale, structure(self.models[0])))
+        if known is None:
             return None
         self.scale = scale
         with self.moved(self.models[0], batch) as moved:
-            return self.graphs.run(moved, key, scale)
+            return self.graphs.run(known, moved, key)
 
     def whole(self, moved: Any, key: Key | None) -> Array:
         """The loss of a batch that is on the device, with its gradient in the model's flat gradient."""
@@ -444,6 +446,16 @@ def own_check(model: Any) -> Callable | None:
         if vars(kind).keys() & {"loss", "logits", "forward"}:
             return None
     return None
+
+
+def structure(model: Layer) -> int:
+    """A number that changes when layers of a model are exchanged, or when their settings do."""
+
+    def settings(layer: Layer) -> Iterator[Any]:
+        for name, value in vars(layer).items():
+            yield (name, value) if isinstance(value, int | float | str) else (name, id(value))
+
+    return hash(tuple((id(layer), *settings(layer)) for _, layer in model.named_layers()))
 
 
 def slices_of(flat: Array, count: int) -> list[slice]:

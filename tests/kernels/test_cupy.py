@@ -20,6 +20,8 @@ try:
 except DeviceError as error:
     pytest.skip(str(error), allow_module_level=True)
 
+from scratchformer.kernels import cupy_cudnn
+
 TYPES = ["float64", "float32", "bfloat16", "float16"]
 TOLERANCE = {"float64": 1e-12, "float32": 2e-5, "bfloat16": 3e-2, "float16": 4e-3}
 TWINS = [name for name in OPERATIONS if GPU.xp.ndarray in getattr(OPERATIONS[name](Draw()).op, "fast_twins", ())]
@@ -94,6 +96,77 @@ LARGE = {  # name: op, backward, arguments, options; sizes for which the kernels
 }
 
 
+def test_arrays_that_start_anywhere():
+    """Parameters are parts of a flat array, and an argument may be a part of another array."""
+    for dtype in map(dtype_of, TYPES):
+        for start in 0, 1, 2, 3:
+
+            def part(*shape, start=start, dtype=dtype):
+                whole = to_device(RNG.standard_normal(start + int(np.prod(shape))), GPU).astype(dtype)
+                return whole[start:].reshape(shape)
+
+            x, w, b, gamma, beta, h = part(40, 48), part(48, 72), part(72), part(48), part(48), part(40, 72)
+            strided, same = part(144)[::2], GPU.xp.broadcast_to(b[:1], (72,))
+            for op, backward, args, dy in (
+                (ops.linear, ops.linear_backward, (x, w, b), h),
+                (ops.linear, ops.linear_backward, (x, w, strided), h),
+                (ops.linear, ops.linear_backward, (x, w, same), h),
+                (ops.dense, ops.dense_backward, (x, w, b), h),
+                (ops.dense, ops.dense_backward, (x, w, strided, "gelu"), h),
+                (ops.layernorm, ops.layernorm_backward, (x, gamma, beta), part(40, 48)),
+                (ops.add, ops.add_backward, (x, part(40, 48)), part(40, 48)),
+                (ops.dropout, ops.dropout_backward, (x, 0.4, Key(1)), part(40, 48)),
+                (ops.cross_entropy, ops.cross_entropy_backward, (x, GPU.xp.arange(40)), 1.0),
+            ):
+                with fast():
+                    y, cache = op(*args)
+                    found = y, *as_tuple(backward(dy, cache))
+                with reference_only():
+                    y, cache = op(*map(on_cpu, args))
+                    right = y, *as_tuple(backward(on_cpu(dy), cache))
+                for f, e in zip(found, right, strict=True):
+                    f = to_cpu(f).astype(np.float64)
+                    assert np.abs(f - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max(), (op, dtype, start)
+
+
+def on_cpu(x):
+    """x in float64, if it is an array of real numbers."""
+    return to_cpu(x).astype(np.float64) if is_floating(x) else to_cpu(x) if is_array(x) else x
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_lengths_of_zero_and_beyond_the_end(dtype, monkeypatch):
+    monkeypatch.setattr(cupy_cudnn, "LARGE", 0)
+    dtype, lengths = dtype_of(dtype), np.array([0, 1000, 7])
+    q, k, v = (to_device(a, GPU).astype(dtype) for a in heads(64, 32))
+    dy = to_device(draw(*q.shape), GPU).astype(dtype)
+    with fast():
+        y, cache = ops.attention(q, k, v, ops.Padding(to_device(lengths, GPU)))
+        found = y, *ops.attention_backward(dy, cache)
+    with reference_only():
+        y, cache = ops.attention(*map(on_cpu, (q, k, v)), ops.Padding(lengths))
+        right = y, *ops.attention_backward(on_cpu(dy), cache)
+    for f, e in zip(found, right, strict=True):
+        assert np.abs(on_cpu(f) - e).max() <= TOLERANCE[dtype.name] * np.abs(e).max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_not_a_number_stays_so(dtype):
+    """In a row of its own."""
+    dtype = dtype_of(dtype)
+    x, w, b = (to_device(a, GPU).astype(dtype) for a in (draw(40, 64), draw(64, 128), draw(128)))
+    x[3, 5] = np.nan
+    calls = [(ops.linear, x, w, b), (ops.dense, x, w, b), (ops.dense, x, w, b, "gelu_tanh")]
+    calls.append((ops.layernorm, x, b[:64], b[:64]))
+    with fast():
+        for op, *args in calls:
+            bad = np.isnan(on_cpu(op(*args)[0]))
+            assert bad[3].all() and not bad[:3].any() and not bad[4:].any(), op
+        loss, cache = ops.cross_entropy(x, GPU.xp.arange(40))
+        bad = np.isnan(on_cpu(ops.cross_entropy_backward(1.0, cache)))
+        assert np.isnan(float(loss)) and bad[3].all() and not bad[:3].any()
+
+
 def on_gpu(x, dtype):
     if isinstance(x, ops.Padding):
         return ops.Padding(to_device(x.lengths, GPU))
@@ -123,7 +196,13 @@ def expected(name, dtype):
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("name", LARGE)
-def test_large_cases(name, dtype):
+@pytest.mark.parametrize("fused", [False, True])
+def test_large_cases(name, dtype, fused, monkeypatch):
+    """fused: attention by cuDNN also where there are few scores."""
+    if fused and not ("attention" in name and dtype in ("bfloat16", "float16")):
+        pytest.skip("the same as without")
+    monkeypatch.setattr(cupy_cudnn, "LARGE", 0 if fused else np.inf)
+    monkeypatch.setattr(cupy_cudnn, "OFTEN", np.inf)
     op, backward, args, options = LARGE[name]
     dtype = dtype_of(dtype)
     y, gradients, dy = expected(name, dtype)
@@ -251,7 +330,8 @@ def test_a_recorded_step_is_that_of_the_cpu(precision, tolerance, key, monkeypat
     np.testing.assert_allclose(there, here, rtol=tolerance)
     monkeypatch.setenv("SCRATCHFORMER_GRAPHS", "0")
     plain, _ = losses(GPU, precision, key=key)
-    np.testing.assert_array_equal(plain, there)
+    # in half precision the recorded step has cuDNN's attention, the plain one not for so few scores
+    np.testing.assert_allclose(plain, there, rtol=tolerance if precision == "bfloat16" else 0)
 
 
 def test_steps_are_recorded(recwarn):
@@ -259,7 +339,7 @@ def test_steps_are_recorded(recwarn):
     with Replicas(model.to(GPU), 1) as replicas:
         for number in range(4):
             replicas.gradients(batches.batch(number), Key(number))
-        assert [found is not None for found in replicas.graphs.recorded.values()] == [True]
+        assert len(replicas.graphs.recorded) == 1
         assert replicas.graphs.memory() > 0
     assert not recwarn.list
 
@@ -270,5 +350,5 @@ def test_a_step_with_dropout_is_not_recorded(recwarn):
     with Replicas(model.to(GPU), 1) as replicas:
         for number in range(4):
             replicas.gradients(batches.batch(number), Key(number))
-        assert [found is not None for found in replicas.graphs.recorded.values()] == [False]
+        assert not replicas.graphs.recorded
     assert not recwarn.list

@@ -1,4 +1,4 @@
-// The softmax of attention over rows of scores (heads, T, S), in place, a warp for each row. Row t of sequence b may see
+// The softmax of attention over rows of scores (heads, T, S), a warp for each row; p may be z. Row t of sequence b may see
 // the keys begin ... end - 1; the tables (sequences, all_T) of begin and end have one row for all sequences if `shared`.
 // The scores are those of the queries t0 ... t0 + T - 1 and the keys s0 ... s0 + S - 1.
 
@@ -12,35 +12,35 @@ __device__ inline Seen seen(const int* begin, const int* end, int shared, int H,
     return {max(begin[at] - s0, 0), min(end[at] - s0, S)};
 }
 
-extern "C" __global__ void softmax(T* z, const int* begin, const int* end, int shared, int H, Index rows, int T_,
+extern "C" __global__ void softmax(const REAL* z, T* p, const int* begin, const int* end, int shared, int H, Index rows, int T_,
                                    int all_T, int t0, int s0, int S, REAL scale) {
     Index row = (Index)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     int lane = threadIdx.x % 32;
     Seen keys = seen(begin, end, shared, H, row, T_, all_T, t0, s0, S);
-    z += row * S;
+    z += row * S, p += row * S;
     REAL most = -infinity(), total = 0;
-    for (int s = keys.begin + lane; s < keys.end; s += 32) most = max(most, wide(z[s]) * scale);
+    for (int s = keys.begin + lane; s < keys.end; s += 32) most = max(most, z[s] * scale);
     most = warp_max(most);
-    for (int s = keys.begin + lane; s < keys.end; s += 32) total += exp(wide(z[s]) * scale - most);
+    for (int s = keys.begin + lane; s < keys.end; s += 32) total += exp(z[s] * scale - most);
     total = warp_sum(total);
     for (int s = lane; s < S; s += 32)
-        z[s] = s >= keys.begin && s < keys.end ? narrow(exp(wide(z[s]) * scale - most) / total) : T(0.0f);
+        p[s] = s >= keys.begin && s < keys.end ? narrow(exp(z[s] * scale - most) / total) : T(0.0f);
 }
 
-// dp becomes da = p (dp - sum of p dp) scale, in place. Outside of what a row may see, p is 0.
-extern "C" __global__ void softmax_backward(T* dp, const T* p, const int* begin, const int* end, int shared, int H,
+// da = p (dp - sum of p dp) scale; da may be dp. Outside of what a row may see, p is 0.
+extern "C" __global__ void softmax_backward(const REAL* dp, const T* p, T* da, const int* begin, const int* end, int shared, int H,
                                             Index rows, int T_, int all_T, int t0, int s0, int S, REAL scale) {
     Index row = (Index)blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     if (row >= rows) return;
     int lane = threadIdx.x % 32;
     Seen keys = seen(begin, end, shared, H, row, T_, all_T, t0, s0, S);
-    dp += row * S, p += row * S;
+    dp += row * S, p += row * S, da += row * S;
     REAL sum = 0;
-    for (int s = keys.begin + lane; s < keys.end; s += 32) sum += wide(p[s]) * wide(dp[s]);
+    for (int s = keys.begin + lane; s < keys.end; s += 32) sum += wide(p[s]) * dp[s];
     sum = warp_sum(sum);
     for (int s = lane; s < S; s += 32)
-        dp[s] = s >= keys.begin && s < keys.end ? narrow(wide(p[s]) * (wide(dp[s]) - sum) * scale) : T(0.0f);
+        da[s] = s >= keys.begin && s < keys.end ? narrow(wide(p[s]) * (dp[s] - sum) * scale) : T(0.0f);
 }
 
 // y = x, for arrays (B, H, T, D) whose axes are these numbers of elements apart; D is contiguous, and V divides it.

@@ -62,17 +62,22 @@ extern "C" __global__ void activation_backward(const T* dy, const T* h, T* dh, I
     write(dh, i, size, d);
 }
 
-// As `rng.random_uint16`: word k, of SplitMix64, decides about the elements 4 k ... 4 k + 3. V is 4 or 8.
+// As `rng.random_uint16`: word k, of SplitMix64, decides about the elements 4 k ... 4 k + 3.
+__device__ inline unsigned long long random_word(unsigned long long k, unsigned long long start) {
+    unsigned long long word = k * 0x9E3779B97F4A7C15ull + start;
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
+    return word ^ (word >> 31);
+}
+
 extern "C" __global__ void dropout(const T* x, T* y, unsigned long long start, int threshold, REAL scale, Index size) {
     EACH_VECTOR(i)
     Numbers a = read(x, i, size);
-    for (int j = 0; j < V; j += 4) {
-        unsigned long long word = (unsigned long long)((i + j) / 4) * 0x9E3779B97F4A7C15ull + start;
-        word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9ull;
-        word = (word ^ (word >> 27)) * 0x94D049BB133111EBull;
-        word ^= word >> 31;
-        for (int k = 0; k < 4; ++k, word >>= 16)
-            a.at[j + k] = (int)(word & 0xffff) >= threshold ? narrow(wide(a.at[j + k]) * scale) : T(0.0f);
+    unsigned long long word = 0;
+    for (int j = 0; j < V; ++j) {
+        if (j == 0 || (i + j) % 4 == 0) word = random_word((i + j) / 4, start);
+        int number = (word >> (16 * ((i + j) % 4))) & 0xffff;
+        a.at[j] = number >= threshold ? narrow(wide(a.at[j]) * scale) : T(0.0f);
     }
     write(y, i, size, a);
 }
