@@ -109,7 +109,7 @@ def our_steps(model: Any, batches: Any, precision: str) -> Callable[[int], Any]:
     def steps(count: int) -> Any:
         for number in range(count):
             loss = replicas.gradients(batches.batch(number), None)
-            clip_by_global_norm(model.flat.grad, 1.0)
+            clip_by_global_norm(replicas.flat.grad, 1.0)
             adam.step(replicas.map)
         return loss
 

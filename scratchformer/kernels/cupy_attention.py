@@ -24,6 +24,7 @@ from .cupy_products import available, fits, product
 
 PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
 FEWEST = 128  # queries in a part
+LONG = {"softmax": "softmax_of_long_rows", "softmax_backward": "softmax_backward_of_long_rows"}
 plain = in_half(ops.attention, ops.attention_backward)
 
 
@@ -73,10 +74,10 @@ def table_of(pattern: Pattern | None, T: int, S: int) -> Table | None:
 
 def parts(pattern: Pattern | None, T: int, S: int, groups: bool) -> Iterator[Part]:
     """The queries in parts of about equal length, each with the keys that some of them may see, as far as this is known
-    without looking at values on the GPU. groups: whether heads share keys; then there is one part.
+    without looking at values on the GPU. There is one part if that leaves out nothing, or if heads share keys (groups).
     """
-    count = 1 if groups else min(PARTS, max(1, T // FEWEST))
     known = _same_for_all(pattern)
+    count = 1 if groups or known is None else min(PARTS, max(1, T // FEWEST))
     for i in range(count):
         rows = slice(i * T // count, (i + 1) * T // count)
         start, stop = (0, S) if known is None else known.span(0, rows, T, S)
@@ -84,10 +85,10 @@ def parts(pattern: Pattern | None, T: int, S: int, groups: bool) -> Iterator[Par
 
 
 def _same_for_all(pattern: Pattern | None) -> Pattern | None:
-    """The part of a pattern that is the same for all sequences."""
+    """The part of a pattern that is the same for all sequences, if it leaves out anything."""
     if isinstance(pattern, Both):
         return _same_for_all(pattern.first) or _same_for_all(pattern.second)
-    return None if pattern is None or pattern.differs else pattern
+    return None if pattern is None or pattern.differs or isinstance(pattern, Full) else pattern
 
 
 @ops.attention.twin(cupy.ndarray, fast=True)
@@ -114,11 +115,11 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
 
     In code:
 
-        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=written)
         dp = scores(of_dy[:, rows], of_v[:, keys])
         da = softmax("softmax_backward", (dp, p), table, H, part, T, q)
         product(da, of_k[:, keys], of_dq[:, rows])
-        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=written)
 
     In half precision cuDNN does all of this without writing z or p to memory (`cupy_cudnn`), for `Full`, `Causal` and
     `Padding`. Its backward computes p again, from log Σ_s exp(z_hts), which the forward keeps. A NaN in a key may then
@@ -152,17 +153,22 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
     (_, H, T, _), (_, G, S, _) = q.shape, k.shape
     expect_like("dy", dy, q.shape)
     dy, dq = by_heads(dy.astype(q.dtype, copy=False), G == H), cupy.empty(q.shape, q.dtype)
-    dk, dv = (cupy.zeros(k.shape, real(k.dtype)) for _ in range(2))
+    dk, dv = (cupy.empty(k.shape, real(k.dtype)) for _ in range(2))
     of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
     of_k = matrices(cupy.nan_to_num(k), G)  # 0 · NaN is NaN, and da is 0 where a query may not see the key
-    table = table_of(pattern, T, S)
-    for part, p in zip(parts(pattern, T, S, G != H), probabilities, strict=True):
+    table, written = table_of(pattern, T, S), False
+    every = list(zip(parts(pattern, T, S, G != H), probabilities, strict=True))
+    for part, p in reversed(every):  # with `Causal` the last part has all keys
         rows, keys = part.rows if G == H else slice(None), part.keys
-        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=True)
+        if not written and keys != slice(0, S):
+            dk[...] = dv[...] = 0
+            written = True
+        product(p.swapaxes(1, 2), of_dy[:, rows], of_dv[:, keys], add=written)
         dp = scores(of_dy[:, rows], of_v[:, keys])
         da = softmax("softmax_backward", (dp, p), table, H, part, T, q)
         product(da, of_k[:, keys], of_dq[:, rows])
-        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=True)
+        product(da.swapaxes(1, 2), of_q[:, rows], of_dk[:, keys], add=written)
+        written = True
     return tuple(by_positions(x.astype(k.dtype, copy=False)) for x in (dq, dk, dv))
 
 
@@ -188,7 +194,7 @@ def moved(x: Array, y: Array) -> Array:
     apart = [np.int64(n // x.itemsize) for a in (x, y) for n in a.strides[:3]]
     V = vector(x.dtype, D * x.itemsize, x.data.ptr, *x.strides[:3], *y.strides[:3])
     rows = x.size // D
-    run = kernel("attention", "move_heads", x.dtype.name, V=V)
+    run = kernel("attention", "move_heads", x.dtype.name, V=V, PER=1)
     numbers = np.int64(rows), np.int32(H), np.int32(T), np.int32(D)
     run((-(-rows * D // (V * 256)),), (256,), (x, *apart[:3], y, *apart[3:], *numbers))
     return y
@@ -207,7 +213,7 @@ def scores(x: Array, y: Array) -> Array:
 
 def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, q: Array) -> Array:
     """What a kernel of attention.cu makes of the scores (B G, H/G t, s) of a part of the T queries, in the type of q:
-    in the array of the scores itself, if that has this type.
+    in the array of the scores itself, if that has this type. A warp has a row in its registers, if it fits.
     """
     assert table is not None  # `attention` has made it
     first, dtype, t = arrays[0], q.dtype, part.rows.stop - part.rows.start
@@ -217,7 +223,11 @@ def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T
     numbers = np.int32(len(table.begin) == 1), np.int32(H), np.int64(rows), np.int32(t), np.int32(T)
     scale = real(dtype).type(1 / math.sqrt(q.shape[3]))
     more = np.int32(part.rows.start), np.int32(part.keys.start), np.int32(s), scale
-    run = kernel("attention", name, dtype.name, V=1)
+    V = min(vector(x.dtype, s * x.itemsize, x.data.ptr) for x in (*arrays, found))
+    PER = -(-s // (32 * V))
+    if PER > 64 // V:  # more numbers than a thread has registers for
+        name, PER = LONG[name], 1
+    run = kernel("attention", name, dtype.name, V=V, PER=PER)
     run((-(-rows // 8),), (256,), (*arrays, found, *table, *numbers, *more))
     return found
 

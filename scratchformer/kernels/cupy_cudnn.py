@@ -17,6 +17,7 @@ import numpy as np
 from ..backend import Array, is_recording, kept
 from ..ops.checks import expect_like
 from ..ops.patterns import Both, Causal, Full, Padding, Pattern
+from .cupy_code import kernel
 
 WIDEST = 128  # numbers in a head
 LARGE = 1 << 24  # scores for which kernels are looked for at once; that takes a while
@@ -127,9 +128,10 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None) -> tuple[Ar
     causal, lengths = kind(pattern)  # type: ignore[misc]  # it fits
     y, log_total = like_heads(q), cupy.empty((*q.shape[:3], 1), np.float32)
     if lengths is not None:
-        lengths = lengths.clip(0, k.shape[2]).astype(np.int32).reshape(-1, 1, 1, 1)
+        lengths = lengths.clip(0, k.shape[2]).astype(np.int32)
     forward, _ = graphs_for(q, k, v, (causal, lengths))  # type: ignore[misc]
     run(forward, (q, k, v, y, log_total), lengths)
+    clear_empty(lengths, y)
     return y, FusedAttentionCache(q, k, v, y, log_total, lengths, causal)
 
 
@@ -144,7 +146,15 @@ def attention_backward(dy: Array, cache: FusedAttentionCache) -> tuple[Array, Ar
     dq, dk, dv = (like_heads(x) for x in (q, k, v))
     _, backward = graphs_for(q, k, v, (causal, lengths))  # type: ignore[misc]
     run(backward, (q, k, v, y, dy, log_total, dq, dk, dv), lengths)
+    clear_empty(lengths, dq, dk, dv)
     return dq, dk, dv
+
+
+def clear_empty(lengths: Array | None, *arrays: Array) -> None:
+    """Set the arrays, which are `like_heads`, to 0 for sequences of length 0: of these cuDNN makes NaN."""
+    for x in arrays if lengths is not None else ():
+        B, size = len(x), x.size // len(x)
+        kernel("attention", "clear_empty", x.dtype.name, V=1, PER=1)((8, B), (256,), (x, lengths, np.int64(size)))
 
 
 def graphs_for(q: Array, k: Array, v: Array, found: tuple[bool, Array | None]) -> tuple[Graph, Graph] | None:

@@ -18,7 +18,8 @@ import numpy as np
 from ..backend import Array, is_recording
 
 WORKSPACE = 32 << 20  # bytes of scratch memory for the library
-PROPOSALS, TRIALS = 8, 3  # kernels that are tried, each this often
+PROPOSALS, TRIALS = 16, 4  # kernels that are tried, each this often
+FASTER = 0.95  # of the time of the first proposal, below which another is preferred to it
 WORTH = 1e8  # operations of a product for which they are; smaller ones take as long to start as to run
 OFTEN = 200  # uses of a plan after which they are, or at once for a step that is recorded
 MOST = 4096  # plans
@@ -173,6 +174,7 @@ class Products:
         if before is not None:
             out[...] = before
         best = int(np.argmin(seconds))
+        best = best if seconds[best] < FASTER * seconds[0] else 0
         return plan._replace(algorithms=plan.algorithms[best : best + 1])
 
     def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..backend import Array, array_module, device_of, to_cpu
 from ..nn import FlatParameters, Param
+from ..nn.structure import Structure
 from ..ops.checks import expect_boolean, expect_instance, expect_number, shown
 
 MOST_STEPS = 1 << 53  # a float64 is exact up to here
@@ -117,6 +118,7 @@ class Optimizer:
         self.treatments = self._treat(groups)
         self.stepped = [p for p, how in zip(self.params, self.treatments, strict=True) if not how.frozen]
         self.frozen = [p.frozen for p in self.params]
+        self.structure: Structure | None = None  # of the layer, when its parameters were last found to be the same
         if not self.stepped:
             raise ValueError("groups: expected a parameter that is not frozen, got none")
         self.steps = 0
@@ -129,7 +131,7 @@ class Optimizer:
         self._lay_out()
 
     def __getstate__(self) -> dict[str, Any]:
-        return vars(self) | {"flats": [], "together": [], "alike": []}  # a copy finds its own
+        return vars(self) | {"flats": [], "together": [], "alike": [], "structure": None}  # a copy finds its own
 
     def _treat(self, groups: Sequence[Group]) -> list[Treatment]:
         """How each parameter is treated: by the first group that matches it."""
@@ -311,6 +313,12 @@ class Optimizer:
 
     def _expect_same_parameters(self) -> None:
         """Raise ValueError if parameters of the layer were added, removed, frozen or unfrozen."""
+        if (
+            self.structure is not None
+            and self.structure.is_unchanged()
+            and self.frozen == [p.frozen for p in self.params]
+        ):
+            return
         own = {id(p) for p in self.params}
         now = {} if self.layer is None else {id(p): name for name, p in self.layer.named_parameters().items()}
         changes = {
@@ -324,6 +332,7 @@ class Optimizer:
             if names:
                 listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
                 raise ValueError(f"params: {listed} {what} after the optimizer was made: make a new optimizer")
+        self.structure = None if self.layer is None else Structure(self.layer)
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """The state by name, on the CPU: the number of steps, a checksum of the names of the parameters that it is for,

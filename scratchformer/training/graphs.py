@@ -67,7 +67,7 @@ class Graphs:
         self.steps = 0
         self.off = os.environ.get("SCRATCHFORMER_GRAPHS") == "0"
 
-    def wants(self, batch: Any, key: Key | None, setting: tuple) -> tuple | None:
+    def wants(self, batch: Any, key: Key | None, setting: Any) -> tuple | None:
         """By what name the step of such a batch is recorded, or is to be now; None if it is not. The batch may still be
         on the host. setting: whatever else changes the step.
         """

@@ -27,6 +27,7 @@ from threadpoolctl import threadpool_limits
 from ..backend import CPU, Array, array_module, cores, is_floating_type, to_device
 from ..dispatch import fast, is_fast
 from ..nn import Layer
+from ..nn.structure import Structure
 from ..ops.checks import checked_on_host, expect_instance, expect_positive, shown
 from ..ops.precision import round_into, widen
 from ..optim.optimizer import Optimizer, pieces
@@ -104,6 +105,7 @@ class Replicas:
         self.sharded = False
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
+        self.structure = Structure(model)  # as it was when its parameters were last found to be the same
         self.graphs = None if self.device.index is None else Graphs(self.device, self.whole)
         self.refresh()
 
@@ -171,6 +173,11 @@ class Replicas:
 
     def expect_same_parameters(self) -> None:
         """Raise ValueError if the model was moved or cast, or its parameters were changed, after this was made."""
+        if self.structure.is_unchanged() and all(p.flat is self.flat for p in self.flat.params):
+            return
+        self.structure = Structure(self.model)
+        if self.graphs is not None:
+            self.graphs.clear()
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
 
@@ -364,7 +371,7 @@ class Replicas:
         """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
         if self.graphs is None or own_check(self.models[0]) is None or not is_fast():
             return None
-        known = self.graphs.wants(batch, key, (scale, structure(self.models[0])))
+        known = self.graphs.wants(batch, key, scale)
         if known is None:
             return None
         self.scale = scale
@@ -446,16 +453,6 @@ def own_check(model: Any) -> Callable | None:
         if vars(kind).keys() & {"loss", "logits", "forward"}:
             return None
     return None
-
-
-def structure(model: Layer) -> int:
-    """A number that changes when layers of a model are exchanged, or when their settings do."""
-
-    def settings(layer: Layer) -> Iterator[Any]:
-        for name, value in vars(layer).items():
-            yield (name, value) if isinstance(value, int | float | str) else (name, id(value))
-
-    return hash(tuple((id(layer), *settings(layer)) for _, layer in model.named_layers()))
 
 
 def slices_of(flat: Array, count: int) -> list[slice]:

@@ -17,7 +17,7 @@ REAL = ("float32", "float64")
 HALF = ("bfloat16", "float16")
 # The constants of each file, as the twins set them, and the types of its arrays.
 FILES = {
-    "attention": ([{"V": 1}, {"V": 8}], (*REAL, *HALF)),
+    "attention": ([{"V": 1, "PER": 1}, {"V": 2, "PER": 16}], (*REAL, *HALF)),
     "column_sums": ([{"V": 1}, {"V": 4}], (*REAL, *HALF)),
     "cross_entropy": ([{"V": 1, "THREADS": 32}, {"V": 4, "THREADS": 512}], (*REAL, *HALF)),
     "elementwise": ([{"V": 4, "KIND": kind} for kind in ("RELU", "SILU", "GELU", "GELU_TANH")], (*REAL, *HALF)),

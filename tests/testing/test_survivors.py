@@ -243,5 +243,7 @@ def test_every_line_that_is_explained_exists():
 def test_every_file_with_a_backward_is_here():
     for folder in ("ops", "kernels"):
         for path in (ROOT / "scratchformer" / folder).glob("*.py"):
+            if path.name.startswith("cupy_"):  # which run on a GPU alone
+                continue
             found = [name for name, _ in functions(ast.parse(path.read_text(encoding="utf-8"))) if "_backward" in name]
             assert not found or f"{folder}/{path.name}" in TESTS

@@ -1,0 +1,41 @@
+"""What a model consists of at one time, to notice cheaply that it has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import is_
+from typing import Any
+
+from .layer import Layer
+
+
+class Structure:
+    """The attributes of a layer and of all below it, and the elements of the lists, tuples and dicts among them.
+
+    A step of training asks whether a model still has the parameters, layers and settings that it had. To go through all
+    names takes half a millisecond, in which a GPU could train a small model; this takes a tenth of that.
+    """
+
+    def __init__(self, layer: Layer) -> None:
+        own = (found for _, part in layer.named_layers() for found in _containers(vars(part)))
+        self.found = [(container, _elements(container)) for container in own]
+
+    def is_unchanged(self) -> bool:
+        """Whether all are the same objects as they were. (A new number counts as a change, even if it is equal.)"""
+        for container, then in self.found:
+            now = _elements(container)
+            if len(now) != len(then) or not all(map(is_, now, then)):
+                return False
+        return True
+
+
+def _elements(container: Any) -> tuple:
+    return (*container, *container.values()) if isinstance(container, dict) else tuple(container)
+
+
+def _containers(x: Any) -> Iterator[Any]:
+    """x, if it is a list, tuple or dict, and all of them inside it."""
+    if isinstance(x, list | tuple | dict):
+        yield x
+        for part in x.values() if isinstance(x, dict) else x:
+            yield from _containers(part)
