@@ -22,7 +22,7 @@ from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_half import in_half
 from .cupy_products import available, fits, product
 
-PARTS = 8  # of the queries, at most, for each of which only the keys that it may see are read
+PARTS = 4  # of the queries, at most, for each of which only the keys that it may see are read
 FEWEST = 128  # queries in a part
 LONG = {"softmax": "softmax_of_long_rows", "softmax_backward": "softmax_backward_of_long_rows"}
 plain = in_half(ops.attention, ops.attention_backward)
