@@ -3,7 +3,7 @@
     pip install -e '.[test,cuda13,torch]'
     python benchmarks/gpu.py --enwik8 enwik8-first-4000000.gz --imdb aclImdb_v1.tar.gz --out gpu
 
-In this order, so that a short lease is well spent; `--only` chooses some of the parts:
+In this order, the most important results first; `--only` chooses some of the parts:
 
 - agree: 20 training steps of small models on the CPU and on the GPU; the largest relative difference of their losses.
 - suite: the tests that run on CuPy.
@@ -42,7 +42,7 @@ from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.training import Replicas
 
 ROOT = Path(__file__).resolve().parents[1]
-STEPS, ROUNDS, TURN = 20, 8, 5  # steps that are compared; turns of each competitor, and steps of a turn
+STEPS, ROUNDS, TURN = 20, 6, 5  # steps that are compared; turns of each competitor, and steps of a turn
 PRECISIONS = ("float32", "tf32", "bfloat16")
 
 
@@ -104,7 +104,7 @@ def our_steps(model: Any, batches: Any, precision: str) -> Callable[[int], Any]:
     """A function that makes `count` training steps and returns the last loss, which may still be on the device."""
     replicas, adam = Replicas(model, precision=precision), Adam(model.parameters(), 1e-4)
 
-    replicas.__enter__()  # and not left between turns, since that would forget the recorded steps
+    replicas.__enter__()  # left only at the end, since leaving forgets the recorded steps
 
     def steps(count: int) -> Any:
         for number in range(count):

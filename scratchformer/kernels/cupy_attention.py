@@ -85,7 +85,7 @@ def parts(pattern: Pattern | None, T: int, S: int, groups: bool) -> Iterator[Par
 
 
 def _same_for_all(pattern: Pattern | None) -> Pattern | None:
-    """The part of a pattern that is the same for all sequences, if it leaves out anything."""
+    """A part of the pattern that hides keys and is the same for all sequences, or None."""
     if isinstance(pattern, Both):
         return _same_for_all(pattern.first) or _same_for_all(pattern.second)
     return None if pattern is None or pattern.differs or isinstance(pattern, Full) else pattern
@@ -103,8 +103,8 @@ def attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None) -> t
         p_hts = [begin_t ≤ s < end_t] exp(z_hts)/Z_ht where Z_ht > 0, 0 elsewhere
         y_htd = Σ_s p_hts v_gsd with g = ⌊h G/H⌋
 
-    The scores of a part of the queries are computed for the keys that some of these queries see: with `Causal` and 8
-    parts, for little more than half of all pairs. One kernel turns them into p. For half precision they are float32.
+    The scores of a part of the queries are computed for the keys that some of these queries see: with `Causal` and 4
+    parts, for five eighths of all pairs. One kernel turns them into p. For half precision they are float32.
 
     Backward. As derived in `attention`, part by part; dk and dv add up over the parts.
 
@@ -212,8 +212,8 @@ def scores(x: Array, y: Array) -> Array:
 
 
 def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, q: Array) -> Array:
-    """What a kernel of attention.cu makes of the scores (B G, H/G t, s) of a part of the T queries, in the type of q:
-    in the array of the scores itself, if that has this type. A warp has a row in its registers, if it fits.
+    """Run the kernel `name` of attention.cu on arrays (B G, H/G t, s), for one part of the T queries. The result has the
+    type of q, and overwrites the first array if that has this type. A warp has a row in its registers, if it fits.
     """
     assert table is not None  # `attention` has made it
     first, dtype, t = arrays[0], q.dtype, part.rows.stop - part.rows.start

@@ -64,13 +64,13 @@ def contiguous(x: Array) -> Array:
     return cupy.ascontiguousarray(x)
 
 
-def vector(dtype: np.dtype, *bytes_apart: int) -> int:
-    """How many numbers a thread can read at once from addresses that are all multiples of these numbers of bytes."""
-    return max(1, math.gcd(BYTES, *bytes_apart) // dtype.itemsize)
+def vector(dtype: np.dtype, *multiples: int) -> int:
+    """How many numbers a thread can read at once, given the addresses, and the bytes from row to row."""
+    return max(1, math.gcd(BYTES, *multiples) // dtype.itemsize)
 
 
 def launch_each(file: str, name: str, arrays: tuple, *arguments: Any, **constants: float | str) -> None:
-    """Run a kernel in which each thread has some neighbouring elements of each of these flat arrays of one size. Its
+    """Run a kernel in which each thread has some neighbouring elements of each of these contiguous arrays of one size. Its
     arguments are the arrays, then the given ones, and last the size.
     """
     first, threads = arrays[0], 256

@@ -32,6 +32,7 @@ def sizes(z: Array, *others: Array) -> dict[str, int]:
 
 
 def stride(z: Array) -> np.int64:
+    """Numbers from one row of z (N, V) to the next."""
     return np.int64(z.strides[0] // z.itemsize)
 
 

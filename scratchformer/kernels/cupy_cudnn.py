@@ -20,14 +20,14 @@ from ..ops.patterns import Both, Causal, Full, Padding, Pattern
 from .cupy_code import kernel
 
 WIDEST = 128  # numbers in a head
-LARGE = 1 << 24  # scores for which kernels are looked for at once; that takes a while
-OFTEN = 24  # calls after which they are looked for, if there are fewer
+LARGE = 1 << 24  # with so many scores cuDNN is asked for kernels in the first call, which takes a while
+OFTEN = 24  # with fewer scores, after so many calls
 _lock = threading.Lock()  # a handle has one stream
 _calls: Counter[tuple] = Counter()
 
 
 class FusedAttentionCache(NamedTuple):
-    """What backward needs, among it the returned y, so a caller must not change it before backward."""
+    """What backward needs. This includes the returned y, so a caller must not change y before backward."""
 
     q: Array  # (B, H, T, D)
     k: Array  # (B, G, S, D)
@@ -63,7 +63,9 @@ def _handle(device: int) -> Any:
 
 
 def kind(pattern: Pattern | None) -> tuple[bool, Array | None] | None:
-    """Whether a pattern is causal, and its lengths, if it is a combination of `Causal` and at most one `Padding`."""
+    """Whether a pattern is causal, and its lengths, if it is a combination of `Full`, `Causal` and at most one `Padding`;
+    None for any other.
+    """
     if pattern is None or type(pattern) is Full:
         return False, None
     if type(pattern) is Causal:
@@ -94,7 +96,9 @@ def fits(q: Array, k: Array, v: Array, pattern: Pattern | None) -> bool:
 
 
 def is_worthwhile(q: Array, k: Array) -> bool:
-    """Whether there are many scores, or arrays of these shapes came often, or will come again in a recorded step."""
+    """Whether there are many scores, or arrays of these shapes came often, or will come again in a recorded step. Counts the
+    calls.
+    """
     if q.size // q.shape[3] * k.shape[2] >= LARGE or is_recording():
         return True
     _calls[q.shape, k.shape] += 1
@@ -188,7 +192,7 @@ def all_of(B: int, T: int, device: int) -> Array:
 def graphs(
     dtype: str, q: Layout, k: Layout, v: Layout, causal: bool, padded: bool, device: int
 ) -> tuple[Graph, Graph] | None:
-    """Ask cuDNN for its fastest kernels, which takes it a good part of a second. None if it refuses: it does not know
+    """Ask cuDNN for its fastest kernels, which takes up to a second. None if it refuses: it does not know
     this GPU, or is too old.
     """
 

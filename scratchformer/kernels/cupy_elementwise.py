@@ -1,4 +1,4 @@
-"""Sums and dropout on a GPU: a thread reads 16 bytes at once."""
+"""Elementwise sums and dropout on a GPU: a thread reads 16 bytes at once."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def dropout_backward(dy: Array, cache: CudaDropoutCache) -> Array:
 
 
 def dropped(x: Array, cache: CudaDropoutCache) -> Array:
-    """k x/(1 − r)."""
+    """keep · scale · x, with `keep` drawn from the key."""
     x, y = contiguous(x), cupy.empty(x.shape, x.dtype)
     start, scale = np.uint64(start_of(cache.key)), real(x.dtype).type(cache.scale)
     launch_each("elementwise", "dropout", (x, y), start, np.int32(cache.threshold), scale, KIND=0)

@@ -41,7 +41,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, Any]:
     (Since 0 · NaN is NaN, a dy that is not finite then reaches all rows.)
 
     For a large one the ids are sorted first. The place of an id is the number of ids that are smaller, or equal and
-    earlier. That is N² comparisons, which take a GPU less time than N additions of rows. The rows of dy with the same
+    earlier. That is N² comparisons, which are cheap for the N of a batch. The rows of dy with the same
     id are now neighbours, and one block of threads adds them up. Sums are float32 for half precision, and so is a new
     dtable.
     """

@@ -32,7 +32,7 @@ def widened(x: Any) -> Any:
 
 def in_half(op: Operation, op_backward: Operation) -> Callable:
     """A function that is `op` on float32 copies if all its arrays of real numbers are in one half precision, and
-    otherwise the reference.
+    otherwise the reference. Registers the backward for its cache.
     """
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any]:

@@ -13,9 +13,9 @@ from ..ops.activations import Activation
 from ..ops.checks import expect_like
 from ..ops.linear import LinearCache
 from .cupy_code import alike, contiguous, kernel, launch_each, real, vector
-from .cupy_products import attempt, available, padded_empty, product, readable
+from .cupy_products import aligned, attempt, available, padded_empty, product, readable
 
-SUMS = 64  # of parts of the rows, at most, from which the sum of a column is made
+SUMS = 64  # at most this many partial sums for a column
 KINDS = {"relu": "RELU", "silu": "SILU", "gelu": "GELU", "gelu_tanh": "GELU_TANH"}  # names in elementwise.cu
 
 
@@ -26,7 +26,7 @@ class CudaLinearCache(NamedTuple):
 
 
 class CudaDenseCache(NamedTuple):
-    """What backward needs; for ReLU this includes the returned y, so a caller must not change it before backward."""
+    """What backward needs. For ReLU this includes the returned y, so a caller must not change y before backward."""
 
     x: Array  # (..., I)
     w: Array  # (I, O)
@@ -72,15 +72,15 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, Any]:
         dw = gradient(rows(x), dy, w)
         db = column_sums(dy) if has_bias else None
 
-    w may be a transposed view, as the table of tied embeddings is; dw then lies in memory as w does. Rows of y whose
-    length is no multiple of 16 bytes are that far apart, since products of unaligned rows are slow. The cache is that
-    of the reference.
+    w may be a transposed view, as the table of tied embeddings is; dw then lies in memory as w does. Rows of y
+    are padded in memory to a multiple of 16 bytes, since products of unaligned rows are slow. The cache keeps what the
+    reference's does.
     """
     if not fits(x, w, b):
         return ops.linear.reference(x, w, b)
     flat = rows(x)
     y = padded_empty(len(flat), w.shape[1], x.dtype)
-    if not attempt(flat, readable(w), y, bias=None if b is None else contiguous(b)):
+    if not attempt(flat, readable(w), y, bias=aligned(b)):
         return ops.linear.reference(x, w, b)
     return y.reshape(*x.shape[:-1], w.shape[1]), CudaLinearCache(x, w, b is not None)
 
@@ -139,7 +139,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
             ½ (1 + tanh(√(2/π) (h_no + 0.044715 h_no³))) elsewhere
         y_no = h_no Φ_no
 
-    Backward. The slope of y is a function of h; of ReLU it is a function of y, since y is positive where h is:
+    Backward. The slope of y is a function of h; for ReLU y is enough, since it is positive exactly where h is:
 
         slope_no := ∂y_no/∂h_no
         [h_no > 0] = [y_no > 0]        kept_no = y_no where activation = relu, h_no elsewhere
@@ -159,7 +159,7 @@ def dense(x: Array, w: Array, b: Array, activation: Activation = "relu") -> tupl
     y = cupy.empty((len(flat), O), x.dtype)
     kept = y if activation == "relu" else cupy.empty_like(y)
     fused = "relu" if activation == "relu" else ""
-    if not attempt(flat, readable(w), kept, bias=contiguous(b), activation=fused):
+    if not attempt(flat, readable(w), kept, bias=aligned(b), activation=fused):
         return ops.dense.reference(x, w, b, activation)
     if not fused:
         launch_each("elementwise", "activation", (kept, y), KIND=KINDS[activation])

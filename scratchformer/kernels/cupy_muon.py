@@ -1,4 +1,4 @@
-"""Muon's iteration on a GPU, with products in bfloat16 or TF32."""
+"""Muon's iteration on a GPU, with products in bfloat16."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from .cupy_products import available, product
 
 @muon.newton_schulz.twin(cupy.ndarray, fast=True)
 def newton_schulz(g: Array, steps: int = muon.STEPS, precision: str = "float32") -> Array:
-    """As `optim.newton_schulz`, with products of bfloat16 factors where it has rounded float32 factors.
+    """As `optim.newton_schulz`, for bfloat16.
 
-    The equations are those of the reference, and so are sums in float32.
+    The equations are those of the reference. It rounds float32 factors to bfloat16 and multiplies them in float32; here
+    bfloat16 arrays are multiplied, and summed in float32.
     """
     muon.expect_matrix(g, steps, precision)
     if precision != "bfloat16" or g.dtype != np.float32 or not g.size or not available():

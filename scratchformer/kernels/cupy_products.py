@@ -18,10 +18,11 @@ import numpy as np
 from ..backend import Array, is_recording
 
 WORKSPACE = 32 << 20  # bytes of scratch memory for the library
-PROPOSALS, TRIALS = 16, 4  # kernels that are tried, each this often
-FASTER = 0.95  # of the time of the first proposal, below which another is preferred to it
-WORTH = 1e8  # operations of a product for which they are; smaller ones take as long to start as to run
-OFTEN = 200  # uses of a plan after which they are, or at once for a step that is recorded
+PROPOSALS = 16  # kernels of cuBLASLt to choose from, at most
+TRIALS = 4  # timed runs of each
+FASTER = 0.95  # another kernel must take less than this share of the first one's time
+WORTH = 1e8  # operations; a smaller product takes the first kernel, since starting it takes as long as running it
+OFTEN = 200  # uses of a plan before its kernels are timed; at once for a step that is recorded
 MOST = 4096  # plans
 KINDS = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 14}  # cudaDataType
 FLOAT32, FLOAT64, TF32 = 68, 70, 77  # cublasComputeType
@@ -53,7 +54,7 @@ class Plan(NamedTuple):
 
 @functools.cache
 def available() -> bool:
-    """Whether nvmath-python and its cuBLASLt can be loaded."""
+    """Whether nvmath-python and its cuBLASLt can be loaded. If not, says why on stderr, once."""
     try:
         from nvmath.bindings import cublasLt
 
@@ -101,17 +102,16 @@ class Products:
         for it.
 
         x: (..., N, K), y: (..., K, M), out: (..., N, M), each with at most one leading axis, and with neighbours in
-        memory along one of the last two axes; out along its last. activation: "relu" or "".
+        memory along one of the last two axes; out along its last. bias: (M,), from `aligned`. activation: "relu" or "".
         """
         matrices = tuple(_matrix(a) for a in (x, y, out))
         tf32 = x.dtype == np.float32 and _tf32()
-        aligned = 16 if bias is None else _aligned(bias)
-        known = matrices, tf32, add, bias is None, activation, aligned
+        known = matrices, tf32, add, bias is None, activation
         with self.lock:  # a descriptor has one bias
             if known not in self.plans:
                 if len(self.plans) >= MOST:
                     self.forget()
-                self.plans[known] = self._plan(matrices, tf32, bias, activation, aligned)
+                self.plans[known] = self._plan(matrices, tf32, bias, activation)
             plan = self.plans[known]
             if plan is None:
                 return False
@@ -180,7 +180,7 @@ class Products:
     def _describe(self, descriptor: int, attribute: int, value: np.ndarray) -> None:
         self._set(self.library.matmul_desc_set_attribute, descriptor, attribute, value)
 
-    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str, aligned: int) -> Plan | None:
+    def _plan(self, matrices: tuple[Matrix, ...], tf32: bool, bias: Any, activation: str) -> Plan | None:
         lt, (x, y, out) = self.library, matrices
         double = out.kind == KINDS["float64"]
         descriptor = lt.matmul_desc_create(FLOAT64 if double else TF32 if tf32 else FLOAT32, 1 if double else 0)
@@ -276,8 +276,8 @@ def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
 
 
 def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
-    """Whether cuBLASLt has computed `Products.run`. A long axis whose size is no multiple of 16 bytes, such as a
-    vocabulary, is cut into a multiple and the rest.
+    """Run `Products.run`, and return whether cuBLASLt could do it; if not, `out` may be partly written. A long axis whose
+    size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
     """
     import cupy
 
@@ -296,6 +296,15 @@ def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | Non
         first = attempt(x[..., :k], y[..., :k, :], out, add)
         return first and attempt(x[..., k:], y[..., k:, :], out, True)
     return _products(cupy.cuda.runtime.getDevice()).run(x, y, out, add, bias, activation)
+
+
+def aligned(bias: Array | None) -> Array | None:
+    """The bias (M,) itself if it is contiguous and starts at a multiple of 16 bytes, as kernels may expect, otherwise a
+    copy.
+    """
+    if bias is None or (bias.flags.c_contiguous and bias.data.ptr % 16 == 0):
+        return bias
+    return bias.copy()
 
 
 def padded_empty(rows: int, columns: int, dtype: np.dtype) -> Array:

@@ -136,11 +136,15 @@ def estimate(replicas: Replicas, batch: Any, before: int = 0, shard: bool = Fals
 
 
 def gpu_need(replicas: Replicas, batch: Any) -> str:
-    """What a training step with a batch like this one needs of a GPU on which there was not enough memory, in words.
+    """A sentence that says how much memory, in GB, a training step with a batch like this one needs on a GPU, and how
+    many rows would fit.
 
-    A step with one row is measured, and one with two; the rest is extrapolated.
+    replicas: on a GPU. batch: as for `Replicas.gradients`. A step with one row is measured, and one with two; the rest is
+    extrapolated. Raises MemoryError if a step with two rows does not fit.
     """
     pool, rows, sizes = replicas.device.xp.get_default_memory_pool(), replicas.rows(batch), []
+    if replicas.graphs is not None:
+        replicas.graphs.clear()
     for count in 1, 2:
         pool.free_all_blocks()
         replicas.gradients(batch.split(count)[0], Key(0))
@@ -149,7 +153,7 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     room = min(pool.total_bytes() + free_memory(replicas.device), pool.get_limit() or math.inf)
     one, row = sizes[0], max(1, sizes[1] - sizes[0])
     needed, fit = one + (rows - 1) * row, 1 + int((room - one) // row)
-    which = f"use --micro-batch {fit}, or fewer" if 1 <= fit < rows else "try fewer rows"
+    which = f"use --micro-batch {fit}, or fewer" if 1 <= fit < rows else "use fewer or shorter rows"
     return f"a step with {rows} rows needs about {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB: {which}"
 
 

@@ -7,7 +7,7 @@ read and write the same arrays each time, so a batch is copied into the arrays o
 Steps are recorded by `Replicas.gradients`, inside its `with` block, when batches of the same shapes come for the third
 time. Recorded are the forward and backward passes of a batch that is a single micro-batch, of a model with
 `check_batch`, if they use no random key (no dropout) and do not read a result on the host. What cannot be recorded runs
-as before. SCRATCHFORMER_GRAPHS=0 in the environment turns this off.
+as before. SCRATCHFORMER_GRAPHS=0 in the environment turns this off, and so does SCRATCHFORMER_FAST=0.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..backend import Array, Device, free_memory, recording
 from ..rng import Key
 
 MOST = 4  # graphs, each with memory of its own for all activations
-RECENT = 64  # a graph that was used in one of so many last steps does not make room for another
+RECENT = 64  # a graph that was used in so many last steps is not dropped for another
 EARLIER = 2  # steps with batches of the same shapes before one is recorded: they compile kernels and make tables
 REMEMBERED = 256  # shapes that are counted
 
@@ -65,11 +65,11 @@ class Graphs:
         self.used: dict[tuple, int] = {}  # the number of the step in which each graph was last used
         self.refused: set[tuple] = set()  # what cannot be recorded
         self.steps = 0
-        self.off = os.environ.get("SCRATCHFORMER_GRAPHS") == "0"
+        self.off = "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
 
     def wants(self, batch: Any, key: Key | None, setting: Any) -> tuple | None:
-        """By what name the step of such a batch is recorded, or is to be now; None if it is not. The batch may still be
-        on the host. setting: whatever else changes the step.
+        """The name under which the step of such a batch is recorded, or is to be recorded now; None if it runs as usual.
+        The batch may still be on the host. setting: whatever else changes the step.
         """
         if self.off:
             return None
@@ -144,5 +144,5 @@ class Graphs:
         if self.recorded:
             with self.device.current():
                 self.device.xp.cuda.Device().synchronize()
-        self.recorded.clear()
-        self.seen.clear()
+        for found in self.recorded, self.seen, self.used, self.refused:
+            found.clear()  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ PATIENCE = 500  # batches without an overflow after which the scale doubles
 def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
-    "tf32" tells CuPy to use it for products of two float32 matrices; any other word tells it not to.
+    "tf32" tells CuPy, and the products of cuBLASLt, to use it for float32; any other word tells them not to.
     Raises ValueError for another word, for "tf32" on a CPU, and for half precision of a model that is not in float32;
     ImportError if bfloat16 needs a package that is missing.
     """

@@ -106,7 +106,7 @@ class Replicas:
         self.stale = False  # whether only `half` has the present weights of all slices
         self.scale = 1.0  # of the loss in the present step
         self.structure = Structure(model)  # as it was when its parameters were last found to be the same
-        self.graphs = None if self.device.index is None else Graphs(self.device, self.whole)
+        self.graphs = None if self.device.index is None else Graphs(self.device, self.step_on_device)
         self.refresh()
 
     def __deepcopy__(self, _memo: dict) -> Replicas:
@@ -349,7 +349,7 @@ class Replicas:
 
         self.refresh()
         if self.graphs is not None and remember is None and loss is None and len(micro_batches) == 1 and batch.weight:
-            recorded = self.recorded(batch, key, scale)
+            recorded = self.run_recorded(batch, key, scale)
             if recorded is not None:
                 return recorded
         found = self._map(run_share, own)
@@ -367,7 +367,7 @@ class Replicas:
             remember(list(memories))
         return float(sum(losses)) if self.device is CPU else sum(losses)
 
-    def recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
+    def run_recorded(self, batch: Any, key: Key | None, scale: float) -> Array | None:
         """What `gradients` does for a batch that is a single micro-batch, as a CUDA graph (see `graphs`), or None."""
         if self.graphs is None or own_check(self.models[0]) is None or not is_fast():
             return None
@@ -378,7 +378,7 @@ class Replicas:
         with self.moved(self.models[0], batch) as moved:
             return self.graphs.run(known, moved, key)
 
-    def whole(self, moved: Any, key: Key | None) -> Array:
+    def step_on_device(self, moved: Any, key: Key | None) -> Array:
         """The loss of a batch that is on the device, with its gradient in the model's flat gradient."""
         model = self.models[0]
         model.flat.grad[...] = 0

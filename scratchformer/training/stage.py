@@ -220,7 +220,7 @@ class Stage:
             self.report(state, test)
 
     def train(self, replicas: Replicas) -> dict[str, Any]:
-        """Train the model. Raises MemoryError, which says what a step needs, if a GPU has not enough memory."""
+        """Train the model. Raises MemoryError, which says what a step needs, if a GPU does not have enough memory."""
         run, failed = self.run, ""
         try:
             return train(
@@ -243,7 +243,8 @@ class Stage:
             if replicas.device.index is None:
                 raise
             failed = str(error)
-        raise MemoryError(f"{failed} {gpu_need(replicas, self.batches.batch(0))}")  # the arrays of the step are freed
+        # outside of `except`, so that the arrays of the failed step are freed
+        raise MemoryError(f"{failed} {gpu_need(replicas, self.batches.batch(0))}")
 
     def choose(self) -> None:
         """Load the weights to be scored: the mean of the snapshots that `train` kept, or the best snapshot if it kept

@@ -40,8 +40,8 @@ def headers():
     return found[0].parent
 
 
-def compiled(text, architecture):
-    """The machine code of a CUDA program."""
+def compiled_size(text, architecture):
+    """The bytes of machine code that NVIDIA's compiler makes of a CUDA program."""
     nvrtc = pytest.importorskip("cuda.bindings.nvrtc")
     try:
         status, program = nvrtc.nvrtcCreateProgram(text.encode(), b"kernels.cu", 0, None, None)
@@ -67,7 +67,7 @@ def test_the_compiler_takes_it(file, architecture):
     constants, types = FILES[file]
     for some in constants:
         for dtype in types:
-            assert compiled(cupy_code.source(file, dtype, **some), architecture) > 1000
+            assert compiled_size(cupy_code.source(file, dtype, **some), architecture) > 1000
 
 
 def test_every_kernel_is_called():

@@ -1,4 +1,4 @@
-"""The twins for a GPU compared with the references, which run on the CPU in float64."""
+"""The twins for a GPU compared with the references: large cases on the CPU in float64, small ones on the GPU."""
 
 import functools
 
@@ -151,8 +151,8 @@ def test_lengths_of_zero_and_beyond_the_end(dtype, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_is_not_a_number_stays_so(dtype):
-    """In a row of its own."""
+def test_a_nan_stays_in_its_row(dtype):
+    """And reaches no other."""
     dtype = dtype_of(dtype)
     x, w, b = (to_device(a, GPU).astype(dtype) for a in (draw(40, 64), draw(64, 128), draw(128)))
     x[3, 5] = np.nan
@@ -179,7 +179,7 @@ def on_gpu(x, dtype):
 
 
 def rounded(x, dtype):
-    """The numbers of x that are left after rounding, in float64."""
+    """x rounded to `dtype`, as float64."""
     return x.astype(dtype).astype(np.float64) if is_array(x) and is_floating(x) else x
 
 

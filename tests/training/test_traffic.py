@@ -160,8 +160,8 @@ def test_cupy_trains_every_model_like_the_cpu(name, precision, recwarn):
         here, _ = trained(name, CPU, "float32", keys)
         there, recorded = trained(name, gpu, precision, keys)
         np.testing.assert_allclose(there, here, rtol=TOLERANCES[precision])
-    by_cublas = "Sparse" in name or "XL" in name  # their attention has products of CuPy, which cannot be recorded
-    assert (recorded, len(recwarn.list)) == ((0, 1) if by_cublas else (1, 0))
+    by_cupy = "Sparse" in name or "XL" in name  # their attention has products of CuPy, which cannot be recorded
+    assert (recorded, len(recwarn.list)) == ((0, 1) if by_cupy else (1, 0))
 
 
 def test_what_is_counted_is_named_with_its_line():

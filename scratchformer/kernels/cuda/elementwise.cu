@@ -23,7 +23,7 @@ extern "C" __global__ void add(const T* x, const T* f, T* y, Index size) {
     write(y, i, size, a);
 }
 
-// The part of h that passes, and its derivative: y = h phi(h). The macro KIND chooses the activation.
+// The activation y = h phi(h), and its slope dy/dh. The macro KIND chooses it.
 enum { RELU, SILU, GELU, GELU_TANH };
 
 __device__ inline REAL activated(REAL h) {

@@ -1,8 +1,8 @@
-// The gradient of a table, without atomic additions of fractions: the ids are sorted, and a block adds up all rows of dy
+// The gradient of a table, without atomic additions of floating-point numbers: the ids are sorted, and a block adds up all rows of dy
 // that belong to one id.
 
-// How many ids come before each one in sorted order, those of equal ids in their own order; `place` starts at 0. A
-// thread compares one id with a tile of 256 others.
+// The place of each id in sorted order; equal ids keep their order. `place` starts at 0. A thread compares one id with a
+// tile of 256 others.
 extern "C" __global__ void places(const int* ids, int* place, int N) {
     __shared__ int tile[256];
     int n = blockIdx.x * 256 + threadIdx.x, other = blockIdx.y * 256 + threadIdx.x;

@@ -11,7 +11,7 @@ __device__ inline void load(const T* row, REAL* to) {
     }
 }
 
-__device__ inline void load_each(const T* row, REAL* to) {  // which need not be aligned
+__device__ inline void load_each(const T* row, REAL* to) {  // gamma or beta, which need not be aligned
     for (int i = 0; i < PER; ++i)
         for (int j = 0; j < V && column(i) < C; ++j) to[i * V + j] = wide(row[column(i) + j]);
 }
