@@ -2,8 +2,8 @@
 
 The twins named `numpy_...` need only NumPy. Those named `numba_...` and `mkl_...` need the extra `fast`, and are
 registered when `dispatch.fast()` is first entered. Those named `cupy_...` are for a GPU, are
-registered when one is chosen, and run inside `dispatch.fast()`; those with matrix products need nvmath-python, which the
-extras `cuda12` and `cuda13` bring.
+registered when one is chosen, and run inside `dispatch.fast()`; those with matrix products need nvmath-python, which
+the extras `cuda12` and `cuda13` bring.
 """
 
 import warnings

@@ -212,8 +212,8 @@ def scores(x: Array, y: Array) -> Array:
 
 
 def softmax(name: str, arrays: tuple, table: Table | None, H: int, part: Part, T: int, q: Array) -> Array:
-    """Run the kernel `name` of attention.cu on arrays (B G, H/G t, s), for one part of the T queries. The result has the
-    type of q, and overwrites the first array if that has this type. A warp has a row in its registers, if it fits.
+    """Run the kernel `name` of attention.cu on arrays (B G, H/G t, s), for one part of the T queries. The result has
+    the type of q, and overwrites the first array if that has this type. A warp has a row in its registers, if it fits.
     """
     assert table is not None  # `attention` has made it
     first, dtype, t = arrays[0], q.dtype, part.rows.stop - part.rows.start

@@ -70,8 +70,8 @@ def vector(dtype: np.dtype, *multiples: int) -> int:
 
 
 def launch_each(file: str, name: str, arrays: tuple, *arguments: Any, **constants: float | str) -> None:
-    """Run a kernel in which each thread has some neighbouring elements of each of these contiguous arrays of one size. Its
-    arguments are the arrays, then the given ones, and last the size.
+    """Run a kernel in which each thread has some neighbouring elements of each of these contiguous arrays of one size.
+    Its arguments are the arrays, then the given ones, and last the size.
     """
     first, threads = arrays[0], 256
     V = vector(first.dtype, *(x.data.ptr for x in arrays))

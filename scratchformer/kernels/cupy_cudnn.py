@@ -63,8 +63,8 @@ def _handle(device: int) -> Any:
 
 
 def kind(pattern: Pattern | None) -> tuple[bool, Array | None] | None:
-    """Whether a pattern is causal, and its lengths, if it is a combination of `Full`, `Causal` and at most one `Padding`;
-    None for any other.
+    """Whether a pattern is causal, and its lengths, if it is a combination of `Full`, `Causal` and at most one
+    `Padding`; None for any other.
     """
     if pattern is None or type(pattern) is Full:
         return False, None
@@ -96,8 +96,8 @@ def fits(q: Array, k: Array, v: Array, pattern: Pattern | None) -> bool:
 
 
 def is_worthwhile(q: Array, k: Array) -> bool:
-    """Whether there are many scores, or arrays of these shapes came often, or will come again in a recorded step. Counts the
-    calls.
+    """Whether there are many scores, or arrays of these shapes came often, or will come again in a recorded step.
+    Counts the calls.
     """
     if q.size // q.shape[3] * k.shape[2] >= LARGE or is_recording():
         return True

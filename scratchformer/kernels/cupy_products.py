@@ -276,8 +276,8 @@ def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
 
 
 def attempt(x: Array, y: Array, out: Array, add: bool = False, bias: Array | None = None, activation: str = "") -> bool:
-    """Run `Products.run`, and return whether cuBLASLt could do it; if not, `out` may be partly written. A long axis whose
-    size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
+    """Run `Products.run`, and return whether cuBLASLt could do it; if not, `out` may be partly written. A long axis
+    whose size is no multiple of 16 bytes, such as a vocabulary, is cut into a multiple and the rest.
     """
     import cupy
 

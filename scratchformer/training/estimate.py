@@ -139,8 +139,8 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     """A sentence that says how much memory, in GB, a training step with a batch like this one needs on a GPU, and how
     many rows would fit.
 
-    replicas: on a GPU. batch: as for `Replicas.gradients`. A step with one row is measured, and one with two; the rest is
-    extrapolated. Raises MemoryError if a step with two rows does not fit.
+    replicas: on a GPU. batch: as for `Replicas.gradients`. A step with one row is measured, and one with two; the rest
+    is extrapolated. Raises MemoryError if a step with two rows does not fit.
     """
     pool, rows, sizes = replicas.device.xp.get_default_memory_pool(), replicas.rows(batch), []
     if replicas.graphs is not None:

@@ -68,8 +68,8 @@ class Graphs:
         self.off = "0" in (os.environ.get("SCRATCHFORMER_GRAPHS"), os.environ.get("SCRATCHFORMER_FAST"))
 
     def wants(self, batch: Any, key: Key | None, setting: Any) -> tuple | None:
-        """The name under which the step of such a batch is recorded, or is to be recorded now; None if it runs as usual.
-        The batch may still be on the host. setting: whatever else changes the step.
+        """The name under which the step of such a batch is recorded, or is to be recorded now; None if it runs as
+        usual. The batch may still be on the host. setting: whatever else changes the step.
         """
         if self.off:
             return None
@@ -144,5 +144,7 @@ class Graphs:
         if self.recorded:
             with self.device.current():
                 self.device.xp.cuda.Device().synchronize()
-        for found in self.recorded, self.seen, self.used, self.refused:
-            found.clear()  # type: ignore[attr-defined]
+        self.recorded.clear()
+        self.seen.clear()
+        self.used.clear()
+        self.refused.clear()
