@@ -37,7 +37,7 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
+        raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]', or [cuda13] for a GPU") from error
     return np.dtype(ml_dtypes.bfloat16)
 
 
