@@ -37,7 +37,8 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]', or [cuda13] for a GPU") from error
+        extra = "fast" if model.device is CPU else "cuda13"
+        raise ImportError(f"bfloat16 needs the package ml_dtypes: pip install 'scratchformer[{extra}]'") from error
     return np.dtype(ml_dtypes.bfloat16)
 
 

@@ -1,0 +1,115 @@
+// CUDA on a CPU, for tests: the threads of a block take turns. Each runs until it needs the others: at __syncthreads, or
+// for a shuffle within its warp. Slow, for float and double only, and blind to races between such points.
+
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __shared__ static  // there is one block at a time
+using std::max;
+using std::min;
+
+struct Place {
+    unsigned x, y;
+};
+static Place threadIdx, blockIdx, blockDim, gridDim;
+
+enum State { RUNNING, AT_BARRIER, AT_SHUFFLE, DONE };
+
+struct Thread {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack;
+    Place place;
+    State state;
+    int shuffles;  // so far; even and odd ones use different slots, so that nothing is overwritten before it is read
+    double slots[2];
+};
+
+static std::vector<Thread> threads;
+static ucontext_t scheduler;
+static int current;
+
+static void wait(State why) {
+    threads[current].state = why;
+    swapcontext(&threads[current].context, &scheduler);
+}
+
+static void __syncthreads() { wait(AT_BARRIER); }
+
+template <class Number> Number __shfl_xor_sync(unsigned, Number number, int mask) {
+    int own = current, slot = threads[own].shuffles++ % 2;
+    threads[own].slots[slot] = number;
+    wait(AT_SHUFFLE);
+    return (Number)threads[own / 32 * 32 + ((own % 32) ^ mask)].slots[slot];
+}
+
+static int atomicAdd(int* to, int number) {
+    int before = *to;
+    *to += number;
+    return before;
+}
+
+static double __longlong_as_double(long long bits) {
+    double number;
+    std::memcpy(&number, &bits, sizeof number);
+    return number;
+}
+
+static std::function<void()> body;
+
+static void start() {
+    body();
+    wait(DONE);
+}
+
+// Let the threads first ... first + count - 1 go on if all that are not done wait for the same.
+static bool release(int first, int count, State why) {
+    for (int i = first; i < first + count; ++i)
+        if (threads[i].state != why && threads[i].state != DONE) return false;
+    bool any = false;
+    for (int i = first; i < first + count; ++i)
+        if (threads[i].state == why) threads[i].state = RUNNING, any = true;
+    return any;
+}
+
+// Run a kernel, a block at a time. False if its threads wait for each other for ever.
+static bool run(unsigned grid_x, unsigned grid_y, unsigned block_x, unsigned block_y, std::function<void()> kernel) {
+    const size_t size = 1 << 16;
+    int count = block_x * block_y;
+    body = kernel;
+    gridDim = {grid_x, grid_y}, blockDim = {block_x, block_y};
+    threads.resize(count);
+    for (unsigned b = 0; b < grid_x * grid_y; ++b) {
+        blockIdx = {b % grid_x, b / grid_x};
+        for (int i = 0; i < count; ++i) {
+            Thread& t = threads[i];
+            if (!t.stack) t.stack.reset(new char[size]);
+            t.place = {i % block_x, i / block_x}, t.state = RUNNING, t.shuffles = 0;
+            getcontext(&t.context);
+            t.context.uc_stack.ss_sp = t.stack.get(), t.context.uc_stack.ss_size = size;
+            makecontext(&t.context, start, 0);
+        }
+        for (bool going = true; going;) {
+            going = false;
+            for (current = 0; current < count; ++current)
+                if (threads[current].state == RUNNING) {
+                    threadIdx = threads[current].place;
+                    swapcontext(&scheduler, &threads[current].context);
+                    going = true;
+                }
+            for (int warp = 0; warp < count; warp += 32) going |= release(warp, min(32, count - warp), AT_SHUFFLE);
+            going |= release(0, count, AT_BARRIER);
+        }
+        for (Thread& t : threads)
+            if (t.state != DONE) return false;
+    }
+    return true;
+}

@@ -1,0 +1,246 @@
+"""Runs the twins for a GPU on a CPU: CuPy is NumPy here, and CUDA's threads take turns (see cuda.h).
+
+test_cuda_on_cpu.py starts this program, since it must not change the process of other tests.
+
+    python tests/kernels/on_cpu/run.py                              # all operations
+    python tests/kernels/on_cpu/run.py layernorm FILE OLD NEW       # one of them, with a mistake planted in FILE.cu
+"""
+
+import ctypes
+import hashlib
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+
+HERE = Path(__file__).parent
+FOLDER = Path(tempfile.mkdtemp())
+for header in "cuda_bf16.h", "cuda_fp16.h":
+    (FOLDER / header).write_text("")
+
+
+class Array(np.ndarray):
+    """A NumPy array with the attributes of CuPy's that the twins use."""
+
+    data = property(lambda self: SimpleNamespace(ptr=self.ctypes.data))
+    device = SimpleNamespace(id=0)
+
+
+def as_array(x):
+    return x.view(Array) if isinstance(x, np.ndarray) else x
+
+
+NUMBERS = {
+    "int": ctypes.c_int,
+    "Index": ctypes.c_longlong,
+    "unsigned long long": ctypes.c_ulonglong,
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+}
+
+
+class RawKernel:
+    """A kernel, compiled for the CPU."""
+
+    libraries: ClassVar[dict] = {}
+
+    def __init__(self, code, name, options=()):
+        self.code, self.name = code, name
+        types = dict(re.findall(r"#define (T|REAL) (\w+)", code))
+        (signature,) = re.findall(rf'extern "C" __global__ void {name}\((.*?)\)', code, re.DOTALL)
+        self.parameters = [" ".join(p.split()) for p in signature.split(",")]
+        kinds = [types.get(kind := re.sub(r"^const | \w+$", "", p), kind) for p in self.parameters]
+        self.types = [ctypes.c_void_p if kind.endswith("*") else NUMBERS[kind] for kind in kinds]
+
+    def library(self):
+        launch = f"launch_{self.name}"
+        names = ", ".join(p.split()[-1].lstrip("*") for p in self.parameters)
+        text = f"""#include "cuda.h"
+{self.code}
+extern "C" bool {launch}(int gx, int gy, int bx, int by, {", ".join(self.parameters)}) {{
+    return run(gx, gy, bx, by, [=] {{ {self.name}({names}); }});
+}}
+"""
+        path = FOLDER / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so"
+        if path not in self.libraries:
+            path.with_suffix(".cc").write_text(text)
+            command = ["g++", "-std=c++17", "-O0", "-w", "-shared", "-fPIC", f"-I{HERE}", f"-I{FOLDER}"]
+            subprocess.run([*command, path.with_suffix(".cc"), "-o", path], check=True)
+            function = getattr(ctypes.CDLL(str(path)), launch)
+            function.argtypes, function.restype = [ctypes.c_int] * 4 + self.types, ctypes.c_bool
+            self.libraries[path] = function
+        return self.libraries[path]
+
+    def __call__(self, grid, block, arguments):
+        places = [(*size, 1)[:2] for size in (grid, block)]
+        values = [a.ctypes.data if isinstance(a, np.ndarray) else a.item() for a in arguments]
+        assert len(values) == len(self.types), f"{self.name} takes {len(self.types)} arguments, got {len(values)}"
+        assert self.library()(*places[0], *places[1], *values), f"the threads of {self.name} wait for each other"
+
+
+def multiply(x, y, out, add=False, bias=None, activation=""):
+    """What cuBLASLt would do."""
+    found = x.astype(out.dtype) @ y.astype(out.dtype)
+    found = found if bias is None else found + bias
+    out[...] = (out if add else 0) + (np.maximum(found, 0) if activation else found)
+    return out
+
+
+def numpys(name):
+    """A function of NumPy that returns these arrays."""
+    found = getattr(np, name)
+    return found if isinstance(found, type) else lambda *args, **kwargs: as_array(found(*args, **kwargs))
+
+
+cupy = ModuleType("cupy")
+cupy.ndarray, cupy.RawKernel = Array, RawKernel
+cupy.cuda = SimpleNamespace(runtime=SimpleNamespace(getDevice=lambda: 0))
+cupy.__getattr__ = numpys
+sys.modules["cupy"] = cupy
+
+from scratchformer import Key, ops  # noqa: E402
+from scratchformer.dispatch import fast, reference_only  # noqa: E402
+from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
+from scratchformer.optim import adam, clip  # noqa: E402
+from scratchformer.testing.contracts import as_tuple  # noqa: E402
+
+cupy_products.available, cupy_products.product = (lambda: True), multiply
+cupy_products.attempt = lambda *args, **options: multiply(*args, **options) is not None
+
+from scratchformer.kernels import (  # noqa: E402, F401
+    cupy_adam,
+    cupy_attention,
+    cupy_cross_entropy,
+    cupy_elementwise,
+    cupy_embedding,
+    cupy_layernorm,
+    cupy_linear,
+)
+
+RNG = np.random.default_rng(0)
+
+
+def draw(*shape, start=0):
+    """Standard normal numbers, which need not start at a multiple of 16 bytes."""
+    return RNG.standard_normal(start + int(np.prod(shape)))[start:].reshape(shape)
+
+
+def heads(T, S, H=2, G=2, D=8):
+    return draw(2, H, T, D), draw(2, G, S, D), draw(2, G, S, D)
+
+
+LENGTHS = np.array([5, 0])
+ATTENTION = [
+    (heads(7, 7), None),
+    (heads(260, 260, 1, 1), ops.Causal()),
+    (heads(6, 9), ops.Causal()),
+    (heads(9, 6), ops.Causal()),
+    (heads(7, 11), ops.Padding(LENGTHS)),
+    (heads(8, 8, 4, 2), ops.Causal() & ops.Padding(LENGTHS)),
+    (heads(20, 20), ops.Local(3)),
+    (heads(3, 2100, 1, 1, 2), None),
+]
+CASES = [
+    *((ops.layernorm, (draw(2, 3, C, start=s), draw(C), draw(C)), {}) for C in (5, 48, 130, 1100) for s in (0, 1)),
+    *(
+        (ops.cross_entropy, (3 * draw(4, 3, V, start=s), RNG.integers(-1, V, (4, 3)), -1, smoothing), {})
+        for V, smoothing in ((2, 0.0), (37, 0.1), (700, 0.2))
+        for s in (0, 1)
+    ),
+    (ops.embedding, (RNG.integers(0, 9, (4, 5)), draw(9, 7)), {}),
+    (ops.embedding, (RNG.zipf(1.5, (3, 100)) % 1100, draw(1100, 40)), {}),
+    *((ops.dense, (draw(3, 2, 6), draw(6, 10), draw(10), name), {}) for name in ("relu", "gelu", "gelu_tanh", "silu")),
+    (ops.linear, (draw(70, 6), draw(6, 33), draw(33)), {}),
+    (ops.linear, (draw(2, 3, 6), draw(9, 6).T), {}),
+    *((ops.add, (draw(3, 5, start=s), draw(3, 5)), {}) for s in (0, 1)),
+    *((ops.dropout, (draw(5, 9, start=s), 0.3, Key(1)), {}) for s in (0, 1, 2, 3)),
+    *((ops.attention, (*arrays, pattern), {}) for arrays, pattern in ATTENTION),
+]
+
+
+def on_gpu(x, dtype):
+    if isinstance(x, ops.Padding):
+        return ops.Padding(as_array(x.lengths))
+    if isinstance(x, ops.patterns.Both):
+        return on_gpu(x.first, dtype) & on_gpu(x.second, dtype)
+    if not isinstance(x, np.ndarray):
+        return x
+    if x.dtype != np.float64 or dtype == np.float64:
+        return as_array(x)
+    padded = np.empty(x.size + x.ctypes.data % 16 // 8, dtype)  # as far from a multiple of 16 bytes as x is
+    moved = padded[len(padded) - x.size :].reshape(x.shape)
+    moved[...] = x
+    return as_array(moved if x.flags.c_contiguous else np.asfortranarray(x.astype(dtype)))
+
+
+def compare(op, args, options, dtype):
+    backward = getattr(ops, f"{op.__name__}_backward")
+    with fast():
+        y, cache = op(*(on_gpu(a, dtype) for a in args), **options)
+        assert "Cuda" in type(cache).__name__ or op is ops.add, type(cache)
+        dy = draw(*np.shape(y)) if np.shape(y) else 0.7
+        found = y, *as_tuple(backward(on_gpu(dy, dtype), cache))
+    with reference_only():
+        y, cache = op(*args, **options)
+        right = y, *as_tuple(backward(dy, cache))
+    for f, r in zip(found, right, strict=True):
+        assert f.dtype == dtype and f.shape == np.shape(r)
+        error = np.abs(f - r).max() / max(1e-3, np.abs(r).max())
+        assert error < (1e-12 if dtype == np.float64 else 2e-5), f"relative error {error:.1e}"
+
+
+def compare_flat(dtype, start):
+    there = [on_gpu(draw(1003, start=start), dtype) for _ in range(4)]
+    there[3] = there[3] ** 2
+    here = [np.array(a, np.float64) for a in there]
+    with fast():
+        assert abs(float(clip.sum_of_squares(there[1])) / np.sum(here[1] ** 2) - 1) < 1e-6
+        for t in 1, 2, 3:
+            adam.adam_step(*there, 0.01, (0.9, 0.999), 1e-8, t)
+        clip.scale(there[1], as_array(np.array(0.25)))
+    with reference_only():
+        for t in 1, 2, 3:
+            adam.adam_step(*here, 0.01, (0.9, 0.999), 1e-8, t)
+        here[1] *= 0.25
+    for f, r in zip(there, here, strict=True):
+        np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
+
+
+def plant(file, old, new):
+    """Make the kernels of a file wrong."""
+    source = cupy_code.source
+
+    def changed(name, *args, **constants):
+        text = source(name, *args, **constants)
+        assert name != file or old in text
+        return text.replace(old, new) if name == file else text
+
+    cupy_code.source = changed
+
+
+if __name__ == "__main__":
+    only, *mistake = sys.argv[1:] or [None]
+    if mistake:
+        plant(*mistake)
+    dtype, failed = np.dtype(np.float32), 0
+    for op, args, options in CASES:
+        if only not in (None, op.__name__):
+            continue
+        what = f"{op.__name__} {[getattr(a, 'shape', a) for a in args]}"
+        try:
+            compare(op, args, options, dtype)
+            print("ok", what, flush=True)
+        except Exception as error:
+            failed += 1
+            print("FAILED", what, type(error).__name__, error, flush=True)
+            if mistake:  # found
+                break
+    for start in 0, 1:
+        if only in (None, "adam_step"):
+            compare_flat(dtype, start)
+    sys.exit(failed > 0)

@@ -1,0 +1,49 @@
+"""The CUDA kernels and their twins on a CPU, slowly: see on_cpu/run.py. test_cupy.py runs them on a GPU."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parent / "on_cpu" / "run.py"
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
+    pytest.mark.skipif(sys.platform != "linux", reason="threads take turns with the ucontext of Linux"),
+]
+
+
+def run(*arguments):
+    return subprocess.run([sys.executable, PROGRAM, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    "op", ["layernorm", "cross_entropy", "embedding", "dense", "linear", "add", "dropout", "adam_step"]
+)
+def test_the_kernels_give_what_the_references_give(op):
+    found = run(op)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+MISTAKES = {
+    "a mean without x̂": ("layernorm", "layernorm", "xhat[i] * mean_gx", "mean_gx"),
+    "a row of another team": ("layernorm", "layernorm", "(team ? of_block[0][c] : 0)", "0"),
+    "a maximum that is forgotten": ("cross_entropy", "cross_entropy", "total *= exp(most - shift);", ""),
+    "the rows of one id only": ("embedding", "embedding", "while (end < N && sorted[end] == v) ++end;", ""),
+    "the softmax without its sum": ("attention", "attention", "* (d[i * V + j] - sum)", "* d[i * V + j]"),
+    "a key too many": ("attention", "attention", "place(i) + j < keys.end", "place(i) + j <= keys.end"),
+    "the bits of another element": ("dropout", "elementwise", "(16 * ((i + j) % 4))", "(16 * (j % 4))"),
+    "threads that wait for each other": (
+        "linear",
+        "column_sums",
+        "__syncthreads();",
+        "if (threadIdx.x) __syncthreads();",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_found(mistake):
+    found = run(*mistake)
+    assert found.returncode == 1 and "FAILED" in found.stdout, found.stdout + found.stderr
