@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("scratchformer.kernels")
 PROGRAM = Path(__file__).parent / "on_cpu" / "run.py"
 pytestmark = [
     pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed"),
