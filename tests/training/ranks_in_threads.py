@@ -3,7 +3,6 @@
 import pickle
 import queue
 import threading
-from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 
 from scratchformer.training.ranks import Ranks
@@ -43,18 +42,22 @@ class Comm:
     def Allreduce(self, array, out):
         out[...] = sum(self.allgather(array))
 
+    def queue(self, *key):
+        """The messages from one rank to another. (Of two threads that make it at once, one must not lose its own.)"""
+        return self.messages.setdefault(key, queue.Queue())
+
     def Isend(self, array, dest, tag=0):
         self.sent += array.nbytes
-        self.messages[self.rank, dest, tag].put(array.copy())
+        self.queue(self.rank, dest, tag).put(array.copy())
         return Request()
 
     def Irecv(self, array, source, tag=0):
-        return Request(lambda: array.__setitem__(..., self.messages[source, self.rank, tag].get(timeout=30)))
+        return Request(lambda: array.__setitem__(..., self.queue(source, self.rank, tag).get(timeout=30)))
 
 
 def run_ranks(size, function):
     """[function(ranks) in each of `size` ranks]; the error of the first one that failed is raised."""
-    slots, barrier, messages = [None] * size, threading.Barrier(size), defaultdict(queue.Queue)
+    slots, barrier, messages = [None] * size, threading.Barrier(size), {}
 
     def run(rank):
         ranks = Ranks(Comm(rank, size, slots, barrier, messages))
