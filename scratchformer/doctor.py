@@ -195,10 +195,10 @@ def _gpu() -> Iterator[tuple[str, str]]:
         yield "CuPy", "not installed; needed for --device gpu"
     else:
         found = [f"{name} {importlib.metadata.version(name)}" for name in _KERNELS if _installed(name)]
-        missing = [
-            f"{name} not installed, so products or attention are slower" for name in _KERNELS if not _installed(name)
-        ]
-        yield "GPU kernels", "; ".join(found + missing)
+        missing = " and ".join(name for name in _KERNELS if not _installed(name))
+        if missing:
+            found.append(f"{missing} not installed: products and attention are slower")
+        yield "GPU kernels", "; ".join(found)
     try:
         cupy, count = gpus()
     except DeviceError as error:
