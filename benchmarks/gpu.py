@@ -189,7 +189,9 @@ def device_rate(device: Device, precision: str) -> float:
 
 
 class Memory:
-    """The most GB that each library has held on the GPU since this was made."""
+    """The GB that each library holds on the GPU: scratchformer at the end, recorded steps included, and PyTorch at most
+    since this was made.
+    """
 
     def __init__(self, device: Device) -> None:
         self.pool = None if device.index is None else device.xp.get_default_memory_pool()

@@ -271,7 +271,7 @@ def memory() -> float:
 
 def use_tf32(device: Device, on: bool) -> None:
     """Whether CuPy, and cuBLASLt, may round the factors of float32 products to TF32: a setting of the process. No
-    effect elsewhere.
+    effect on a CPU.
 
     CuPy has no public function for it, only the variable CUPY_TF32, which it reads before its first product.
     """

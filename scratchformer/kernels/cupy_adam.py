@@ -1,4 +1,4 @@
-"""What happens to the flat arrays once in a step, on a GPU: the norm, clipping, Adam and rounding, a kernel each."""
+"""The work on the flat arrays that is done once a step, on a GPU: norm, clipping, Adam and rounding, a kernel each."""
 
 from __future__ import annotations
 
@@ -75,7 +75,8 @@ def round_into(x: Array, out: Array) -> None:
     rounded to the nearest number of the type of `out`.
     """
     half = out.dtype.name in ("float16", "bfloat16")
-    if not (half and x.dtype == np.float32 and x.size and x.flags.c_contiguous and out.flags.c_contiguous):
+    contiguous = x.flags.c_contiguous and out.flags.c_contiguous
+    if not (half and x.dtype == np.float32 and x.size and x.shape == out.shape and contiguous):
         return precision.round_into.reference(x, out)
     V = 4 if x.data.ptr % 16 == 0 and out.data.ptr % 8 == 0 else 1
     run = kernel("round", "round_into", out.dtype.name, V=V)

@@ -1,6 +1,7 @@
 """Attention on a GPU: in half precision by cuDNN's fused kernels, otherwise by products and a softmax of our own.
 
-A pattern whose queries each see a range of keys is taken here (`Pattern.intervals`), any other by the reference.
+These twins handle patterns in which each query sees one range of keys (`Pattern.intervals`); the reference handles the
+others.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import cupy
 import numpy as np
 
 from .. import ops
-from ..backend import Array, kept
+from ..backend import Array, array_module, kept
 from ..ops.attention import check_attention
 from ..ops.checks import expect_like
 from ..ops.patterns import Both, Full, Pattern, from_key
@@ -22,7 +23,7 @@ from .cupy_code import alike, contiguous, kernel, real, vector
 from .cupy_half import in_half
 from .cupy_products import available, fits, product
 
-PARTS = 4  # of the queries, at most, for each of which only the keys that it may see are read
+PARTS = 4  # into which the queries are cut, at most; for each part only the keys that it may see are read
 FEWEST = 128  # queries in a part
 LONG = {"softmax": "softmax_of_long_rows", "softmax_backward": "softmax_backward_of_long_rows"}
 plain = in_half(ops.attention, ops.attention_backward)
@@ -152,6 +153,7 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
     q, k, v, probabilities, pattern = cache
     (_, H, T, _), (_, G, S, _) = q.shape, k.shape
     expect_like("dy", dy, q.shape)
+    array_module(dy, q)
     dy, dq = by_heads(dy.astype(q.dtype, copy=False), G == H), cupy.empty(q.shape, q.dtype)
     dk, dv = (cupy.empty(k.shape, real(k.dtype)) for _ in range(2))
     of_q, of_v, of_dy, of_dq, of_dk, of_dv = (matrices(x, G) for x in (q, v, dy, dq, dk, dv))
@@ -173,8 +175,10 @@ def attention_backward(dy: Array, cache: CudaAttentionCache) -> tuple[Array, Arr
 
 
 def by_heads(x: Array, alone: bool = True) -> Array:
-    """x (B, H, T, D), or a copy in memory in this order: so that all matrices (T, D) are equally far apart. alone:
-    whether that is enough; otherwise the rows of all heads must be, since several heads are multiplied as one.
+    """x (B, H, T, D), or a copy of it in memory in this order, for batched products.
+
+    alone: each head is a matrix (T, D) of its own, so these matrices only need to be equally far apart. Otherwise
+    several heads are multiplied as one matrix, and the rows of all heads must be equally far apart.
     """
     apart = x.strides[0] == x.shape[1] * x.strides[1] and fits(x)
     return x if x.flags.c_contiguous or (alone and apart) else moved(x, cupy.empty(x.shape, x.dtype))

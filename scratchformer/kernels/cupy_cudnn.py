@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import threading
 from collections import Counter
 from typing import Any, NamedTuple
@@ -84,6 +85,7 @@ def fits(q: Array, k: Array, v: Array, pattern: Pattern | None) -> bool:
     D, found = q.shape[3], kind(pattern)
     return (
         q.itemsize == 2
+        and q.shape[2] > 1  # in generation each length would need kernels of its own
         and D % 8 == 0
         and D <= WIDEST
         and found is not None
@@ -209,8 +211,17 @@ def graphs(
             graph("forward", (q, k, v, y, log_total), *options),
             graph("backward", (q, k, v, y, y, log_total, *map(by_positions, (q, k, v))), *options),
         )
-    except Exception:  # cudnn has its own kinds
+    except MemoryError:
+        raise
+    except Exception as error:  # cudnn has its own kinds
+        say(f"{type(error).__name__}: {error}".partition("\n")[0])
         return None
+
+
+@functools.cache
+def say(why: str) -> None:
+    """Say on stderr, once, why cuDNN does not compute attention."""
+    print(f"cuDNN refuses attention of some shape ({why}), which is computed by products instead", file=sys.stderr)
 
 
 def graph(direction: str, layouts: tuple, dtype: str, causal: bool, padded: bool, device: int) -> Graph:

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from .. import ops
-from ..backend import Array
+from ..backend import Array, array_module
 from ..ops.checks import expect_like
 from ..ops.layernorm import check_layernorm
 from .cupy_code import alike, contiguous, kernel, real, vector
@@ -80,6 +80,7 @@ def layernorm_backward(dy: Array, cache: CudaLayerNormCache) -> tuple[Array, Arr
     x, mean, rstd, gamma = cache
     if not (alike(x, dy) and dy.shape == x.shape):
         expect_like("dy", dy, x.shape)
+        array_module(dy, x)
         dy = dy.astype(x.dtype)
     dy, dx, C = contiguous(dy), cupy.empty(x.shape, x.dtype), x.shape[-1]
     sizes = layout(x, dy)

@@ -8,7 +8,7 @@ import cupy
 import numpy as np
 
 from .. import ops
-from ..backend import Array
+from ..backend import Array, array_module
 from ..ops.activations import Activation
 from ..ops.checks import expect_like
 from ..ops.linear import LinearCache
@@ -35,8 +35,8 @@ class CudaDenseCache(NamedTuple):
 
 
 def fits(x: Array, w: Array, b: Array | None) -> bool:
-    """Whether a product of cuBLASLt can compute x w + b; if these are not arguments of `linear`, the reference says
-    so.
+    """Whether a product of cuBLASLt can compute x w + b. False for invalid arguments, for which the reference then
+    raises the error.
     """
     return (
         available()
@@ -172,6 +172,7 @@ def dense_backward(dy: Array, cache: CudaDenseCache) -> tuple[Array, Array, Arra
     x, w, kept, activation = cache
     if not (alike(kept, dy) and dy.shape == (*x.shape[:-1], w.shape[1])):
         expect_like("dy", dy, (*x.shape[:-1], w.shape[1]))
+        array_module(dy, x)
         dy = dy.astype(kept.dtype)
     dy, dh = contiguous(dy), cupy.empty_like(kept)
     launch_each("elementwise", "activation_backward", (dy, kept, dh), KIND=KINDS[activation])

@@ -62,7 +62,8 @@ def available() -> bool:
     except Exception as error:  # not only ImportError: a library may be missing or too old
         why = f"{type(error).__name__}: {error}"
         print(
-            f"products are CuPy's, and slower: {why}: pip install 'scratchformer[cuda13]' (or [cuda12])",
+            f"nvmath-python cannot be used ({why}), so matrix products are CuPy's, which are slower; to install it: "
+            "pip install 'scratchformer[cuda13]' (or [cuda12])",
             file=sys.stderr,
         )
         return False
@@ -70,7 +71,9 @@ def available() -> bool:
 
 
 class Products:
-    """The library for one GPU."""
+    """The library for one GPU. All products use the same scratch memory, so they must be on streams that wait for each
+    other, as they do unless a program makes streams of its own.
+    """
 
     def __init__(self) -> None:
         import cupy
@@ -123,6 +126,7 @@ class Products:
             try:
                 self._call(plan, 0, x, y, out, add)
             except self.library.cuBLASLtError:
+                self._destroy(plan.descriptor, plan.layouts)
                 self.plans[known] = None
                 return False
         return True
@@ -130,11 +134,14 @@ class Products:
     def forget(self) -> None:
         """Destroy all plans."""
         for plan in filter(None, self.plans.values()):
-            self.library.matmul_desc_destroy(plan.descriptor)
-            for layout in plan.layouts:
-                self.library.matrix_layout_destroy(layout)
+            self._destroy(plan.descriptor, plan.layouts)
         self.plans.clear()
         self.uses.clear()
+
+    def _destroy(self, descriptor: int, layouts: tuple[int, ...]) -> None:
+        self.library.matmul_desc_destroy(descriptor)
+        for layout in layouts:
+            self.library.matrix_layout_destroy(layout)
 
     def _call(self, plan: Plan, choice: int, x: Array, y: Array, out: Array, add: bool) -> None:
         import cupy
@@ -202,8 +209,9 @@ class Products:
                 found.ctypes.data, count.ctypes.data,
             )  # fmt: skip
         except lt.cuBLASLtError:
-            return None
+            count[0] = 0
         if not count[0]:
+            self._destroy(descriptor, layouts)
             return None
         scales = np.array([1, 0], np.float64 if double else np.float32)
         return Plan(descriptor, layouts, np.ascontiguousarray(found["algo"][: count[0]]), scales)
@@ -271,7 +279,10 @@ def _products(device: int) -> Products:
 def product(x: Array, y: Array, out: Array, **options: Any) -> Array:
     """out = x y, see `Products.run`. Raises RuntimeError if cuBLASLt has no kernel for it."""
     if not attempt(x, y, out, **options):
-        raise RuntimeError(f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}")
+        raise RuntimeError(
+            f"cuBLASLt has no product of {x.dtype} {x.shape} and {y.shape}: SCRATCHFORMER_FAST=0 in the environment "
+            "leaves all products to CuPy, which has none in bfloat16"
+        )
     return out
 
 
@@ -308,7 +319,7 @@ def aligned(bias: Array | None) -> Array | None:
 
 
 def padded_empty(rows: int, columns: int, dtype: np.dtype) -> Array:
-    """Room for a matrix (rows, columns), whose rows start at multiples of 16 bytes: products with others are slow."""
+    """Room for a matrix (rows, columns), whose rows start at multiples of 16 bytes; without that, products are slow."""
     import cupy
 
     step = 16 // dtype.itemsize

@@ -26,7 +26,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from ..nn import Block, FeedForward, LayerNorm, Linear, RMSNorm, RotarySelfAttention, SelfAttention, SwiGLU, TiedOutput
-from ..nn.block import extend_block, extend_output
+from ..nn.block import extend_block
+from ..nn.embedding import extend_output
 from ..nn.layer import Layer
 from ..nn.stack import Stored
 from ..ops import Pattern

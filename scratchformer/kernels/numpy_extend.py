@@ -34,7 +34,8 @@ from ..nn import (
     SwiGLU,
     TiedOutput,
 )
-from ..nn.block import extend_block, extend_output
+from ..nn.block import extend_block
+from ..nn.embedding import extend_output
 from ..nn.stack import Stored
 from ..ops import Pattern, sinusoidal_positions
 from ..ops.rotary import rotary_tables, rotate
@@ -119,7 +120,7 @@ def around(residual: Residual, x: np.ndarray, branch: Callable[[np.ndarray], np.
 
 @extend_output.twin(np.ndarray)
 def output_row(x: np.ndarray, output: Any) -> np.ndarray:
-    """As `nn.block.extend_output`: the logits of one row, with a large matrix divided among the cores.
+    """As `nn.embedding.extend_output`: the logits of one row, with a large matrix divided among the cores.
 
     With x_c the row, and w_cv a matrix or the transpose of a table,
 

@@ -69,6 +69,8 @@ def rmsnorm_backward(dy: np.ndarray, cache: NumpyRMSNormCache) -> tuple[np.ndarr
     """(dx, dgamma), as `ops.rmsnorm_backward`."""
     xhat, rrms, gamma = cache
     expect_like("dy", dy, xhat.shape)
+    if dy.dtype != xhat.dtype:
+        return ops.rmsnorm_backward.reference(dy, cache)
     C = gamma.size
     u = dy * xhat
     dgamma = np.ones(u.size // C, u.dtype) @ u.reshape(-1, C)

@@ -128,6 +128,7 @@ class Body(Model):
                 f"{'ngrams' if recall is None else 'recall'}: expected None for units, since it needs token ids"
             )
         self.orders, self.buckets, self.ngrams = ngrams or (), buckets, None
+        expect_buckets(buckets, 1)
         if ngrams is not None:
             expect_orders(ngrams, "ngrams")
             expect_buckets(buckets, len(ngrams))

@@ -64,8 +64,8 @@ class Classifier(ClassPredictor):
     vocab_size: V. num_classes: of the output. d_model, heads, depth: C, H and the number of blocks. max_length: the
     longest text. pool: "mean", "max", or "none" to classify every unit of a sequence separately. adversarial: ε of the
     noise that it learns to withstand (see `loss`), or 0 for none. `body`: the other options of `Body`, which are
-    positions, dropout, causal, recompute, embedding_std, units, block, final_norm, and those of the block: norm, wide,
-    d_ff, activation, bias, eps.
+    positions, dropout, causal, recompute, embedding_std, units, ngrams, buckets, recall, features, block, final_norm,
+    and those of the block: norm, wide, d_ff, activation, bias, eps.
 
     Every position attends to all of its text, but not to padding, so the class of a text does not depend on the other
     texts in the batch.

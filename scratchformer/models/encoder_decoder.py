@@ -19,7 +19,7 @@ from ..nn import (
     TokenEmbedding,
     TransformerBlock,
 )
-from ..nn.block import extend_output
+from ..nn.embedding import extend_output
 from ..nn.embedding_sum import EmbeddingSumCache
 from ..nn.layer import repeated
 from ..nn.stack import StackCache, Stored
@@ -147,8 +147,8 @@ class EncoderDecoder(Predictor):
         return logits, EncoderDecoderCache(encoder, SideCache(embedding, stack), output)
 
     def backward(self, dlogits: Array, cache: EncoderDecoderCache) -> None:
-        """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if a block
-        is `Frozen`, since what precedes it is not trained.
+        """The memory goes to every block of the decoder; `Stack` returns the sum of its gradients, or None if the last
+        blocks are `Frozen`, since what precedes them is not trained.
         """
         encoder, decoder, output = cache
         found = self.decoder_stack.backward(self.output.backward(dlogits, output), decoder.stack)
@@ -216,8 +216,8 @@ class EncoderDecoder(Predictor):
         """Raise an error for an argument of `loss` that is out of range: see `Predictor`."""
         self.check_source(source, lengths)
         V = self.config["vocab_size"]
-        for ids in source, target:
-            expect_ids("ids", ids, V)
+        for name, ids in ("source", source), ("target", target):
+            expect_ids(name, ids, V)
         counted_targets(targets, V, IGNORED)
 
     def loss_backward(self, dloss: float, cache: tuple) -> None:

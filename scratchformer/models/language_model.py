@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..nn import Layer, Linear
-from ..nn.block import extend_output
+from ..nn.embedding import extend_output
 from ..nn.stack import Stored
 from ..ops.checks import expect_ids, expect_positive
 from ..ops.cross_entropy import IGNORED, counted_targets
@@ -27,8 +27,8 @@ class LanguageModel(Predictor):
     """Token ids -> causal body -> linear -> logits of the next token, at every position.
 
     vocab_size: V (256 for bytes). d_model, heads, depth: C, H and the number of blocks. context: the longest
-    sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std, block,
-    final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
+    sequence. `body`: the other options of `Body`, which are positions, dropout, recompute, embedding_std, ngrams,
+    buckets, recall, block, final_norm, and those of the block: norm, wide, d_ff, activation, bias, eps.
     """
 
     body_class = Body

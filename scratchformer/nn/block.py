@@ -168,9 +168,3 @@ def extend_block(x: Array, block: Block, stored: Stored, past: int, pattern: ops
     first, second = block.branches()
     h = first.around(lambda n: block.attention.extend(n, stored, past, pattern), x)
     return second.around(block.feedforward, h)
-
-
-@operation
-def extend_output(x: Array, output: Layer) -> Array:
-    """The logits (B, T, V) that a model's output layer gives for x (B, T, C), without a cache."""
-    return output(x)

@@ -8,6 +8,7 @@ import numpy as np
 
 from .. import ops
 from ..backend import Array, array_module
+from ..dispatch import operation
 from ..ops.checks import (
     expect_at_least,
     expect_boolean,
@@ -130,6 +131,12 @@ class TiedOutput(Layer):
         return dx
 
 
+@operation
+def extend_output(x: Array, output: Layer) -> Array:
+    """The logits (B, T, V) that a model's output layer gives for x (B, T, C), without a cache."""
+    return output(x)
+
+
 class PositionEmbedding(Layer):
     """y = x + table[:T]: a learned vector for each of max_length positions.
 
@@ -150,17 +157,25 @@ class PositionEmbedding(Layer):
         max_length, C = self.table.data.shape
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=C)
-        expect_at_least(0, start=start)
-        start = int(start)
-        stop = start + x.shape[1]
-        if stop > max_length:
-            raise ValueError(f"x: expected (B, T, C) with T up to {max_length}, got T = {stop}")
-        return x + self.table.data[start:stop], slice(start, stop)
+        places = expect_places(x, start, max_length)
+        return x + self.table.data[places], places
 
     def backward(self, dy: Array, cache: slice) -> Array:
         expect_shape("dy", dy, "B T C", T=cache.stop - cache.start, C=self.table.data.shape[1])
         self.table.grad[cache] += widen(dy).sum(axis=0)
         return dy
+
+
+def expect_places(x: Array, start: int, max_length: int) -> slice:
+    """The positions of x (B, T, C) if its first one is at `start`. Raises ValueError or TypeError unless all are below
+    max_length.
+    """
+    expect_at_least(0, start=start)
+    start, T = int(start), x.shape[1]
+    if start + T > max_length:
+        got = f"{start} + {T}" if start else f"T = {T}"
+        raise ValueError(f"x: expected (B, T, C) with {'start + ' * bool(start)}T up to {max_length}, got {got}")
+    return slice(start, start + T)
 
 
 class GridCache(NamedTuple):
@@ -209,12 +224,8 @@ class GridPositions(Layer):
     def forward(self, x: Array, start: int = 0) -> tuple[Array, GridCache]:
         expect_floating(x=x)
         expect_shape("x", x, "B T C", C=self.rows.data.shape[1])
-        expect_at_least(0, start=start)
-        start = int(start)
-        stop = start + x.shape[1]
-        if stop > self.max_length:
-            raise ValueError(f"x: expected (B, T, C) with T up to {self.max_length}, got T = {stop}")
-        t = array_module(x).arange(start, stop)
+        places = expect_places(x, start, self.max_length)
+        t = array_module(x).arange(places.start, places.stop)
         of_row, rows = ops.embedding(t // self.width, self.rows.data)  # (T, C)
         of_column, columns = ops.embedding(t % self.width, self.columns.data)
         return x + (of_row + of_column), GridCache(rows, columns)

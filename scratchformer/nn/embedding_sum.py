@@ -64,6 +64,8 @@ class EmbeddingSum(Layer):
         self.scale = float(scale)  # a NumPy number would turn float32 into float64
 
     def forward(self, *inputs: Array, key: Key | None = None, start: int = 0) -> tuple[Array, EmbeddingSumCache]:
+        if len(inputs) != len(self.embeddings):
+            raise ValueError(f"inputs: expected {len(self.embeddings)}, one for each embedding, got {len(inputs)}")
         first, *rest = (e.forward(i) for e, i in zip(self.embeddings, inputs, strict=True))
         x, caches, positions, norm, dropout = first[0], [first[1]], None, None, None
         for y, cache in rest:

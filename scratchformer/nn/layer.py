@@ -312,7 +312,8 @@ class Layer:
             elif tuple(found.shape) != tuple(expected.shape):
                 problems.append(f"{name}: expected {tuple(expected.shape)}, got {tuple(found.shape)}")
         if problems:
-            raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]))
+            more = f"; and {len(problems) - 8} more" if len(problems) > 8 else ""
+            raise ValueError("weights of another model: " + "; ".join(sorted(problems)[:8]) + more)
         for name, p in params.items():
             p.data[...] = to_device(to_cpu(state[name]), self.device, p.data.dtype)
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from .. import ops
 from ..backend import Array
 from ..ops.checks import expect_boolean, expect_floating, expect_positive, expect_shape
+from ..ops.positions import BASE
 from ..rng import Key
 from .attention import MultiHead, length_with
 
@@ -69,7 +70,7 @@ class RotarySelfAttention(MultiHead):
         heads: int,
         kv_heads: int | None = None,
         head_width: int | None = None,
-        base: float = 10_000.0,
+        base: float = BASE,
         scaling: Mapping[str, Any] | None = None,
         causal: bool = False,
         bias: bool = False,

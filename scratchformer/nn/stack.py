@@ -10,7 +10,7 @@ from .. import ops
 from ..backend import Array, array_module
 from ..ops.checks import expect_boolean, expect_instance
 from ..rng import Key, fold
-from .attention import causal
+from .attention import causal, length_with
 from .frozen import Frozen
 from .layer import Layer, list_of_layers
 from .recompute import Recompute
@@ -43,7 +43,8 @@ class Stack(Layer):
     also does so for a class that defines a `forward` but inherits `extend`, which would compute something else.
     Blocks with shared inputs must have both methods; there `Stack.extend` takes a list of values, one for each block,
     such as the keys and values that a block made of an encoder's output. Raises ValueError for a block that returns
-    another shape than it got.
+    another shape than it got; TypeError in backward if blocks have shared inputs and one of them is `Frozen`, but not
+    all above it.
 
     norm: a layer, or None. recompute: gradient checkpointing of every block, see `Recompute`; of the last block, whose
     backward comes first, the cache is kept.
@@ -104,6 +105,11 @@ class Stack(Layer):
         for block, block_cache in zip(reversed(self.trained()), reversed(cache.blocks), strict=True):
             dx = block.backward(dx, block_cache)
             if dx is None:  # it is `Frozen`, and so is what precedes it
+                if totals:
+                    raise TypeError(
+                        "a block below another one is Frozen, so the gradient of the input that they share is unknown: "
+                        "to keep its parameters as they are, use Group(..., frozen=True)"
+                    )
                 return None
             dx, *dshared = dx if isinstance(dx, tuple) else (dx,)
             totals = [total + d for total, d in zip(totals, dshared, strict=True)] if totals else dshared
@@ -149,6 +155,6 @@ def allocate_inputs(x: Array, length: int) -> Stored:
 
 def extend_inputs(block: Layer, x: Array, stored: Stored, past: int, pattern: ops.Pattern | None = None) -> Array:
     """The result of `extend` for a block without one: forward over all inputs so far, of which the last T are new."""
-    (inputs,), T = stored, x.shape[1]
-    inputs[:, 0, past : past + T] = x
-    return block(inputs[:, 0, : past + T], pattern=causal(pattern))[:, -T:]
+    (inputs,), T, total = stored, x.shape[1], length_with(x, stored[0], past)
+    inputs[:, 0, past:total] = x
+    return block(inputs[:, 0, :total], pattern=causal(pattern))[:, -T:]

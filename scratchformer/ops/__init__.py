@@ -5,6 +5,7 @@
 
 The backward is the exact vector-Jacobian product: for a scalar loss L and dy = ∂L/∂y it gives dx = ∂L/∂x, one gradient
 for each differentiable argument, in the order of the arguments. No operation holds state or writes to its arguments.
+A cache may hold the arguments themselves and the result y: do not write to any of them before the backward has run.
 
 Arrays are floating-point; ids, targets, places and lengths are integers. Anything else raises TypeError, since the
 softmax or mean of an integer array would be rounded to integers.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like, expect_shape
+from .checks import expect_columns, expect_floating, expect_like, expect_shape
 from .patterns import Full, Pattern, expect_pattern
 from .precision import widen
 
@@ -29,6 +29,7 @@ def check_attention(q: Array, k: Array, v: Array, pattern: Pattern | None = None
     expect_pattern(pattern)
     array_module(q, k, v)
     expect_shape("q", q, "B H T D")
+    expect_columns("q", q)
     B, H, _, D = q.shape
     expect_shape("k", k, "B G S D", B=B, D=D)
     G = k.shape[1]
@@ -105,6 +106,8 @@ def stack_groups(x: Array, G: int) -> Array:
 def masked_softmax(z: Array, pattern: Pattern | None) -> Array:
     """The softmax of each row of scores z (B, H, T, S) over the keys that the pattern allows; 0 for all others."""
     xp, (_, H, T, S) = array_module(z), z.shape
+    if not S:
+        return z
     allowed = (pattern or Full()).table(H, T, S, xp)
     if allowed is None:
         probabilities = xp.exp(z - z.max(axis=-1, keepdims=True))

@@ -42,8 +42,9 @@ def cross_entropy(
     logits: (..., V), the z. targets: (...), integers from 0 to V − 1. ignore_index: a target that does not count (the
     models here use IGNORED, −1; PyTorch uses −100). label_smoothing: ε, the part of the target distribution t that is
     spread evenly over all V classes. Returns the loss, a scalar (a zero-dimensional array on a GPU; float32 for float16
-    logits), and the cache. If no target counts, the loss is 0. Raises ValueError if shapes do not fit or ε is not in
-    [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
+    logits), and the cache. If no target counts, the loss is 0. Logits must not be NaN or ∞, even in rows that do not
+    count: the gradient of such a row is multiplied by 0, and 0 · NaN is NaN. Raises ValueError if shapes do not fit or
+    ε is not in [0, 1), TypeError if the targets are not integers, IndexError if one is out of range.
 
     Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0:
 

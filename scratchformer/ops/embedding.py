@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module, scatter_add
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_ids, expect_like, expect_shape
+from .checks import expect_columns, expect_floating, expect_ids, expect_like, expect_shape
 from .precision import widen
 
 
@@ -44,6 +44,7 @@ def embedding(ids: Array, table: Array) -> tuple[Array, EmbeddingCache]:
     expect_floating(table=table)
     xp = array_module(ids, table)
     expect_shape("table", table, "V C")
+    expect_columns("table", table)
     expect_ids("ids", ids, table.shape[0])
     return xp.take(table, ids, axis=0), EmbeddingCache(ids, table.shape)
 

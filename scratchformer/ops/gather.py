@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
 from .checks import expect_floating, expect_integers, expect_range, expect_shape
@@ -51,6 +53,7 @@ def gather(x: Array, places: Array) -> tuple[Array, GatherCache]:
     B, T, C = x.shape
     expect_shape("places", places, "B K", B=B)
     expect_range("places", places, 0, T - 1, IndexError)
+    places = places.astype(np.int64, copy=False)  # int64 + uint64 would be float64
     rows = xp.arange(B)[:, None] * T + places  # (B, K)
     y, rows = embedding(rows, x.reshape(B * T, C))
     return y, GatherCache(rows, x.shape)

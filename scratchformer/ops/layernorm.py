@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like, expect_number, expect_shape
+from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from .precision import widen
 
 
@@ -73,6 +73,7 @@ def check_layernorm(x: Array, gamma: Array, beta: Array, eps: float) -> None:
     expect_shape("beta", beta, "C", C=gamma.shape[0])
     if x.shape[-1:] != gamma.shape:
         raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+    expect_columns("x", x)
 
 
 @backward

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like, expect_shape
+from .checks import expect_columns, expect_floating, expect_like, expect_shape
 from .precision import widen
 
 
@@ -53,6 +53,8 @@ def linear(x: Array, w: Array, b: Array | None = None) -> tuple[Array, LinearCac
     expect_shape("w", w, "I O")
     if x.shape[-1:] != w.shape[:1]:
         raise ValueError(f"x: expected (..., {w.shape[0]}), got {tuple(x.shape)}")
+    expect_columns("x", x)
+    expect_columns("w", w)
     if b is not None:
         expect_shape("b", b, "O", O=w.shape[1])
     y = x.reshape(-1, w.shape[0]) @ w

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..backend import Array, Device, current_device, kept
-from .checks import as_integers, expect_at_least, expect_lengths, expect_positive
+from .checks import LARGEST, as_integers, expect_at_least, expect_lengths, expect_positive, expect_range
 
 SIDE = 64  # rows, and columns, of a tile
 
@@ -314,8 +314,9 @@ class Strided(Pattern):
 class Padding(Pattern):
     """No query may attend to padding: in sequence b, only keys 0 ... lengths[b] − 1 are visible.
 
-    lengths: (B,), integers, on the same device as the queries and keys. The padding must be finite: its weight in the
-    sum over keys is 0, but 0 · NaN is NaN.
+    lengths: (B,), integers, on the same device as the queries and keys. A length above S hides nothing. The padding
+    must be finite: its weight in the sum over keys is 0, but 0 · NaN is NaN. Raises ValueError for a negative length,
+    unless it is on a GPU, which would have to be waited for.
     """
 
     lengths: Array
@@ -324,6 +325,8 @@ class Padding(Pattern):
 
     def __post_init__(self) -> None:
         expect_lengths(self.lengths)
+        if isinstance(self.lengths, np.ndarray):
+            expect_range("lengths", self.lengths, 0, LARGEST)
 
     def check(self, B: int) -> None:
         expect_lengths(self.lengths, B=B)

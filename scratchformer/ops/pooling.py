@@ -12,6 +12,7 @@ from .precision import widen
 
 class MeanPoolCache(NamedTuple):
     weights: Array  # (B, T): 1/length within a sequence, 0 in its padding
+    width: int  # C
 
 
 def within(x: Array, lengths: Array | None) -> Array:
@@ -55,15 +56,14 @@ def mean_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MeanPoolCa
     count = array_module(x).maximum(inside.sum(axis=1, keepdims=True), 1)  # (B, 1)
     weights = inside / count.astype(wide.dtype)  # (B, T)
     y = (wide * weights[:, :, None]).sum(axis=1)
-    return y.astype(x.dtype, copy=False), MeanPoolCache(weights)
+    return y.astype(x.dtype, copy=False), MeanPoolCache(weights, x.shape[2])
 
 
 @backward
 def mean_pool_backward(dy: Array, cache: MeanPoolCache) -> Array:
     """dx: see `mean_pool`."""
     weights = cache.weights
-    expect_floating(dy=dy)
-    expect_shape("dy", dy, "B C", B=weights.shape[0])
+    expect_like("dy", dy, (weights.shape[0], cache.width))
     dx = weights[:, :, None] * dy[:, None, :]
     return dx.astype(dy.dtype, copy=False)
 
@@ -80,7 +80,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
 
     x: (B, T, C). lengths: (B,), the n_b, or None if there is no padding. Returns y (B, C) and the cache.
     A sequence of length 0 gives 0.
-    Raises ValueError if the shapes do not fit or a length is not in 0 ... T, TypeError if the lengths are not integers.
+    Raises ValueError if the shapes do not fit, T is 0 or a length is not in 0 ... T, TypeError if the lengths are not
+    integers.
 
     Forward. The winner of each column is the step of its maximum, or the first such step in a tie. A sequence is live
     if n_b > 0:
@@ -102,6 +103,8 @@ def max_pool(x: Array, lengths: Array | None = None) -> tuple[Array, MaxPoolCach
     The cache keeps the winners, (B, C), rather than x, (B, T, C).
     """
     inside = within(x, lengths)
+    if not x.shape[1]:
+        raise ValueError(f"x: expected (B, T, C) with at least one position, got {tuple(x.shape)}")
     xp = array_module(x)
     live = inside.any(axis=1, keepdims=True)  # (B, 1)
     winner = xp.where(inside[:, :, None], x, -xp.inf).argmax(axis=1)  # (B, C)

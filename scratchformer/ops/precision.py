@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..backend import Array
+from ..backend import CPU, Array, Device
 from ..dispatch import operation
 
 
 def widen(x: Array) -> Array:
     """`x` itself, or a float32 copy if `x` is float16 or bfloat16."""
     return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+
+
+def bfloat16(device: Device) -> np.dtype:
+    """The type bfloat16. Raises ImportError if the package that defines it for NumPy is missing."""
+    try:
+        import ml_dtypes
+    except ImportError as error:
+        extra = "'scratchformer[fast]'" if device is CPU else "'scratchformer[cuda13]' (or [cuda12])"
+        raise ImportError(f"bfloat16 needs the package ml_dtypes: pip install {extra}") from error
+    return np.dtype(ml_dtypes.bfloat16)
 
 
 @operation

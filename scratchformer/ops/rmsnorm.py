@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ..backend import Array, array_module
 from ..dispatch import backward, operation
-from .checks import expect_floating, expect_like, expect_number, expect_shape
+from .checks import expect_columns, expect_floating, expect_like, expect_number, expect_shape
 from .precision import widen
 
 
@@ -54,7 +54,7 @@ def rmsnorm(x: Array, gamma: Array, eps: float = 1e-6) -> tuple[Array, RMSNormCa
     wide = widen(x)
     rrms = 1 / array_module(x).sqrt((wide * wide).mean(axis=-1, keepdims=True) + eps)
     xhat = (wide * rrms).astype(x.dtype, copy=False)
-    return gamma * xhat, RMSNormCache(xhat, rrms, gamma)
+    return (gamma * xhat).astype(x.dtype, copy=False), RMSNormCache(xhat, rrms, gamma)
 
 
 def check_rmsnorm(x: Array, gamma: Array, eps: float) -> None:
@@ -65,6 +65,7 @@ def check_rmsnorm(x: Array, gamma: Array, eps: float) -> None:
     expect_shape("gamma", gamma, "C")
     if x.shape[-1:] != gamma.shape:
         raise ValueError(f"x: expected (..., {gamma.shape[0]}), got {tuple(x.shape)}")
+    expect_columns("x", x)
 
 
 @backward

@@ -27,10 +27,10 @@ def symmetric_kl(z: Array, w: Array, targets: Array, ignore_index: int | None = 
     """loss = mean_n ½ (KL(p_n ‖ q_n) + KL(q_n ‖ p_n)), of p = softmax(z) and q = softmax(w), in nats.
 
     z, w: (..., V), two sets of logits for the same targets. targets: (...), integers from 0 to V − 1. They only tell
-    which rows count: all but those whose target is `ignore_index`. Returns the loss, a scalar (float32 for float16
-    logits), and the cache. If no target counts, the loss is 0. It is never negative, and 0 only where p and q are
-    equal. Raises ValueError if shapes do not fit, TypeError if the targets are not integers, IndexError if one is out
-    of range.
+    which rows count: all but those whose target is `ignore_index`. Logits must be finite, also in rows that do not
+    count. Returns the loss, a scalar (float32 for float16 logits), and the cache. If no target counts, the loss is 0.
+    It is never negative, and 0 only where p and q are equal. Raises ValueError if shapes do not fit, TypeError if the
+    targets are not integers, IndexError if one is out of range.
 
     Forward, with all leading axes folded into n, and k_n = 1 if the target of row n counts, else 0:
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..backend import Array, array_module
+from ..backend import Array, array_module, device_of
 from ..dispatch import operation
 from ..nn import Param
 from ..ops.checks import expect_at_least, expect_floating, expect_fraction, expect_number, expect_one_of, expect_shape
+from ..ops.precision import bfloat16
 from .adam import AdamW
 from .optimizer import Group
 
@@ -153,13 +154,7 @@ class Muon(AdamW):
             last = ", ".join(self.names[-4:])
             raise ValueError(f"hidden: {hidden!r} matches no matrix that is not frozen; the last parameters are {last}")
         if precision == "bfloat16":
-            self._expect_bfloat16()
-
-    def _expect_bfloat16(self) -> None:
-        try:
-            import ml_dtypes  # noqa: F401
-        except ImportError as error:
-            raise ImportError("bfloat16 needs the package ml_dtypes: pip install 'scratchformer[fast]'") from error
+            bfloat16(device_of(self.params[0].data))
 
     def is_whole(self, name: str, p: Param) -> bool:
         return p.data.ndim == 2 and self.hidden.matches(name, p)

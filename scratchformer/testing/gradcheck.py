@@ -129,8 +129,9 @@ def check_gradients(
 
     The contract: the same inputs give the same y and gradients, on a CPU bit for bit (unless `same_bits=False`);
     backward is linear in dy; forward and backward do not write to their arguments; y and the gradients share no memory
-    with args or dy, nor with each other, the cache, or the results of an earlier call; backward can be called twice on
-    one cache; each gradient has the shape of its argument; float64 gives float64 and float32 gives float32.
+    with args or dy, nor with each other or the results of an earlier call, and the gradients none with the cache;
+    backward can be called twice on one cache; each gradient has the shape of its argument; float64 gives float64 and
+    float32 gives float32.
 
     With `layouts`, arguments and dy are also passed in Fortran order, as every second element of a larger array, with
     negative strides, and read-only, and dy as a broadcast view: the results must be the same. A batch without rows must

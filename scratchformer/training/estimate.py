@@ -139,8 +139,8 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     """A sentence that says how much memory, in GB, a training step with a batch like this one needs on a GPU, and how
     many rows would fit.
 
-    replicas: on a GPU. batch: as for `Replicas.gradients`. A step with one row is measured, and one with two; the rest
-    is extrapolated. Raises MemoryError if a step with two rows does not fit.
+    replicas: on a GPU, which holds the optimizer's buffers too. batch: as for `Replicas.gradients`. A step with one row
+    is measured, and one with two; the rest is extrapolated. Raises MemoryError if a step with two rows does not fit.
     """
     pool, rows, sizes = replicas.device.xp.get_default_memory_pool(), replicas.rows(batch), []
     if replicas.graphs is not None:
@@ -153,8 +153,13 @@ def gpu_need(replicas: Replicas, batch: Any) -> str:
     room = min(pool.total_bytes() + free_memory(replicas.device), pool.get_limit() or math.inf)
     one, row = sizes[0], max(1, sizes[1] - sizes[0])
     needed, fit = one + (rows - 1) * row, 1 + int((room - one) // row)
-    which = f"use --micro-batch {fit}, or fewer" if 1 <= fit < rows else "use fewer or shorter rows"
-    return f"a step with {rows} rows needs about {needed / 1e9:.1f} GB, and there are {room / 1e9:.1f} GB: {which}"
+    if fit >= rows:
+        which = "so the step itself would fit"
+    elif fit >= 1:
+        which = f"with --micro-batch {fit} or less it fits"
+    else:
+        which = "use fewer or shorter rows"
+    return f"A step with {rows} rows needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are available: {which}"
 
 
 def _shallow(model: Any) -> tuple[Any, int]:

@@ -5,9 +5,9 @@ unless the model is large. CUDA can record what is started on a stream, and star
 read and write the same arrays each time, so a batch is copied into the arrays of the first one.
 
 Steps are recorded by `Replicas.gradients`, inside its `with` block, when batches of the same shapes come for the third
-time. Recorded are the forward and backward passes of a batch that is a single micro-batch, of a model with
-`check_batch`, if they use no random key (no dropout) and do not read a result on the host. What cannot be recorded runs
-as before. SCRATCHFORMER_GRAPHS=0 in the environment turns this off, and so does SCRATCHFORMER_FAST=0.
+time. A step is recorded if the batch is a single micro-batch, the model has `check_batch`, no random numbers are drawn
+(no dropout), and no result is read on the host. What cannot be recorded runs as before. SCRATCHFORMER_GRAPHS=0 in the
+environment turns this off, and so does SCRATCHFORMER_FAST=0.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..backend import Array, Device, free_memory, recording
 from ..rng import Key
 
 MOST = 4  # graphs, each with memory of its own for all activations
-RECENT = 64  # a graph that was used in so many last steps is not dropped for another
+RECENT = 64  # a graph that was used within this many last steps is not dropped to make room
 EARLIER = 2  # steps with batches of the same shapes before one is recorded: they compile kernels and make tables
 REMEMBERED = 256  # shapes that are counted
 
@@ -105,6 +106,7 @@ class Graphs:
     def _record(self, known: tuple, batch: Any, key: Key | None) -> None:
         cupy: Any = self.device.xp
         cupy.cuda.Device().synchronize()  # a graph that makes room may still be running
+        cupy.get_default_memory_pool().free_all_blocks()  # what the steps before left, which `pool` could not use
         while len(self.recorded) >= MOST:
             self.recorded.popitem(last=False)
         pool, stream = cupy.cuda.MemoryPool(), cupy.cuda.Stream()
@@ -116,8 +118,11 @@ class Graphs:
                 stream.begin_capture(cupy.cuda.runtime.streamCaptureModeRelaxed)
                 try:
                     result = self.step(own, key)
-                finally:
-                    graph = stream.end_capture()
+                except BaseException:
+                    with suppress(Exception):  # what ended the step may have ended the recording too
+                        stream.end_capture()
+                    raise
+                graph = stream.end_capture()
         except KeyIsUsed:
             self.refused.add(known[:3])
             return
@@ -129,7 +134,6 @@ class Graphs:
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"steps are not recorded as CUDA graphs: {type(error).__name__}: {reason}", stacklevel=2)
             return
-        cupy.get_default_memory_pool().free_all_blocks()  # what the steps before left
         if free_memory(self.device) < pool.total_bytes():  # a step that is not recorded would not fit beside it
             self.refused.add(known)
             return

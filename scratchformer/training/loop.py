@@ -126,6 +126,7 @@ def train(
         raise ValueError(f"select: expected 'min' or 'max', got {direction!r}")
     expect_positive(snapshot_every=snapshot_every, log_every=log_every)
     expect_at_least(0, steps=steps, evaluate_every=evaluate_every, keep=keep)
+    root = Key(seed)
     own = {id(p) for p in model.parameters()}
     if not all(id(p) in own for p in optimizer.stepped):
         raise ValueError("optimizer: expected one for the model of the replicas, got one for another model")
@@ -267,6 +268,7 @@ def train(
             raise diverged(f"{bad} is not finite")
         found = evaluate()
         if metric not in found:
+            save(last)
             raise ValueError(f"select: expected one of {', '.join(found)}, which evaluate() returns, got {metric!r}")
         found = {name: float(value) for name, value in found.items()}
         if ranks.first:
@@ -297,7 +299,7 @@ def train(
         while state["step"] < steps:
             step = state["step"]
             number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too
-            key = Key(seed).fold("train", number)
+            key = root.fold("train", number)
             batch = batches.batch(number)
             scale = 1.0 if loss_scale is None else loss_scale.scale
             loss = replicas.gradients(batch, key, remember and partial(remember, number), scale)

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..backend import CPU, Array, use_tf32
+from ..dispatch import turned_off
 from ..ops.checks import expect_at_least, expect_number, expect_one_of, expect_positive, shown
+from ..ops.precision import bfloat16
 
 PRECISIONS = ("float32", "bfloat16", "float16", "tf32")
 FIRST, SMALLEST, LARGEST = 2.0**15, 1.0, 2.0**24  # loss scales
@@ -20,9 +22,9 @@ PATIENCE = 500  # batches without an overflow after which the scale doubles
 def half_type(precision: str, model: Any) -> np.dtype | None:
     """The type in which replicas of `model` compute, or None if it is that of the model.
 
-    "tf32" tells CuPy, and the products of cuBLASLt, to use it for float32; any other word tells them not to.
-    Raises ValueError for another word, for "tf32" on a CPU, and for half precision of a model that is not in float32;
-    ImportError if bfloat16 needs a package that is missing.
+    "tf32" lets CuPy and cuBLASLt round the factors of float32 products to TF32; any other word forbids it.
+    Raises ValueError for another word, for "tf32" on a CPU, for half precision of a model that is not in float32, and
+    for bfloat16 on a GPU without the fast twins; ImportError if bfloat16 needs a package that is missing.
     """
     expect_one_of("precision", precision, PRECISIONS)
     if precision == "tf32" and model.device is CPU:
@@ -34,12 +36,9 @@ def half_type(precision: str, model: Any) -> np.dtype | None:
         raise ValueError(f"precision: expected a model in float32, for its master weights, got {model.flat.data.dtype}")
     if precision == "float16":
         return np.dtype(np.float16)
-    try:
-        import ml_dtypes
-    except ImportError as error:
-        extra = "fast" if model.device is CPU else "cuda13"
-        raise ImportError(f"bfloat16 needs the package ml_dtypes: pip install 'scratchformer[{extra}]'") from error
-    return np.dtype(ml_dtypes.bfloat16)
+    if model.device is not CPU and model.device.index is not None and (setting := turned_off()):
+        raise ValueError(f"precision: bfloat16 on a GPU needs the fast twins, which {setting} turns off")
+    return bfloat16(model.device)
 
 
 def advice(half: Array | None) -> str:

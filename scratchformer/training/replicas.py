@@ -175,11 +175,11 @@ class Replicas:
         """Raise ValueError if the model was moved or cast, or its parameters were changed, after this was made."""
         if self.structure.is_unchanged() and all(p.flat is self.flat for p in self.flat.params):
             return
-        self.structure = Structure(self.model)
         if self.graphs is not None:
             self.graphs.clear()
         if self.model.flat is not self.flat:
             raise ValueError("the model's parameters were moved or changed after its replicas were made: make new ones")
+        self.structure = Structure(self.model)  # last, so that what was refused is refused again
 
     def refresh(self) -> None:
         """Copy the weights of the model into those of replicas in half precision."""

@@ -221,11 +221,11 @@ class Stage:
 
     def train(self, replicas: Replicas) -> dict[str, Any]:
         """Train the model. Raises MemoryError, which says what a step needs, if a GPU does not have enough memory."""
-        run, failed = self.run, ""
+        run, failed, optimizer = self.run, "", self.optimizer(self.model)
         try:
             return train(
                 replicas,
-                self.optimizer(self.model),
+                optimizer,
                 self.schedule(),
                 self.batches,
                 self.steps,
@@ -244,7 +244,7 @@ class Stage:
                 raise
             failed = str(error)
         # outside of `except`, so that the arrays of the failed step are freed
-        raise MemoryError(f"{failed} {gpu_need(replicas, self.batches.batch(0))}")
+        raise MemoryError(f"{failed} {gpu_need(replicas, self.largest_batch())}")
 
     def choose(self) -> None:
         """Load the weights to be scored: the mean of the snapshots that `train` kept, or the best snapshot if it kept

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from scratchformer.dispatch import fast, reference_only
 from scratchformer.models import LlamaBlock
 from scratchformer.nn import FeedForward, Frozen, Linear, LoRA, Residual, TiedOutput, TokenEmbedding, TransformerBlock
-from scratchformer.nn.block import extend_block, extend_output
+from scratchformer.nn.block import extend_block
+from scratchformer.nn.embedding import extend_output
 from scratchformer.ops import BlockEnds, Causal, Full, Heads, Local, Padding, SameBlock, Strided
 from scratchformer.rng import Key
 

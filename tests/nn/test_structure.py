@@ -25,6 +25,23 @@ CHANGES = {
 }
 
 
+WRAPPED = {
+    "frozen": (nn.Frozen, lambda wrapper: wrapper.layer.blocks.pop()),
+    "a layer of a frozen one": (nn.Frozen, lambda wrapper: setattr(wrapper.layer.blocks[0], "norm1", nn.LayerNorm(8))),
+    "recompute": (nn.Recompute, lambda wrapper: setattr(wrapper.layer, "final_norm", nn.LayerNorm(8))),
+}
+
+
+@pytest.mark.parametrize(("wrap", "change"), WRAPPED.values(), ids=WRAPPED)
+def test_a_change_of_a_wrapped_layer_is_noticed(wrap, change):
+    changed = model()
+    changed.body = wrap(changed.body)
+    structure = Structure(changed)
+    assert structure.is_unchanged()
+    change(changed.body)
+    assert not structure.is_unchanged()
+
+
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_change_is_noticed(change):
     changed = model()

@@ -196,6 +196,21 @@ def test_without_heads_there_is_nothing_to_compute(op):
     assert [a.shape for a in (y, *ops.attention_backward(y, cache))] == [q.shape] * 4
 
 
+@pytest.mark.parametrize("op", [ops.attention, ops.attention.reference], ids=["twin", "reference"])
+@pytest.mark.parametrize("T", [1, 2])
+def test_without_keys_there_is_nothing_to_see(op, T):
+    q, none = np.ones((2, 1, T, 3)), np.ones((2, 1, 0, 3))
+    y, cache = op(q, none, none)
+    dq, dk, dv = ops.attention_backward(np.ones_like(y), cache)
+    assert not y.any() and not dq.any() and dk.shape == dv.shape == none.shape
+
+
+def test_heads_without_columns():
+    q = np.ones((2, 1, 4, 0))
+    with pytest.raises(ValueError, match=r"q: expected at least one column, got \(2, 1, 4, 0\)"):
+        ops.attention(q, q, q)
+
+
 def test_a_boolean_mask_is_refused():
     q = np.ones((2, 3, 4, 5))
     with pytest.raises(TypeError, match=r"pattern: expected None or a Pattern, such as ops.Causal\(\)"):

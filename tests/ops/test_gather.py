@@ -16,7 +16,7 @@ def test_takes_the_vectors_at_the_places_of_each_row(device):
     assert to_cpu(y).tolist() == [[[9, 10, 11], [0, 1, 2]], [[15, 16, 17], [15, 16, 17]]]
 
 
-@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint64])
 def test_a_place_collects_the_gradients_of_all_that_took_it(device, dtype):
     """The gradient agrees with a loop that adds one vector at a time."""
     places = np.array([[3, 0, 3], [1, 1, 1]], dtype)

@@ -44,6 +44,12 @@ def test_width_that_does_not_fit():
         ops.linear(np.ones((4, 7, 256)), np.ones((512, 3)))
 
 
+@pytest.mark.parametrize(("name", "I", "O"), [("x", 0, 3), ("w", 3, 0)])
+def test_no_columns(name, I, O):
+    with pytest.raises(ValueError, match=f"{name}: expected at least one column"):
+        ops.linear(np.ones((4, I)), np.ones((I, O)))
+
+
 def test_parameters_that_do_not_fit():
     x = np.ones((2, 3, 4))
     with pytest.raises(ValueError, match=r"w: expected \(I, O\), got \(4,\)"):

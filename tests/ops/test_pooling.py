@@ -77,3 +77,13 @@ def test_shapes_that_do_not_fit(pool, pool_backward, reduce):
         pool(np.ones((3, 4, 5)), [1, 2, 3])
     with pytest.raises(ValueError, match=r"^lengths: expected values from 0 to 4, got -1$"):
         pool(np.ones((3, 4, 5)), np.array([1, -1, 4]))
+    _, cache = pool(np.ones((3, 4, 5)))
+    with pytest.raises(ValueError, match=r"dy: expected \(3, 5\), got \(3, 1\)"):
+        pool_backward(np.ones((3, 1)), cache)
+
+
+def test_without_positions():
+    empty = np.ones((2, 0, 3))
+    assert ops.mean_pool(empty)[0].tolist() == [[0, 0, 0]] * 2
+    with pytest.raises(ValueError, match=r"x: expected \(B, T, C\) with at least one position, got \(2, 0, 3\)"):
+        ops.max_pool(empty)

@@ -44,6 +44,21 @@ def test_shapes_that_do_not_fit(x, gamma, message):
         ops.rmsnorm(np.ones(x), np.ones(gamma))
 
 
+@pytest.mark.parametrize("op", [ops.rmsnorm, ops.rmsnorm.reference], ids=["twin", "reference"])
+def test_y_has_the_type_of_x_and_gradients_that_of_dy(op):
+    x, gamma = np.ones((2, 3), np.float32), np.ones(3, np.float64)
+    y, cache = op(x, gamma)
+    found = [y, *ops.rmsnorm_backward(y.astype(np.float16), cache)]
+    assert [a.dtype for a in found] == [np.float32, np.float16, np.float16]
+    _, cache = op(x, np.ones(3, np.float32))
+    assert [a.dtype for a in ops.rmsnorm_backward(np.ones((2, 3), np.float16), cache)] == [np.float16] * 2
+
+
+def test_no_columns():
+    with pytest.raises(ValueError, match=r"x: expected at least one column, got \(2, 0\)"):
+        ops.rmsnorm(np.ones((2, 0)), np.ones(0))
+
+
 def test_eps_below_zero():
     with pytest.raises(ValueError, match="eps: expected a finite number >= 0, got -1"):
         ops.rmsnorm(np.ones((2, 3)), np.ones(3), -1)

@@ -25,7 +25,7 @@ class FakeDevice:
     """Records a step as the function itself."""
 
     def __init__(self, free=1000):
-        self.events, self.free = [], free
+        self.events, self.free, self.broken = [], free, False
         cuda = SimpleNamespace(
             MemoryPool=lambda: SimpleNamespace(malloc=None, total_bytes=lambda: 100),
             Stream=self.stream,
@@ -60,6 +60,8 @@ class FakeDevice:
 
             def end_capture(self):
                 device.events.append("end")
+                if device.broken:
+                    raise RuntimeError("the capture is invalid")
                 return SimpleNamespace(launch=lambda: device.events.append("launch"))
 
         return Stream()
@@ -143,6 +145,19 @@ def test_a_step_that_cannot_be_recorded_runs_as_before_and_says_so_once(make):
     ):
         assert steps(found, 3) == [False] * 3
     assert steps(found, 3, 5) == steps(found, 4, 5) == [False] * 5 and found.off
+
+
+def test_why_a_recording_failed_is_said_even_if_it_cannot_be_ended(make):
+    def step(own, key):
+        if "begin" in found.device.events:
+            found.device.broken = True
+            raise RuntimeError("the cause")
+        return own.x.sum()
+
+    found = make(step)
+    with pytest.warns(UserWarning, match="not recorded as CUDA graphs: RuntimeError: the cause"):
+        assert steps(found, 3) == [False] * 3
+    assert found.device.events == ["synchronize", "begin", "end"]
 
 
 def test_a_step_that_does_not_fit_in_memory_is_not_recorded(make):

@@ -26,7 +26,7 @@ from scratchformer.models import (
     SparseTransformer,
     TransformerXL,
 )
-from scratchformer.nn import Recompute, TransformerBlock, recompute_blocks
+from scratchformer.nn import LayerNorm, Recompute, TransformerBlock, recompute_blocks
 from scratchformer.ops import IGNORED
 from scratchformer.optim import Adam, clip_by_global_norm
 from scratchformer.rng import Key
@@ -160,17 +160,21 @@ def test_more_replicas_than_micro_batches(make_model, make_batches):
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("change", ["cast", "a part cast", "a block more"])
+@pytest.mark.parametrize("change", ["cast", "a part cast", "a block more", "a layer replaced"])
 def test_a_model_that_changed_after_its_replicas_were_made_is_noticed(make_model, make_batches, change):
     model = make_model("LanguageModel")
     with Replicas(model, 2) as replicas:
         if change == "a block more":
             model.body.blocks.append(TransformerBlock(model.body.d_model, 2, causal=True))
+        elif change == "a layer replaced":
+            model.body.blocks[0].norm1 = LayerNorm(model.body.d_model)
         else:
             (model if change == "cast" else model.output).to(dtype=np.float64)
-        with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
-            replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
-        with pytest.raises(ValueError, match=r"after its replicas were made|several types"):
+        refused = r"after its replicas were made|several types|share the flat arrays"
+        for _ in range(2):
+            with pytest.raises(ValueError, match=refused):
+                replicas.gradients(make_batches("LanguageModel").batch(0), Key(0))
+        with pytest.raises(ValueError, match=refused):
             replicas.map_models(lambda model, item: item, range(3))
 
 

@@ -1,5 +1,6 @@
-// The softmax of attention over rows of scores (heads, T, S), a warp for each row; p may be z. Row t of sequence b may see
-// the keys begin ... end - 1; the tables (sequences, all_T) of begin and end have one row for all sequences if `shared`.
+// The softmax of attention over rows of scores (heads, T, S), a warp for each row; p may be the same array as z. Row t of
+// sequence b may see the keys begin ... end - 1; the tables (sequences, all_T) of begin and end have one row for all
+// sequences if `shared`.
 // The scores are those of the queries t0 ... t0 + T - 1 and the keys s0 ... s0 + S - 1.
 
 struct Seen {
@@ -59,7 +60,7 @@ extern "C" __global__ void softmax(const REAL* z, T* p, const int* begin, const 
     store(own, S, p + row * S);
 }
 
-// da = p (dp - sum of p dp) scale; da may be dp. Outside of what a row may see, p is 0.
+// da = p (dp - sum of p dp) scale; da may be the same array as dp. Outside of what a row may see, p is 0.
 extern "C" __global__ void softmax_backward(const REAL* dp, const T* p, T* da, const int* begin, const int* end,
                                             int shared, int H, Index rows, int T_, int all_T, int t0, int s0, int S,
                                             REAL scale) {

@@ -77,7 +77,7 @@ extern "C" __global__ void dropout(const T* x, T* y, unsigned long long start, i
     for (int j = 0; j < V; ++j) {
         if (j == 0 || (i + j) % 4 == 0) word = random_word((i + j) / 4, start);
         int number = (word >> (16 * ((i + j) % 4))) & 0xffff;
-        a.at[j] = number >= threshold ? narrow(wide(a.at[j]) * scale) : T(0.0f);
+        a.at[j] = narrow(wide(a.at[j]) * (number >= threshold ? scale : 0));
     }
     write(y, i, size, a);
 }

@@ -193,7 +193,7 @@ def extend_output(d: Sizes) -> DerivationCase:
     for p, letters in zip(output.parameters(), ("C V", "V"), strict=True):
         p.data[...] = d(letters)
     names = {**{p.name: p.data for p in output.parameters()}, "I": 3}
-    return DerivationCase(nn.block.extend_output.twins[np.ndarray], None, (d("B T C"), output), names)
+    return DerivationCase(nn.embedding.extend_output.twins[np.ndarray], None, (d("B T C"), output), names)
 
 
 CASES: dict[str, Callable[[Sizes], DerivationCase]] = {

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
@@ -106,7 +107,7 @@ sys.modules["cupy"] = cupy
 from scratchformer import Key, ops  # noqa: E402
 from scratchformer.dispatch import fast, reference_only  # noqa: E402
 from scratchformer.kernels import cupy_code, cupy_products  # noqa: E402
-from scratchformer.optim import adam, clip  # noqa: E402
+from scratchformer.optim import adam, clip, muon  # noqa: E402
 from scratchformer.testing.contracts import as_tuple  # noqa: E402
 
 cupy_products.available, cupy_products.product = (lambda: True), multiply
@@ -118,8 +119,10 @@ from scratchformer.kernels import (  # noqa: E402, F401
     cupy_cross_entropy,
     cupy_elementwise,
     cupy_embedding,
+    cupy_half,
     cupy_layernorm,
     cupy_linear,
+    cupy_muon,
 )
 
 RNG = np.random.default_rng(0)
@@ -211,6 +214,36 @@ def compare_flat(dtype, start):
         np.testing.assert_allclose(f, r, rtol=1e-5, atol=1e-6)
 
 
+def compare_muon():
+    """The factors are the same bfloat16 numbers in both, so only the order of sums may differ."""
+    for shape in (6, 6), (4, 9), (9, 4):
+        g = draw(*shape).astype(np.float32)
+        with fast():
+            found = muon.newton_schulz(as_array(g), precision="bfloat16")
+        right = muon.newton_schulz.reference(g, precision="bfloat16")
+        assert found.shape == shape
+        np.testing.assert_allclose(found, right, rtol=0.02, atol=0.02)
+
+
+def compare_in_half():
+    """Attention by relative positions has no kernels in half precision."""
+    import ml_dtypes
+
+    args = *heads(5, 7), draw(2, 11, 8), draw(2, 8), draw(2, 8)
+    dy = draw(2, 2, 5, 8)
+    halves = [as_array(a.astype(ml_dtypes.bfloat16)) for a in (*args, dy)]
+    with fast():
+        y, cache = ops.relative_attention(*halves[:-1])
+        assert type(cache) is cupy_half.CudaHalfCache
+        found = y, *ops.relative_attention_backward(halves[-1], cache)
+    with reference_only():
+        y, cache = ops.relative_attention(*args)
+        right = y, *ops.relative_attention_backward(dy, cache)
+    for f, r in zip(found, right, strict=True):
+        assert f.dtype == ml_dtypes.bfloat16
+        np.testing.assert_allclose(f.astype(np.float64), r, rtol=0.05, atol=0.05 * np.abs(r).max())
+
+
 def plant(file, old, new):
     """Make the kernels of a file wrong."""
     source = cupy_code.source
@@ -228,19 +261,22 @@ if __name__ == "__main__":
     if mistake:
         plant(*mistake)
     dtype, failed = np.dtype(np.float32), 0
-    for op, args, options in CASES:
-        if only not in (None, op.__name__):
-            continue
-        what = f"{op.__name__} {[getattr(a, 'shape', a) for a in args]}"
+    checks = [
+        (op.__name__, [getattr(a, "shape", a) for a in args], partial(compare, op, args, options, dtype))
+        for op, args, options in CASES
+    ]
+    checks += [("adam_step", start, partial(compare_flat, dtype, start)) for start in (0, 1)]
+    checks += [("newton_schulz", "", compare_muon), ("relative_attention", "", compare_in_half)]
+    checks = [check for check in checks if only in (None, check[0])]
+    if not checks:
+        sys.exit(f"{only}: there is no such case")
+    for *what, check in checks:
         try:
-            compare(op, args, options, dtype)
-            print("ok", what, flush=True)
-        except Exception as error:
+            check()
+            print("ok", *what, flush=True)
+        except AssertionError as error:  # anything else is no comparison, and ends the program
             failed += 1
-            print("FAILED", what, type(error).__name__, error, flush=True)
+            print("FAILED", *what, error, flush=True)
             if mistake:  # found
                 break
-    for start in 0, 1:
-        if only in (None, "adam_step"):
-            compare_flat(dtype, start)
-    sys.exit(failed > 0)
+    sys.exit(3 if failed else 0)  # 1 is Python's for another error
