@@ -14,7 +14,7 @@ from .evaluate import (
     scores_of_classes,
 )
 from .language import LanguageProgram
-from .loop import Diverged, train
+from .loop import train
 from .metrics import Metrics, read_metrics
 from .precision import LossScale
 from .program import Program
@@ -32,6 +32,7 @@ from .snapshot import (
 )
 from .stacking import stack_weights, stacked
 from .stage import MUON_OPTIONS
+from .state import Diverged
 
 __all__ = [
     "MODELS_OPTION",

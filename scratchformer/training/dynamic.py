@@ -27,8 +27,8 @@ from ..optim import DynamicRMS
 from ..optim.optimizer import Optimizer
 from ..progress import progress_bar
 from ..rng import Key
-from .loop import Diverged
 from .replicas import Replicas
+from .state import Diverged
 
 
 class ScoredBatch(NamedTuple):

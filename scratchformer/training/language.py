@@ -27,11 +27,11 @@ from ..optim import DynamicRMS
 from ..rng import Key
 from .dynamic import evaluate_dynamic, expect_adaptable, observe_gradients
 from .evaluate import evaluate_language_model, evaluate_transformer_xl
-from .loop import Diverged
 from .program import Program
 from .replicas import Replicas
 from .settings import Run
 from .stage import as_text as scores_as_text
+from .state import Diverged
 
 # Settings of dynamic evaluation: those of `DynamicRMS` and `evaluate_dynamic`, and how many batches are observed. They
 # were chosen on validation; stride None is an eighth of the context.

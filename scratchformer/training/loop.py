@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from textwrap import shorten
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..backend import CPU, array_module, to_cpu
-from ..data.files import locked, remove_unfinished, replacing
-from ..nn import Layer
 from ..ops.checks import expect_at_least, expect_instance, expect_number, expect_positive, shown
 from ..optim import clip_by_global_norm
 from ..optim.clip import global_norm
@@ -27,32 +23,14 @@ from ..optim.optimizer import Optimizer
 from ..process import Stopped, signals_caught
 from ..progress import progress_bar
 from ..rng import Key
-from .diagnose import first_nonfinite, nonfinite_tensor
-from .folder import UNSAVED, holds_run, read_run
-from .metrics import Metrics, Summary
+from .diagnose import first_nonfinite
+from .metrics import Summary
 from .precision import LossScale
-from .ranks import Elsewhere, Ranks
+from .ranks import Elsewhere
 from .replicas import Replicas
-from .snapshot import (
-    BEST,
-    LAST,
-    NotFinite,
-    Snapshot,
-    SnapshotError,
-    describe,
-    expect_model,
-    kept_snapshots,
-    load_snapshot,
-    restore,
-    save_snapshot,
-)
+from .state import Diverged, RunState
 
-EARLIER = {"precision": "float32"}  # of snapshots of an earlier version, whose state has no such entry
 NOTED = 3  # skipped batches that are noted one by one
-
-
-class Diverged(RuntimeError):
-    """The loss, a gradient, a parameter or the optimizer's state is no longer finite."""
 
 
 def train(
@@ -115,7 +93,6 @@ def train(
         raise TypeError(f"out: expected a path, got {shown(out)}")
     model, ranks, out = replicas.model, replicas.ranks, Path(out)
     remember = getattr(batches, "remember", None)
-    stateful = batches if hasattr(batches, "state_dict") else None
     expect_instance("schedule", schedule, Callable)
     if not hasattr(batches, "batch"):
         raise TypeError(f"batches: expected an object with batch(step), got {shown(batches)}")
@@ -148,85 +125,8 @@ def train(
         **{f"optimizer_{name}": value for name, value in optimizer.settings().items()},
         **(identity or {}),
     }
-    state = json.loads(describe(model, state)["state"])  # as a snapshot stores it
-    last, best = out / LAST, out / BEST
-    saved: int | None = None  # the step of the last snapshot
-    sign = 1 if direction == "max" else -1
+    run = RunState(replicas, optimizer, batches, out, state, (metric, direction), loss_scale, shard)
     tokens, started = 0, time.perf_counter()
-    metrics: Any = None  # in rank 0
-
-    def begin() -> Metrics:
-        """Check everything that can make a run be refused, and only then write to the folder."""
-        nonlocal saved
-        records = None
-        if resume:
-            fixed = ("seed", "precision", *(identity or {}))
-            saved, records = _load_run(out, model, optimizer, stateful, state, fixed, metric)
-            if loss_scale is not None and saved is not None:
-                try:
-                    loss_scale.restore(state["loss_scale"])
-                except ValueError as error:
-                    raise SnapshotError(f"{last}: {error}") from error
-            if state["step"] > steps:
-                raise ValueError(
-                    f"steps: expected at least {state['step']}, which the run in {out} has already done, got {steps}"
-                )
-        elif holds_run(out):
-            raise ValueError(f"{out} holds a run: resume it, or choose another folder")
-        if bad := _nonfinite_parameter(model):
-            raise diverged(f"{bad} is not finite")
-        remove_unfinished(out)
-        metrics = Metrics(out, state["step"], tensorboard, records)
-        state["records"] = list(metrics.summary)
-        on_start()
-        if saved is not None:
-            (out / UNSAVED).unlink(missing_ok=True)  # left by a run that was killed right after its first snapshot
-        else:
-            with replacing(out / UNSAVED) as unfinished:
-                unfinished.write_text("Training has begun. This file is deleted once the first snapshot is saved.\n")
-        return metrics
-
-    def diverged(what: str, step: int | None = None) -> Diverged | Elsewhere:
-        """The error to raise; every rank finds the same, and rank 0 reports it."""
-        ranks.ending = True
-        if not ranks.first:
-            return Elsewhere(1)
-        good = "No snapshot was saved yet" if saved is None else f"The last good snapshot is {last}, from step {saved}"
-        return Diverged(f"step {state['step'] if step is None else step}: {what}. {good}")
-
-    def start() -> dict[str, Any]:
-        nonlocal metrics
-        opened.enter_context(locked(out))
-        metrics = opened.enter_context(closing(begin()))
-        return state
-
-    def begin_together() -> None:
-        """Let rank 0 read and write the folder, and send the others everything that it read."""
-        state.update(ranks.from_first(start))
-        if ranks.size == 1:
-            return
-        ranks.send_first(model.flat.data)
-        optimizer.steps = ranks.from_first(lambda: optimizer.steps)
-        parts = state_parts()
-        if shard and not ranks.first:
-            replicas.shard(optimizer)
-        if state["step"]:  # otherwise all ranks have made the same state
-            for name in optimizer.buffers:
-                ranks.send_parts(getattr(optimizer, name), parts)
-        if shard and ranks.first:
-            replicas.shard(optimizer)
-        if stateful is not None:
-            restored = ranks.from_first(stateful.state_dict)
-            if not ranks.first:
-                stateful.load_state_dict(restored)
-        if loss_scale is not None and not ranks.first:
-            loss_scale.restore(state["loss_scale"])
-
-    def state_parts() -> list[slice]:
-        """Which part of the optimizer's buffers each rank has."""
-        if shard:
-            return [optimizer.state_of(part) for part in optimizer.slices(ranks.size)]
-        return [slice(None)] * ranks.size
 
     def note(text: str) -> None:
         if ranks.first:
@@ -238,46 +138,9 @@ def train(
         ranks.ending = bool(found)
         return found
 
-    def end(number: int, step: int) -> BaseException:
-        return Stopped(number, f"step {step} is saved in {last}") if ranks.first else Elsewhere(128 + number)
-
-    def save(path: Path, whole: bool = True) -> None:
-        """Save a snapshot: the weights, and if it is `whole` everything else that the run needs to go on."""
-        replicas.join_whole()
-        own = Gathered(optimizer, ranks, state_parts()) if replicas.sharded and whole else optimizer
-        parts = (own, stateful) if whole else ()
-        ranks.from_first(lambda: save_here(path, *parts))
-
-    def save_here(path: Path, *parts: Any) -> None:
-        metrics.flush()  # first, so that no power cut leaves a snapshot without the records before it
-        state["records"] = list(metrics.summary)
-        if loss_scale is not None:
-            state["loss_scale"] = loss_scale.state()
-        try:
-            save_snapshot(path, model, *parts, **state)
-        except NotFinite as error:
-            raise diverged(str(error)) from error
-        nonlocal saved
-        if path == last:
-            saved = state["step"]
-            (out / UNSAVED).unlink(missing_ok=True)
-
-    def evaluate_now(evaluate: Callable[[], dict[str, float]], step: int) -> None:
-        replicas.join_whole()
-        if bad := _nonfinite_parameter(model):
-            raise diverged(f"{bad} is not finite")
-        found = evaluate()
-        if metric not in found:
-            save(last)
-            raise ValueError(f"select: expected one of {', '.join(found)}, which evaluate() returns, got {metric!r}")
-        found = {name: float(value) for name, value in found.items()}
-        if ranks.first:
-            metrics.write(step, **{f"validation_{name}": value for name, value in found.items()})
-        note(f"step {step}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()))
-        better = state["best"] is None or sign * found[metric] > sign * state["best"][metric]
-        if better and math.isfinite(found[metric]):
-            state["best"] = {"step": step, **found}
-            save(best, whole=False)
+    def end(number: int) -> BaseException:
+        told = f"step {run.step} is saved in {run.last}"
+        return Stopped(number, told) if ranks.first else Elsewhere(128 + number)
 
     def due(done: int) -> bool:
         """Whether a step is followed by a record, a score or a snapshot, so that its loss and norm are needed."""
@@ -286,18 +149,18 @@ def train(
 
     def noticed(bad: Measured, step: int) -> Diverged | Elsewhere:
         late = f"on a GPU they are read only when they are logged, scored or saved; this was noticed in step {step}"
-        return diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({late})", bad.step)
+        return run.diverged(f"loss {bad.loss}, gradient norm {bad.norm} ({late})", bad.step)
 
     unread: list[Measured] = []  # of steps whose loss and norm are still on a GPU
 
     with ExitStack() as opened:
-        begin_together()
+        run.begin(opened, steps, resume, ("seed", "precision", *(identity or {})), tensorboard, on_start)
         received = opened.enter_context(_interrupts())
         bar = opened.enter_context(
-            progress_bar(total=steps, initial=state["step"], unit="step", delay=0, leave=True, disable=not ranks.first)
+            progress_bar(total=steps, initial=run.step, unit="step", delay=0, leave=True, disable=not ranks.first)
         )
-        while state["step"] < steps:
-            step = state["step"]
+        while run.step < steps:
+            step = run.step
             number = step if loss_scale is None else step + loss_scale.skipped  # of the batch: skipped ones count too
             key = root.fold("train", number)
             batch = batches.batch(number)
@@ -316,8 +179,8 @@ def train(
                     reason = f"a gradient overflowed float16 at loss scale {scale:g}; the scale is halved"
                     note(f"step {step + 1}: {reason}, and the step repeated with the next batch")
                 if interrupted := stopped():
-                    save(last)
-                    raise end(interrupted[0], step)
+                    run.save()
+                    raise end(interrupted[0])
                 continue
             if bad is not None:
                 if replicas.sharded:
@@ -326,13 +189,13 @@ def train(
                     raise noticed(bad, step + 1)
                 where = first_nonfinite(replicas, batch, key)
                 what = f"loss {bad.loss}, gradient norm {bad.norm}; the first that is not finite is {where}"
-                raise diverged(what, bad.step)
+                raise run.diverged(what, bad.step)
             optimizer.lr = schedule(step)
             expect_number(f"schedule({step})", optimizer.lr)
             optimizer.step(replicas.map)
             replicas.join()
 
-            done = state["step"] = step + 1
+            done = run.values["step"] = step + 1
             bar.update()
             if done % log_every == 0 or done == steps:
                 seconds = time.perf_counter() - started
@@ -340,12 +203,13 @@ def train(
                 scaling = {} if loss_scale is None else loss_scale.measured()
                 measured = {"loss": loss, "lr": optimizer.lr, "gradient_norm": norm, **scaling}
                 if ranks.first:
-                    metrics.write(done, **measured, tokens_per_second=round(speed))
+                    run.metrics.write(done, **measured, tokens_per_second=round(speed))
                 line = f"loss {loss:.3f}, lr {optimizer.lr:.1e}, {speed:,.0f} tokens/s"
                 bar.set_postfix_str(", ".join([line, *(f"{n} {v:g}" for n, v in scaling.items())]), refresh=False)
                 tokens, started = 0, time.perf_counter()
             if evaluate is not None and (done == steps or (evaluate_every and done % evaluate_every == 0)):
-                evaluate_now(evaluate, done)
+                found = run.evaluate(evaluate)
+                note(f"step {done}: validation " + ", ".join(f"{n} {v:.4f}" for n, v in found.items()))
                 tokens, started = 0, time.perf_counter()
             interrupted = stopped()
             if interrupted and unread and (bad := read(unread)[0]) is not None:
@@ -354,15 +218,13 @@ def train(
                 replicas.join_whole()
                 ranks.expect_same_bits("parameters", model.flat.data)
                 if keep and done % snapshot_every == 0:
-                    save(out / f"step-{done:08d}.safetensors", whole=False)
-                    for old in kept_snapshots(out)[:-keep] if ranks.first else []:
-                        old.unlink()
-                save(last)  # after the others, so that a resumed run has them all
+                    run.keep(keep)
+                run.save()  # after the others, so that a resumed run has them all
             if interrupted:  # also after the last step: what would follow, a score or another stage, may take long
-                raise end(interrupted[0], done)
+                raise end(interrupted[0])
     if loss_scale is not None and loss_scale.skipped and ranks.first:
         print(f"batches skipped because their gradients overflowed: {loss_scale.skipped}", file=sys.stderr)
-    return state
+    return run.values
 
 
 class Measured(NamedTuple):
@@ -382,71 +244,6 @@ def read(unread: list[Measured]) -> tuple[Measured | None, Measured]:
     found = [Measured(m.step, *values[2 * i : 2 * i + 2]) for i, m in enumerate(unread)]
     unread.clear()
     return next((m for m in found if not (math.isfinite(m.loss) and math.isfinite(m.norm))), None), found[-1]
-
-
-class Gathered:
-    """The state of a sharded optimizer, from all ranks. parts: those of the buffers, by rank."""
-
-    def __init__(self, optimizer: Optimizer, ranks: Ranks, parts: list[slice]) -> None:
-        own = optimizer.state_dict()
-        buffers = {name: ranks.collect_parts(own[name], parts) for name in optimizer.buffers}
-        self.state = own | buffers
-
-    def state_dict(self) -> dict[str, np.ndarray]:
-        return self.state
-
-
-def _load_run(
-    out: Path,
-    model: Layer,
-    optimizer: Optimizer,
-    batches: Any,
-    state: dict[str, Any],
-    fixed: Iterable[str],
-    metric: str,
-) -> tuple[int | None, Sequence[int] | None]:
-    """Load the last snapshot of the run in `out` into the model, the optimizer, the batches if they have a state, and
-    `state`.
-
-    Returns its step, or None if none was saved yet, and the `Summary` of the metrics before it, or None if it has none.
-    Raises SnapshotError if the snapshot has another value for one of the entries `fixed` of `state`, if its best score
-    is not by `metric`, or if it, the best one or one that was kept is of another run or model.
-    """
-
-    def expect_same(snapshot: Snapshot, names: Iterable[str]) -> None:
-        for name in names:
-            if (found := snapshot.state.get(name, EARLIER.get(name))) != state[name]:
-                found, own = (shorten(repr(value), 200, placeholder="...") for value in (found, state[name]))
-                raise SnapshotError(f"{snapshot.path} has {name} {found}, this run has {own}")
-
-    snapshot = read_run(out)
-    if snapshot is None:
-        if (out / UNSAVED).exists():
-            print(f"{out}: no snapshot was saved yet, so training starts from the beginning", file=sys.stderr)
-        return None, Summary()
-    expect_same(snapshot, fixed)
-    expect_model(snapshot, model)
-    expect_same(snapshot, (name for name in state if name.startswith("optimizer_")))
-    for path in (out / BEST, *kept_snapshots(out)):
-        if path.exists():
-            other = load_snapshot(path)
-            expect_same(other, fixed)
-            expect_model(other, model)
-    step, best = snapshot.state["step"], snapshot.state["best"]
-    if best is not None and best.get(metric) is None:
-        raise SnapshotError(f"{snapshot.path} has the best score {shown(best)}, this run selects by {metric}")
-    restore(snapshot, model, optimizer, batches)
-    state |= {"step": step, "best": best}
-    if "loss_scale" in snapshot.state:
-        state["loss_scale"] = snapshot.state["loss_scale"]
-    if best is not None and not (out / BEST).exists():
-        print(f"{out / BEST} is missing: the best model is selected afresh from here on", file=sys.stderr)
-        state["best"] = None
-    return step, snapshot.state.get("records")
-
-
-def _nonfinite_parameter(model: Layer) -> str | None:
-    return nonfinite_tensor({name: p.data for name, p in model.named_parameters().items()})
 
 
 @contextmanager

@@ -19,12 +19,12 @@ from scratchformer.training import (
     kept_snapshots,
     load_model,
     load_snapshot,
-    loop,
     metrics,
     read_metrics,
     save_snapshot,
     snapshot,
 )
+from scratchformer.training import state as run_state
 from scratchformer.training.folder import read_run
 
 KINDS = ["LanguageModel", "Classifier"]
@@ -564,7 +564,7 @@ class FullDisk:
         self.n, self.writes = n, 0
         for name in "replacing", "append":
             whole = getattr(files, name)
-            for module in loop, metrics, snapshot:
+            for module in run_state, metrics, snapshot:
                 if hasattr(module, name):
                     monkeypatch.setattr(module, name, partial(self.write, whole))
 

@@ -89,7 +89,7 @@ MISTAKES = (
     Mistake(
         name="the logged validation loss is the last training loss",
         file="training/loop.py",
-        replacements=(("        found = evaluate()\n", '        found = {**evaluate(), "loss": loss}\n'),),
+        replacements=(("run.evaluate(evaluate)\n", 'run.evaluate(lambda: {**evaluate(), "loss": loss})\n'),),
     ),
     Mistake(
         name="the sampler returns its prompt",
